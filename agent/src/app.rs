@@ -1,0 +1,254 @@
+//! The composition root: builds the rooms in order, gives each only the ends it needs, starts the tasks last.
+//!
+//! 1 disk, 2 core, 3 sockets (reserved, still silent), 4 tasks. Nothing here waits for containerd, a network or an
+//! apiserver; what fails before the tasks is an error with an exit code, what fails after them a log line and
+//! another try.
+
+mod error;
+mod published;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::cli::run::{Prepared, service};
+use crate::config::{CgroupDriver, Config};
+use crate::lifecycle;
+use crate::merge::slot::Slots;
+use crate::merge::{self, Desired};
+use crate::network::Network;
+use crate::pod;
+use crate::runtime::cgroup::Cgroups;
+use crate::runtime::client::Client;
+use crate::runtime::container::{Containers, ContainersConfig};
+use crate::runtime::image::{Images, ImagesConfig};
+use crate::runtime::log::LogPaths;
+use crate::runtime::sandbox::Sandboxes;
+use crate::runtime::user::AccountsCache;
+use crate::server::exec::ExecState;
+use crate::server::logs::LogState;
+use crate::server::{self, Health, Heartbeat, ServerState};
+use crate::source::SourceKind;
+use crate::source::file::{Decoder, FileSource};
+use crate::status::event::Events;
+use crate::status::metrics::Metrics;
+use crate::status::observed::Observed;
+use crate::volume::Volumes;
+use crate::worker::perform::Performer;
+use crate::worker::supervisor::{Intake, Supervisor};
+pub use error::AppError;
+use published::{ConfiguredSources, Published};
+
+/// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
+const LIFECYCLE_INBOX: usize = 1_024;
+/// How long the tasks may take to put down what they are doing.
+const DRAIN: Duration = Duration::from_secs(15);
+
+/// What several rooms share.
+struct Shared {
+    config: Arc<Config>,
+    client: Client,
+    network: Network,
+    volumes: Volumes,
+    slots: Arc<Slots>,
+    desired: Desired,
+    events: Events,
+    observed: Observed,
+    metrics: Metrics,
+    health: Health,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// Runs the agent until it is asked to stop. Pods run on.
+///
+/// # Errors
+/// What cannot be had at the start: a directory, a socket, the cgroups.
+pub async fn run(prepared: Prepared) -> Result<(), AppError> {
+    let Prepared { config, node, store, lock } = prepared;
+    let stop = CancellationToken::new();
+    let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
+    let (health, heartbeat) = Health::new();
+    let shared = shared(Arc::new(config), &node.name, health, stop.clone());
+    let config = Arc::clone(&shared.config);
+
+    let listener = server::bind(&config.socket())?;
+    let metrics_listener = match config.metrics_address {
+        Some(address) => Some(server::bind_metrics(address).await?),
+        None => None,
+    };
+    let node_name: Arc<str> = Arc::from(node.name.as_str());
+    let hands = Arc::new(performer(&shared, node).await?);
+    let sources = sources(&shared, &node_name, Arc::new(store));
+    supervise(&shared, &hands, &sources, heartbeat);
+
+    let state = ServerState {
+        node_name,
+        config: Arc::clone(&config),
+        observed: shared.observed.clone(),
+        sources: Arc::new(ConfiguredSources(sources)),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        health: shared.health.clone(),
+    };
+    let exec = ExecState::observed(shared.client.clone(), config.exec_dir(), shared.observed.clone(), stop.clone());
+    let streams = server::logs::router(LogState::observed(shared.observed.clone())).merge(server::exec::router(exec));
+    shared.tasks.spawn(server::serve(listener, state.clone(), streams, stop.clone()));
+    if let Some(listener) = metrics_listener {
+        shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
+    }
+    let health = shared.health.clone();
+    let alive = move || {
+        let health = health.clone();
+        async move { health.is_alive().await }
+    };
+    shared.tasks.spawn(service::watchdog(alive, stop.clone()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %config.socket().display(), "limpet runs");
+    service::ready();
+
+    stop.cancelled().await;
+    service::stopping();
+    drain(&shared.tasks).await;
+    signals.abort();
+    drop(lock);
+    Ok(())
+}
+
+async fn drain(tasks: &TaskTracker) {
+    tasks.close();
+    if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
+        tracing::warn!(tasks = tasks.len(), "stopped before everything was put down");
+    }
+}
+
+fn shared(config: Arc<Config>, node_name: &str, health: Health, stop: CancellationToken) -> Shared {
+    Shared {
+        client: Client::new(&config.runtime_endpoint),
+        network: Network::new(
+            config.cni_conf_dir.clone(),
+            config.cni_bin_dirs.clone(),
+            config.root_dir.join("network"),
+        ),
+        volumes: Volumes::new(&config),
+        slots: Arc::default(),
+        desired: Desired::default(),
+        events: Events::default(),
+        observed: Observed::default(),
+        metrics: Metrics::new(node_name),
+        health,
+        stop,
+        tasks: TaskTracker::new(),
+        config,
+    }
+}
+
+/// The hands, and the tasks that belong to what they hold: archives, network, resolv.conf.
+async fn performer(shared: &Shared, node: crate::runtime::spec::NodeFacts) -> Result<Performer, AppError> {
+    let config = &shared.config;
+    let images = Images::new(
+        shared.client.clone(),
+        ImagesConfig {
+            snapshotter: config.snapshotter.clone(),
+            registry_config_dir: config.registry_config_dir.clone(),
+            auth_files: auth_files(config),
+            archives_dir: config.root_dir.join("images"),
+        },
+    );
+    let containers = ContainersConfig {
+        snapshotter: config.snapshotter.clone(),
+        runtime_binary: config.runtime_binary.clone(),
+        systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
+    };
+    spawn_watches(shared, &images);
+    Ok(Performer {
+        config: Arc::clone(config),
+        executable: std::env::current_exe().map_err(AppError::Executable)?,
+        client: shared.client.clone(),
+        containers: Containers::new(shared.client.clone(), containers),
+        images,
+        sandboxes: Sandboxes::open(&config.run_dir).await?,
+        network: shared.network.clone(),
+        volumes: shared.volumes.clone(),
+        cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
+        accounts: AccountsCache::default(),
+        logs: LogPaths::new(config),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        observed: shared.observed.clone(),
+        health: shared.health.clone(),
+        starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
+        pulls: Semaphore::new(config.max_parallel_pulls),
+        node,
+    })
+}
+
+fn spawn_watches(shared: &Shared, images: &Images) {
+    let stop = &shared.stop;
+    let (network, watching) = (shared.network.clone(), stop.clone());
+    shared.tasks.spawn(async move { network.watch(watching, || {}).await });
+    let (images, watching) = (images.clone(), stop.clone());
+    shared.tasks.spawn(async move { images.import_archives(watching).await });
+
+    let (changed, mut changes) = mpsc::channel(1);
+    let (volumes, watching) = (shared.volumes.clone(), stop.clone());
+    shared.tasks.spawn(async move {
+        // A change that is not taken yet covers this one.
+        volumes
+            .watch_resolv_conf(watching, || {
+                let _ = changed.try_send(());
+            })
+            .await;
+    });
+    let (volumes, observed) = (shared.volumes.clone(), shared.observed.clone());
+    shared.tasks.spawn(async move {
+        while changes.recv().await.is_some() {
+            let pods: Vec<_> = observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
+            tracing::info!(pods = pods.len(), "the node's resolv.conf changed");
+            volumes.rewrite_resolv_conf(&pods).await;
+        }
+    });
+}
+
+/// Where registry credentials are looked for: limpet's own file, then docker's.
+fn auth_files(config: &Config) -> Vec<PathBuf> {
+    let docker = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
+    let directories = [Some(config.root_dir.clone()), docker, home, Some(PathBuf::from("/root/.docker"))];
+    let mut files: Vec<PathBuf> = directories.into_iter().flatten().map(|dir| dir.join("config.json")).collect();
+    files.dedup();
+    files
+}
+
+/// Starts the configured sources.
+fn sources(shared: &Shared, node_name: &str, store: Arc<crate::store::Store>) -> Vec<Arc<Published>> {
+    let Some(path) = &shared.config.manifest_path else { return Vec::new() };
+    let published = Arc::new(Published::new(
+        SourceKind::File,
+        &path.to_string_lossy(),
+        "inotify",
+        Arc::clone(&shared.slots),
+        shared.events.clone(),
+        shared.observed.clone(),
+    ));
+    let source = FileSource::new(path, node_name, store, Decoder { read: pod::read, restore: pod::restore });
+    let (publish, stop) = (Arc::clone(&published), shared.stop.clone());
+    shared.tasks.spawn(async move { source.run(|snapshot| publish.publish(snapshot), stop).await });
+    vec![published]
+}
+
+/// Starts the core: merge, lifecycle, supervisor.
+fn supervise(shared: &Shared, hands: &Arc<Performer>, sources: &[Arc<Published>], heartbeat: Heartbeat) {
+    let (merging, merged) = mpsc::channel(1);
+    let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
+    let stop = &shared.stop;
+    shared.tasks.spawn(merge::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
+    shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling, stop.clone()));
+    let kinds = sources.iter().map(|source| source.kind()).collect();
+    let network = shared.network.subscribe();
+    let supervisor = Supervisor::new(Arc::clone(hands), kinds, shared.network.status().is_ready(), stop.clone());
+    shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, heartbeat }));
+}

@@ -1,0 +1,27 @@
+//! What keeps the agent from starting, once configuration and node are settled.
+
+use std::io;
+
+use crate::runtime::cgroup::CgroupError;
+use crate::runtime::sandbox::SandboxError;
+use crate::server::ServerError;
+
+/// Why the agent did not start. Each message names what to mend.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// SIGTERM and SIGINT cannot be caught.
+    #[error("cannot catch signals: {0}")]
+    Signals(#[source] io::Error),
+    /// The path of limpet's own executable, which the loggers run, is not to be had.
+    #[error("cannot find the path of this executable: {0}")]
+    Executable(#[source] io::Error),
+    /// A socket is in use or refused.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The directory of the namespaces cannot be made.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// No cgroups to work with.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}

@@ -1,0 +1,136 @@
+//! What people see: one file per subcommand.
+//!
+//! Subcommands that ask the agent do so over the local socket ([`client`]); `validate` and `doctor` need no agent.
+//! Results go to standard output, remarks and errors to standard error. Exit codes: 0 done, 1 found faults, 2 usage,
+//! 3 the agent cannot be reached, 4 not allowed ([`error`]).
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::CompleteEnv;
+
+mod age;
+pub mod client;
+pub mod completion;
+mod describe;
+pub mod doctor;
+pub mod error;
+mod events;
+pub mod exec;
+pub mod logs;
+mod output;
+mod pod_status;
+mod pods;
+pub mod run;
+mod screen;
+mod sources;
+mod table;
+pub mod target;
+pub mod validate;
+mod version;
+
+use client::SocketClient;
+use error::CliError;
+use screen::Screen;
+
+/// Where the agent listens unless its configuration says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/limpet/limpet.sock";
+
+/// A node agent for Kubernetes Pods on constrained edge hardware.
+#[derive(Debug, Parser)]
+#[command(name = "limpet", version, arg_required_else_help = true, subcommand_required = true)]
+#[command(after_help = "Exit codes: 0 done, 1 found faults, 2 usage, 3 limpet cannot be reached, 4 not allowed.")]
+pub struct Cli {
+    /// The agent's socket
+    #[arg(long, global = true, env = "LIMPET_SOCKET", default_value = DEFAULT_SOCKET, value_name = "PATH")]
+    socket: PathBuf,
+    /// Never use colour (also: NO_COLOR)
+    #[arg(long, global = true)]
+    no_color: bool,
+    /// Results and errors only, no remarks
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the agent
+    Run(crate::config::RunFlags),
+    /// List the pods of this node
+    #[command(visible_aliases = ["ps", "get"], aliases = ["pod", "po"])]
+    Pods(pods::PodsArgs),
+    /// Show all there is to say of one pod
+    Describe(describe::DescribeArgs),
+    /// Print a container's log
+    Logs(logs::LogsArgs),
+    /// Run a command in a container
+    Exec(exec::ExecArgs),
+    /// List what happened on this node
+    Events(events::EventsArgs),
+    /// Check manifests without an agent
+    Validate(validate::ValidateArgs),
+    /// Check what this machine offers and lacks
+    Doctor(doctor::DoctorArgs),
+    /// Show where pods come from, and what was refused
+    Sources(sources::SourcesArgs),
+    /// Print versions of this command and of the agent
+    Version(version::VersionArgs),
+    /// Print the script that makes names complete in a shell
+    Completion(completion::CompletionArgs),
+}
+
+/// The whole command line: parses the process's arguments, does what they say, returns the exit code.
+pub fn main() -> ExitCode {
+    CompleteEnv::with_factory(Cli::command).complete();
+    let cli = Cli::parse();
+    let screen = Screen::new(cli.no_color, cli.quiet);
+    let client = SocketClient::new(&cli.socket);
+    let ended = match cli.command {
+        Command::Run(flags) => return run::run(&flags),
+        Command::Validate(args) => validate::run(&args, screen),
+        Command::Completion(args) => completion::run(&args, screen),
+        Command::Doctor(args) => block_on(doctor::run(args, screen)),
+        Command::Pods(args) => block_on(pods::run(&client, args, screen)),
+        Command::Describe(args) => block_on(describe::run(&client, args, screen)),
+        Command::Logs(args) => block_on(logs::run(&client, args)),
+        Command::Exec(args) => block_on(exec::run(&client, args)),
+        Command::Events(args) => block_on(events::run(&client, args, screen)),
+        Command::Sources(args) => block_on(sources::run(&client, args, screen)),
+        Command::Version(args) => block_on(version::run(&client, args, screen)),
+    };
+    ExitCode::from(ended.unwrap_or_else(|error| tell(&error)))
+}
+
+/// Says what went wrong and returns the exit code for it.
+fn tell(error: &CliError) -> u8 {
+    if !error.is_quiet() {
+        // Nothing can be done where even this cannot be written.
+        let _ = writeln!(std::io::stderr().lock(), "error: {error}");
+    }
+    error.exit_code()
+}
+
+/// Runs one subcommand on this thread. Threads for blocking calls that still run are left behind.
+fn block_on(command: impl Future<Output = Result<u8, CliError>>) -> Result<u8, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| CliError::System { what: "start the runtime".to_owned(), source })?;
+    let ended = runtime.block_on(command);
+    runtime.shutdown_background();
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

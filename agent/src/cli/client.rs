@@ -1,0 +1,169 @@
+//! The command line's end of the local socket: HTTP/1.1 over a Unix stream, one connection a request.
+
+use std::io;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::{
+    CONNECTION, HOST, HeaderName, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use hyper::upgrade::Upgraded;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::error::CliError;
+
+/// No answer that is read whole is larger: 10,000 pods fit in.
+const MAX_ANSWER: usize = 256 << 20;
+/// No line of a stream is longer.
+const MAX_LINE: usize = 4 << 20;
+/// What of an error page is shown.
+const MAX_MESSAGE: usize = 4 << 10;
+
+/// Talks to the agent on one socket. Needs a tokio runtime.
+#[derive(Debug, Clone)]
+pub struct SocketClient {
+    socket: PathBuf,
+}
+
+impl SocketClient {
+    /// A client of the agent on `socket`; nothing is dialled yet.
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A connected stream, for protocols of one's own.
+    pub async fn connect(&self) -> Result<UnixStream, CliError> {
+        let socket = || self.socket.clone();
+        UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => CliError::NotRunning { socket: socket() },
+            io::ErrorKind::PermissionDenied => CliError::Forbidden { socket: socket() },
+            _ => CliError::Connection { socket: socket(), message: error.to_string() },
+        })
+    }
+
+    /// Asks for `path` (with its query) and returns whatever is answered, errors included.
+    pub async fn get(&self, path: &str) -> Result<Response<Incoming>, CliError> {
+        self.send(path, &[]).await
+    }
+
+    /// The answer read whole, as text. A status other than 2xx is [`CliError::Refused`].
+    pub async fn get_text(&self, path: &str) -> Result<String, CliError> {
+        let body = self.get_bytes(path).await?;
+        String::from_utf8(body.into()).map_err(|error| answer(path, &error))
+    }
+
+    /// The answer read whole, as JSON. A status other than 2xx is [`CliError::Refused`].
+    pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
+        let body = self.get_bytes(path).await?;
+        serde_json::from_slice(&body).map_err(|error| answer(path, &error))
+    }
+
+    /// A stream of JSON documents, one a line.
+    pub async fn lines<T: DeserializeOwned>(&self, path: &str) -> Result<JsonLines<T>, CliError> {
+        let body = self.accepted(self.get(path).await?).await?.into_body();
+        Ok(JsonLines { client: self.clone(), path: path.to_owned(), body, pending: Vec::new(), documents: PhantomData })
+    }
+
+    /// Asks for `path` as a WebSocket of that subprotocol and returns the raw stream behind the handshake.
+    pub async fn upgrade(&self, path: &str, subprotocol: &str) -> Result<TokioIo<Upgraded>, CliError> {
+        let key = tokio_tungstenite::tungstenite::handshake::client::generate_key();
+        let headers = [
+            (CONNECTION, "Upgrade"),
+            (UPGRADE, "websocket"),
+            (SEC_WEBSOCKET_VERSION, "13"),
+            (SEC_WEBSOCKET_KEY, &key),
+            (SEC_WEBSOCKET_PROTOCOL, subprotocol),
+        ];
+        let response = self.send(path, &headers).await?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return match self.accepted(response).await {
+                Ok(_) => Err(answer(path, &"no upgrade")),
+                Err(refused) => Err(refused),
+            };
+        }
+        hyper::upgrade::on(response).await.map(TokioIo::new).map_err(|error| self.broken(&error))
+    }
+
+    async fn send(&self, path: &str, headers: &[(HeaderName, &str)]) -> Result<Response<Incoming>, CliError> {
+        let stream = self.connect().await?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
+        // Ends with the answer's body; an error shows up there.
+        tokio::spawn(connection.with_upgrades());
+        let mut request = Request::get(path).header(HOST, "limpet");
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        let request =
+            request.body(Empty::<Bytes>::new()).map_err(|error| CliError::Usage(format!("{path}: {error}")))?;
+        sender.send_request(request).await.map_err(|error| self.broken(&error))
+    }
+
+    async fn get_bytes(&self, path: &str) -> Result<Bytes, CliError> {
+        let body = self.accepted(self.get(path).await?).await?.into_body();
+        let whole = http_body_util::Limited::new(body, MAX_ANSWER).collect().await;
+        whole.map(http_body_util::Collected::to_bytes).map_err(|error| answer(path, &error))
+    }
+
+    /// The response, if the agent agreed; otherwise its words.
+    pub async fn accepted(&self, response: Response<Incoming>) -> Result<Response<Incoming>, CliError> {
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let page = http_body_util::Limited::new(response.into_body(), MAX_MESSAGE).collect().await;
+        let text = page.map(|page| String::from_utf8_lossy(&page.to_bytes()).trim().to_owned()).unwrap_or_default();
+        let message = if text.is_empty() { status.to_string() } else { text };
+        Err(CliError::Refused { status: status.as_u16(), message })
+    }
+
+    fn broken(&self, error: &hyper::Error) -> CliError {
+        CliError::Connection { socket: self.socket.clone(), message: error.to_string() }
+    }
+}
+
+fn answer(path: &str, error: &dyn std::fmt::Display) -> CliError {
+    CliError::Answer { path: path.to_owned(), message: error.to_string() }
+}
+
+/// Documents as they come, one a line.
+#[derive(Debug)]
+pub struct JsonLines<T> {
+    client: SocketClient,
+    path: String,
+    body: Incoming,
+    pending: Vec<u8>,
+    documents: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> JsonLines<T> {
+    /// The next document; `None` when the agent closed the stream.
+    pub async fn next(&mut self) -> Result<Option<T>, CliError> {
+        loop {
+            if let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
+                let document = serde_json::from_slice(&self.pending[..end]);
+                self.pending.drain(..=end);
+                return document.map(Some).map_err(|error| answer(&self.path, &error));
+            }
+            if self.pending.len() > MAX_LINE {
+                return Err(answer(&self.path, &"a line without end"));
+            }
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(self.client.broken(&error)),
+                Some(Ok(frame)) => self.pending.extend(frame.data_ref().into_iter().flatten()),
+            }
+        }
+    }
+}

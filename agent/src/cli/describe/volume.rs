@@ -1,0 +1,47 @@
+//! The volumes in `limpet describe`.
+
+use k8s_openapi::api::core::v1::Volume;
+
+use super::sheet::Sheet;
+
+pub(super) fn describe(sheet: &mut Sheet, volumes: &[Volume]) {
+    if volumes.is_empty() {
+        return;
+    }
+    sheet.section("Volumes");
+    sheet.indented(|sheet| volumes.iter().for_each(|volume| sheet.field(&volume.name, &kind(volume))));
+}
+
+/// What a volume is, in a phrase.
+fn kind(volume: &Volume) -> String {
+    if let Some(empty) = &volume.empty_dir {
+        let medium = match empty.medium.as_deref() {
+            Some(medium) if !medium.is_empty() => medium,
+            _ => "disk",
+        };
+        let limit = empty.size_limit.as_ref().map(|limit| format!(", at most {}", limit.0)).unwrap_or_default();
+        return format!("EmptyDir ({medium}{limit})");
+    }
+    if let Some(host) = &volume.host_path {
+        return match host.type_.as_deref() {
+            Some(kind) if !kind.is_empty() => format!("HostPath {} ({kind})", host.path),
+            _ => format!("HostPath {}", host.path),
+        };
+    }
+    if let Some(map) = &volume.config_map {
+        return format!("ConfigMap {}", map.name);
+    }
+    if let Some(secret) = &volume.secret {
+        return format!("Secret {}", secret.secret_name.as_deref().unwrap_or_default());
+    }
+    if let Some(image) = &volume.image {
+        return format!("Image {}", image.reference.as_deref().unwrap_or_default());
+    }
+    let kind = match volume {
+        Volume { projected: Some(_), .. } => "Projected",
+        Volume { downward_api: Some(_), .. } => "DownwardAPI",
+        Volume { persistent_volume_claim: Some(_), .. } => "PersistentVolumeClaim",
+        _ => "other",
+    };
+    kind.to_owned()
+}

@@ -1,0 +1,155 @@
+//! `limpet doctor`: what this machine offers and lacks for running pods. Works without the agent.
+//!
+//! Each check is a small function that returns a [`Finding`]. What it judges is read by its room's file: [`machine`]
+//! (kernel, rights, clock, disk), [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
+//! (configuration, other agents, the service).
+
+mod cgroups;
+mod machine;
+mod network;
+mod node;
+mod runtime;
+
+use serde::Serialize;
+
+use super::error::{CliError, EXIT_FAULTS};
+use super::output::DocumentFormat;
+use super::screen::{Screen, Tone, printable};
+use crate::config::RunFlags;
+
+/// Arguments of `limpet doctor`: those of `limpet run`, so that it looks at what the agent would use.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    flags: RunFlags,
+    /// As a document
+    #[arg(short, long, value_name = "FORM")]
+    output: Option<DocumentFormat>,
+}
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    /// As it should be.
+    Ok,
+    /// Something works less well, or not for every pod.
+    Degraded,
+    /// Pods will not run.
+    Failed,
+}
+
+/// What one check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Finding {
+    level: Level,
+    /// What was looked at: `kernel`, `containerd`…
+    name: &'static str,
+    /// What was found.
+    text: String,
+    /// What to do about it; empty when there is nothing to do.
+    remedy: String,
+}
+
+impl Finding {
+    fn new(level: Level, name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { level, name, text: text.into(), remedy: remedy.into() }
+    }
+
+    fn ok(name: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Level::Ok, name, text, "")
+    }
+
+    fn degraded(name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Level::Degraded, name, text, remedy)
+    }
+
+    fn failed(name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Level::Failed, name, text, remedy)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    findings: &'a [Finding],
+    failed: usize,
+    degraded: usize,
+    ok: usize,
+}
+
+pub(super) async fn run(args: DoctorArgs, screen: Screen) -> Result<u8, CliError> {
+    let findings = examine(&args.flags).await;
+    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let report = Report {
+        findings: &findings,
+        failed: count(Level::Failed),
+        degraded: count(Level::Degraded),
+        ok: count(Level::Ok),
+    };
+    let text = match args.output {
+        Some(format) => format.render(&report)?,
+        None => render(&report, &screen),
+    };
+    screen.print(&text)?;
+    Ok(if report.failed > 0 { EXIT_FAULTS } else { 0 })
+}
+
+/// All checks, in the order in which one depends on another.
+async fn examine(flags: &RunFlags) -> Vec<Finding> {
+    let (config, mut findings) = node::configuration(flags);
+    findings.extend(machine::examine(&config));
+    findings.extend(machine::clock().await);
+    findings.extend(cgroups::examine(config.cgroup_driver));
+    findings.extend(runtime::examine(&config).await);
+    findings.extend(network::examine(&config));
+    findings.extend(node::examine(&config).await);
+    findings
+}
+
+fn render(report: &Report<'_>, screen: &Screen) -> String {
+    let mut text = String::new();
+    for finding in report.findings {
+        let (word, tone) = match finding.level {
+            Level::Ok if screen.quiet => continue,
+            Level::Ok => ("ok", Tone::Good),
+            Level::Degraded => ("degraded", Tone::Warn),
+            Level::Failed => ("failed", Tone::Bad),
+        };
+        text.push_str(&screen.paint(tone, word));
+        text.push_str(&" ".repeat(10 - word.len()));
+        text.push_str(&format!("{}: {}", finding.name, printable(&finding.text)));
+        if !finding.remedy.is_empty() {
+            text.push_str(&format!(". {}", printable(&finding.remedy)));
+        }
+        text.push('\n');
+    }
+    let parts = [(report.failed, "failed"), (report.degraded, "degraded"), (report.ok, "ok")];
+    let summary: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}")).collect();
+    text.push_str(&format!("\n{}\n", summary.join(", ")));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_are_listed_with_remedies_and_counted() {
+        let findings = [
+            Finding::ok("kernel", "Linux 6.1"),
+            Finding::degraded("clock", "not synchronised", "Install chrony"),
+            Finding::failed("CNI", "no configuration in /etc/cni/net.d", "Install one"),
+        ];
+        let report = Report { findings: &findings, failed: 1, degraded: 1, ok: 1 };
+        let screen = Screen { color: false, quiet: false };
+        assert_eq!(
+            render(&report, &screen),
+            "ok        kernel: Linux 6.1\n\
+             degraded  clock: not synchronised. Install chrony\n\
+             failed    CNI: no configuration in /etc/cni/net.d. Install one\n\n\
+             1 failed, 1 degraded, 1 ok\n"
+        );
+        assert!(!render(&report, &Screen { quiet: true, ..screen }).contains("kernel"), "only what needs a look");
+    }
+}

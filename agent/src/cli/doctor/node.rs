@@ -1,0 +1,157 @@
+//! The node: configuration, manifests, other agents, the service.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::Finding;
+use super::runtime::{output_of, peer_pid, same_mount_namespace};
+use crate::config::{Config, ConfigError, RunFlags};
+use crate::node::OtherAgent;
+
+/// What a unit of systemd may not set, because it gives the service a mount namespace of its own.
+const PRIVATE: [&str; 9] = [
+    "PrivateTmp",
+    "PrivateMounts",
+    "PrivateDevices",
+    "ProtectSystem",
+    "ProtectHome",
+    "ProtectKernelTunables",
+    "ProtectKernelModules",
+    "ProtectControlGroups",
+    "RootDirectory",
+];
+
+/// The configuration in effect, and what there is to say of it. With a broken one the defaults are examined.
+pub(super) fn configuration(flags: &RunFlags) -> (Config, Vec<Finding>) {
+    match crate::config::load(flags) {
+        Ok((config, warnings)) => {
+            let mut findings: Vec<Finding> = warnings
+                .iter()
+                .filter(|warning| warning.path != "staticPodPath")
+                .map(|warning| Finding::degraded("configuration", warning.to_string(), ""))
+                .collect();
+            if findings.is_empty() {
+                let from = flags.config.as_ref().map(|path| path.display().to_string());
+                let text = from.unwrap_or_else(|| "defaults and flags; no --config given".to_owned());
+                findings.push(Finding::ok("configuration", text));
+            }
+            (config, findings)
+        }
+        Err(ConfigError::Faults(faults)) => {
+            let failed = |fault: &crate::pod::Fault| Finding::failed("configuration", fault.to_string(), "");
+            (Config::default(), faults.iter().map(failed).collect())
+        }
+        Err(error) => (Config::default(), vec![Finding::failed("configuration", error.to_string(), "")]),
+    }
+}
+
+pub(super) async fn examine(config: &Config) -> Vec<Finding> {
+    let properties = PRIVATE.iter().chain(&["LoadState", "KillMode"]).map(|name| format!("--property={name}"));
+    let arguments: Vec<String> =
+        ["show".to_owned(), "limpet.service".to_owned()].into_iter().chain(properties).collect();
+    let unit = match Path::new("/run/systemd/system").exists() {
+        true => output_of("systemctl", &arguments.iter().map(String::as_str).collect::<Vec<_>>()).await,
+        false => None,
+    };
+    let mut findings = vec![
+        manifests(config.manifest_path.as_deref()),
+        others(crate::node::other_agent(), config.ignore_other_agents),
+    ];
+    findings.extend(service(unit.as_deref().unwrap_or_default()));
+    findings.extend(running(config));
+    findings
+}
+
+fn manifests(path: Option<&Path>) -> Finding {
+    let Some(path) = path else {
+        let remedy = "Set staticPodPath, or start with --pod-manifest-path";
+        return Finding::degraded("manifests", "no directory is configured; no pods are read from files", remedy);
+    };
+    let place = path.display();
+    let readable = if path.is_dir() { std::fs::read_dir(path).map(drop) } else { std::fs::File::open(path).map(drop) };
+    match readable {
+        Ok(()) => Finding::ok("manifests", place.to_string()),
+        Err(error) => Finding::degraded("manifests", format!("{place}: {error}"), "Make it; limpet waits for it"),
+    }
+}
+
+fn others(other: Option<OtherAgent>, ignored: bool) -> Finding {
+    match other {
+        Some(other) if ignored => {
+            let text = format!("{other}; ignoreOtherAgents is set, so both will run");
+            Finding::degraded("other agents", text, "See that each has a containerd of its own")
+        }
+        None => Finding::ok("other agents", "none runs here"),
+        Some(other) => {
+            let text = format!("{other}; two agents stop each other's pods");
+            Finding::failed("other agents", text, "Stop it before limpet starts")
+        }
+    }
+}
+
+/// What systemd says of limpet's unit, where there is one.
+fn service(properties: &str) -> Option<Finding> {
+    let properties: BTreeMap<&str, &str> = properties.lines().filter_map(|line| line.split_once('=')).collect();
+    if properties.get("LoadState") != Some(&"loaded") {
+        return None;
+    }
+    let set = |name: &&&str| properties.get(**name).is_some_and(|value| !matches!(*value, "" | "no" | "false" | "/"));
+    let private: Vec<&str> = PRIVATE.iter().filter(set).copied().collect();
+    Some(if !private.is_empty() {
+        let text = format!("the unit sets {}: containerd would not see the pods' mounts", private.join(", "));
+        Finding::failed("service", text, "Remove them: systemctl edit limpet")
+    } else if properties.get("KillMode").is_some_and(|mode| *mode != "process") {
+        let text = format!("KillMode={} stops the pods with the agent", properties["KillMode"]);
+        Finding::degraded("service", text, "Set KillMode=process: systemctl edit limpet")
+    } else {
+        Finding::ok("service", "limpet.service shares the host's mounts and leaves pods alone when it stops")
+    })
+}
+
+/// An agent that runs must see the mounts that this command sees.
+fn running(config: &Config) -> Option<Finding> {
+    let socket = config.socket();
+    // Nobody there, or nobody who may be asked: the checks of a start are all there is to say.
+    let pid = peer_pid(&socket).ok().flatten()?;
+    let text = format!("limpet runs (pid {pid}), socket {}", socket.display());
+    Some(match same_mount_namespace(pid) {
+        Ok(false) => {
+            let text = format!("{text}, in a mount namespace of its own");
+            Finding::degraded("agent", text, "Start it where containerd sees its mounts")
+        }
+        Ok(true) | Err(_) => Finding::ok("agent", text),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn other_agents_are_named() {
+        assert_eq!(others(None, false).level, Level::Ok);
+        let kubelet = others(Some(OtherAgent::Port { port: 10_250 }), false);
+        assert!(kubelet.level == Level::Failed && kubelet.text.contains("10250"), "{kubelet:?}");
+        assert_eq!(others(Some(OtherAgent::Port { port: 10_250 }), true).level, Level::Degraded);
+    }
+
+    #[test]
+    fn the_unit_is_judged() {
+        for (properties, level) in [
+            ("LoadState=not-found\n", None),
+            ("LoadState=loaded\nKillMode=process\nPrivateTmp=no\nProtectSystem=no\nRootDirectory=\n", Some(Level::Ok)),
+            ("LoadState=loaded\nKillMode=control-group\n", Some(Level::Degraded)),
+            ("LoadState=loaded\nKillMode=process\nProtectSystem=strict\n", Some(Level::Failed)),
+        ] {
+            assert_eq!(service(properties).map(|finding| finding.level), level, "{properties}");
+        }
+    }
+
+    #[test]
+    fn manifests_are_looked_for() {
+        assert_eq!(manifests(None).level, Level::Degraded);
+        assert_eq!(manifests(Some(Path::new("/proc"))).level, Level::Ok);
+        assert_eq!(manifests(Some(Path::new("/nowhere/at/all"))).level, Level::Degraded);
+    }
+}

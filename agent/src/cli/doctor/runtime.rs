@@ -1,0 +1,267 @@
+//! containerd and the OCI runtime: there, new enough, seen through the same mounts, and telling of events.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use containerd_client::services::v1::introspection_client::IntrospectionClient;
+use containerd_client::services::v1::version_client::VersionClient;
+use containerd_client::services::v1::{Plugin, PluginsRequest};
+use tokio_util::sync::CancellationToken;
+
+use super::Finding;
+use crate::config::Config;
+use crate::lifecycle::{self, LifecycleEvent};
+use crate::runtime::client::Client;
+
+/// The oldest containerd that is tested against.
+const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
+/// How long containerd, or a program that is asked for its version, may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Where programs are looked for when the environment of containerd cannot be read.
+const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+pub(super) async fn examine(config: &Config) -> Vec<Finding> {
+    let socket = &config.runtime_endpoint;
+    let peer = match peer_pid(socket) {
+        Ok(pid) => pid,
+        Err(error) => {
+            return vec![
+                Finding::failed("containerd", format!("{}: {error}", socket.display()), remedy(&error)),
+                oci_runtime(config, None).await,
+            ];
+        }
+    };
+    let client = Client::new(socket);
+    let mut findings = vec![version(&client).await];
+    // A service that does not even tell its version is not asked for more.
+    if findings[0].level != super::Level::Failed {
+        findings.extend(plugins(&client, &config.snapshotter).await);
+        findings.push(events(&client).await);
+    }
+    findings.push(mounts(peer, peer.map(same_mount_namespace)));
+    findings.push(oci_runtime(config, peer).await);
+    findings
+}
+
+/// The process at the other end of the socket, as the kernel tells it (SO_PEERCRED).
+pub(super) fn peer_pid(socket: &Path) -> io::Result<Option<u32>> {
+    let stream = std::os::unix::net::UnixStream::connect(socket)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    Ok(u32::try_from(peer.pid.as_raw_nonzero().get()).ok())
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "Run this as root",
+        _ => "Install and start containerd 1.7 or newer, or set containerRuntimeEndpoint",
+    }
+}
+
+async fn version(client: &Client) -> Finding {
+    let mut service = VersionClient::new(client.channel());
+    match tokio::time::timeout(PATIENCE, service.version(())).await {
+        Ok(Ok(answer)) => judge_version(&answer.into_inner().version),
+        Ok(Err(status)) => Finding::failed("containerd", status.message().to_owned(), "Is that containerd's socket?"),
+        Err(_) => {
+            let text = format!("{} does not answer within {} s", client.socket().display(), PATIENCE.as_secs());
+            Finding::failed("containerd", text, "See what it is doing: journalctl -u containerd")
+        }
+    }
+}
+
+fn judge_version(version: &str) -> Finding {
+    let mut numbers = version.trim_start_matches('v').split(['.', '-', '~', '+']).map(|n| n.parse().unwrap_or(0));
+    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if found < CONTAINERD_NEEDED {
+        let (major, minor) = CONTAINERD_NEEDED;
+        return Finding::failed("containerd", version, format!("Install {major}.{minor} or newer"));
+    }
+    Finding::ok("containerd", version)
+}
+
+async fn plugins(client: &Client, snapshotter: &str) -> Vec<Finding> {
+    let request = client.request(PluginsRequest::default());
+    let answer = tokio::time::timeout(PATIENCE, IntrospectionClient::new(client.channel()).plugins(request)).await;
+    match answer {
+        Ok(Ok(answer)) => {
+            let plugins = answer.into_inner().plugins;
+            vec![judge_snapshotter(&plugins, snapshotter), judge_cri(&plugins)]
+        }
+        Ok(Err(status)) => vec![Finding::degraded("snapshotter", status.message().to_owned(), "")],
+        Err(_) => vec![Finding::degraded("snapshotter", "containerd does not tell its plugins", "")],
+    }
+}
+
+fn judge_snapshotter(plugins: &[Plugin], wanted: &str) -> Finding {
+    let kind = "io.containerd.snapshotter.v1";
+    let usable = |plugin: &&Plugin| plugin.r#type == kind && plugin.init_err.is_none();
+    match plugins.iter().find(|plugin| plugin.r#type == kind && plugin.id == wanted) {
+        Some(Plugin { init_err: None, .. }) => Finding::ok("snapshotter", wanted),
+        found => {
+            let why =
+                found.and_then(|plugin| plugin.init_err.as_ref()).map_or("not in this containerd", |e| &e.message);
+            let others: Vec<&str> = plugins.iter().filter(usable).map(|plugin| plugin.id.as_str()).collect();
+            let remedy = format!("Set snapshotter to one of: {}", others.join(" "));
+            Finding::failed("snapshotter", format!("{wanted}: {why}"), remedy)
+        }
+    }
+}
+
+/// The CRI plugin is no harm: it looks at its own containers. But its images are those limpet uses.
+fn judge_cri(plugins: &[Plugin]) -> Finding {
+    let cri =
+        |plugin: &&Plugin| plugin.init_err.is_none() && (plugin.r#type == "io.containerd.cri.v1" || plugin.id == "cri");
+    match plugins.iter().find(cri) {
+        Some(_) => Finding::ok("CRI plugin", "loaded; it leaves limpet's containers alone"),
+        None => Finding::ok("CRI plugin", "not loaded; limpet does not need it"),
+    }
+}
+
+/// Publishes an event and waits for it, as the agent does when it starts.
+async fn events(client: &Client) -> Finding {
+    let (sender, mut told) = tokio::sync::mpsc::channel(4);
+    let stop = CancellationToken::new();
+    let begun = Instant::now();
+    let following = tokio::spawn(lifecycle::run(client.clone(), sender, stop.clone()));
+    let came = tokio::time::timeout(PATIENCE, async {
+        loop {
+            match told.recv().await {
+                Some(LifecycleEvent::Connected) => return true,
+                Some(_) => {}
+                None => return false,
+            }
+        }
+    });
+    let came = came.await.unwrap_or(false);
+    let took = begun.elapsed();
+    stop.cancel();
+    following.abort();
+    if came {
+        return Finding::ok("events", format!("containerd's stream delivers in {} ms", took.as_millis().max(1)));
+    }
+    let text =
+        format!("containerd delivers none within {} s; ends of containers would go unnoticed", PATIENCE.as_secs());
+    Finding::failed("events", text, "Restart containerd; its pods keep running")
+}
+
+/// Whether the process `pid` has this process's mount namespace.
+pub(super) fn same_mount_namespace(pid: u32) -> io::Result<bool> {
+    let namespace = |of: &str| std::fs::metadata(format!("/proc/{of}/ns/mnt")).map(|file| (file.dev(), file.ino()));
+    Ok(namespace("self")? == namespace(&pid.to_string())?)
+}
+
+fn mounts(pid: Option<u32>, same: Option<io::Result<bool>>) -> Finding {
+    let name = "mounts";
+    match (pid, same) {
+        (Some(pid), Some(Ok(true))) => Finding::ok(name, format!("containerd (pid {pid}) sees the same as limpet")),
+        (Some(pid), Some(Ok(false))) => Finding::failed(
+            name,
+            format!("containerd (pid {pid}) has a mount namespace of its own; it would not see the pods' namespaces"),
+            "Start both in one mount namespace",
+        ),
+        (_, Some(Err(error))) => Finding::degraded(
+            name,
+            format!("cannot tell whether containerd sees the same: {error}"),
+            "Run this as root, beside containerd",
+        ),
+        _ => Finding::degraded(
+            name,
+            "cannot tell whether containerd sees the same: it runs in another pid namespace",
+            "Run this beside containerd",
+        ),
+    }
+}
+
+async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
+    let search = containerd.and_then(path_of).unwrap_or_else(|| USUAL_PATH.into());
+    let (name, found) = match &config.runtime_binary {
+        Some(path) => (path.display().to_string(), Some(path.clone()).filter(|path| path.is_file())),
+        None => ("runc".to_owned(), in_path("runc", &search)),
+    };
+    let Some(program) = found else {
+        let text = format!("{name} is not there (looked in {})", search.to_string_lossy());
+        return Finding::failed("OCI runtime", text, "Install runc, or set runtimeBinary");
+    };
+    match output_of(&program, &["--version"]).await {
+        Some(text) => {
+            let version = text.lines().next().unwrap_or_default().to_owned();
+            Finding::ok("OCI runtime", format!("{version}, {}", program.display()))
+        }
+        None => Finding::failed("OCI runtime", format!("{} does not run", program.display()), "Install it again"),
+    }
+}
+
+/// The search path of a process: containerd's shims inherit it and look for runc there.
+fn path_of(pid: u32) -> Option<OsString> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let path = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"PATH="))?;
+    Some(String::from_utf8_lossy(path).into_owned().into())
+}
+
+fn in_path(program: &str, search: &OsString) -> Option<PathBuf> {
+    std::env::split_paths(search).map(|directory| directory.join(program)).find(|path| path.is_file())
+}
+
+/// What a program prints when it succeeds in time; `None` when it does not, or is not there.
+pub(super) async fn output_of(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Option<String> {
+    let mut command = tokio::process::Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.ok()?.ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use containerd_client::google::rpc::Status;
+
+    use super::super::Level;
+    use super::*;
+
+    fn plugin(kind: &str, id: &str, error: Option<&str>) -> Plugin {
+        let init_err = error.map(|message| Status { message: message.to_owned(), ..Status::default() });
+        Plugin { r#type: kind.to_owned(), id: id.to_owned(), init_err, ..Plugin::default() }
+    }
+
+    #[test]
+    fn containerd_is_judged() {
+        for (version, level) in
+            [("1.7.24~ds1", Level::Ok), ("v2.1.9", Level::Ok), ("1.6.20", Level::Failed), ("unknown", Level::Failed)]
+        {
+            assert_eq!(judge_version(version).level, level, "{version}");
+        }
+        let plugins = [
+            plugin("io.containerd.snapshotter.v1", "overlayfs", None),
+            plugin("io.containerd.snapshotter.v1", "zfs", Some("path must be a zfs filesystem")),
+            plugin("io.containerd.grpc.v1", "cri", None),
+        ];
+        assert_eq!(judge_snapshotter(&plugins, "overlayfs").level, Level::Ok);
+        let broken = judge_snapshotter(&plugins, "zfs");
+        assert_eq!(broken.text, "zfs: path must be a zfs filesystem");
+        assert_eq!(broken.remedy, "Set snapshotter to one of: overlayfs");
+        assert_eq!(judge_snapshotter(&plugins, "nydus").text, "nydus: not in this containerd");
+        assert!(judge_cri(&plugins).text.starts_with("loaded"));
+        assert!(judge_cri(&plugins[..2]).text.starts_with("not loaded"));
+    }
+
+    #[test]
+    fn mounts_are_compared() {
+        assert!(same_mount_namespace(std::process::id()).unwrap());
+        assert_eq!(mounts(Some(1), Some(Ok(true))).level, Level::Ok);
+        assert_eq!(mounts(Some(1), Some(Ok(false))).level, Level::Failed);
+        assert_eq!(mounts(None, None).level, Level::Degraded);
+    }
+
+    #[tokio::test]
+    async fn a_machine_without_containerd_says_so() {
+        let config = Config { runtime_endpoint: "/nowhere/containerd.sock".into(), ..Config::default() };
+        let findings = examine(&config).await;
+        assert_eq!(findings[0].level, Level::Failed);
+        assert!(findings[0].text.starts_with("/nowhere/containerd.sock: No such file"), "{findings:?}");
+        assert_eq!(findings[1].name, "OCI runtime");
+    }
+}

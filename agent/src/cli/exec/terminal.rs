@@ -1,0 +1,39 @@
+//! The user's terminal while a command in a container has it: raw, and as before afterwards.
+
+use std::io;
+
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+/// Standard input in raw mode until this is dropped: every key goes to the command, also Ctrl-C.
+#[derive(Debug)]
+pub(super) struct RawMode {
+    before: Termios,
+}
+
+impl RawMode {
+    /// Begins.
+    ///
+    /// # Errors
+    /// When standard input is no terminal.
+    pub(super) fn begin() -> io::Result<Self> {
+        let stdin = rustix::stdio::stdin();
+        let before = tcgetattr(stdin)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(stdin, OptionalActions::Now, &raw)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no restoring.
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+/// Width and height of the user's terminal.
+pub(super) fn size() -> Option<(u16, u16)> {
+    let size = tcgetwinsize(rustix::stdio::stdout()).or_else(|_| tcgetwinsize(rustix::stdio::stdin())).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
+}

@@ -1,0 +1,142 @@
+//! `limpet logs`: a container's log, as kubectl shows it.
+
+use std::io::Write as _;
+
+use clap_complete::engine::ArgValueCompleter;
+use http_body_util::BodyExt as _;
+use jiff::{SignedDuration, Timestamp};
+
+use super::client::SocketClient;
+use super::completion;
+use super::error::CliError;
+use super::target::{container, find};
+
+/// `limpet logs`.
+#[derive(Debug, clap::Args)]
+pub struct LogsArgs {
+    /// The pod: its name, with or without the node's, or namespace/name
+    #[arg(add = ArgValueCompleter::new(completion::pods))]
+    pod: String,
+    /// Go on with what is written until the container ends
+    #[arg(short, long)]
+    follow: bool,
+    /// The instance before this one
+    #[arg(short, long)]
+    previous: bool,
+    /// The newest lines only; -1 for all
+    #[arg(long, value_name = "LINES", default_value_t = -1, allow_negative_numbers = true)]
+    tail: i64,
+    /// Lines no older than this: 30s, 5m, 2h
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "since_time")]
+    since: Option<SignedDuration>,
+    /// Lines of this time or later (RFC 3339)
+    #[arg(long, value_name = "TIME")]
+    since_time: Option<Timestamp>,
+    /// Each line begins with its time
+    #[arg(long)]
+    timestamps: bool,
+    /// End after so many bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    limit_bytes: Option<u64>,
+    /// The container; the pod's first one if not given
+    #[arg(short, long, add = ArgValueCompleter::new(completion::containers))]
+    container: Option<String>,
+    /// The pod's namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+}
+
+/// A duration longer than nothing.
+fn duration(text: &str) -> Result<SignedDuration, String> {
+    let duration: SignedDuration = text.parse().map_err(|_| "expected a duration such as 30s, 5m or 2h".to_owned())?;
+    if duration.is_positive() { Ok(duration) } else { Err("expected more than nothing".to_owned()) }
+}
+
+/// Prints the log to standard output as it comes.
+///
+/// # Errors
+/// When the agent cannot be reached, knows no such log, or the output cannot be written.
+pub async fn run(client: &SocketClient, args: LogsArgs) -> Result<u8, CliError> {
+    let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
+    let container = container(&pod, args.container.as_deref())?;
+    let path = format!("/containerLogs/{}/{}/{container}?{}", pod.namespace, pod.name, query(&args));
+    let mut body = client.accepted(client.get(&path).await?).await?.into_body();
+    let mut out = std::io::stdout().lock();
+    while let Some(frame) = body.frame().await {
+        let frame = frame
+            .map_err(|error| CliError::Connection { socket: client.socket().to_owned(), message: error.to_string() })?;
+        if let Some(data) = frame.data_ref() {
+            out.write_all(data)?;
+            // A chunk is what there is for now: who follows wants to see it.
+            out.flush()?;
+        }
+    }
+    Ok(0)
+}
+
+fn query(args: &LogsArgs) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    for (name, set) in [("follow", args.follow), ("previous", args.previous), ("timestamps", args.timestamps)] {
+        if set {
+            query.append_pair(name, "true");
+        }
+    }
+    let since = args.since.map(|since| since.as_secs() + i64::from(since.subsec_nanos() > 0));
+    let values = [
+        ("tailLines", u64::try_from(args.tail).ok().map(|lines| lines.to_string())),
+        ("sinceSeconds", since.map(|seconds| seconds.to_string())),
+        ("sinceTime", args.since_time.map(|time| time.to_string())),
+        ("limitBytes", args.limit_bytes.map(|bytes| bytes.to_string())),
+    ];
+    for (name, value) in values {
+        if let Some(value) = value {
+            query.append_pair(name, &value);
+        }
+    }
+    query.finish()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: LogsArgs,
+    }
+
+    #[test]
+    fn arguments_become_kubelets_query() {
+        for (line, expected) in [
+            ("web", ""),
+            ("web -f -p --timestamps --tail 20", "follow=true&previous=true&timestamps=true&tailLines=20"),
+            ("web --tail=-1", ""),
+            ("web --tail -1", ""),
+            ("web --tail 0 --since 1h30m", "tailLines=0&sinceSeconds=5400"),
+            ("web --since 1.5s", "sinceSeconds=2"),
+            ("web --since-time 2026-01-02T03:04:05+02:00", "sinceTime=2026-01-02T01%3A04%3A05Z"),
+            ("web --limit-bytes 7", "limitBytes=7"),
+        ] {
+            let line = Line::try_parse_from(["logs"].into_iter().chain(line.split(' '))).map_err(|e| e.to_string());
+            assert_eq!(query(&line.unwrap().args), expected);
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for line in [
+            "",
+            "web --since soon",
+            "web --since -5m",
+            "web --limit-bytes 0",
+            "web --since 5m --since-time 2026-01-02T03:04:05Z",
+        ] {
+            let words = line.split(' ').filter(|word| !word.is_empty());
+            assert!(Line::try_parse_from(["logs"].into_iter().chain(words)).is_err(), "{line}");
+        }
+    }
+}

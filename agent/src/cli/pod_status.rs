@@ -1,0 +1,139 @@
+//! The words of `limpet pods`: READY, STATUS and RESTARTS of a Pod, computed as kubectl does
+//! (k8s.io/kubernetes, pkg/printers/internalversion, printPod). Pure.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+
+use super::screen::Tone;
+
+/// What the table says of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Summary {
+    /// Containers that are ready, sidecars included.
+    pub(super) ready: usize,
+    /// Containers there are to be, sidecars included.
+    pub(super) total: usize,
+    /// `Running`, `CrashLoopBackOff`, `Init:0/1`…
+    pub(super) status: String,
+    /// Restarts of the containers that count now.
+    pub(super) restarts: i64,
+    /// When the last of them ended.
+    pub(super) last_restart: Option<Timestamp>,
+}
+
+impl Summary {
+    pub(super) fn of(pod: &Pod) -> Self {
+        let default = PodStatus::default();
+        let status = pod.status.as_ref().unwrap_or(&default);
+        let phase = status.phase.clone().unwrap_or_else(|| "Unknown".to_owned());
+        let spec_containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
+        let mut summary = Self {
+            ready: 0,
+            total: spec_containers + sidecars(pod).count(),
+            status: status.reason.clone().filter(|reason| !reason.is_empty()).unwrap_or_else(|| phase.clone()),
+            restarts: 0,
+            last_restart: None,
+        };
+        let initializing = summary.take_init(pod, status);
+        if !initializing || condition(status, "Initialized") {
+            summary.take_main(pod, status);
+        }
+        let terminal = phase == "Succeeded" || phase == "Failed";
+        if pod.metadata.deletion_timestamp.is_some() && !terminal {
+            summary.status = "Terminating".to_owned();
+        }
+        summary
+    }
+
+    /// Init containers in order, up to the first that is not done; true when there is one.
+    fn take_init(&mut self, pod: &Pod, status: &PodStatus) -> bool {
+        let of_spec = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()).map_or(0, Vec::len);
+        for (index, container) in status.init_container_statuses.iter().flatten().enumerate() {
+            self.count_restarts(container);
+            let sidecar = sidecars(pod).any(|name| name == container.name);
+            let state = container.state.as_ref();
+            let ended = state.and_then(|state| state.terminated.as_ref());
+            if ended.is_some_and(|ended| ended.exit_code == 0) {
+                continue;
+            }
+            if sidecar && container.started == Some(true) {
+                self.ready += usize::from(container.ready);
+                continue;
+            }
+            let waiting = state.and_then(|state| state.waiting.as_ref()).and_then(|waiting| waiting.reason.as_deref());
+            self.status = match (ended, waiting) {
+                (Some(ended), _) => format!("Init:{}", end_word(ended)),
+                (None, Some(reason)) if !reason.is_empty() && reason != "PodInitializing" => format!("Init:{reason}"),
+                _ => format!("Init:{index}/{of_spec}"),
+            };
+            return true;
+        }
+        false
+    }
+
+    /// The containers proper. Restarts of init containers that are done count no more, those of sidecars do.
+    fn take_main(&mut self, pod: &Pod, status: &PodStatus) {
+        (self.restarts, self.last_restart) = (0, None);
+        for container in status.init_container_statuses.iter().flatten() {
+            if sidecars(pod).any(|name| name == container.name) {
+                self.count_restarts(container);
+            }
+        }
+        let mut running = false;
+        for container in status.container_statuses.iter().flatten().rev() {
+            self.count_restarts(container);
+            let Some(state) = &container.state else { continue };
+            let waiting = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
+            if let Some(reason) = waiting.filter(|reason| !reason.is_empty()) {
+                self.status = reason.to_owned();
+            } else if let Some(ended) = &state.terminated {
+                self.status = end_word(ended);
+            } else if container.ready && state.running.is_some() {
+                running = true;
+                self.ready += 1;
+            }
+        }
+        if self.status == "Completed" && running {
+            self.status = if condition(status, "Ready") { "Running" } else { "NotReady" }.to_owned();
+        }
+    }
+
+    fn count_restarts(&mut self, container: &ContainerStatus) {
+        self.restarts += i64::from(container.restart_count);
+        let last = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        let ended = last.and_then(|ended| ended.finished_at.as_ref()).map(|at| at.0);
+        self.last_restart = self.last_restart.max(ended);
+    }
+
+    /// How good the status is.
+    pub(super) fn tone(&self) -> Tone {
+        match self.status.as_str() {
+            "Running" if self.ready == self.total => Tone::Good,
+            "Completed" | "Succeeded" => Tone::Faint,
+            "Running" | "Pending" | "ContainerCreating" | "PodInitializing" | "Terminating" | "NotReady" => Tone::Warn,
+            status if status.starts_with("Init:") && status.contains('/') => Tone::Warn,
+            _ => Tone::Bad,
+        }
+    }
+}
+
+/// Names of the init containers that stay: those with `restartPolicy: Always`.
+fn sidecars(pod: &Pod) -> impl Iterator<Item = &str> {
+    let containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    containers.filter(|container| container.restart_policy.as_deref() == Some("Always")).map(|c| c.name.as_str())
+}
+
+fn end_word(ended: &ContainerStateTerminated) -> String {
+    match (ended.reason.as_deref().unwrap_or_default(), ended.signal.unwrap_or(0)) {
+        ("", 0) => format!("ExitCode:{}", ended.exit_code),
+        ("", signal) => format!("Signal:{signal}"),
+        (reason, _) => reason.to_owned(),
+    }
+}
+
+fn condition(status: &PodStatus, name: &str) -> bool {
+    status.conditions.iter().flatten().any(|condition| condition.type_ == name && condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! `limpet pods`: what runs here, from where, and what is wrong.
+
+use std::collections::BTreeSet;
+
+use clap_complete::engine::ArgValueCompleter;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::age;
+use super::client::SocketClient;
+use super::completion;
+use super::error::{CliError, EXIT_UNREACHABLE};
+use super::output::DocumentFormat;
+use super::pod_status::Summary;
+use super::screen::{Screen, Tone, printable};
+use super::table::{Cell, Table};
+use super::target;
+use crate::server::document::{PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
+
+/// What `-o` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    /// More columns
+    Wide,
+    /// A PodList, or the Pod when one is named
+    Json,
+    /// The same as YAML
+    Yaml,
+    /// `pod/NAME`, one a line
+    Name,
+}
+
+/// Arguments of `limpet pods`.
+#[derive(Debug, clap::Args)]
+pub(super) struct PodsArgs {
+    /// Only these: NAME, NAMESPACE/NAME, or the manifest's name
+    #[arg(value_name = "POD", add = ArgValueCompleter::new(completion::pods))]
+    pods: Vec<String>,
+    /// Only this namespace
+    #[arg(short, long, value_name = "NAME", conflicts_with = "all_namespaces")]
+    namespace: Option<String>,
+    /// Show the namespace in any case
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Another form than the table
+    #[arg(short, long, value_name = "FORM")]
+    output: Option<Output>,
+    /// Go on and show every change
+    #[arg(short, long)]
+    watch: bool,
+}
+
+pub(super) async fn run(client: &SocketClient, args: PodsArgs, screen: Screen) -> Result<u8, CliError> {
+    // `limpet get pods` is what fingers type that know kubectl.
+    let words = args.pods.iter().filter(|word| !matches!(word.as_str(), "pods" | "pod" | "po"));
+    let wanted =
+        Wanted { keys: keys(client, words, args.namespace.as_deref()).await?, namespace: args.namespace.clone() };
+    match (args.watch, args.output) {
+        (true, _) => watch(client, &args, &wanted, screen).await,
+        (false, Some(Output::Json)) => document(client, &wanted, DocumentFormat::Json, screen).await,
+        (false, Some(Output::Yaml)) => document(client, &wanted, DocumentFormat::Yaml, screen).await,
+        (false, _) => list(client, &args, &wanted, screen).await,
+    }
+}
+
+/// Which pods are shown.
+struct Wanted {
+    /// Namespace and name; `None`: all.
+    keys: Option<BTreeSet<(String, String)>>,
+    namespace: Option<String>,
+}
+
+impl Wanted {
+    fn has(&self, namespace: &str, name: &str) -> bool {
+        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
+            && self.keys.as_ref().is_none_or(|keys| keys.contains(&(namespace.to_owned(), name.to_owned())))
+    }
+
+    fn has_entry(&self, entry: &PodEntry) -> bool {
+        self.has(namespace(entry), name(entry))
+    }
+}
+
+async fn keys(
+    client: &SocketClient,
+    words: impl Iterator<Item = &String>,
+    namespace: Option<&str>,
+) -> Result<Option<BTreeSet<(String, String)>>, CliError> {
+    let mut words = words.peekable();
+    if words.peek().is_none() {
+        return Ok(None);
+    }
+    let pods: Vec<PodNames> = client.get_json("/limpet/v1/names").await?;
+    let resolve =
+        |word: &String| target::resolve(&pods, word, namespace).map(|pod| (pod.namespace.clone(), pod.name.clone()));
+    words.map(resolve).collect::<Result<_, _>>().map(Some)
+}
+
+async fn list(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: Screen) -> Result<u8, CliError> {
+    let document: PodsDocument = client.get_json("/limpet/v1/pods").await?;
+    let pods: Vec<&PodEntry> = document.pods.iter().filter(|entry| wanted.has_entry(entry)).collect();
+    if args.output == Some(Output::Name) {
+        screen.print(&pods.iter().map(|entry| format!("pod/{}\n", name(entry))).collect::<String>())?;
+        return Ok(0);
+    }
+    if pods.is_empty() {
+        screen.remark(&nothing(&document.sources))?;
+    } else {
+        let columns = Columns::new(args, &document.pods);
+        let now = Timestamp::now();
+        let rows: Vec<Vec<Cell>> = pods.iter().map(|entry| columns.row(entry, now)).collect();
+        screen.print(&columns.table().render(&screen, &rows))?;
+    }
+    if wanted.keys.is_none() {
+        for remark in remarks(&document.sources) {
+            screen.remark(&remark)?;
+        }
+    }
+    Ok(0)
+}
+
+/// A Kubernetes PodList as the agent gives it, or the one Pod that was asked for by name.
+async fn document(
+    client: &SocketClient,
+    wanted: &Wanted,
+    format: DocumentFormat,
+    screen: Screen,
+) -> Result<u8, CliError> {
+    let mut list: Value = client.get_json("/pods").await?;
+    let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut items: Vec<Value> = items
+        .into_iter()
+        .filter(|pod| wanted.has(&text(&pod["metadata"]["namespace"]), &text(&pod["metadata"]["name"])))
+        .collect();
+    let one = wanted.keys.as_ref().is_some_and(|keys| keys.len() == 1) && items.len() == 1;
+    let document = if one {
+        items.remove(0)
+    } else {
+        json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items })
+    };
+    screen.print(&format.render(&document)?)?;
+    Ok(0)
+}
+
+async fn watch(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: Screen) -> Result<u8, CliError> {
+    let mut lines = client.lines::<PodChange>("/limpet/v1/pods?watch=1").await?;
+    let mut first: Option<Vec<PodEntry>> = Some(Vec::new());
+    let mut columns = Columns::new(args, &[]);
+    let mut table = columns.table();
+    while let Some(change) = lines.next().await? {
+        let shown: Vec<PodEntry> = match (change, &mut first) {
+            (PodChange::Synced, first) => {
+                let begin = first.take().unwrap_or_default();
+                columns = Columns::new(args, &begin);
+                table = columns.table();
+                begin
+            }
+            (PodChange::Added(entry), Some(begin)) => {
+                begin.push(*entry);
+                continue;
+            }
+            (PodChange::Added(entry) | PodChange::Modified(entry) | PodChange::Deleted(entry), _) => vec![*entry],
+        };
+        let shown: Vec<&PodEntry> = shown.iter().filter(|entry| wanted.has_entry(entry)).collect();
+        let text = match args.output {
+            Some(Output::Name) => shown.iter().map(|entry| format!("pod/{}\n", name(entry))).collect(),
+            Some(Output::Json) => documents(&shown, DocumentFormat::Json, "")?,
+            Some(Output::Yaml) => documents(&shown, DocumentFormat::Yaml, "---\n")?,
+            Some(Output::Wide) | None => {
+                let now = Timestamp::now();
+                table.render(&screen, &shown.iter().map(|entry| columns.row(entry, now)).collect::<Vec<_>>())
+            }
+        };
+        screen.print(&text)?;
+    }
+    // The stream has no end of its own: the agent stopped.
+    screen.remark("limpet stopped; its pods keep running")?;
+    Ok(EXIT_UNREACHABLE)
+}
+
+fn documents(pods: &[&PodEntry], format: DocumentFormat, before: &str) -> Result<String, CliError> {
+    pods.iter().map(|entry| Ok(format!("{before}{}", format.render(&entry.pod)?))).collect()
+}
+
+/// The columns of the table.
+struct Columns {
+    namespace: bool,
+    wide: bool,
+    /// The one namespace all pods live in while it has no column.
+    home: Option<String>,
+}
+
+impl Columns {
+    /// The namespace has a column when it tells something.
+    fn new(args: &PodsArgs, all: &[PodEntry]) -> Self {
+        let namespaces: BTreeSet<&str> = all.iter().map(namespace).collect();
+        let several = args.namespace.is_none() && namespaces.len() > 1;
+        Self {
+            namespace: args.all_namespaces || several,
+            wide: args.output == Some(Output::Wide),
+            home: namespaces.first().map(ToString::to_string),
+        }
+    }
+
+    fn table(&self) -> Table {
+        let mut header = Vec::new();
+        if self.namespace {
+            header.push("NAMESPACE");
+        }
+        header.extend(["NAME", "READY", "STATUS", "RESTARTS", "AGE", "SOURCE"]);
+        if self.wide {
+            header.extend(["IP", "NODE", "UID", "IMAGES"]);
+        }
+        header.push("NOTE");
+        Table::new(header)
+    }
+
+    fn row(&self, entry: &PodEntry, now: Timestamp) -> Vec<Cell> {
+        let summary = Summary::of(&entry.pod);
+        let ready = format!("{}/{}", summary.ready, summary.total);
+        let restarts = match summary.last_restart {
+            Some(last) if summary.restarts > 0 => format!("{} ({} ago)", summary.restarts, age::since(last, now)),
+            _ => summary.restarts.to_string(),
+        };
+        let mut row = Vec::new();
+        // A pod of another namespace that comes while watching finds no column for it.
+        let away = self.home.as_deref().is_some_and(|home| home != namespace(entry));
+        let name = match (self.namespace, away) {
+            (false, true) => format!("{}/{}", namespace(entry), name(entry)),
+            _ => name(entry).to_owned(),
+        };
+        if self.namespace {
+            row.push(Cell::from(namespace(entry)));
+        }
+        row.extend([
+            Cell::from(name),
+            Cell::from(ready),
+            Cell::toned(&summary.status, summary.tone()),
+            Cell::from(restarts),
+            Cell::from(created(entry).map_or_else(|| "<unknown>".to_owned(), |then| age::since(then, now))),
+            Cell::toned(source(entry), Tone::Faint),
+        ]);
+        if self.wide {
+            row.extend(wide(entry));
+        }
+        row.push(Cell::toned(entry.note.as_deref().unwrap_or_default(), Tone::Warn));
+        row
+    }
+}
+
+fn wide(entry: &PodEntry) -> [Cell; 4] {
+    let none = || "<none>".to_owned();
+    let status = entry.pod.status.as_ref();
+    let spec = entry.pod.spec.as_ref();
+    let uid = entry.pod.metadata.uid.as_deref().unwrap_or_default();
+    let images: Vec<&str> =
+        spec.iter().flat_map(|spec| &spec.containers).filter_map(|container| container.image.as_deref()).collect();
+    [
+        Cell::from(status.and_then(|status| status.pod_ip.clone()).unwrap_or_else(none)),
+        Cell::from(spec.and_then(|spec| spec.node_name.clone()).unwrap_or_else(none)),
+        Cell::from(uid.chars().take(8).collect::<String>()),
+        Cell::from(images.join(",")),
+    ]
+}
+
+fn namespace(entry: &PodEntry) -> &str {
+    entry.pod.metadata.namespace.as_deref().unwrap_or("default")
+}
+
+fn name(entry: &PodEntry) -> &str {
+    entry.pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+/// When the pod came: what the apiserver says, or else when it was started here.
+fn created(entry: &PodEntry) -> Option<Timestamp> {
+    let started = entry.pod.status.as_ref().and_then(|status| status.start_time.as_ref());
+    entry.pod.metadata.creation_timestamp.as_ref().or(started).map(|time| time.0)
+}
+
+/// `file gateway.yaml`, `http fleet.example/pods`.
+pub(super) fn source(entry: &PodEntry) -> String {
+    let place = entry.origin.trim_start_matches("https://").trim_start_matches("http://");
+    format!("{} {place}", entry.source).trim_end().to_owned()
+}
+
+/// What to tell somebody who sees no pod.
+fn nothing(sources: &[SourceDocument]) -> String {
+    match sources.iter().find(|source| source.source == "file") {
+        Some(file) => format!("No pods. Manifests are read from {}.", printable(&file.place)),
+        None => "No pods, and no manifest directory is configured (staticPodPath).".to_owned(),
+    }
+}
+
+/// What does not show in a row: refused manifests of which nothing runs, and sources that cannot be read.
+fn remarks(sources: &[SourceDocument]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for source in sources {
+        for refused in source.rejected.iter().filter(|refused| refused.kept.is_empty()) {
+            let Some(fault) = refused.faults.first() else { continue };
+            let more = match refused.faults.len() {
+                1 => String::new(),
+                several => format!(" (and {} more, see: limpet sources)", several - 1),
+            };
+            remarks.push(format!("rejected: {}{more}; nothing of it runs", printable(&fault.text)));
+        }
+        if source.health == "unavailable" {
+            let detail = printable(&source.detail);
+            remarks.push(format!("source {} cannot be read: {detail}; its pods keep running", source.source));
+        }
+    }
+    remarks
+}
+
+#[cfg(test)]
+mod tests;

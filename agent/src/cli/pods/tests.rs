@@ -1,0 +1,116 @@
+#![allow(clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::server::document::{FaultDocument, RejectionDocument};
+
+const NOW: &str = "2026-01-10T00:00:00Z";
+
+fn entry(name: &str, status: Value, note: Option<&str>) -> PodEntry {
+    let pod = json!({
+        "metadata": {"name": name, "namespace": "default", "uid": "0123456789abcdef",
+                     "creationTimestamp": "2026-01-07T00:00:00Z"},
+        "spec": {"containers": [{"name": "a", "image": "busybox:1"}], "nodeName": "edge1"},
+        "status": status,
+    });
+    PodEntry {
+        source: "file".to_owned(),
+        origin: format!("{name}.yaml"),
+        manifest_name: name.to_owned(),
+        fingerprint: String::new(),
+        note: note.map(str::to_owned),
+        pod: serde_json::from_value(pod).unwrap(),
+    }
+}
+
+fn running(restarts: i32) -> Value {
+    json!({"phase": "Running", "podIP": "10.1.0.7", "containerStatuses": [{
+        "name": "a", "ready": true, "restartCount": restarts, "image": "", "imageID": "", "state": {"running": {}},
+        "lastState": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-09T22:00:00Z"}},
+    }]})
+}
+
+fn args(words: &[&str]) -> PodsArgs {
+    #[derive(clap::Parser)]
+    struct Parse {
+        #[command(flatten)]
+        args: PodsArgs,
+    }
+    <Parse as clap::Parser>::parse_from(["pods"].iter().chain(words)).args
+}
+
+fn render(words: &[&str], pods: &[PodEntry]) -> String {
+    let columns = Columns::new(&args(words), pods);
+    let rows: Vec<_> = pods.iter().map(|entry| columns.row(entry, NOW.parse().unwrap())).collect();
+    columns.table().render(&Screen { color: false, quiet: false }, &rows)
+}
+
+#[test]
+fn the_table_says_what_runs_and_what_is_wrong() {
+    let waiting = json!({"phase": "Pending", "containerStatuses": [{
+        "name": "a", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+        "state": {"waiting": {"reason": "ImagePullBackOff"}},
+    }]});
+    let pods = [
+        entry("modbus-edge1", running(1), Some("newer manifest rejected, see: limpet describe modbus-edge1")),
+        entry("camera-edge1", waiting, None),
+    ];
+    assert_eq!(
+        render(&[], &pods),
+        "NAME           READY   STATUS             RESTARTS       AGE   SOURCE                   NOTE\n\
+         modbus-edge1   1/1     Running            1 (120m ago)   3d    file modbus-edge1.yaml   \
+         newer manifest rejected, see: limpet describe modbus-edge1\n\
+         camera-edge1   0/1     ImagePullBackOff   0              3d    file camera-edge1.yaml\n"
+    );
+}
+
+#[test]
+fn the_namespace_and_more_columns_are_shown_when_they_tell_something() {
+    let mut other = entry("b", running(0), None);
+    other.pod.metadata.namespace = Some("kube-system".to_owned());
+    let pods = [entry("a", running(0), None), other];
+    assert!(render(&[], &pods).starts_with("NAMESPACE     NAME   READY"), "two namespaces");
+    assert!(render(&["-n", "default"], &pods).starts_with("NAME "), "one was asked for");
+    assert!(render(&["-A"], &pods[..1]).starts_with("NAMESPACE"), "asked for");
+    assert_eq!(
+        render(&["-o", "wide"], &pods[..1]),
+        "NAME   READY   STATUS    RESTARTS   AGE   SOURCE        IP         NODE    UID        IMAGES      NOTE\n\
+         a      1/1     Running   0          3d    file a.yaml   10.1.0.7   edge1   01234567   busybox:1\n"
+    );
+}
+
+#[test]
+fn what_has_no_row_is_remarked() {
+    let fault = |text: &str| FaultDocument {
+        severity: "error".to_owned(),
+        line: None,
+        column: None,
+        path: String::new(),
+        message: String::new(),
+        remedy: String::new(),
+        text: text.to_owned(),
+    };
+    let refused = |kept: &[&str]| RejectionDocument {
+        origin: "web.yaml".to_owned(),
+        faults: vec![fault("web.yaml:7:3: spec.containers: required"), fault("more")],
+        kept: kept.iter().map(ToString::to_string).collect(),
+    };
+    let source = SourceDocument {
+        source: "http".to_owned(),
+        place: "https://fleet.example/pods".to_owned(),
+        health: "unavailable".to_owned(),
+        detail: "timeout".to_owned(),
+        last_good: None,
+        pods: 1,
+        rejected: vec![refused(&[]), refused(&["default/web-edge1"])],
+    };
+    assert_eq!(
+        remarks(&[source]),
+        [
+            "rejected: web.yaml:7:3: spec.containers: required (and 1 more, see: limpet sources); nothing of it runs",
+            "source http cannot be read: timeout; its pods keep running",
+        ]
+    );
+    assert_eq!(nothing(&[]), "No pods, and no manifest directory is configured (staticPodPath).");
+}

@@ -1,0 +1,81 @@
+//! `limpet run`: from the command line to a node that is this agent's alone. What runs then is composed in `app`.
+//!
+//! Exit codes: 0 stopped as asked; 1 the machine refuses (disk, database); 2 usage or configuration; 4 not allowed;
+//! 5 another agent runs on this node.
+
+pub mod logging;
+pub mod service;
+
+use std::process::ExitCode;
+
+use crate::app;
+use crate::config::{self, Config, RunFlags};
+use crate::node::{self, NameNotice, NodeLock, StartError};
+use crate::runtime::spec::NodeFacts;
+use crate::store::Store;
+
+/// What the agent is composed of, once it may start.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The settled configuration.
+    pub config: Config,
+    /// The node, its settled name included.
+    pub node: NodeFacts,
+    /// The database below the root directory.
+    pub store: Store,
+    /// To be kept until the process ends.
+    pub lock: NodeLock,
+}
+
+/// Runs the agent until it is asked to stop; returns the exit code.
+pub fn run(flags: &RunFlags) -> ExitCode {
+    let prepared = match prepare(flags) {
+        Ok(prepared) => prepared,
+        Err(error) => return refuse(&error, error.exit_code()),
+    };
+    // One thread: an idle agent has one stack and wakes one thread.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(&error, 1),
+    };
+    let ended = runtime.block_on(app::run(prepared));
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => refuse(&error, 1),
+    }
+}
+
+fn refuse(error: &dyn std::error::Error, code: u8) -> ExitCode {
+    eprintln!("error: {error}");
+    ExitCode::from(code)
+}
+
+/// Judges flags and file, begins the log, and takes the node. Blocking, and before any task.
+///
+/// # Errors
+/// Whatever refuses the start, with an exit code of its own; the message is for people, on stderr.
+pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
+    let (config, warnings) = config::load(flags)?;
+    logging::init(config.verbosity);
+    for warning in warnings {
+        tracing::warn!(%warning, "configuration");
+    }
+    let lock = node::guard(&config)?;
+    let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let (name, notice) = node::settle_name(&config.root_dir, config.hostname_override.as_deref(), &host_name)?;
+    match notice {
+        None => {}
+        Some(NameNotice::Settled) => tracing::info!(node = %name, "node name settled"),
+        Some(NameNotice::HostRenamed { host_name }) => {
+            tracing::warn!(node = %name, host_name, "the host has another name now, the node keeps its own");
+        }
+        Some(NameNotice::Damaged) => tracing::error!(node = %name, "the kept node name was damaged, settled anew"),
+    }
+    let (store, set_aside) = Store::open(&config.root_dir.join("limpet.db"))?;
+    if let Some(aside) = set_aside {
+        tracing::error!(aside = %aside.path.display(), reason = %aside.reason, "damaged database set aside");
+    }
+    let node = node::facts(&config, name);
+    Ok(Prepared { config, node, store, lock })
+}

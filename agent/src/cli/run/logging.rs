@@ -1,0 +1,137 @@
+//! The agent's log on stderr: text for a terminal, one JSON object a line for everything else.
+
+use std::fmt;
+use std::io::IsTerminal;
+
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Begins the log at kubelet's `verbosity`. The second call does nothing.
+pub fn init(verbosity: u8) {
+    let registry = tracing_subscriber::registry().with(levels(verbosity));
+    let terminal = std::io::stderr().is_terminal();
+    let begun = if terminal {
+        let ansi = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi).event_format(Text);
+        registry.with(text).try_init()
+    } else {
+        let json = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json();
+        registry.with(json.flatten_event(true).with_target(false).with_span_list(false)).try_init()
+    };
+    if begun.is_err() {
+        tracing::debug!("the log has begun already");
+    }
+}
+
+/// What `--v` shows: 0 what people must see, up to 3 what happened, 4 and 5 why, 6 and more everything. Libraries
+/// speak up from 8 on.
+fn levels(verbosity: u8) -> Targets {
+    let own = match verbosity {
+        0 => LevelFilter::WARN,
+        1..=3 => LevelFilter::INFO,
+        4 | 5 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    let libraries = match verbosity {
+        0..=7 => LevelFilter::WARN,
+        8 | 9 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    Targets::new().with_default(libraries).with_target("limpet", own)
+}
+
+/// `time LEVEL message field=value… span_field=value…`: the message first, as kubelet's lines are grepped for.
+struct Text;
+
+impl<S, N> FormatEvent<S, N> for Text
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let (dim, paint, reset) = match (out.has_ansi_escapes(), *event.metadata().level()) {
+            (false, _) => ("", "", ""),
+            (true, Level::ERROR) => ("\x1b[2m", "\x1b[31m", "\x1b[0m"),
+            (true, Level::WARN) => ("\x1b[2m", "\x1b[33m", "\x1b[0m"),
+            (true, Level::INFO) => ("\x1b[2m", "\x1b[32m", "\x1b[0m"),
+            (true, _) => ("\x1b[2m", "\x1b[34m", "\x1b[0m"),
+        };
+        out.write_str(dim)?;
+        SystemTime.format_time(&mut out)?;
+        write!(out, "{reset} {paint}{:>5}{reset} ", event.metadata().level())?;
+        context.field_format().format_fields(out.by_ref(), event)?;
+        for span in context.event_scope().into_iter().flatten() {
+            let extensions = span.extensions();
+            if let Some(fields) = extensions.get::<FormattedFields<N>>().filter(|fields| !fields.is_empty()) {
+                write!(out, " {dim}{fields}{reset}")?;
+            }
+        }
+        writeln!(out)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_of_text_has_the_message_before_the_fields() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let layer = tracing_subscriber::fmt::layer().with_writer(move || writer.clone()).with_ansi(false);
+        let subscriber = tracing_subscriber::registry().with(levels(2)).with(layer.event_format(Text));
+        tracing::subscriber::with_default(subscriber, || {
+            let span = tracing::info_span!(target: "limpet::worker", "pod", pod = "default/web-edge1");
+            let _entered = span.enter();
+            tracing::info!(target: "limpet::worker", took_ms = 71, "container started");
+            tracing::debug!(target: "limpet::worker", "not shown");
+            tracing::info!(target: "h2", "not shown");
+        });
+        let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+        let (time, rest) = text.split_once(' ').unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+        assert_eq!(rest, " INFO container started took_ms=71 pod=\"default/web-edge1\"\n");
+    }
+
+    #[test]
+    fn verbosity_is_kubelets() {
+        let shown = |verbosity, target, level| levels(verbosity).would_enable(target, &level);
+        for (verbosity, target, level, expected) in [
+            (0, "limpet::worker", Level::INFO, false),
+            (0, "limpet::worker", Level::WARN, true),
+            (2, "limpet", Level::INFO, true),
+            (2, "limpet", Level::DEBUG, false),
+            (4, "limpet", Level::DEBUG, true),
+            (6, "limpet", Level::TRACE, true),
+            (6, "h2", Level::INFO, false),
+            (8, "h2", Level::DEBUG, true),
+            (10, "h2", Level::TRACE, true),
+        ] {
+            assert_eq!(shown(verbosity, target, level), expected, "--v={verbosity} {target} {level}");
+        }
+    }
+}

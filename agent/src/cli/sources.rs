@@ -1,0 +1,136 @@
+//! `limpet sources`: where pods come from, how each source is doing, what was refused.
+
+use jiff::Timestamp;
+
+use super::age;
+use super::client::SocketClient;
+use super::error::CliError;
+use super::output::DocumentFormat;
+use super::screen::{Screen, Tone, printable};
+use super::table::{Cell, Table};
+use crate::server::document::{RejectionDocument, SourceDocument};
+
+/// Arguments of `limpet sources`.
+#[derive(Debug, clap::Args)]
+pub(super) struct SourcesArgs {
+    /// As a document
+    #[arg(short, long)]
+    output: Option<DocumentFormat>,
+}
+
+pub(super) async fn run(client: &SocketClient, args: SourcesArgs, screen: Screen) -> Result<u8, CliError> {
+    let sources: Vec<SourceDocument> = client.get_json("/limpet/v1/sources").await?;
+    let text = match args.output {
+        Some(format) => format.render(&sources)?,
+        None => render(&sources, &screen, Timestamp::now()),
+    };
+    screen.print(&text)?;
+    Ok(0)
+}
+
+fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String {
+    if sources.is_empty() {
+        return "no source is configured: set staticPodPath, or start with --pod-manifest-path\n".to_owned();
+    }
+    let rows: Vec<Vec<Cell>> = sources.iter().map(|source| row(source, now)).collect();
+    let header = vec!["SOURCE", "FROM", "STATE", "LAST GOOD", "PODS", "REJECTED"];
+    let mut text = Table::new(header).render(screen, &rows);
+    let faults: Vec<String> = sources.iter().flat_map(|source| &source.rejected).map(rejection).collect();
+    // One fault fits into the table.
+    if sources.iter().flat_map(|source| &source.rejected).map(|refused| refused.faults.len()).sum::<usize>() > 1 {
+        text.push('\n');
+        text.extend(faults);
+    }
+    text
+}
+
+fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
+    let (state, tone) = match source.health.as_str() {
+        "good" if source.detail.is_empty() => ("watching".to_owned(), Tone::Good),
+        "good" => (format!("watching ({})", source.detail), Tone::Good),
+        "starting" => ("starting".to_owned(), Tone::Warn),
+        _ => (source.detail.clone(), Tone::Bad),
+    };
+    let last_good = source.last_good.as_ref().map_or_else(|| "never".to_owned(), |last| age::since(last.0, now));
+    let first = source.rejected.iter().find_map(|refused| refused.faults.first());
+    let rejected = match first {
+        Some(fault) => Cell::toned(format!("{}: {}", source.rejected.len(), fault.text), Tone::Bad),
+        None => Cell::from(source.rejected.len().to_string()),
+    };
+    vec![
+        Cell::from(source.source.as_str()),
+        Cell::from(source.place.as_str()),
+        Cell::toned(state, tone),
+        Cell::from(last_good),
+        Cell::from(source.pods.to_string()),
+        rejected,
+    ]
+}
+
+/// A refused manifest with all its faults, and what runs in its place.
+pub(super) fn rejection(refused: &RejectionDocument) -> String {
+    let kept = match &refused.kept[..] {
+        [] => "nothing of it runs".to_owned(),
+        kept => format!("still running: {}", kept.join(", ")),
+    };
+    let mut text = format!("{} is refused; {kept}\n", printable(&refused.origin));
+    for fault in &refused.faults {
+        text.push_str(&format!("  {}: {}\n", fault.severity, printable(&fault.text)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::document::FaultDocument;
+
+    #[test]
+    fn sources_are_shown_with_what_they_refuse() {
+        let fault = |text: &str| FaultDocument {
+            severity: "error".to_owned(),
+            line: None,
+            column: None,
+            path: String::new(),
+            message: String::new(),
+            remedy: String::new(),
+            text: text.to_owned(),
+        };
+        let refused = |origin: &str, faults: &[&str], kept: &[&str]| RejectionDocument {
+            origin: origin.to_owned(),
+            faults: faults.iter().map(|text| fault(text)).collect(),
+            kept: kept.iter().map(ToString::to_string).collect(),
+        };
+        let source = |source: &str, health: &str, detail: &str, rejected| SourceDocument {
+            source: source.to_owned(),
+            place: "manifests".to_owned(),
+            health: health.to_owned(),
+            detail: detail.to_owned(),
+            last_good: (health == "good")
+                .then_some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH)),
+            pods: 3,
+            rejected,
+        };
+        let screen = Screen { color: false, quiet: false };
+        let now = Timestamp::constant(120, 0);
+        let one = refused("modbus.yaml", &["modbus.yaml:7:3: spec.containers: required"], &["default/modbus-edge1"]);
+        let sources =
+            [source("file", "good", "inotify", vec![one.clone()]), source("http", "unavailable", "timeout", vec![])];
+        assert_eq!(
+            render(&sources, &screen, now),
+            "SOURCE   FROM        STATE                LAST GOOD   PODS   REJECTED\n\
+             file     manifests   watching (inotify)   2m          3      1: modbus.yaml:7:3: spec.containers: required\n\
+             http     manifests   timeout              never       3      0\n"
+        );
+        let two = refused("web.yaml", &["a", "b"], &[]);
+        let text = render(&[source("file", "good", "", vec![one, two])], &screen, now);
+        assert!(
+            text.ends_with(
+                "\nmodbus.yaml is refused; still running: default/modbus-edge1\n  \
+                 error: modbus.yaml:7:3: spec.containers: required\n\
+                 web.yaml is refused; nothing of it runs\n  error: a\n  error: b\n"
+            ),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! Tables as kubectl prints them: columns align, nothing trails.
+
+use super::screen::{Screen, Tone, printable};
+
+/// Blanks between columns.
+const GAP: usize = 3;
+
+/// One cell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Cell {
+    pub(super) text: String,
+    pub(super) tone: Tone,
+}
+
+impl Cell {
+    /// A cell in a tone.
+    pub(super) fn toned(text: impl Into<String>, tone: Tone) -> Self {
+        Self { text: printable(&text.into()), tone }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::toned(text, Tone::Plain)
+    }
+}
+
+/// A table that remembers its widths, so that rows that come later stand below the first ones.
+#[derive(Debug)]
+pub(super) struct Table {
+    header: Vec<&'static str>,
+    widths: Vec<usize>,
+    header_shown: bool,
+}
+
+impl Table {
+    pub(super) fn new(header: Vec<&'static str>) -> Self {
+        let widths = header.iter().map(|title| title.chars().count()).collect();
+        Self { header, widths, header_shown: false }
+    }
+
+    /// The rows as text, below the header if it has not been shown yet. A column only ever grows.
+    pub(super) fn render(&mut self, screen: &Screen, rows: &[Vec<Cell>]) -> String {
+        for row in rows {
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.text.chars().count());
+            }
+        }
+        let mut text = String::new();
+        if !self.header_shown {
+            self.header_shown = true;
+            let header: Vec<Cell> = self.header.iter().map(|title| Cell::from(*title)).collect();
+            self.line(screen, &header, &mut text);
+        }
+        for row in rows {
+            self.line(screen, row, &mut text);
+        }
+        text
+    }
+
+    fn line(&self, screen: &Screen, cells: &[Cell], text: &mut String) {
+        let last = cells.iter().rposition(|cell| !cell.text.is_empty()).unwrap_or(0);
+        for (cell, width) in cells.iter().zip(&self.widths).take(last) {
+            text.push_str(&screen.paint(cell.tone, &cell.text));
+            // The width is that of the text without its colour.
+            text.extend(std::iter::repeat_n(' ', width + GAP - cell.text.chars().count()));
+        }
+        if let Some(cell) = cells.get(last) {
+            text.push_str(&screen.paint(cell.tone, &cell.text));
+        }
+        text.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_with_and_without_colour() {
+        let rows = [
+            vec![Cell::from("web"), Cell::toned("Running", Tone::Good), Cell::from("fine")],
+            vec![Cell::from("größer"), Cell::toned("Err\x1b", Tone::Bad), Cell::default()],
+        ];
+        let plain = Screen { color: false, quiet: false };
+        let mut table = Table::new(vec!["NAME", "STATUS", "NOTE"]);
+        assert_eq!(
+            table.render(&plain, &rows),
+            "NAME     STATUS      NOTE\n\
+             web      Running     fine\n\
+             größer   Err\\u{1b}\n"
+        );
+        assert_eq!(table.render(&plain, &rows[..1]), "web      Running     fine\n", "later rows keep the widths");
+        let coloured = Screen { color: true, quiet: false };
+        assert_eq!(table.render(&coloured, &rows[..1]), "web      \x1b[32mRunning\x1b[0m     fine\n");
+    }
+}

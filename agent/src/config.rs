@@ -1,0 +1,165 @@
+//! kubelet's flags and configuration file, and limpet's own document in it, settled into one value.
+//!
+//! `Config` is judged whole before the first side effect; everything after takes it as it is.
+
+mod flags;
+mod keys;
+mod quantity;
+mod read;
+mod tree;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+pub use flags::RunFlags;
+pub use read::load;
+
+use crate::pod::Fault;
+
+/// Something in the configuration that has no effect, and why.
+pub type ConfigWarning = Fault;
+
+/// Why there is no configuration. Nothing has been touched yet; trying again does not help.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// All mistakes of the file and the flags, at least one.
+    #[error("{}", .0.iter().map(|fault| format!("error: {fault}")).collect::<Vec<_>>().join("\n"))]
+    Faults(Vec<Fault>),
+}
+
+/// How cgroups are made (kubelet's `cgroupDriver`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CgroupDriver {
+    /// Directories below the cgroup file system.
+    #[default]
+    Cgroupfs,
+    /// Slices and scopes, made by systemd over D-Bus.
+    Systemd,
+}
+
+/// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogRotation {
+    /// Bytes after which a new file is begun.
+    pub max_size: u64,
+    /// Files kept, the one being written included.
+    pub max_files: u32,
+}
+
+/// The agent's settled configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// `--hostname-override`; otherwise the host's name at the first start.
+    pub hostname_override: Option<String>,
+    /// `--root-dir`: what survives a reboot. Default `/var/lib/limpet`.
+    pub root_dir: PathBuf,
+    /// `runDirectory`: sockets, namespace pins, FIFOs. Default `/run/limpet`.
+    pub run_dir: PathBuf,
+    /// `podLogsDir`. Default `/var/log/pods`.
+    pub pod_logs_dir: PathBuf,
+    /// `containerLogsDirectory`: kubelet's symlinks. Default `/var/log/containers`.
+    pub container_logs_dir: PathBuf,
+    /// containerd's socket, without `unix://`.
+    pub runtime_endpoint: PathBuf,
+    /// `staticPodPath` / `--pod-manifest-path`: a directory or one file; `None`: no file source.
+    pub manifest_path: Option<PathBuf>,
+    /// `cgroupDriver`.
+    pub cgroup_driver: CgroupDriver,
+    /// `cgroupRoot`: the parent of `kubepods`, absolute, `/` by default.
+    pub cgroup_root: PathBuf,
+    /// `podPidsLimit`; `None`: no limit.
+    pub pod_pids_limit: Option<i64>,
+    /// `maxPods`.
+    pub max_pods: u32,
+    /// `seccompDefault`.
+    pub seccomp_default: bool,
+    /// `containerLogMaxSize`, `containerLogMaxFiles`.
+    pub log_rotation: LogRotation,
+    /// `resolvConf`; `None`: pods get an empty one.
+    pub resolv_conf: Option<PathBuf>,
+    /// `clusterDNS`.
+    pub cluster_dns: Vec<IpAddr>,
+    /// `clusterDomain`.
+    pub cluster_domain: String,
+    /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
+    pub allowed_unsafe_sysctls: Vec<String>,
+    /// How many images are pulled at once (`serializeImagePulls`, `maxParallelImagePulls`).
+    pub max_parallel_pulls: usize,
+    /// `nodeIP`; `None`: the address of the default route's interface, as far as there is one.
+    pub node_ip: Option<IpAddr>,
+    /// `snapshotter`. Default `overlayfs`.
+    pub snapshotter: String,
+    /// `runtimeBinary`: the OCI runtime containerd's shim is to call; `None`: the shim's own default, runc.
+    pub runtime_binary: Option<PathBuf>,
+    /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
+    pub registry_config_dir: PathBuf,
+    /// `cniConfigDirectory`. Default `/etc/cni/net.d`.
+    pub cni_conf_dir: PathBuf,
+    /// `cniBinaryDirectories`. Default `/opt/cni/bin` and `/usr/lib/cni`.
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// `metricsAddress`: where `/metrics` and `/healthz` are served besides the socket; loopback only.
+    pub metrics_address: Option<SocketAddr>,
+    /// `--v`: kubelet's verbosity; 0 to 10.
+    pub verbosity: u8,
+    /// `ignoreOtherAgents`: start although a kubelet runs on this node. For a try beside it, on another containerd.
+    pub ignore_other_agents: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            hostname_override: None,
+            root_dir: "/var/lib/limpet".into(),
+            run_dir: "/run/limpet".into(),
+            pod_logs_dir: "/var/log/pods".into(),
+            container_logs_dir: "/var/log/containers".into(),
+            runtime_endpoint: "/run/containerd/containerd.sock".into(),
+            manifest_path: None,
+            cgroup_driver: CgroupDriver::default(),
+            cgroup_root: "/".into(),
+            pod_pids_limit: None,
+            max_pods: 110,
+            seccomp_default: false,
+            log_rotation: LogRotation { max_size: 10 << 20, max_files: 5 },
+            resolv_conf: Some("/etc/resolv.conf".into()),
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+            allowed_unsafe_sysctls: Vec::new(),
+            max_parallel_pulls: 1,
+            node_ip: None,
+            snapshotter: "overlayfs".to_owned(),
+            runtime_binary: None,
+            registry_config_dir: "/etc/containerd/certs.d".into(),
+            cni_conf_dir: "/etc/cni/net.d".into(),
+            cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
+            metrics_address: None,
+            verbosity: 2,
+            ignore_other_agents: false,
+        }
+    }
+}
+
+impl Config {
+    /// The local socket every subcommand talks to.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("limpet.sock")
+    }
+
+    /// The FIFOs of commands that run in containers.
+    pub fn exec_dir(&self) -> PathBuf {
+        self.run_dir.join("exec")
+    }
+
+    /// A pod's own directory below the root: volumes, network result, termination messages.
+    pub fn pod_dir(&self, uid: &crate::pod::PodUid) -> PathBuf {
+        self.root_dir.join("pods").join(uid.as_str())
+    }
+}

@@ -1,0 +1,384 @@
+//! From flags and file to one `Config`: parse with positions, check every key, judge every value, report everything.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_saphyr::budget::Budget;
+
+use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
+use super::tree::{Entry, Map, Node, Position, Value};
+use super::{CgroupDriver, Config, ConfigError, ConfigWarning, RunFlags, quantity};
+use crate::pod::{Fault, Severity};
+
+/// No configuration is larger.
+const MAX_FILE: u64 = 1 << 20;
+/// Images pulled at once where kubelet would set no limit.
+const PULLS_WITHOUT_LIMIT: usize = 16;
+/// How like an existing key a wrong one must be to name the existing one.
+const LIKENESS: f64 = 0.8;
+
+/// Reads `--config` and settles it with the flags, which win.
+///
+/// # Errors
+/// The file cannot be read, or it or the flags hold mistakes: all of them.
+pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
+    let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new() };
+    let mut config = Config::default();
+    if let Some(path) = &flags.config {
+        let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        judge.origin = Arc::from(path.to_string_lossy());
+        let directory = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
+        judge.file(&text, directory.as_deref().unwrap_or(Path::new("/")), &mut config);
+        judge.origin = Arc::from("flags");
+    }
+    judge.flags(flags, &mut config);
+    if config.manifest_path.is_none() {
+        judge.warn(None, "staticPodPath", "is not set: no pods will be read from files");
+    }
+    let (errors, warnings): (Vec<_>, Vec<_>) =
+        judge.faults.into_iter().partition(|fault| fault.severity == Severity::Error);
+    if errors.is_empty() { Ok((config, warnings)) } else { Err(ConfigError::Faults(errors)) }
+}
+
+fn read_capped(path: &Path) -> std::io::Result<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(std::io::Error::other(format!("larger than {MAX_FILE} bytes")));
+    }
+    Ok(text)
+}
+
+/// Collects what is wrong.
+struct Judge {
+    origin: Arc<str>,
+    faults: Vec<Fault>,
+}
+
+impl Judge {
+    fn error(&mut self, position: Option<Position>, path: &str, message: impl Into<String>) {
+        self.push(position, Fault::error(path, message));
+    }
+
+    fn warn(&mut self, position: Option<Position>, path: &str, message: impl Into<String>) {
+        self.push(position, Fault::warning(path, message));
+    }
+
+    fn push(&mut self, position: Option<Position>, fault: Fault) {
+        self.faults.push(Fault { origin: Arc::clone(&self.origin), position, ..fault });
+    }
+
+    fn file(&mut self, text: &str, directory: &Path, config: &mut Config) {
+        let mut options = serde_saphyr::Options::default();
+        options.legacy_octal_numbers = true;
+        let mut budget = Budget::default();
+        budget.max_depth = 64;
+        budget.max_documents = 16;
+        options.budget = Some(budget);
+        let documents = match serde_saphyr::from_multiple_with_options::<Node>(text, options) {
+            Ok(documents) => documents,
+            Err(error) => {
+                let position = error.location().map(|at| {
+                    (u32::try_from(at.line()).unwrap_or(u32::MAX), u32::try_from(at.column()).unwrap_or(u32::MAX))
+                });
+                return self.error(position, "", format!("not YAML: {}", error.without_snippet()));
+            }
+        };
+        let mut seen: Vec<&'static str> = Vec::new();
+        for node in &documents {
+            match &node.value {
+                Value::Map(entries) => self.document(node.position, entries, directory, config, &mut seen),
+                Value::Null => {}
+                other => self.error(Some(node.position), "", format!("expected a map, found {}", other.kind())),
+            }
+        }
+    }
+
+    fn document(
+        &mut self,
+        position: Position,
+        entries: &[Entry],
+        directory: &Path,
+        config: &mut Config,
+        seen: &mut Vec<&'static str>,
+    ) {
+        let map = Map { entries };
+        let (kind, version, keys) = match map.text("kind") {
+            Some(("KubeletConfiguration", _)) => ("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1", KUBELET),
+            Some(("LimpetConfiguration", _)) => ("LimpetConfiguration", "limpet.dev/v1alpha1", LIMPET),
+            found => {
+                let message = "must be KubeletConfiguration or LimpetConfiguration";
+                return self.error(Some(found.map_or(position, |(_, at)| at)), "kind", message);
+            }
+        };
+        if seen.contains(&kind) {
+            return self.error(Some(position), "kind", format!("a second {kind}"));
+        }
+        seen.push(kind);
+        match map.text("apiVersion") {
+            Some((given, _)) if given == version => {}
+            found => self.error(Some(found.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}")),
+        }
+        self.keys(entries, keys, "");
+        match kind {
+            "KubeletConfiguration" => self.kubelet(&map, directory, config),
+            _ => self.limpet(&map, config),
+        }
+    }
+
+    /// Checks that every key exists and has the right type, and names those that do nothing.
+    fn keys(&mut self, entries: &[Entry], keys: &[Key], parent: &str) {
+        for entry in entries {
+            let path = if parent.is_empty() { entry.key.clone() } else { format!("{parent}.{}", entry.key) };
+            let Some(key) = keys.iter().find(|key| key.name == entry.key) else {
+                let mut fault = Fault::error(path, "no such key");
+                if let Some(like) = most_like(&entry.key, keys) {
+                    fault = fault.with_remedy(format!("did you mean {like}?"));
+                }
+                self.push(Some(entry.position), fault);
+                continue;
+            };
+            if matches!(entry.node.value, Value::Null) {
+                continue;
+            }
+            if let (Shape::Object(inner), Value::Map(entries)) = (key.shape, &entry.node.value) {
+                self.keys(entries, inner, &path);
+                continue;
+            }
+            if let Some((position, found)) = misfit(key.shape, &entry.node) {
+                self.error(Some(position), &path, format!("expected {}, found {found}", expected(key.shape)));
+                continue;
+            }
+            match key.support {
+                Support::Acts => {}
+                Support::NotYet(anyway) if anyway.is_some_and(|anyway| is(anyway, &entry.node.value)) => {}
+                Support::NotYet(_) => self.warn(Some(entry.position), &path, "is not supported yet and has no effect"),
+                Support::Needless(why) => self.warn(Some(entry.position), &path, format!("has no effect: {why}")),
+            }
+        }
+    }
+
+    fn kubelet(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
+        if let Some((path, _)) = map.text("staticPodPath").filter(|(path, _)| !path.is_empty()) {
+            config.manifest_path = Some(directory.join(path));
+        }
+        self.absolute_path(map, "podLogsDir", &mut config.pod_logs_dir);
+        self.absolute_path(map, "cgroupRoot", &mut config.cgroup_root);
+        if let Some((path, _)) = map.text("resolvConf") {
+            config.resolv_conf = (!path.is_empty()).then(|| directory.join(path));
+        }
+        if let Some((endpoint, at)) = map.text("containerRuntimeEndpoint").filter(|(text, _)| !text.is_empty()) {
+            self.endpoint(endpoint, Some(at), "containerRuntimeEndpoint", &mut config.runtime_endpoint);
+        }
+        match map.text("cgroupDriver") {
+            Some(("cgroupfs" | "", _)) | None => {}
+            Some(("systemd", _)) => config.cgroup_driver = CgroupDriver::Systemd,
+            Some((other, at)) => {
+                self.error(Some(at), "cgroupDriver", format!("{other:?} is neither cgroupfs nor systemd"));
+            }
+        }
+        if let Some((limit, _)) = map.int("podPidsLimit") {
+            config.pod_pids_limit = Some(limit).filter(|limit| *limit > 0);
+        }
+        if let Some((pods, at)) = map.int("maxPods").filter(|(pods, _)| *pods != 0) {
+            match u32::try_from(pods) {
+                Ok(pods) => config.max_pods = pods,
+                Err(_) => self.error(Some(at), "maxPods", format!("{pods} is no number of pods")),
+            }
+        }
+        if let Some((on, _)) = map.bool("seccompDefault") {
+            config.seccomp_default = on;
+        }
+        if let Some((domain, _)) = map.text("clusterDomain") {
+            domain.trim_end_matches('.').clone_into(&mut config.cluster_domain);
+        }
+        for (address, at) in map.texts("clusterDNS") {
+            match address.parse() {
+                Ok(address) => config.cluster_dns.push(address),
+                Err(_) => self.error(Some(at), "clusterDNS", format!("{address:?} is not an IP address")),
+            }
+        }
+        config.allowed_unsafe_sysctls =
+            map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
+        self.logs(map, config);
+        self.pulls(map, config);
+    }
+
+    fn logs(&mut self, map: &Map<'_>, config: &mut Config) {
+        if let Some((size, at)) = map.text("containerLogMaxSize") {
+            match quantity::bytes(size).filter(|bytes| *bytes > 0) {
+                Some(bytes) => config.log_rotation.max_size = bytes,
+                None => self.error(Some(at), "containerLogMaxSize", format!("{size:?} is no size such as 10Mi")),
+            }
+        }
+        if let Some((files, at)) = map.int("containerLogMaxFiles") {
+            match u32::try_from(files).ok().filter(|files| *files > 1) {
+                Some(files) => config.log_rotation.max_files = files,
+                None => self.error(Some(at), "containerLogMaxFiles", "must be 2 or more"),
+            }
+        }
+    }
+
+    fn pulls(&mut self, map: &Map<'_>, config: &mut Config) {
+        let most = map.int("maxParallelImagePulls");
+        // kubelet: one at a time, unless a number above one is given or serializeImagePulls is off.
+        let serial = map.bool("serializeImagePulls").map_or(most.is_none_or(|(most, _)| most <= 1), |(on, _)| on);
+        match (most, serial) {
+            (Some((most, at)), _) if most < 1 => {
+                self.error(Some(at), "maxParallelImagePulls", format!("{most} is not 1 or more"));
+            }
+            (Some((most, at)), true) if most > 1 => {
+                let message = format!("{most} cannot be while serializeImagePulls is true");
+                self.error(Some(at), "maxParallelImagePulls", message);
+            }
+            (Some((most, _)), false) => config.max_parallel_pulls = usize::try_from(most).unwrap_or(usize::MAX),
+            (None, false) => config.max_parallel_pulls = PULLS_WITHOUT_LIMIT,
+            (_, true) => config.max_parallel_pulls = 1,
+        }
+    }
+
+    fn limpet(&mut self, map: &Map<'_>, config: &mut Config) {
+        self.absolute_path(map, "rootDirectory", &mut config.root_dir);
+        self.absolute_path(map, "runDirectory", &mut config.run_dir);
+        self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
+        self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
+        self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
+        let directories = map.texts("cniBinaryDirectories");
+        if !directories.is_empty() {
+            config.cni_bin_dirs = directories.iter().map(|(path, _)| PathBuf::from(path)).collect();
+            for (path, at) in directories.iter().filter(|(path, _)| !path.starts_with('/')) {
+                self.error(Some(*at), "cniBinaryDirectories", format!("{path:?} is not an absolute path"));
+            }
+        }
+        if let Some((snapshotter, at)) = map.text("snapshotter") {
+            if snapshotter.is_empty() {
+                self.error(Some(at), "snapshotter", "is empty");
+            }
+            snapshotter.clone_into(&mut config.snapshotter);
+        }
+        if map.text("runtimeBinary").is_some() {
+            let mut binary = PathBuf::new();
+            self.absolute_path(map, "runtimeBinary", &mut binary);
+            config.runtime_binary = Some(binary);
+        }
+        if let Some((address, at)) = map.text("metricsAddress") {
+            match address.parse::<SocketAddr>() {
+                Ok(address) if address.ip().is_loopback() => config.metrics_address = Some(address),
+                Ok(_) => self.error(
+                    Some(at),
+                    "metricsAddress",
+                    format!("{address} is not on loopback; only 127.0.0.0/8 and [::1] are allowed"),
+                ),
+                Err(_) => {
+                    self.error(
+                        Some(at),
+                        "metricsAddress",
+                        format!("{address:?} is no address such as 127.0.0.1:10249"),
+                    );
+                }
+            }
+        }
+        if let Some((address, at)) = map.text("nodeIP") {
+            match address.parse::<IpAddr>() {
+                Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => config.node_ip = Some(ip),
+                _ => self.error(Some(at), "nodeIP", format!("{address:?} is no address of a node")),
+            }
+        }
+        if let Some((on, _)) = map.bool("ignoreOtherAgents") {
+            config.ignore_other_agents = on;
+        }
+    }
+
+    fn flags(&mut self, flags: &RunFlags, config: &mut Config) {
+        config.hostname_override = flags.hostname_override.clone().filter(|name| !name.trim().is_empty());
+        if let Some(endpoint) = &flags.container_runtime_endpoint {
+            self.endpoint(endpoint, None, "--container-runtime-endpoint", &mut config.runtime_endpoint);
+        }
+        let paths = [("--pod-manifest-path", &flags.pod_manifest_path), ("--root-dir", &flags.root_dir)];
+        for (name, path) in paths {
+            let Some(path) = path else { continue };
+            match std::path::absolute(path) {
+                Ok(path) if name == "--root-dir" => config.root_dir = path,
+                Ok(path) => config.manifest_path = Some(path),
+                Err(error) => self.error(None, name, error.to_string()),
+            }
+        }
+        if let Some(verbosity) = flags.verbosity {
+            config.verbosity = verbosity;
+        }
+    }
+
+    fn absolute_path(&mut self, map: &Map<'_>, key: &str, into: &mut PathBuf) {
+        match map.text(key) {
+            Some((path, _)) if path.starts_with('/') => *into = PathBuf::from(path),
+            Some(("", _)) | None => {}
+            Some((path, at)) => self.error(Some(at), key, format!("{path:?} is not an absolute path")),
+        }
+    }
+
+    fn endpoint(&mut self, endpoint: &str, at: Option<Position>, key: &str, into: &mut PathBuf) {
+        match endpoint.strip_prefix("unix://").unwrap_or(endpoint) {
+            path if path.starts_with('/') => *into = PathBuf::from(path),
+            _ => {
+                self.error(at, key, format!("{endpoint:?} is no socket such as unix:///run/containerd/containerd.sock"))
+            }
+        }
+    }
+}
+
+fn is(plain: Plain, value: &Value) -> bool {
+    match (plain, value) {
+        (Plain::Bool(a), Value::Bool(b)) => a == *b,
+        (Plain::Int(a), Value::Int(b)) => a == *b,
+        (Plain::Text(a), Value::Text(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// Where and what the value is, when it is not of `shape`.
+fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
+    let items = |fits: fn(&Value) -> bool| match &node.value {
+        Value::List(nodes) => {
+            nodes.iter().find(|item| !fits(&item.value)).map(|item| (item.position, item.value.kind()))
+        }
+        other => Some((node.position, other.kind())),
+    };
+    let fits = match (shape, &node.value) {
+        (Shape::Texts, _) => return items(|value| matches!(value, Value::Text(_))),
+        (Shape::Ints, _) => return items(|value| matches!(value, Value::Int(_))),
+        (Shape::Bool, Value::Bool(_))
+        | (Shape::Int, Value::Int(_))
+        | (Shape::Float, Value::Int(_) | Value::Float)
+        | (Shape::Text | Shape::Duration, Value::Text(_))
+        | (Shape::Map | Shape::Object(_), Value::Map(_))
+        | (Shape::List, Value::List(_)) => true,
+        _ => false,
+    };
+    (!fits).then(|| (node.position, node.value.kind()))
+}
+
+fn expected(shape: Shape) -> &'static str {
+    match shape {
+        Shape::Bool => "true or false",
+        Shape::Int => "a whole number",
+        Shape::Float => "a number",
+        Shape::Text => "text",
+        Shape::Duration => "a duration such as 1m30s",
+        Shape::Texts => "a list of texts",
+        Shape::Ints => "a list of whole numbers",
+        Shape::Map | Shape::Object(_) => "a map",
+        Shape::List => "a list",
+    }
+}
+
+fn most_like(wrong: &str, keys: &[Key]) -> Option<&'static str> {
+    let wrong = wrong.to_ascii_lowercase();
+    let likeness = |key: &Key| strsim::jaro_winkler(&wrong, &key.name.to_ascii_lowercase());
+    let best = keys.iter().map(|key| (likeness(key), key.name)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 >= LIKENESS).then_some(best.1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Command {
+    #[command(flatten)]
+    flags: RunFlags,
+}
+
+fn flags(arguments: &[&str]) -> RunFlags {
+    Command::try_parse_from(std::iter::once(&"limpet").chain(arguments)).unwrap().flags
+}
+
+/// Loads `text` as `/…/config.yaml`; the directory is cut from what is said.
+fn load_text(text: &str, more: &[&str]) -> (Result<Config, Vec<String>>, Vec<String>, PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("config.yaml");
+    std::fs::write(&path, text).unwrap();
+    let told = |faults: Vec<Fault>| -> Vec<String> {
+        let prefix = format!("{}/", root.path().display());
+        faults.iter().map(|fault| fault.to_string().replace(&prefix, "")).collect()
+    };
+    let config = flags(&[&["--config", path.to_str().unwrap()], more].concat());
+    let directory = root.path().to_owned();
+    match load(&config) {
+        Ok((config, warnings)) => (Ok(config), told(warnings), directory),
+        Err(ConfigError::Faults(faults)) => (Err(told(faults)), Vec::new(), directory),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+const KUBELET_HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+const LIMPET_HEAD: &str = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n";
+
+#[test]
+fn without_flags_everything_is_the_default_and_one_warning_says_what_is_missing() {
+    let (config, warnings) = load(&flags(&[])).unwrap();
+    assert_eq!(config, Config::default());
+    assert_eq!(warnings.len(), 1);
+    assert_eq!(warnings[0].path, "staticPodPath");
+}
+
+#[test]
+fn every_key_that_acts_acts() {
+    let text = format!(
+        "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
+         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\npodPidsLimit: 512\nresolvConf: ''\n\
+         serializeImagePulls: false\nmaxParallelImagePulls: 3\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
+         allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\n---\n\
+         {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
+         cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
+         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nignoreOtherAgents: true\n"
+    );
+    for key in KUBELET.iter().chain(LIMPET).filter(|key| key.support == Support::Acts) {
+        assert!(text.contains(&format!("\n{}:", key.name)) || text.starts_with(key.name), "{} is not tried", key.name);
+    }
+    let (config, warnings, directory) = load_text(&text, &[]);
+    let expected = Config {
+        hostname_override: None,
+        root_dir: "/r".into(),
+        run_dir: "/x".into(),
+        pod_logs_dir: "/l".into(),
+        container_logs_dir: "/cl".into(),
+        runtime_endpoint: "/run/c.sock".into(),
+        manifest_path: Some(directory.join("manifests")),
+        cgroup_driver: CgroupDriver::Systemd,
+        cgroup_root: "/edge".into(),
+        pod_pids_limit: Some(512),
+        max_pods: 20,
+        seccomp_default: true,
+        log_rotation: super::super::LogRotation { max_size: 5 << 20, max_files: 3 },
+        resolv_conf: None,
+        cluster_dns: vec!["10.0.0.10".parse().unwrap(), "fd00::10".parse().unwrap()],
+        cluster_domain: "cluster.local".to_owned(),
+        allowed_unsafe_sysctls: vec!["net.*".to_owned()],
+        max_parallel_pulls: 3,
+        node_ip: Some("192.168.1.5".parse().unwrap()),
+        snapshotter: "native".to_owned(),
+        runtime_binary: Some("/usr/bin/crun".into()),
+        registry_config_dir: "/certs".into(),
+        cni_conf_dir: "/cni".into(),
+        cni_bin_dirs: vec!["/bin1".into(), "/bin2".into()],
+        metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
+        verbosity: 2,
+        ignore_other_agents: true,
+    };
+    assert_eq!(config.unwrap(), expected);
+    assert_eq!(warnings, Vec::<String>::new());
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let text = format!("{KUBELET_HEAD}staticPodPath: /file\ncontainerRuntimeEndpoint: unix:///file.sock\n");
+    let arguments = [
+        "--pod-manifest-path=/flag",
+        "--container-runtime-endpoint",
+        "unix:///flag.sock",
+        "--root-dir=/root-flag",
+        "--hostname-override=Edge1",
+        "--v=4",
+    ];
+    let config = load_text(&text, &arguments).0.unwrap();
+    assert_eq!(config.manifest_path, Some("/flag".into()));
+    assert_eq!(config.runtime_endpoint, PathBuf::from("/flag.sock"));
+    assert_eq!(config.root_dir, PathBuf::from("/root-flag"));
+    assert_eq!((config.hostname_override.as_deref(), config.verbosity), (Some("Edge1"), 4));
+    assert_eq!(flags(&["-v", "3"]).verbosity, Some(3));
+    assert!(Command::try_parse_from(["limpet", "--v=11"]).is_err());
+    assert!(Command::try_parse_from(["limpet", "--kubeconfig=/x"]).is_err());
+}
+
+#[test]
+fn all_mistakes_are_told_in_one_run_with_their_places() {
+    let text = format!(
+        "{KUBELET_HEAD}staticPodPth: /m\nmaxPods: \"110\"\nclusterDNS:\n- 10.0.0.10\n- 7\nclusterDomain: yes\n\
+         containerLogMaxSize: 10MB\nauthentication:\n  webhok: {{}}\ncgroupDriver: systemdd\nmaxParallelImagePulls: 4\n\
+         serializeImagePulls: true\n---\n{LIMPET_HEAD}metricsAddress: 0.0.0.0:80\nrunDirectory: run\nstaticPodPath: /m\n"
+    );
+    let faults = load_text(&text, &["--container-runtime-endpoint=tcp://x"]).0.unwrap_err();
+    let expected = [
+        "config.yaml:3:1: staticPodPth: no such key; did you mean staticPodPath?",
+        "config.yaml:4:10: maxPods: expected a whole number, found text",
+        "config.yaml:7:3: clusterDNS: expected a list of texts, found a whole number",
+        "config.yaml:8:16: clusterDomain: expected text, found true or false",
+        "config.yaml:11:3: authentication.webhok: no such key; did you mean webhook?",
+        "config.yaml:12:15: cgroupDriver: \"systemdd\" is neither cgroupfs nor systemd",
+        "config.yaml:9:22: containerLogMaxSize: \"10MB\" is no size such as 10Mi",
+        "config.yaml:13:24: maxParallelImagePulls: 4 cannot be while serializeImagePulls is true",
+        "config.yaml:20:1: staticPodPath: no such key",
+        "config.yaml:19:15: runDirectory: \"run\" is not an absolute path",
+        "config.yaml:18:17: metricsAddress: 0.0.0.0:80 is not on loopback; only 127.0.0.0/8 and [::1] are allowed",
+        "flags: --container-runtime-endpoint: \"tcp://x\" is no socket such as unix:///run/containerd/containerd.sock",
+    ];
+    assert_eq!(faults, expected);
+}
+
+#[test]
+fn documents_are_told_apart_by_kind_and_version() {
+    let cases = [
+        ("kind: Pod\n", "config.yaml:1:7: kind: must be KubeletConfiguration or LimpetConfiguration"),
+        ("a: 1\n", "config.yaml:1:1: kind: must be KubeletConfiguration or LimpetConfiguration"),
+        ("- a\n", "config.yaml:1:1: expected a map, found a list"),
+        (
+            "kind: LimpetConfiguration\napiVersion: limpet.dev/v2\n",
+            "config.yaml:2:13: apiVersion: must be limpet.dev/v1alpha1",
+        ),
+        ("kind: LimpetConfiguration\n", "config.yaml:1:1: apiVersion: must be limpet.dev/v1alpha1"),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(load_text(text, &[]).0.unwrap_err(), [expected], "{text}");
+    }
+    let twice = format!("{LIMPET_HEAD}---\n{LIMPET_HEAD}");
+    assert_eq!(load_text(&twice, &[]).0.unwrap_err(), ["config.yaml:4:1: kind: a second LimpetConfiguration"]);
+    let broken = load_text("a: [1\nb: }\n", &[]).0.unwrap_err();
+    assert!(broken.len() == 1 && broken[0].starts_with("config.yaml:2:"), "{broken:?}");
+    assert!(load_text("", &[]).0.is_ok());
+}
+
+#[test]
+fn what_does_nothing_yet_is_named_unless_it_is_so_anyway() {
+    let text = format!(
+        "{KUBELET_HEAD}staticPodPath: /m\nevictionHard: {{memory.available: 100Mi}}\nfailSwapOn: false\nreadOnlyPort: 0\n\
+         syncFrequency: 1m\nauthentication:\n  anonymous:\n    enabled: false\n  webhook:\n    enabled: false\nport: null\n"
+    );
+    let (config, warnings, _) = load_text(&text, &[]);
+    config.unwrap();
+    let expected = [
+        "config.yaml:4:1: evictionHard: is not supported yet and has no effect",
+        "config.yaml:7:1: syncFrequency: has no effect: changes are seen as they happen, without a period",
+        "config.yaml:10:5: authentication.anonymous.enabled: is not supported yet and has no effect",
+    ];
+    assert_eq!(warnings, expected);
+}
+
+#[test]
+fn pulls_are_counted_as_kubelet_counts_them() {
+    let cases = [
+        ("", 1),
+        ("serializeImagePulls: true\n", 1),
+        ("serializeImagePulls: false\n", PULLS_WITHOUT_LIMIT),
+        ("serializeImagePulls: false\nmaxParallelImagePulls: 2\n", 2),
+        ("maxParallelImagePulls: 2\n", 2),
+        ("serializeImagePulls: true\nmaxParallelImagePulls: 1\n", 1),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.unwrap().max_parallel_pulls, expected, "{text}");
+    }
+}
+
+#[test]
+fn the_file_must_be_there_and_be_small() {
+    let missing = load(&flags(&["--config", "/nonexistent/config.yaml"])).unwrap_err();
+    assert!(missing.to_string().starts_with("cannot read configuration /nonexistent/config.yaml: No such file"));
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("config.yaml");
+    std::fs::write(&path, vec![b'#'; 2 << 20]).unwrap();
+    let large = load(&flags(&["--config", path.to_str().unwrap()])).unwrap_err();
+    assert!(large.to_string().contains("larger than"), "{large}");
+}
+
+#[test]
+fn the_packaged_configuration_loads_without_a_word() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/config.yaml");
+    let (config, warnings) = load(&flags(&["--config", path.to_str().unwrap()])).unwrap();
+    assert_eq!(warnings, []);
+    assert!(config.seccomp_default);
+    assert_eq!(config.manifest_path, Some("/etc/limpet/manifests".into()));
+}

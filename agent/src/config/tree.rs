@@ -1,0 +1,167 @@
+//! YAML as a tree that remembers where every key and value stands.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Location, Spanned};
+
+/// One-based line and column.
+pub(super) type Position = (u32, u32);
+
+/// A value and where it stands.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub(super) position: Position,
+    pub(super) value: Value,
+}
+
+/// A YAML value of the core schema.
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    Null,
+    Bool(bool),
+    Int(i64),
+    Float,
+    Text(String),
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// One key of a map.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) position: Position,
+    pub(super) node: Node,
+}
+
+impl Value {
+    /// The type's name, as a person would say it.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "nothing",
+            Self::Bool(_) => "true or false",
+            Self::Int(_) => "a whole number",
+            Self::Float => "a number",
+            Self::Text(_) => "text",
+            Self::List(_) => "a list",
+            Self::Map(_) => "a map",
+        }
+    }
+}
+
+/// A value and where it stands.
+type Found<T> = Option<(T, Position)>;
+
+/// A document's keys by name. Values of another type than asked for have been reported already.
+#[derive(Clone, Copy)]
+pub(super) struct Map<'a> {
+    pub(super) entries: &'a [Entry],
+}
+
+impl<'a> Map<'a> {
+    fn get(&self, key: &str) -> Option<&'a Node> {
+        self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Found<&'a str> {
+        let node = self.get(key)?;
+        if let Value::Text(text) = &node.value { Some((text, node.position)) } else { None }
+    }
+
+    pub(super) fn int(&self, key: &str) -> Found<i64> {
+        let node = self.get(key)?;
+        if let Value::Int(number) = node.value { Some((number, node.position)) } else { None }
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Found<bool> {
+        let node = self.get(key)?;
+        if let Value::Bool(value) = node.value { Some((value, node.position)) } else { None }
+    }
+
+    pub(super) fn texts(&self, key: &str) -> Vec<(&'a str, Position)> {
+        let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
+        let texts = nodes.iter().filter_map(|node| match &node.value {
+            Value::Text(text) => Some((text.as_str(), node.position)),
+            _ => None,
+        });
+        texts.collect()
+    }
+}
+
+fn position(location: Location) -> Position {
+    let bounded = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    (bounded(location.line()), bounded(location.column()))
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let spanned = Spanned::<Value>::deserialize(deserializer)?;
+        Ok(Self { position: position(spanned.referenced), value: spanned.value })
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        Value::deserialize(deserializer)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Int(value))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        i64::try_from(value).map(Value::Int).map_err(|_| E::custom("the number is too large"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Value, E> {
+        Ok(Value::Float)
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(node) = items.next_element()? {
+            list.push(node);
+        }
+        Ok(Value::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Vec::new();
+        while let Some(key) = entries.next_key::<Spanned<String>>()? {
+            let node = entries.next_value()?;
+            map.push(Entry { position: position(key.referenced), key: key.value, node });
+        }
+        Ok(Value::Map(map))
+    }
+}

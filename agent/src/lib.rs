@@ -1,0 +1,22 @@
+//! limpet: a node agent for Kubernetes Pods on constrained edge hardware.
+//!
+//! One direction: sources publish pods, `merge` makes one desired state of them, a worker per pod drives
+//! containerd towards it, and `status` carries what is observed back to those who ask.
+//! `ARCHITECTURE.md` draws the whole way; each module below is one room of it.
+
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod lifecycle;
+pub mod merge;
+pub mod network;
+pub mod node;
+pub mod pod;
+pub mod runtime;
+pub mod server;
+pub mod source;
+pub mod status;
+pub mod store;
+pub mod volume;
+pub mod watch;
+pub mod worker;

@@ -1,0 +1,13 @@
+//! The `limpet` executable.
+
+use std::process::ExitCode;
+
+use limpet::runtime::log::writer;
+
+fn main() -> ExitCode {
+    // A container's logger, started by containerd's shim: before anything else, because it must stay tiny.
+    match writer::invoked() {
+        Some(value) => writer::main(&value),
+        None => limpet::cli::main(),
+    }
+}

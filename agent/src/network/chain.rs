@@ -1,0 +1,127 @@
+//! The plugins of one network run in a row: ADD and CHECK forwards, DEL backwards.
+
+use std::io;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::conflist::Conflist;
+use super::record::Record;
+use super::{INTERFACE, NetworkError, PodAddresses, answer, invoke};
+
+/// Each plugin in order, each given the result of the one before.
+pub(super) async fn add(
+    record: &Record,
+    conflist: &Conflist,
+    dirs: &[PathBuf],
+) -> Result<(Value, PodAddresses), NetworkError> {
+    let mut result: Option<Value> = None;
+    for index in 0..conflist.plugins.len() {
+        let stdin = conflist.stdin(index, result.as_ref(), &record.ports);
+        let stdout = call(record, conflist, dirs, index, "add", &stdin).await?;
+        let failed = |reason: String| failed_call(record, conflist.plugin_type(index), "add", reason);
+        result = match stdout.trim_ascii() {
+            // A plugin that adds nothing may print nothing.
+            [] => result,
+            text => {
+                Some(serde_json::from_slice(text).map_err(|error| failed(format!("its result is no JSON: {error}")))?)
+            }
+        };
+    }
+    let result = result.unwrap_or_default();
+    let last = conflist.plugin_type(conflist.plugins.len().saturating_sub(1));
+    match answer::addresses(&result, INTERFACE) {
+        Ok(addresses) => Ok((result, addresses)),
+        Err(error) => Err(failed_call(record, last, "add", error.to_string())),
+    }
+}
+
+pub(super) async fn check(record: &Record, result: &Value, dirs: &[PathBuf]) -> Result<(), NetworkError> {
+    let conflist = record.conflist().map_err(|reason| failed_call(record, "", "check", reason))?;
+    if !conflist.checks() {
+        return Ok(());
+    }
+    for index in 0..conflist.plugins.len() {
+        let stdin = conflist.stdin(index, Some(result), &record.ports);
+        call(record, &conflist, dirs, index, "check", &stdin).await?;
+    }
+    Ok(())
+}
+
+/// Each plugin in reverse order. One that fails does not keep the others from giving back what they hold; the
+/// first failure is returned.
+pub(super) async fn del(record: &Record, dirs: &[PathBuf]) -> Result<(), NetworkError> {
+    let conflist = record.conflist().map_err(|reason| failed_call(record, "", "del", reason))?;
+    let previous = record.result.as_ref().filter(|_| !conflist.before_0_4());
+    let mut outcome = Ok(());
+    for index in (0..conflist.plugins.len()).rev() {
+        let stdin = conflist.stdin(index, previous, &record.ports);
+        let ended = call(record, &conflist, dirs, index, "del", &stdin).await.map(drop);
+        outcome = outcome.and(ended);
+    }
+    outcome
+}
+
+/// One command of one plugin; returns what it printed.
+async fn call(
+    record: &Record,
+    conflist: &Conflist,
+    dirs: &[PathBuf],
+    index: usize,
+    command: &'static str,
+    stdin: &Value,
+) -> Result<Vec<u8>, NetworkError> {
+    let plugin = conflist.plugin_type(index);
+    let Some(program) = invoke::find(plugin, dirs) else {
+        return Err(NetworkError::PluginMissing {
+            pod: format!("{}/{}", record.namespace, record.name),
+            plugin: plugin.to_owned(),
+            dirs: bin_path(dirs),
+        });
+    };
+    let environment = environment(record, command, bin_path(dirs));
+    let input = stdin.to_string();
+    let output = invoke::run(&program, &environment, input.as_bytes(), invoke::DEADLINE).await.map_err(|error| {
+        let reason = match error.kind() {
+            io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", invoke::DEADLINE.as_secs()),
+            _ => error.to_string(),
+        };
+        failed_call(record, plugin, command, reason)
+    })?;
+    if output.success {
+        return Ok(output.stdout);
+    }
+    let (code, message) = answer::failure(&output.stdout, &output.stderr);
+    let pod = format!("{}/{}", record.namespace, record.name);
+    Err(NetworkError::Plugin { pod, plugin: plugin.to_owned(), command, code, message })
+}
+
+/// The variables CNI defines, with what Kubernetes' runtimes put into `CNI_ARGS`. A namespace that is gone is an
+/// empty `CNI_NETNS`: the plugins then give back only what they hold outside it.
+fn environment(record: &Record, command: &'static str, path: String) -> [(&'static str, String); 6] {
+    let at = &record.network_namespace;
+    let netns = if command != "del" || at.is_there() { at.path.to_string_lossy().into_owned() } else { String::new() };
+    let args = format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={uid};K8S_POD_UID={uid}",
+        record.namespace,
+        record.name,
+        uid = record.uid
+    );
+    [
+        ("CNI_COMMAND", command.to_ascii_uppercase()),
+        ("CNI_CONTAINERID", record.uid.clone()),
+        ("CNI_NETNS", netns),
+        ("CNI_IFNAME", INTERFACE.to_owned()),
+        ("CNI_ARGS", args),
+        ("CNI_PATH", path),
+    ]
+}
+
+fn failed_call(record: &Record, plugin: &str, command: &'static str, reason: String) -> NetworkError {
+    let pod = format!("{}/{}", record.namespace, record.name);
+    NetworkError::Invocation { pod, plugin: plugin.to_owned(), command, reason }
+}
+
+fn bin_path(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|dir| dir.to_string_lossy()).collect::<Vec<_>>().join(":")
+}

@@ -1,0 +1,140 @@
+//! Runs one plugin once: environment, standard input, bounded output, a deadline.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+
+/// How long one plugin may take. A DHCP lease on a slow network needs some tens of seconds; containerd's callers
+/// give the whole sandbox two minutes.
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Bytes of a result that are read; more is an error.
+const MAX_STDOUT: u64 = 1 << 20;
+
+/// Bytes of a plugin's log that are kept; the rest is read and dropped.
+const MAX_STDERR: u64 = 16 << 10;
+
+/// A plugin's end.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub success: bool,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// The executable of that `type`: the first one found in the directories, as libcni looks for it.
+pub(super) fn find(plugin: &str, dirs: &[PathBuf]) -> Option<PathBuf> {
+    dirs.iter().map(|dir| dir.join(plugin)).find(|path| path.is_file())
+}
+
+/// Runs `program` with `environment` added to the agent's own (plugins look for `iptables` in `PATH`) and `input` on
+/// its standard input. When `deadline` passes the plugin is killed together with those it called.
+///
+/// # Errors
+/// The program could not be run, printed too much, or took too long (`TimedOut`).
+pub(super) async fn run(
+    program: &Path,
+    environment: &[(&str, String)],
+    input: &[u8],
+    deadline: Duration,
+) -> io::Result<Output> {
+    let mut child = Command::new(program)
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    match tokio::time::timeout(deadline, talk(&mut child, input)).await {
+        Ok(result) => result,
+        Err(_) => {
+            kill_group(&child);
+            child.wait().await?;
+            Err(io::Error::from(io::ErrorKind::TimedOut))
+        }
+    }
+}
+
+async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let write = async {
+        if let Some(mut stdin) = stdin {
+            // A plugin may end without reading it all; its exit status says more than our broken pipe.
+            let _ = stdin.write_all(input).await;
+        }
+    };
+    let ((), stdout, stderr) = tokio::join!(write, read(stdout, MAX_STDOUT, false), read(stderr, MAX_STDERR, true));
+    let status = child.wait().await?;
+    Ok(Output { success: status.success(), stdout: stdout?, stderr: stderr? })
+}
+
+/// Reads up to `limit` bytes. What is beyond is dropped, or an error.
+async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool) -> io::Result<Vec<u8>> {
+    let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
+    let mut bytes = Vec::new();
+    (&mut pipe).take(limit).read_to_end(&mut bytes).await?;
+    let rest = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await?;
+    if rest > 0 && !drop_rest {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it printed more than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn kill_group(child: &Child) {
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    if let Some(pid) = pid {
+        // It may just have ended; then there is nobody to kill.
+        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_directory_wins() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let paths: Vec<_> = dirs.iter().map(|dir| dir.path().to_owned()).collect();
+        assert_eq!(find("bridge", &paths), None);
+        std::fs::write(paths[1].join("bridge"), "").unwrap();
+        assert_eq!(find("bridge", &paths), Some(paths[1].join("bridge")));
+        std::fs::write(paths[0].join("bridge"), "").unwrap();
+        assert_eq!(find("bridge", &paths), Some(paths[0].join("bridge")));
+    }
+
+    async fn sh(script: &str, deadline: Duration) -> io::Result<Output> {
+        // A shell reads its script from standard input, as a plugin its configuration.
+        run(Path::new("/bin/sh"), &[("CNI_COMMAND", "ADD".to_owned())], script.as_bytes(), deadline).await
+    }
+
+    #[tokio::test]
+    async fn input_output_and_status() {
+        let output = sh("echo $CNI_COMMAND; echo log >&2; exit 3", DEADLINE).await.unwrap();
+        assert!(!output.success);
+        assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"ADD\n"[..], &b"log\n"[..]));
+    }
+
+    #[tokio::test]
+    async fn too_much_output_is_an_error_and_too_much_log_is_not() {
+        let error = sh("head -c 1048577 /dev/zero", DEADLINE).await.unwrap_err();
+        assert_eq!(error.to_string(), "it printed more than 1048576 bytes");
+        let output = sh("head -c 1048577 /dev/zero >&2; echo fine", DEADLINE).await.unwrap();
+        assert_eq!(output.stdout, b"fine\n");
+        assert_eq!(output.stderr.len() as u64, MAX_STDERR);
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_hangs_is_killed_with_its_children() {
+        // The child of the plugin holds the pipes open: only killing the group ends the wait.
+        let error = sh("sleep 1000 & wait", Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,63 @@
+//! What a pod asks of the network.
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::ContainerPort;
+use serde::{Deserialize, Serialize};
+
+use crate::pod::{PodRecord, PodUid};
+
+/// A container's port that is to be reached by a port of the node (`hostPort`), as the `portMappings` capability
+/// takes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortMapping {
+    /// The node's port.
+    pub host_port: i32,
+    /// The pod's port.
+    pub container_port: i32,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+    /// The node's address it is bound to; empty for all.
+    #[serde(rename = "hostIP")]
+    pub host_ip: String,
+}
+
+/// A pod that is to be part of the network.
+#[derive(Debug, Clone)]
+pub struct AttachRequest<'a> {
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The pod's name.
+    pub name: &'a str,
+    /// The pod's UID; it serves as CNI's container id as well.
+    pub uid: &'a PodUid,
+    /// The pin of the pod's network namespace.
+    pub netns: &'a Path,
+    /// The pod's host ports.
+    pub ports: Vec<PortMapping>,
+}
+
+impl<'a> AttachRequest<'a> {
+    /// The request for `pod`, whose namespace is pinned at `netns`.
+    pub fn new(pod: &'a PodRecord, netns: &'a Path) -> Self {
+        let spec = pod.spec();
+        let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
+        let ports = spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
+        let mapping = |port: &ContainerPort| {
+            Some(PortMapping {
+                host_port: port.host_port.filter(|host_port| *host_port > 0)?,
+                container_port: port.container_port,
+                protocol: port.protocol.as_deref().unwrap_or("TCP").to_ascii_lowercase(),
+                host_ip: port.host_ip.clone().unwrap_or_default(),
+            })
+        };
+        Self {
+            namespace: pod.key.namespace(),
+            name: pod.key.name(),
+            uid: &pod.uid,
+            netns,
+            ports: ports.filter_map(mapping).collect(),
+        }
+    }
+}

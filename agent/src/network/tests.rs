@@ -1,0 +1,356 @@
+#![allow(clippy::unwrap_used)]
+//! Attachments: with the real bridge, host-local and portmap plugins where they are installed and there is root, and
+//! with a scripted plugin for the faults that real ones cannot be made to show.
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
+
+fn pod<'a>(uid: &'a PodUid, netns: &'a Path) -> AttachRequest<'a> {
+    AttachRequest { namespace: "default", name: "web-node", uid, netns, ports: Vec::new() }
+}
+
+/// A node with one scripted plugin under two names, `one` and `two`.
+struct Scripted {
+    dir: tempfile::TempDir,
+    network: Network,
+}
+
+impl Scripted {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["net.d", "bin"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        for name in ["one", "two"] {
+            install(&dir.path().join("bin").join(name));
+        }
+        std::fs::write(dir.path().join("netns"), "").unwrap();
+        std::fs::write(dir.path().join("result"), r#"{"cniVersion":"1.0.0","ips":[{"address":"10.1.0.5/16"}]}"#)
+            .unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let network = Network::new(at("net.d"), vec![at("bin")], at("state"));
+        let node = Self { dir, network };
+        node.configure("net", "1.0.0", &["one", "two"]);
+        node
+    }
+
+    fn configure(&self, name: &str, version: &str, plugins: &[&str]) {
+        let plugins: Vec<_> = plugins.iter().map(|plugin| json!({"type": plugin})).collect();
+        let config = json!({"cniVersion": version, "name": name, "plugins": plugins});
+        std::fs::write(self.at("net.d/10-net.conflist"), config.to_string()).unwrap();
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// What was called since the last look: plugin, command, and whether a namespace was named.
+    fn calls(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.at("log")).unwrap_or_default();
+        let _ = std::fs::remove_file(self.at("log"));
+        log.lines().map(str::to_owned).collect()
+    }
+
+    fn stdin(&self, call: &str) -> Value {
+        serde_json::from_slice(&std::fs::read(self.at(&format!("stdin-{call}"))).unwrap()).unwrap()
+    }
+}
+
+/// Written by another process: were it ours, a plugin forked at the same time could hold the file open for writing,
+/// and an executable cannot be run while somebody does.
+fn install(path: &Path) {
+    const SCRIPT: &str = r#"#!/bin/sh
+here=$(dirname "$0")/..
+name=$(basename "$0")
+echo "$name $CNI_COMMAND${CNI_NETNS:+ netns}" >> "$here/log"
+echo "$CNI_ARGS $CNI_IFNAME $CNI_CONTAINERID" > "$here/args"
+cat > "$here/stdin-$name-$CNI_COMMAND"
+if [ -e "$here/fail-$name-$CNI_COMMAND" ]; then
+    echo '{"code":11,"msg":"busy","details":"later"}'
+    exit 1
+fi
+if [ "$CNI_COMMAND" = ADD ]; then cat "$here/result"; fi
+"#;
+    use std::io::Write;
+    let mut child = Command::new("sh")
+        .args(["-c", r#"cat > "$0" && chmod 755 "$0""#])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(SCRIPT.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[tokio::test]
+async fn an_attachment_is_kept_checked_and_given_back() {
+    let node = Scripted::new();
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let addresses = node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    assert_eq!(addresses.ips, ["10.1.0.5".parse::<IpAddr>().unwrap()]);
+    assert_eq!(node.calls(), ["one ADD netns", "two ADD netns"]);
+    assert_eq!(node.stdin("one-ADD"), json!({"cniVersion": "1.0.0", "name": "net", "type": "one"}));
+    assert_eq!(node.stdin("two-ADD")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
+    assert_eq!(
+        std::fs::read_to_string(node.at("args")).unwrap(),
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-node;K8S_POD_INFRA_CONTAINER_ID=uid-1;\
+         K8S_POD_UID=uid-1 eth0 uid-1\n"
+    );
+    assert_eq!(node.network.addresses(&uid), Some(addresses.clone()));
+    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+
+    // Again, by an agent started anew: checked with the result, not added.
+    let again = Network::new(node.at("net.d"), vec![node.at("bin")], node.at("state"));
+    assert_eq!(again.attach(&pod(&uid, &netns)).await.unwrap(), addresses);
+    assert_eq!(node.calls(), ["one CHECK netns", "two CHECK netns"]);
+    assert_eq!(node.stdin("one-CHECK")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
+
+    // Given back by the configuration of its time, though the directory says something else by now.
+    node.configure("other", "1.0.0", &["two"]);
+    again.detach(&uid).await.unwrap();
+    assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
+    assert_eq!(node.stdin("one-DEL")["name"], "net");
+    assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
+    again.detach(&uid).await.unwrap();
+    assert_eq!(node.calls(), [""; 0]);
+    assert_eq!((again.attached(), again.addresses(&uid)), (vec![], None));
+}
+
+#[tokio::test]
+async fn a_failed_check_makes_it_anew() {
+    let node = Scripted::new();
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    std::fs::write(node.at("fail-one-CHECK"), "").unwrap();
+    node.calls();
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    let wanted = ["one CHECK netns", "two DEL netns", "one DEL netns", "one ADD netns", "two ADD netns"];
+    assert_eq!(node.calls(), wanted);
+}
+
+#[tokio::test]
+async fn old_versions_are_not_checked() {
+    let node = Scripted::new();
+    node.configure("net", "0.3.1", &["one"]);
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    node.network.detach(&uid).await.unwrap();
+    assert_eq!(node.calls(), ["one ADD netns", "one DEL netns"]);
+    assert_eq!(node.stdin("one-DEL").get("prevResult"), None);
+}
+
+#[tokio::test]
+async fn another_namespace_or_a_reboot_is_given_back_without_one() {
+    let node = Scripted::new();
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    // Another boot: the record says so, the path may be there again.
+    let file = node.at("state/uid-1");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    std::fs::write(&file, text.replace(boot.trim(), "another-boot")).unwrap();
+    assert_eq!(node.network.addresses(&uid), None);
+    node.calls();
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    assert_eq!(node.calls(), ["two DEL", "one DEL", "one ADD netns", "two ADD netns"]);
+
+    std::fs::remove_file(&netns).unwrap();
+    assert_eq!(node.network.addresses(&uid), None);
+    node.network.detach(&uid).await.unwrap();
+    assert_eq!(node.calls(), ["two DEL", "one DEL"]);
+    let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
+    assert!(error.contains("cannot look at ") && error.contains("/netns: No such file"), "{error}");
+}
+
+#[tokio::test]
+async fn a_failed_add_is_undone_and_told_in_the_plugins_words() {
+    let node = Scripted::new();
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    std::fs::write(node.at("fail-two-ADD"), "").unwrap();
+    let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
+    assert_eq!(error.to_string(), "network of pod default/web-node: plugin type=\"two\" failed (add): busy; later");
+    assert!(matches!(error, NetworkError::Plugin { code: Some(11), .. }));
+    assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
+    assert_eq!(node.network.attached(), []);
+
+    // What cannot be undone now is remembered, and the others give back what they hold.
+    std::fs::write(node.at("fail-two-DEL"), "").unwrap();
+    node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
+    assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
+    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    assert!(node.network.detach(&uid).await.is_err());
+    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    std::fs::remove_file(node.at("fail-two-DEL")).unwrap();
+    node.network.detach(&uid).await.unwrap();
+    assert_eq!(node.network.attached(), []);
+}
+
+#[tokio::test]
+async fn results_that_are_of_no_use() {
+    let node = Scripted::new();
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    for (result, reason) in [("{}", "its result has no address for the pod"), ("oops", "its result is no JSON")] {
+        std::fs::write(node.at("result"), result).unwrap();
+        let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+        assert_eq!(node.network.attached(), []);
+    }
+    std::fs::remove_file(node.at("bin/two")).unwrap();
+    let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
+    assert!(error.contains("failed to find plugin \"two\" in ") || error.contains("no JSON"), "{error}");
+}
+
+#[tokio::test]
+async fn a_crash_in_the_middle_of_an_add_is_undone() {
+    let node = Scripted::new();
+    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    // As the record is before the ADD has ended.
+    let file = node.at("state/uid-1");
+    let mut record: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    record["result"] = Value::Null;
+    std::fs::write(&file, record.to_string()).unwrap();
+    node.calls();
+    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    node.network.attach(&pod(&uid, &netns)).await.unwrap();
+    assert_eq!(node.calls(), ["two DEL netns", "one DEL netns", "one ADD netns", "two ADD netns"]);
+
+    // A damaged one is given back by the configuration of today.
+    std::fs::write(&file, "{").unwrap();
+    node.network.detach(&uid).await.unwrap();
+    assert_eq!(node.calls(), ["two DEL", "one DEL"]);
+    assert_eq!(node.network.attached(), []);
+}
+
+#[tokio::test]
+async fn a_configuration_that_appears_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let conf_dir = dir.path().join("cni/net.d");
+    let network = Network::new(conf_dir.clone(), Vec::new(), dir.path().join("state"));
+    assert_eq!(
+        network.status().to_string(),
+        format!(
+            "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network \
+             plugin returns error: cni plugin not initialized: no network config found in {}",
+            conf_dir.display()
+        )
+    );
+    let uid = PodUid::new("uid-1");
+    assert!(matches!(network.attach(&pod(&uid, dir.path())).await, Err(NetworkError::NotReady(_))));
+
+    let stop = CancellationToken::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (watched, until, counted) = (network.clone(), stop.clone(), calls.clone());
+    let mut status = network.subscribe();
+    let watching = tokio::spawn(async move {
+        let changed = || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        watched.watch(until, changed).await;
+    });
+    let ready = NetworkStatus::Ready { name: "n".to_owned() };
+    std::fs::create_dir_all(&conf_dir).unwrap();
+    let file = conf_dir.join("10-n.conf");
+    std::fs::write(&file, r#"{"cniVersion":"1.0.0","name":"n","type":"ptp"}"#).unwrap();
+    status.wait_for(|now| *now == ready).await.unwrap();
+    std::fs::remove_file(&file).unwrap();
+    status.wait_for(|now| *now != ready).await.unwrap();
+    stop.cancel();
+    watching.await.unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+}
+
+const REAL_PLUGINS: &str = "/usr/lib/cni";
+const BRIDGE: &str = "lmpt-t0";
+
+/// Whether the real plugins can be used here.
+fn real() -> bool {
+    let installed = ["bridge", "host-local"].iter().all(|name| Path::new(REAL_PLUGINS).join(name).exists());
+    let root = rustix::process::geteuid().is_root();
+    if !installed || !root {
+        eprintln!("skipped: needs root (here: {root}) and CNI plugins in {REAL_PLUGINS} (here: {installed})");
+    }
+    installed && root
+}
+
+/// Takes the bridge and the mounts away when the test ends, however it ends.
+struct Cleanup(PathBuf);
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["link", "del", BRIDGE]).stderr(Stdio::null()).status();
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn reserved(data: &Path) -> Vec<String> {
+    let addresses = std::fs::read_dir(data.join("lmpt-test")).unwrap();
+    let names = addresses.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.filter(|name| name.starts_with("10.254.77.")).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn pods_on_a_real_bridge_reach_each_other() {
+    if !real() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let _cleanup = Cleanup(dir.path().join("run/sandboxes"));
+    let sandboxes = Sandboxes::open(&dir.path().join("run")).await.unwrap();
+    let (conf_dir, data) = (dir.path().join("net.d"), dir.path().join("ipam"));
+    std::fs::create_dir(&conf_dir).unwrap();
+    let config = json!({"cniVersion": "1.0.0", "name": "lmpt-test", "plugins": [{
+        "type": "bridge", "bridge": BRIDGE,
+        "ipam": {"type": "host-local", "dataDir": data, "ranges": [[{"subnet": "10.254.77.0/24"}]]},
+    }]});
+    std::fs::write(conf_dir.join("10-test.conflist"), config.to_string()).unwrap();
+    let network = Network::new(conf_dir.clone(), vec![REAL_PLUGINS.into()], dir.path().join("state"));
+
+    // A bridge without an address of its own takes its ports' lowest MAC, and the plugin's CHECK minds; so give it one.
+    let bridge = ["link", "add", BRIDGE, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
+    assert!(Command::new("ip").args(bridge).status().unwrap().success());
+    let uids = [PodUid::new("real-1"), PodUid::new("real-2")];
+    let mut pods = Vec::new();
+    for uid in &uids {
+        let request = SandboxRequest {
+            uid,
+            host_network: false,
+            host_ipc: false,
+            hostname: "web",
+            node_hostname: "node",
+            sysctls: &[],
+            shm_size: DEFAULT_SHM_SIZE,
+        };
+        let netns = sandboxes.create(&request).await.unwrap().namespaces.network.unwrap();
+        let addresses = network.attach(&pod(uid, &netns)).await.unwrap();
+        pods.push((netns, addresses));
+    }
+    assert_eq!(reserved(&data).len(), 2);
+    let ping = Command::new("nsenter")
+        .arg(format!("--net={}", pods[0].0.display()))
+        .args(["busybox", "ping", "-c", "1", "-W", "5", &pods[1].1.ips[0].to_string()])
+        .output()
+        .unwrap();
+    assert!(ping.status.success(), "{ping:?}");
+
+    // The real plugins' CHECK is content with the real state, and nothing is added.
+    assert_eq!(network.attach(&pod(&uids[0], &pods[0].0)).await.unwrap(), pods[0].1);
+    assert_eq!(reserved(&data).len(), 2);
+    // One pod ends in good order; the other's namespace is gone before its network is given back.
+    network.detach(&uids[0]).await.unwrap();
+    assert_eq!(reserved(&data).len(), 1);
+    sandboxes.remove(&uids[1]).await.unwrap();
+    std::fs::remove_dir_all(&conf_dir).unwrap();
+    network.detach(&uids[1]).await.unwrap();
+    assert_eq!(reserved(&data), [""; 0]);
+    sandboxes.remove(&uids[0]).await.unwrap();
+    assert_eq!(network.attached(), []);
+}

@@ -1,0 +1,9 @@
+//! The node the agent stands on: its name, settled once; its facts; and the lock that makes this agent the only one.
+
+pub mod facts;
+pub mod guard;
+pub mod name;
+
+pub use facts::facts;
+pub use guard::{NodeLock, OtherAgent, StartError, guard, other_agent};
+pub use name::{NameError, NameNotice, settle_name};

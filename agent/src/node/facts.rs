@@ -1,0 +1,99 @@
+//! What is true of the node and does not change while the agent runs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use rustix::fs::statfs;
+use rustix::thread::CapabilitySet;
+
+use crate::config::Config;
+use crate::runtime::spec::NodeFacts;
+
+/// The lowest `oom_score_adj` there is; allowed with `CAP_SYS_RESOURCE`.
+const OOM_SCORE_MIN: i32 = -1_000;
+/// `CGROUP2_SUPER_MAGIC`, statfs(2).
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// Asks the kernel. What it does not say is logged and taken as the safer of two possibilities.
+#[allow(clippy::useless_conversion)] // totalram is a C long: 32 bits on 32-bit machines
+pub fn facts(config: &Config, name: String) -> NodeFacts {
+    let memory = rustix::system::sysinfo();
+    NodeFacts {
+        name,
+        addresses: addresses(config.node_ip),
+        memory_capacity: u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit)),
+        oom_score_floor: oom_score_floor(),
+        cgroup_v2: cgroup_v2(),
+        seccomp_default: config.seccomp_default,
+        seccomp_dir: config.root_dir.join("seccomp"),
+    }
+}
+
+/// The node's addresses, the primary one first: `node_ip`, or for each family the one the kernel would send from.
+/// Nothing is sent. Empty on a box without a network.
+pub fn addresses(node_ip: Option<IpAddr>) -> Vec<IpAddr> {
+    if let Some(node_ip) = node_ip {
+        return vec![node_ip];
+    }
+    // Addresses reserved for documentation (RFC 5737, RFC 3849): only a default route leads to them.
+    let anywhere =
+        [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+    anywhere.into_iter().filter_map(source_address).collect()
+}
+
+fn source_address(destination: IpAddr) -> Option<IpAddr> {
+    let unspecified: IpAddr =
+        if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(unspecified, 0)).ok()?;
+    socket.connect(SocketAddr::new(destination, 9)).ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_unspecified() && !address.is_loopback()).then_some(address)
+}
+
+/// The agent's own `oom_score_adj` when it may not go below it, said once.
+fn oom_score_floor() -> i32 {
+    let effective = rustix::thread::capabilities(None).map(|sets| sets.effective);
+    if effective.is_ok_and(|effective| effective.contains(CapabilitySet::SYS_RESOURCE)) {
+        return OOM_SCORE_MIN;
+    }
+    let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
+    let floor = own.unwrap_or(0);
+    tracing::warn!(floor, "no CAP_SYS_RESOURCE: containers get no oom_score_adj below the agent's own");
+    floor
+}
+
+/// Whether the unified hierarchy alone is mounted.
+fn cgroup_v2() -> bool {
+    match statfs("/sys/fs/cgroup") {
+        Ok(found) => u64::try_from(found.f_type) == Ok(CGROUP2_MAGIC),
+        Err(error) => {
+            tracing::warn!(%error, "cannot tell which cgroup version is mounted at /sys/fs/cgroup, taking it for 1");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_what_proc_tells() {
+        let facts = facts(&Config { seccomp_default: true, ..Config::default() }, "edge1".to_owned());
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+        let kilobytes: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+        assert_eq!(facts.memory_capacity >> 10, kilobytes);
+        assert_eq!(facts.cgroup_v2, std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
+        assert!(facts.seccomp_default && facts.seccomp_dir.ends_with("limpet/seccomp"));
+        assert!((OOM_SCORE_MIN..=1_000).contains(&facts.oom_score_floor));
+    }
+
+    #[test]
+    fn a_given_address_is_the_only_one_and_loopback_is_none() {
+        let given: IpAddr = "192.168.1.5".parse().unwrap();
+        assert_eq!(addresses(Some(given)), [given]);
+        assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
+        assert!(addresses(None).iter().all(|address| !address.is_loopback() && !address.is_unspecified()));
+    }
+}

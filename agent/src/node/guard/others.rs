@@ -1,0 +1,163 @@
+//! Other node agents: kubelets, by their processes and ports, and what contains one.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+/// Names of processes (`/proc/<pid>/comm`, at most 15 bytes) that are or contain a kubelet, and what people call them.
+const AGENTS: &[(&str, &str)] = &[
+    ("kubelet", "kubelet"),
+    ("hyperkube", "kubelet (hyperkube)"),
+    ("kubelite", "MicroK8s' kubelite"),
+    ("k3s", "k3s"),
+    ("k3s-server", "k3s"),
+    ("k3s-agent", "k3s agent"),
+    ("k0s", "k0s"),
+    ("rke2", "RKE2"),
+    ("edgecore", "KubeEdge's edgecore"),
+];
+/// kubelet's API, its read-only API, its health.
+const PORTS: [u16; 3] = [10_250, 10_255, 10_248];
+/// `TCP_LISTEN` in `/proc/net/tcp`.
+const LISTEN: &str = "0A";
+
+/// Another agent, or the trace of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OtherAgent {
+    /// A process.
+    Process {
+        /// What it is.
+        agent: &'static str,
+        /// Its pid.
+        pid: u32,
+        /// Its command line, if it can be read.
+        command: String,
+    },
+    /// A kubelet's port, and no process in sight that holds it.
+    Port {
+        /// The port.
+        port: u16,
+    },
+}
+
+impl fmt::Display for OtherAgent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { agent, pid, command } if command.is_empty() => write!(f, "{agent}, pid {pid}"),
+            Self::Process { agent, pid, command } => write!(f, "{agent}, pid {pid} ({command})"),
+            Self::Port { port } => {
+                write!(f, "a process that cannot be seen from here listens on kubelet's port {port}")
+            }
+        }
+    }
+}
+
+/// Looks for another agent of this node.
+pub fn find() -> Option<OtherAgent> {
+    let own_network = fs::read_link("/proc/self/ns/net").ok();
+    let mut sockets_seen = BTreeSet::new();
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Ok(comm) = fs::read_to_string(entry.path().join("comm")) else { continue };
+        if let Some(agent) = agent(comm.trim_end()) {
+            // A node in a container, as kind makes them, has a network of its own and is another node.
+            let network = fs::read_link(entry.path().join("ns/net")).ok();
+            if network.is_none() || network == own_network {
+                let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                let command = String::from_utf8_lossy(&command).replace('\0', " ");
+                let command = command.trim().chars().take(200).collect();
+                return Some(OtherAgent::Process { agent, pid, command });
+            }
+        }
+    }
+    let listening = listening();
+    if listening.is_empty() {
+        return None;
+    }
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+            sockets(&entry.path(), &mut sockets_seen);
+        }
+    }
+    // A port held by a process that is known not to be an agent is that process's business.
+    let still = self::listening();
+    let unseen = listening.iter().find(|found| !sockets_seen.contains(&found.1) && still.contains(found));
+    unseen.map(|(port, _)| OtherAgent::Port { port: *port })
+}
+
+fn agent(comm: &str) -> Option<&'static str> {
+    AGENTS.iter().find(|(name, _)| *name == comm).map(|(_, agent)| *agent)
+}
+
+/// kubelet's ports that are listened on in this network, with their sockets' inodes.
+fn listening() -> Vec<(u16, u64)> {
+    let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+    tables.iter().filter_map(|path| fs::read_to_string(path).ok()).flat_map(|table| listeners(&table)).collect()
+}
+
+fn listeners(table: &str) -> Vec<(u16, u64)> {
+    let listener = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (local, state, inode) = (fields.get(1)?, fields.get(3)?, fields.get(9)?);
+        let port = u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()?;
+        (*state == LISTEN && PORTS.contains(&port)).then_some((port, inode.parse().ok()?))
+    };
+    table.lines().skip(1).filter_map(listener).collect()
+}
+
+/// Adds the sockets a process holds, as far as they can be seen.
+fn sockets(process: &Path, into: &mut BTreeSet<u64>) {
+    for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
+        let target = fs::read_link(descriptor.path()).ok();
+        let inode = target.as_ref().and_then(|target| target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']'));
+        into.extend(inode.and_then(|inode| inode.parse::<u64>().ok()));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn agents_are_known_by_the_names_of_their_processes() {
+        for (comm, expected) in [
+            ("kubelet", Some("kubelet")),
+            ("k3s-server", Some("k3s")),
+            ("kubelite", Some("MicroK8s' kubelite")),
+            ("limpet", None),
+            ("kubelet-exporte", None),
+            ("containerd", None),
+        ] {
+            assert_eq!(agent(comm), expected, "{comm}");
+        }
+        assert!(AGENTS.iter().all(|(comm, _)| comm.len() <= 15));
+    }
+
+    #[test]
+    fn only_listeners_on_kubelets_ports_count() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            0: 0100007F:2808 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0\n\
+            1: 0100007F:280A 00000000:0000 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0 100 0\n\
+            2: 00000000:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0 100 0\n\
+            3: 00000000:280F 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4714 1 0 100 0\n\
+            4: broken\n";
+        assert_eq!(listeners(table), [(10_248, 4_711), (10_255, 4_714)]);
+        assert_eq!(listeners(""), []);
+    }
+
+    #[test]
+    fn a_process_shows_the_sockets_it_holds() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = format!(":{:04X}", listener.local_addr().unwrap().port());
+        let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let line = table.lines().find(|line| line.contains(&port) && line.contains(" 0A ")).unwrap();
+        let inode: u64 = line.split_whitespace().nth(9).unwrap().parse().unwrap();
+        let mut held = BTreeSet::new();
+        sockets(Path::new("/proc/self"), &mut held);
+        assert!(held.contains(&inode));
+    }
+}

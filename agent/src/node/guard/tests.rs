@@ -1,0 +1,51 @@
+#![allow(clippy::unwrap_used)]
+
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+fn config(root: &Path) -> Config {
+    Config { root_dir: root.join("lib/limpet"), run_dir: root.join("run/limpet"), ..Config::default() }
+}
+
+#[test]
+fn a_second_agent_is_refused_by_name_until_the_first_one_ends() {
+    let root = tempfile::tempdir().unwrap();
+    let config = config(root.path());
+    let first = lock_node(&config).unwrap();
+    let refused = lock_node(&config).unwrap_err();
+    let own = format!("another limpet runs on this node: pid {} (", std::process::id());
+    assert!(refused.to_string().starts_with(&own) && refused.to_string().contains("), since 2"), "{refused}");
+    assert_eq!(refused.exit_code(), 5);
+
+    // Another root does not help while the run directory is the same.
+    let elsewhere = Config { root_dir: root.path().join("other"), ..config.clone() };
+    let StartError::Locked { path, .. } = lock_node(&elsewhere).unwrap_err() else { panic!("not refused by the lock") };
+    assert_eq!(path, config.run_dir.join("lock"));
+    drop(first);
+    lock_node(&config).unwrap();
+}
+
+#[test]
+fn a_socket_that_answers_is_in_use_and_a_stale_one_is_not() {
+    let root = tempfile::tempdir().unwrap();
+    let config = config(root.path());
+    drop(lock_node(&config).unwrap());
+    let listener = UnixListener::bind(config.socket()).unwrap();
+    let refused = lock_node(&config).unwrap_err();
+    let StartError::SocketInUse { holder, .. } = &refused else { panic!("{refused}") };
+    assert!(holder.contains(&format!("pid {}", std::process::id())), "{holder}");
+    assert_eq!(refused.exit_code(), 5);
+    drop(listener);
+    assert!(config.socket().exists());
+    lock_node(&config).unwrap();
+}
+
+#[test]
+fn what_the_disk_refuses_is_told_with_its_path() {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("file"), "").unwrap();
+    let error = lock_node(&config(&root.path().join("file"))).unwrap_err();
+    assert!(error.to_string().contains("cannot make") && error.to_string().contains("file/lib/limpet"), "{error}");
+    assert_eq!(error.exit_code(), 1);
+}

@@ -1,0 +1,21 @@
+//! A manifest becomes a pod: decode, default, validate, identity, fingerprint, diff.
+//!
+//! Everything here is pure: bytes and names in, values and faults out. No I/O, no clock.
+
+mod decode;
+mod default;
+pub mod fault;
+mod fingerprint;
+pub mod identity;
+pub mod key;
+mod manifest;
+pub mod quantity;
+pub mod record;
+mod unsupported;
+mod validate;
+mod yaml;
+
+pub use fault::{Fault, Severity};
+pub use key::{PodKey, PodUid};
+pub use manifest::{Manifest, read, restore};
+pub use record::{Fingerprint, PodRecord};

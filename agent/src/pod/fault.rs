@@ -1,0 +1,76 @@
+//! What is wrong with a manifest, said so that its author can mend it: file, place, field, reason, remedy.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Whether a fault refuses the manifest or only comments on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// The manifest is refused.
+    Error,
+    /// The manifest is taken; the author should know.
+    Warning,
+}
+
+/// One finding about one field of one manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Error or warning.
+    pub severity: Severity,
+    /// File name or URL the manifest came from; empty when it is not known.
+    pub origin: Arc<str>,
+    /// One-based line and column of the field, where known.
+    pub position: Option<(u32, u32)>,
+    /// The field's path as kubectl writes it: `spec.containers[0].image`; empty for the whole document.
+    pub path: String,
+    /// What is wrong, without the path.
+    pub message: String,
+    /// What to do about it, a whole phrase; empty when the message says it already.
+    pub remedy: String,
+}
+
+impl Fault {
+    /// An error at `path`; origin and position are filled in by the reader.
+    pub fn error(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Error,
+            origin: Arc::from(""),
+            position: None,
+            path: path.into(),
+            message: message.into(),
+            remedy: String::new(),
+        }
+    }
+
+    /// A warning at `path`.
+    pub fn warning(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(path, message) }
+    }
+
+    /// The same fault with a remedy.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = remedy.into();
+        self
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.origin.is_empty() {
+            write!(f, "{}:", self.origin)?;
+            if let Some((line, column)) = self.position {
+                write!(f, "{line}:{column}:")?;
+            }
+            f.write_str(" ")?;
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)?;
+        if !self.remedy.is_empty() {
+            write!(f, "; {}", self.remedy)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,146 @@
+//! The canonical form of a manifest as authored, and hashes of it. Fixed for good: a pod's identity rests on it.
+//!
+//! Canonical: JSON without white space, keys in byte order, `null` and an absent key the same, numbers and quantities
+//! as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is the first
+//! half of SHA-256.
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::Fingerprint;
+
+/// Fields of the pod that can change in place; of every container, [`CONTAINER_IN_PLACE`]. Frozen: a change of these
+/// lists would give every pod another UID.
+const POD_IN_PLACE: [&str; 2] = ["activeDeadlineSeconds", "tolerations"];
+const METADATA_IN_PLACE: [&str; 2] = ["annotations", "labels"];
+const CONTAINER_IN_PLACE: [&str; 2] = ["image", "resources"];
+const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
+
+/// The canonical form of `manifest`; its `status` is nobody's wish and left out.
+pub(super) fn canonical(manifest: &Value) -> Vec<u8> {
+    let mut text = Vec::with_capacity(1024);
+    match manifest {
+        Value::Object(map) => {
+            let mut map = map.clone();
+            map.remove("status");
+            write(&Value::Object(map), &mut text);
+        }
+        other => write(other, &mut text),
+    }
+    text
+}
+
+fn write(value: &Value, text: &mut Vec<u8>) {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<&String> = map.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key).collect();
+            keys.sort_unstable();
+            text.push(b'{');
+            for (index, key) in keys.into_iter().enumerate() {
+                if index > 0 {
+                    text.push(b',');
+                }
+                text.extend_from_slice(Value::String(key.clone()).to_string().as_bytes());
+                text.push(b':');
+                write(&map[key], text);
+            }
+            text.push(b'}');
+        }
+        Value::Array(items) => {
+            text.push(b'[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    text.push(b',');
+                }
+                write(item, text);
+            }
+            text.push(b']');
+        }
+        leaf => text.extend_from_slice(leaf.to_string().as_bytes()),
+    }
+}
+
+/// The hash of some bytes.
+pub(super) fn hash(bytes: &[u8]) -> Fingerprint {
+    let digest = Sha256::digest(bytes);
+    let mut half = [0; 16];
+    half.copy_from_slice(&digest[..16]);
+    Fingerprint(half)
+}
+
+/// The hash of what of `manifest` cannot change in place.
+pub(super) fn immutable(manifest: &Value) -> Fingerprint {
+    let mut manifest = manifest.clone();
+    remove(&mut manifest["metadata"], &METADATA_IN_PLACE);
+    let spec = &mut manifest["spec"];
+    remove(spec, &POD_IN_PLACE);
+    for list in CONTAINER_LISTS {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            remove(container, &CONTAINER_IN_PLACE);
+        }
+    }
+    hash(&canonical(&manifest))
+}
+
+fn remove(value: &mut Value, keys: &[&str]) {
+    if let Some(map) = value.as_object_mut() {
+        keys.iter().for_each(|key| drop(map.remove(*key)));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_canonical_form_is_pinned() {
+        let manifest = json!({
+            "status": {"phase": "Running"},
+            "spec": {"b": 1.5, "a": "ä\n\"", "n": null, "l": [1, null, {"z": 0, "y": []}]},
+            "x": {}
+        });
+        assert_eq!(
+            String::from_utf8(canonical(&manifest)).unwrap(),
+            "{\"spec\":{\"a\":\"ä\\n\\\"\",\"b\":1.5,\"l\":[1,null,{\"y\":[],\"z\":0}]},\"x\":{}}"
+        );
+        assert_eq!(hash(&canonical(&json!({}))).to_string(), "44136fa355b3678a1146ad16f7e8649e");
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i32>().prop_map(Value::from),
+            "[a-z]{0,4}".prop_map(Value::from)
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec(("[a-z]{1,3}", inner), 0..4)
+                    .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// Reading the canonical form again gives the canonical form: nothing but nulls and order is lost.
+        #[test]
+        fn the_canonical_form_is_stable(value in value()) {
+            let text = canonical(&value);
+            let again: Value = serde_json::from_slice(&text).unwrap();
+            prop_assert_eq!(canonical(&again), text);
+        }
+
+        #[test]
+        fn a_null_is_an_absent_key(value in value(), key in "[A-Z]{1,3}") {
+            prop_assume!(value.is_object());
+            let mut with = value.clone();
+            with[key.as_str()] = Value::Null;
+            prop_assert_eq!(canonical(&with), canonical(&value));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The front door of the room: what one file, one answer or one push holds, as pods and faults.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::yaml::{self, Document};
+use super::{Fault, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate};
+use crate::source::SourceKind;
+
+/// What one file, one answer or one push held.
+#[derive(Debug, Default)]
+pub struct Manifest {
+    /// The pods that can be taken.
+    pub pods: Vec<Arc<PodRecord>>,
+    /// Everything to say about them, in the order of the text. With an error among it, something was refused.
+    pub faults: Vec<Fault>,
+}
+
+/// Reads a manifest as authored: every document, and every item of a list.
+///
+/// `origin` is the file's name or the URL; `node_name` is part of the pods' names and UIDs.
+pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
+    let mut manifest = Manifest::default();
+    let origin: Arc<str> = Arc::from(origin);
+    let documents = yaml::documents(text).unwrap_or_else(|fault| {
+        manifest.faults.push(fault);
+        Vec::new()
+    });
+    let mut keys = BTreeSet::new();
+    for item in documents.iter().flat_map(items) {
+        let (record, mut faults) = item.pod(&origin, source, node_name);
+        let record = record.filter(|record| {
+            let new = keys.insert(record.key.clone());
+            if !new {
+                let message = format!("pod {} is defined twice in this file; the first one counts", record.key);
+                faults.push(Fault::error("metadata.name", message));
+            }
+            new
+        });
+        manifest.faults.extend(faults.into_iter().map(|fault| item.place(fault)));
+        manifest.pods.extend(record.map(Arc::new));
+    }
+    for fault in &mut manifest.faults {
+        fault.origin = Arc::clone(&origin);
+    }
+    manifest.faults.sort_by_key(|fault| fault.position);
+    manifest
+}
+
+/// Makes a pod of a manifest that was accepted once and kept by limpet. It is not judged again: a version that
+/// refuses more than the one before must not stop what runs.
+///
+/// # Errors
+/// The bytes are no Pod.
+pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
+    let value: Value =
+        serde_json::from_slice(manifest).map_err(|error| vec![Fault::error("", format!("kept manifest: {error}"))])?;
+    let (pod, faults) = decode::decode(&value);
+    match pod {
+        Some(pod) => Ok(record(&value, pod, Arc::from(origin), source, node_name)),
+        None => Err(faults),
+    }
+}
+
+fn record(
+    value: &Value,
+    mut pod: k8s_openapi::api::core::v1::Pod,
+    origin: Arc<str>,
+    source: SourceKind,
+    node_name: &str,
+) -> PodRecord {
+    let metadata = &pod.metadata;
+    let key = identity::key(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default(), node_name);
+    let canonical = fingerprint::canonical(value);
+    let immutable = fingerprint::immutable(value);
+    let written = metadata.uid.as_deref().filter(|uid| !uid.is_empty());
+    let uid = written.map_or_else(|| identity::derive_uid(node_name, source, &key, immutable), PodUid::new);
+    default::default(&mut pod);
+    identity::settle(&mut pod, &key, &uid, source, node_name);
+    PodRecord {
+        fingerprint: fingerprint::hash(&canonical),
+        immutable_fingerprint: immutable,
+        manifest: Arc::from(canonical),
+        key,
+        uid,
+        source,
+        origin,
+        pod,
+    }
+}
+
+/// One object of a document, and where it stands there.
+struct Item<'a> {
+    document: &'a Document,
+    value: &'a Value,
+    /// `items[3]` for an item of a list, empty for a document of its own.
+    path: String,
+}
+
+/// The objects of a document: itself, or the items of a list.
+fn items(document: &Document) -> Vec<Item<'_>> {
+    let value = &document.value;
+    let list = matches!(value["kind"].as_str(), Some("List" | "PodList"));
+    match value["items"].as_array() {
+        Some(items) if list => items
+            .iter()
+            .enumerate()
+            .map(|(index, value)| Item { document, value, path: format!("items[{index}]") })
+            .collect(),
+        _ => vec![Item { document, value, path: String::new() }],
+    }
+}
+
+impl Item<'_> {
+    /// The pod, if there is no error, and everything to say about it.
+    fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
+        if let Some(fault) = self.kind_fault() {
+            return (None, vec![fault]);
+        }
+        let (pod, mut faults) = decode::decode(self.value);
+        let Some(pod) = pod else { return (None, faults) };
+        faults.extend(unsupported::check(self.value));
+        let refused = |faults: &[Fault]| faults.iter().any(|fault| fault.severity == Severity::Error);
+        let record = record(self.value, pod, Arc::clone(origin), source, node_name);
+        // A field of the wrong type was left out: what follows from its absence would only confuse.
+        if !refused(&faults) {
+            faults.extend(validate::validate(&record));
+        }
+        let taken = !refused(&faults);
+        (taken.then_some(record), faults)
+    }
+
+    /// Anything but a v1 Pod.
+    fn kind_fault(&self) -> Option<Fault> {
+        let text = |key: &str| self.value[key].as_str().unwrap_or_default();
+        let (version, kind) = (text("apiVersion"), text("kind"));
+        match (version, kind) {
+            ("v1", "Pod") => None,
+            ("", "") => Some(
+                Fault::error("", "is no Kubernetes object: apiVersion and kind are missing")
+                    .with_remedy("begin it with apiVersion: v1 and kind: Pod"),
+            ),
+            ("v1", "") => Some(Fault::error("kind", "required").with_remedy("kind: Pod")),
+            ("", "Pod") => Some(Fault::error("apiVersion", "required").with_remedy("apiVersion: v1")),
+            (_, "Pod") => Some(Fault::error("apiVersion", format!("{version} has no Pod; it must be v1"))),
+            (_, "ConfigMap" | "Secret") => {
+                Some(Fault::error("kind", format!("{kind} is not supported yet; only Pods are taken")))
+            }
+            _ => Some(
+                Fault::error("kind", format!("{kind} is not taken: a node runs Pods"))
+                    .with_remedy("write its pod template as a Pod of its own"),
+            ),
+        }
+    }
+
+    /// The fault with its place in the file and, of a list's item, its whole path.
+    fn place(&self, mut fault: Fault) -> Fault {
+        let path = match (self.path.is_empty(), fault.path.is_empty()) {
+            (true, _) => fault.path.clone(),
+            (false, true) => self.path.clone(),
+            (false, false) => format!("{}.{}", self.path, fault.path),
+        };
+        fault.position = fault.position.or_else(|| self.document.position(&path)).or(self.document.position(""));
+        fault.path = path;
+        fault
+    }
+}

@@ -1,0 +1,321 @@
+//! The one table of fields limpet does not act on: a Pod that uses one is refused with the field's name, never run
+//! without it. Fields that mean nothing on a node without an apiserver are taken with a warning.
+
+use serde_json::Value;
+
+use super::Fault;
+
+/// When a field counts as used. `null`, an empty text, list or map never does.
+#[derive(Debug, Clone, Copy)]
+enum Used {
+    /// Whatever it says.
+    Always,
+    /// Unless it is `false`.
+    True,
+    /// Only when it is `false`.
+    False,
+    /// Unless it says one of these.
+    Unless(&'static [&'static str]),
+}
+
+use Used::{Always, False, True, Unless};
+
+/// Fields limpet does not act on yet. `C` stands for every container and init container.
+const REFUSED: &[(&str, Used)] = &[
+    // Life
+    ("spec.C.livenessProbe", Always),
+    ("spec.C.readinessProbe", Always),
+    ("spec.C.startupProbe", Always),
+    ("spec.C.lifecycle", Always),
+    ("spec.initContainers[].restartPolicy", Always),
+    ("spec.C.restartPolicy", Always),
+    ("spec.C.restartPolicyRules", Always),
+    ("spec.C.resizePolicy", Always),
+    ("spec.C.stdin", True),
+    ("spec.C.stdinOnce", True),
+    ("spec.activeDeadlineSeconds", Always),
+    ("spec.ephemeralContainers", Always),
+    ("spec.readinessGates", Always),
+    ("spec.schedulingGates", Always),
+    ("spec.evictionResponders", Always),
+    // Network and names
+    ("spec.C.ports[].hostPort", Always),
+    ("spec.setHostnameAsFQDN", True),
+    // Environment
+    ("spec.C.envFrom", Always),
+    ("spec.C.env[].valueFrom.configMapKeyRef", Always),
+    ("spec.C.env[].valueFrom.secretKeyRef", Always),
+    ("spec.C.env[].valueFrom.fileKeyRef", Always),
+    // Volumes; every kind but emptyDir and hostPath
+    ("spec.volumes[].awsElasticBlockStore", Always),
+    ("spec.volumes[].azureDisk", Always),
+    ("spec.volumes[].azureFile", Always),
+    ("spec.volumes[].cephfs", Always),
+    ("spec.volumes[].cinder", Always),
+    ("spec.volumes[].configMap", Always),
+    ("spec.volumes[].csi", Always),
+    ("spec.volumes[].downwardAPI", Always),
+    ("spec.volumes[].ephemeral", Always),
+    ("spec.volumes[].fc", Always),
+    ("spec.volumes[].flexVolume", Always),
+    ("spec.volumes[].flocker", Always),
+    ("spec.volumes[].gcePersistentDisk", Always),
+    ("spec.volumes[].gitRepo", Always),
+    ("spec.volumes[].glusterfs", Always),
+    ("spec.volumes[].image", Always),
+    ("spec.volumes[].iscsi", Always),
+    ("spec.volumes[].nfs", Always),
+    ("spec.volumes[].persistentVolumeClaim", Always),
+    ("spec.volumes[].photonPersistentDisk", Always),
+    ("spec.volumes[].portworxVolume", Always),
+    ("spec.volumes[].projected", Always),
+    ("spec.volumes[].quobyte", Always),
+    ("spec.volumes[].rbd", Always),
+    ("spec.volumes[].scaleIO", Always),
+    ("spec.volumes[].secret", Always),
+    ("spec.volumes[].storageos", Always),
+    ("spec.volumes[].vsphereVolume", Always),
+    ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
+    ("spec.C.volumeMounts[].subPathExpr", Always),
+    ("spec.C.volumeMounts[].recursiveReadOnly", Unless(&["Disabled"])),
+    ("spec.C.volumeMounts[].bindMountOptions", Always),
+    ("spec.C.volumeDevices", Always),
+    // Resources
+    ("spec.C.resources.claims", Always),
+    ("spec.C.resources.limits.ephemeral-storage", Always),
+    ("spec.resourceClaims", Always),
+    ("spec.overhead", Always),
+    // Security
+    ("spec.shareProcessNamespace", True),
+    ("spec.hostUsers", False),
+    ("spec.runtimeClassName", Always),
+    ("spec.os.name", Unless(&["linux"])),
+    ("spec.securityContext.seLinuxOptions", Always),
+    ("spec.securityContext.seLinuxChangePolicy", Always),
+    ("spec.securityContext.windowsOptions", Always),
+    ("spec.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
+    ("spec.C.securityContext.seLinuxOptions", Always),
+    ("spec.C.securityContext.windowsOptions", Always),
+    ("spec.C.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
+    ("spec.C.securityContext.procMount", Unless(&["Default"])),
+    // What only an apiserver has
+    ("spec.serviceAccountName", Always),
+    ("spec.serviceAccount", Always),
+    ("spec.imagePullSecrets", Always),
+];
+
+/// Fields that mean nothing on a node without an apiserver, or without a scheduler.
+const NO_EFFECT: &[&str] = &[
+    "metadata.finalizers",
+    "metadata.generateName",
+    "metadata.ownerReferences",
+    "spec.affinity",
+    "spec.automountServiceAccountToken",
+    "spec.nodeSelector",
+    "spec.preemptionPolicy",
+    "spec.priority",
+    "spec.priorityClassName",
+    "spec.schedulerName",
+    "spec.schedulingGroup",
+    "spec.tolerations",
+    "spec.topologySpreadConstraints",
+];
+
+/// Every field of `manifest` that is refused or has no effect.
+pub(super) fn check(manifest: &Value) -> Vec<Fault> {
+    let refused = REFUSED.iter().flat_map(|(pattern, used)| {
+        let found = select(manifest, pattern).into_iter().filter(|(_, value)| is_used(value, *used));
+        found.map(|(path, _)| refuse(path))
+    });
+    let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
+    let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
+    let silent = NO_EFFECT.iter().flat_map(|pattern| {
+        let found = select(manifest, pattern).into_iter().filter(|(_, value)| is_used(value, Always));
+        found.map(|(path, _)| Fault::warning(path, "has no effect on a node without an apiserver"))
+    });
+    let mut faults: Vec<Fault> = refused.chain(huge).chain(disk).chain(silent).collect();
+    faults.dedup_by(|a, b| a.path == b.path);
+    faults
+}
+
+fn refuse(path: String) -> Fault {
+    Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
+        .with_remedy("remove the field, or keep this Pod on a node that supports it")
+}
+
+/// Huge pages and devices: no resource but these is limited.
+fn huge_pages((path, limits): (String, &Value)) -> Vec<Fault> {
+    let known = ["cpu", "memory", "ephemeral-storage"];
+    let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
+    names.filter(|name| !known.contains(&name.as_str())).map(|name| refuse(super::yaml::join(&path, name))).collect()
+}
+
+/// A limit on a disk directory that nothing enforces.
+fn unenforced_size((path, empty_dir): (String, &Value)) -> Option<Fault> {
+    let on_disk = empty_dir["medium"].as_str().unwrap_or_default().is_empty();
+    (on_disk && is_used(&empty_dir["sizeLimit"], Always)).then(|| {
+        Fault::error(format!("{path}.sizeLimit"), "is not supported yet on the default medium")
+            .with_remedy("use medium: Memory, whose limit the kernel keeps, or remove the limit")
+    })
+}
+
+fn is_used(value: &Value, used: Used) -> bool {
+    let empty = match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(_) | Value::Bool(_) | Value::Number(_) => false,
+    };
+    !empty
+        && match used {
+            Always => true,
+            True => value != &Value::Bool(false),
+            False => value == &Value::Bool(false),
+            Unless(texts) => !value.as_str().is_some_and(|text| texts.contains(&text)),
+        }
+}
+
+/// Every value that `pattern` leads to, with its path.
+fn select<'a>(value: &'a Value, pattern: &str) -> Vec<(String, &'a Value)> {
+    pattern.split('.').fold(vec![(String::new(), value)], |found, part| {
+        found.into_iter().flat_map(|(path, value)| step(&path, value, part)).collect()
+    })
+}
+
+fn step<'a>(path: &str, value: &'a Value, part: &str) -> Vec<(String, &'a Value)> {
+    if part == "C" {
+        return ["containers[]", "initContainers[]"].iter().flat_map(|list| step(path, value, list)).collect();
+    }
+    let (name, each) = part.strip_suffix("[]").map_or((part, false), |name| (name, true));
+    let path = super::yaml::join(path, name);
+    match value.get(name) {
+        Some(Value::Array(items)) if each => {
+            items.iter().enumerate().map(|(index, item)| (format!("{path}[{index}]"), item)).collect()
+        }
+        Some(inner) if !each => vec![(path, inner)],
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pod::Severity;
+
+    fn refused(spec: Value) -> Vec<String> {
+        let faults = check(&json!({"spec": spec}));
+        faults.into_iter().filter(|fault| fault.severity == Severity::Error).map(|fault| fault.path).collect()
+    }
+
+    #[test]
+    fn what_is_not_acted_on_is_refused_by_name() {
+        let spec = json!({
+            "initContainers": [{"name": "i", "restartPolicy": "Always"}],
+            "containers": [
+                {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
+                {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
+                 "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                 "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
+            ],
+            "volumes": [{"name": "v", "configMap": {"name": "c"}}, {"name": "e", "emptyDir": {"sizeLimit": "1Mi"}}]
+        });
+        let mut refused = refused(spec);
+        refused.sort();
+        assert_eq!(
+            refused,
+            [
+                "spec.containers[0].livenessProbe",
+                "spec.containers[0].stdin",
+                "spec.containers[1].env[0].valueFrom.secretKeyRef",
+                "spec.containers[1].ports[1].hostPort",
+                "spec.containers[1].resources.limits.hugepages-2Mi",
+                "spec.containers[1].resources.limits[example.com/gpu]",
+                "spec.initContainers[0].restartPolicy",
+                "spec.volumes[0].configMap",
+                "spec.volumes[1].emptyDir.sizeLimit",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_field_that_says_nothing_is_not_used() {
+        let spec = json!({
+            "containers": [{"name": "a", "stdin": false, "livenessProbe": null, "envFrom": [],
+                "securityContext": {"procMount": "Default"}}],
+            "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
+            "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
+        });
+        assert_eq!(refused(spec), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_only_a_scheduler_reads_is_a_warning() {
+        let faults = check(&json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}}));
+        let told: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
+        assert_eq!(told, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
+    }
+
+    /// Every field of the Pod API's central objects is acted on, refused, or known to have no effect.
+    #[test]
+    fn every_field_is_in_one_of_the_tables() {
+        const ACTED_ON: &[&str] = &[
+            "spec.containers",
+            "spec.initContainers",
+            "spec.volumes",
+            "spec.dnsConfig",
+            "spec.dnsPolicy",
+            "spec.enableServiceLinks",
+            "spec.hostAliases",
+            "spec.hostIPC",
+            "spec.hostNetwork",
+            "spec.hostPID",
+            "spec.hostname",
+            "spec.hostnameOverride",
+            "spec.nodeName",
+            "spec.resources",
+            "spec.restartPolicy",
+            "spec.securityContext",
+            "spec.subdomain",
+            "spec.terminationGracePeriodSeconds",
+            "spec.os",
+            "spec.C.args",
+            "spec.C.command",
+            "spec.C.env",
+            "spec.C.image",
+            "spec.C.imagePullPolicy",
+            "spec.C.name",
+            "spec.C.ports",
+            "spec.C.resources",
+            "spec.C.securityContext",
+            "spec.C.terminationMessagePath",
+            "spec.C.terminationMessagePolicy",
+            "spec.C.tty",
+            "spec.C.volumeMounts",
+            "spec.C.workingDir",
+        ];
+        const POD_SPEC: &str = "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy \
+            enableServiceLinks ephemeralContainers evictionResponders hostAliases hostIPC hostNetwork hostPID hostUsers \
+            hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy \
+            priority priorityClassName readinessGates resourceClaims resources restartPolicy runtimeClassName \
+            schedulerName schedulingGates schedulingGroup securityContext serviceAccount serviceAccountName \
+            setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations \
+            topologySpreadConstraints volumes";
+        const CONTAINER: &str = "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports \
+            readinessProbe resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin \
+            stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir";
+        let fields = POD_SPEC.split_whitespace().map(|field| format!("spec.{field}"));
+        let fields = fields.chain(CONTAINER.split_whitespace().map(|field| format!("spec.C.{field}")));
+        let covers = |pattern: &str, field: &str| {
+            pattern == field || pattern.starts_with(&format!("{field}.")) || pattern.starts_with(&format!("{field}[]"))
+        };
+        for field in fields {
+            let acted_on = ACTED_ON.contains(&field.as_str());
+            let refused = REFUSED.iter().any(|(pattern, _)| covers(pattern, &field));
+            let silent = NO_EFFECT.iter().any(|pattern| covers(pattern, &field));
+            assert!(acted_on || refused || silent, "{field} is in no table");
+        }
+    }
+}

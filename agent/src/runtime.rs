@@ -1,0 +1,16 @@
+//! containerd, driven through its native API: images, snapshots, OCI specs, sandboxes, containers, logs, exec.
+//!
+//! Policy-free: the worker decides, this room does. Calls, their order and their pitfalls follow the facts
+//! recorded in `docs/containerd.md`.
+
+pub mod cgroup;
+pub mod client;
+pub mod container;
+pub mod error;
+pub mod exec;
+pub mod image;
+pub mod log;
+pub mod record;
+pub mod sandbox;
+pub mod spec;
+pub mod user;

@@ -1,0 +1,173 @@
+//! Makes, sets and removes the directories of groups. Blocks.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::CgroupError;
+use super::hierarchy::Hierarchies;
+use super::limits::Setting;
+
+/// Groups below a pod's, at most: containers, and what they made inside.
+const MAX_GROUPS: usize = 10_000;
+
+/// Makes a group in every active hierarchy, parents first; one that is there stays as it is.
+pub(super) fn create(hierarchies: &Hierarchies, group: &Path) -> Result<(), CgroupError> {
+    for hierarchy in hierarchies.active() {
+        let mut path = hierarchy.mount_point.clone();
+        for level in group {
+            if hierarchy.unified {
+                pass_controllers_on(&path);
+            }
+            path.push(level);
+            make_directory(&path)?;
+            if hierarchy.controllers.contains("cpuset") {
+                inherit_cpuset(&path)?;
+            }
+            if hierarchy.controllers.contains("memory") {
+                count_children(&path);
+            }
+        }
+        if hierarchy.unified {
+            pass_controllers_on(&path);
+        }
+    }
+    Ok(())
+}
+
+fn make_directory(path: &Path) -> Result<(), CgroupError> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(CgroupError::file("make cgroup", path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// v2: lets the children of a group have its controllers. What cannot be passed on shows when a limit needs it.
+fn pass_controllers_on(path: &Path) {
+    let words = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
+    let (offered, passed) = (words("cgroup.controllers"), words("cgroup.subtree_control"));
+    for controller in offered.split_whitespace() {
+        if !passed.split_whitespace().any(|other| other == controller) {
+            // One by one: a controller that refuses does not hold back the others.
+            if let Err(error) = write(&path.join("cgroup.subtree_control"), &format!("+{controller}")) {
+                tracing::debug!(%controller, %error, "controller is not passed on to the groups below");
+            }
+        }
+    }
+}
+
+/// v1: a new group may hold no task before it has processors and memory nodes; it gets its parent's.
+fn inherit_cpuset(path: &Path) -> Result<(), CgroupError> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let own = path.join(file);
+        let is_set = fs::read_to_string(&own).map_err(|source| CgroupError::file("read", &own, source))?;
+        if !is_set.trim().is_empty() {
+            continue;
+        }
+        let parents = path.parent().unwrap_or(path).join(file);
+        let value = fs::read_to_string(&parents).map_err(|source| CgroupError::file("read", &parents, source))?;
+        write(&own, value.trim())?;
+    }
+    Ok(())
+}
+
+/// v1 before Linux 5.11: memory of children counts only when told to, before there are any.
+fn count_children(path: &Path) {
+    let file = path.join("memory.use_hierarchy");
+    if fs::read_to_string(&file).is_ok_and(|value| value.trim() == "0") && write(&file, "1").is_err() {
+        tracing::debug!(path = %path.display(), "memory of the groups below does not count");
+    }
+}
+
+/// Writes a group's settings.
+pub(super) fn set(hierarchies: &Hierarchies, group: &Path, settings: &[Setting]) -> Result<(), CgroupError> {
+    for setting in settings {
+        let path = hierarchies.path(setting.controller, group).map(|path| path.join(setting.file));
+        match path.filter(|path| path.exists()) {
+            Some(path) => write(&path, &setting.value)?,
+            None if setting.unlimited => {}
+            None => {
+                return Err(CgroupError::NoController {
+                    group: group.to_owned(),
+                    controller: setting.controller,
+                    file: setting.file,
+                    value: setting.value.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    fs::write(path, value).map_err(|source| CgroupError::file("write", path, source))
+}
+
+/// Removes a group and all below it, deepest first. What is gone already is fine.
+pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
+    let groups = with_all_below(path)?;
+    let mut outcome = Ok(());
+    for group in groups.iter().rev() {
+        let removed = match fs::remove_dir(group) {
+            Ok(()) => Ok(()),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => Ok(()),
+                Some(Errno::BUSY | Errno::NOTEMPTY) => Err(CgroupError::Busy(group.clone())),
+                _ => Err(CgroupError::file("remove", group, error)),
+            },
+        };
+        // The first to refuse is the deepest: it says why the ones above cannot go.
+        outcome = outcome.and(removed);
+    }
+    outcome
+}
+
+/// Fails when a process is in a group or below it.
+pub(super) fn refuse_busy(path: &Path) -> Result<(), CgroupError> {
+    let populated = |group: &PathBuf| {
+        fs::read_to_string(group.join("cgroup.procs")).is_ok_and(|processes| !processes.trim().is_empty())
+    };
+    match with_all_below(path)?.into_iter().find(populated) {
+        Some(group) => Err(CgroupError::Busy(group)),
+        None => Ok(()),
+    }
+}
+
+/// A group and all below it, parents first.
+fn with_all_below(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    let mut groups = vec![path.to_owned()];
+    let mut next = 0;
+    while let Some(group) = groups.get(next).cloned() {
+        groups.extend(subdirectories(&group)?.into_iter().map(|name| group.join(name)));
+        next += 1;
+        if groups.len() > MAX_GROUPS {
+            return Err(CgroupError::file("list", path, io::Error::other("too many groups below it")));
+        }
+    }
+    Ok(groups)
+}
+
+/// The groups directly below one; none when it is gone.
+pub(super) fn subdirectories(path: &Path) -> Result<Vec<String>, CgroupError> {
+    let failed = |source| CgroupError::file("list", path, source);
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().map_err(failed)?.is_dir() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests;

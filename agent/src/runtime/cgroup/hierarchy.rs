@@ -1,0 +1,185 @@
+//! Where cgroups are mounted, from `/proc/self/mountinfo`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::CgroupError;
+
+/// The controllers of v1; other words among a hierarchy's options are options.
+const V1_CONTROLLERS: [&str; 14] = [
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "debug",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "misc",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
+];
+
+/// One mounted hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hierarchy {
+    /// Where it is mounted.
+    pub(super) mount_point: PathBuf,
+    /// The v1 controllers it has; none for a named one and for v2.
+    pub(super) controllers: BTreeSet<String>,
+    /// It is the unified one.
+    pub(super) unified: bool,
+}
+
+/// All of them: v1 with one for each controller, v2 alone, or v1 with an idle v2 beside it (hybrid).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hierarchies {
+    mounted: Vec<Hierarchy>,
+    /// What the v2 root offers, when v2 is in charge.
+    unified_controllers: BTreeSet<String>,
+}
+
+impl Hierarchies {
+    /// Reads how they are mounted. Blocks.
+    pub(super) fn find() -> Result<Self, CgroupError> {
+        let path = Path::new("/proc/self/mountinfo");
+        let text = fs::read_to_string(path).map_err(|source| CgroupError::file("read", path, source))?;
+        let mut found = Self { mounted: parse(&text), unified_controllers: BTreeSet::new() };
+        let Some(first) = found.mounted.first() else { return Err(CgroupError::NotMounted) };
+        if found.is_v2() {
+            let path = first.mount_point.join("cgroup.controllers");
+            let text = fs::read_to_string(&path).map_err(|source| CgroupError::file("read", &path, source))?;
+            found.unified_controllers = text.split_whitespace().map(str::to_owned).collect();
+        }
+        Ok(found)
+    }
+
+    /// v2 is in charge: no v1 hierarchy has a controller.
+    pub(super) fn is_v2(&self) -> bool {
+        self.mounted.iter().any(|hierarchy| hierarchy.unified)
+            && self.mounted.iter().all(|hierarchy| hierarchy.controllers.is_empty())
+    }
+
+    /// The controllers there are.
+    pub(super) fn controllers(&self) -> BTreeSet<&str> {
+        let v1 = self.mounted.iter().flat_map(|hierarchy| &hierarchy.controllers);
+        v1.chain(&self.unified_controllers).map(String::as_str).collect()
+    }
+
+    /// The hierarchies in which groups are made: all that can hold a process, but not an idle v2.
+    pub(super) fn active(&self) -> impl Iterator<Item = &Hierarchy> {
+        let v2 = self.is_v2();
+        self.mounted.iter().filter(move |hierarchy| hierarchy.unified == v2)
+    }
+
+    /// A group's directory where `controller` is; `None` when it is nowhere.
+    pub(super) fn path(&self, controller: &str, group: &Path) -> Option<PathBuf> {
+        let v2 = self.is_v2();
+        let of =
+            |hierarchy: &&Hierarchy| if v2 { hierarchy.unified } else { hierarchy.controllers.contains(controller) };
+        self.mounted.iter().find(of).map(|hierarchy| hierarchy.mount_point.join(group))
+    }
+
+    /// A group's directory in every hierarchy: the OCI runtime makes some in an idle v2, too.
+    pub(super) fn all_paths(&self, group: &Path) -> Vec<PathBuf> {
+        self.mounted.iter().map(|hierarchy| hierarchy.mount_point.join(group)).collect()
+    }
+}
+
+/// The cgroup mounts of a `mountinfo`, each hierarchy once.
+fn parse(mountinfo: &str) -> Vec<Hierarchy> {
+    let mut seen = BTreeSet::new();
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (mount, file_system) = line.split_once(" - ")?;
+            let mut fields = mount.split(' ');
+            let (device, mount_point) = (fields.nth(2)?, fields.nth(1)?);
+            let mut fields = file_system.split(' ');
+            let kind = fields.next()?;
+            let options = fields.nth(1).unwrap_or_default();
+            let unified = match kind {
+                "cgroup" => false,
+                "cgroup2" => true,
+                _ => return None,
+            };
+            if !seen.insert(device.to_owned()) {
+                return None;
+            }
+            let controllers = options.split(',').filter(|option| !unified && V1_CONTROLLERS.contains(option));
+            Some(Hierarchy {
+                mount_point: unescape(mount_point),
+                controllers: controllers.map(str::to_owned).collect(),
+                unified,
+            })
+        })
+        .collect()
+}
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &str) -> PathBuf {
+    let plain = field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
+    PathBuf::from(plain)
+}
+
+#[cfg(test)]
+impl Hierarchies {
+    /// Those of a `mountinfo`, for tests.
+    pub(super) fn of(mountinfo: &str) -> Self {
+        Self { mounted: parse(mountinfo), unified_controllers: BTreeSet::new() }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "\
+25 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 25 0:26 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+32 30 0:28 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory,clone_children
+33 30 0:29 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,xattr,name=systemd
+";
+    const UNIFIED: &str = "34 30 0:30 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n";
+    const V2: &str = "\
+25 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+34 25 0:30 / /sys/fs/cgroup rw,nosuid,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate
+35 25 0:30 / /mnt/again rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn versions_are_told_apart() {
+        for (mountinfo, v2, active) in
+            [(V1.to_owned(), false, 3), (format!("{V1}{UNIFIED}"), false, 3), (V2.to_owned(), true, 1)]
+        {
+            let found = Hierarchies::of(&mountinfo);
+            assert_eq!((found.is_v2(), found.active().count()), (v2, active), "{mountinfo}");
+        }
+        assert!(parse("").is_empty());
+        assert!(parse("nonsense\n1 2 3 - cgroup\n").is_empty());
+    }
+
+    #[test]
+    fn groups_have_a_path_in_their_controllers_hierarchy() {
+        let group = Path::new("kubepods/podx");
+        let hybrid = Hierarchies::of(&format!("{V1}{UNIFIED}"));
+        assert_eq!(hybrid.path("cpuacct", group).unwrap(), Path::new("/sys/fs/cgroup/cpu,cpuacct/kubepods/podx"));
+        assert_eq!(hybrid.path("memory", group).unwrap(), Path::new("/sys/fs/cgroup/memory/kubepods/podx"));
+        assert_eq!(hybrid.path("pids", group), None);
+        assert_eq!(hybrid.all_paths(group).len(), 4);
+        assert_eq!(hybrid.controllers(), BTreeSet::from(["cpu", "cpuacct", "memory"]));
+        let unified = Hierarchies::of(V2);
+        assert_eq!(unified.path("memory", group).unwrap(), Path::new("/sys/fs/cgroup/kubepods/podx"));
+    }
+
+    #[test]
+    fn odd_mount_points_are_unescaped() {
+        assert_eq!(unescape("/a\\040b\\134c"), Path::new("/a b\\c"));
+    }
+}

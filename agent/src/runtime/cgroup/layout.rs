@@ -1,0 +1,200 @@
+//! The names of cgroups (kubelet's), in either driver's form.
+
+use std::path::{Path, PathBuf};
+
+use super::QosClass;
+use crate::config::CgroupDriver;
+use crate::pod::PodUid;
+
+/// Every class, in the order in which a pod's group is looked for.
+pub(super) const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
+
+/// What the scopes of containers begin with, with the systemd driver.
+const SCOPE_PREFIX: &str = "limpet";
+
+/// A group by its name at each level: `["kubepods", "burstable", "podX"]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct GroupName(Vec<String>);
+
+impl GroupName {
+    fn child(mut self, name: impl Into<String>) -> Self {
+        self.0.push(name.into());
+        self
+    }
+
+    /// The slice of this name: levels joined by dashes, so a dash within a level is an underscore.
+    pub(super) fn slice(&self) -> String {
+        format!("{}.slice", self.escaped().join("-"))
+    }
+
+    fn escaped(&self) -> Vec<String> {
+        self.0.iter().map(|level| escape(level)).collect()
+    }
+
+    /// The directory, from the root of the hierarchy; slices lie in the slices their name begins with.
+    fn directory(&self, driver: CgroupDriver) -> PathBuf {
+        match driver {
+            CgroupDriver::Cgroupfs => self.0.iter().collect(),
+            CgroupDriver::Systemd => {
+                let levels = self.escaped();
+                (1..=levels.len()).map(|depth| format!("{}.slice", levels[..depth].join("-"))).collect()
+            }
+        }
+    }
+}
+
+/// A level as part of a unit's name. kubelet writes `_` for `-`; what units may not contain is written in hexadecimal.
+fn escape(level: &str) -> String {
+    let mut escaped = String::with_capacity(level.len());
+    for byte in level.bytes() {
+        match byte {
+            b'-' => escaped.push('_'),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b':' => escaped.push(char::from(byte)),
+            other => escaped.push_str(&format!("\\x{other:02x}")),
+        }
+    }
+    escaped
+}
+
+/// How this node's groups are named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layout {
+    driver: CgroupDriver,
+    root: GroupName,
+}
+
+impl Layout {
+    /// The layout below `root`, an absolute path.
+    pub(super) fn new(driver: CgroupDriver, root: &Path) -> Self {
+        let levels = root.iter().map(|level| level.to_string_lossy().into_owned()).filter(|level| level != "/");
+        Self { driver, root: GroupName(levels.collect()) }
+    }
+
+    /// The group above the pods of a class; that of guaranteed pods is above all pods.
+    pub(super) fn level(&self, class: QosClass) -> GroupName {
+        let node = self.root.clone().child("kubepods");
+        match class {
+            QosClass::Guaranteed => node,
+            QosClass::Burstable => node.child("burstable"),
+            QosClass::BestEffort => node.child("besteffort"),
+        }
+    }
+
+    /// A pod's group.
+    pub(super) fn pod(&self, class: QosClass, uid: &PodUid) -> GroupName {
+        self.level(class).child(format!("pod{uid}"))
+    }
+
+    /// A group's directory, from the root of a hierarchy.
+    pub(super) fn directory(&self, group: &GroupName) -> PathBuf {
+        group.directory(self.driver)
+    }
+
+    /// `linux.cgroupsPath`: `/parent/id`, or `slice:prefix:id` for systemd.
+    pub(super) fn container_path(&self, class: QosClass, uid: &PodUid, id: &str) -> String {
+        let pod = self.pod(class, uid);
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("/{}/{id}", self.directory(&pod).display()),
+            CgroupDriver::Systemd => format!("{}:{SCOPE_PREFIX}:{id}", pod.slice()),
+        }
+    }
+
+    /// A container's directory, from the root of a hierarchy.
+    pub(super) fn container_directory(&self, class: QosClass, uid: &PodUid, id: &str) -> PathBuf {
+        let pod = self.directory(&self.pod(class, uid));
+        match self.driver {
+            CgroupDriver::Cgroupfs => pod.join(id),
+            CgroupDriver::Systemd => pod.join(format!("{SCOPE_PREFIX}-{id}.scope")),
+        }
+    }
+
+    /// The pod whose group is called `name` in the level of `class`. Of a slice's name an underscore is read as a
+    /// dash, as kubelet does: UIDs have the one and not the other.
+    pub(super) fn pod_named(&self, class: QosClass, name: &str) -> Option<PodUid> {
+        let uid = match self.driver {
+            CgroupDriver::Cgroupfs => name.strip_prefix("pod")?.to_owned(),
+            CgroupDriver::Systemd => {
+                let level = self.level(class).escaped().join("-");
+                let own = name.strip_prefix(&level)?.strip_prefix("-pod")?.strip_suffix(".slice")?;
+                own.replace('_', "-")
+            }
+        };
+        (!uid.is_empty()).then(|| PodUid::new(uid))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_kubelets() {
+        let uid = PodUid::new("12-ab");
+        let cases = [
+            (CgroupDriver::Cgroupfs, "/", QosClass::Guaranteed, "kubepods/pod12-ab", "/kubepods/pod12-ab/c1"),
+            (
+                CgroupDriver::Cgroupfs,
+                "/edge/box",
+                QosClass::BestEffort,
+                "edge/box/kubepods/besteffort/pod12-ab",
+                "/edge/box/kubepods/besteffort/pod12-ab/c1",
+            ),
+            (
+                CgroupDriver::Systemd,
+                "/",
+                QosClass::Guaranteed,
+                "kubepods.slice/kubepods-pod12_ab.slice",
+                "kubepods-pod12_ab.slice:limpet:c1",
+            ),
+            (
+                CgroupDriver::Systemd,
+                "/",
+                QosClass::Burstable,
+                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_ab.slice",
+                "kubepods-burstable-pod12_ab.slice:limpet:c1",
+            ),
+            (
+                CgroupDriver::Systemd,
+                "/my-box",
+                QosClass::Guaranteed,
+                "my_box.slice/my_box-kubepods.slice/my_box-kubepods-pod12_ab.slice",
+                "my_box-kubepods-pod12_ab.slice:limpet:c1",
+            ),
+        ];
+        for (driver, root, class, directory, container) in cases {
+            let layout = Layout::new(driver, Path::new(root));
+            assert_eq!(layout.directory(&layout.pod(class, &uid)), Path::new(directory));
+            assert_eq!(layout.container_path(class, &uid, "c1"), container);
+            let name = directory.rsplit('/').next().unwrap();
+            assert_eq!(layout.pod_named(class, name), Some(uid.clone()), "{name}");
+        }
+    }
+
+    #[test]
+    fn containers_lie_in_their_pod() {
+        let uid = PodUid::new("u");
+        let of = |driver| Layout::new(driver, Path::new("/")).container_directory(QosClass::Guaranteed, &uid, "c1");
+        assert_eq!(of(CgroupDriver::Cgroupfs), Path::new("kubepods/podu/c1"));
+        assert_eq!(of(CgroupDriver::Systemd), Path::new("kubepods.slice/kubepods-podu.slice/limpet-c1.scope"));
+    }
+
+    #[test]
+    fn other_groups_are_no_pods() {
+        let fs = Layout::new(CgroupDriver::Cgroupfs, Path::new("/"));
+        let systemd = Layout::new(CgroupDriver::Systemd, Path::new("/"));
+        for name in ["burstable", "pod", "xpod1", ""] {
+            assert_eq!(fs.pod_named(QosClass::Guaranteed, name), None, "{name}");
+        }
+        for name in ["kubepods-burstable.slice", "kubepods-pod.slice", "kubepods-podx.scope", "system.slice"] {
+            assert_eq!(systemd.pod_named(QosClass::Guaranteed, name), None, "{name}");
+        }
+        assert_eq!(systemd.pod_named(QosClass::Burstable, "kubepods-podx.slice"), None);
+    }
+
+    #[test]
+    fn odd_characters_are_escaped() {
+        assert_eq!(escape("a-b_c.d:e"), "a_b_c.d:e");
+        assert_eq!(escape("a b@"), "a\\x20b\\x40");
+    }
+}

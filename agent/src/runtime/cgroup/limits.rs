@@ -1,0 +1,214 @@
+//! A group's limits as files of v1 and v2, and as properties of a slice.
+
+use crate::runtime::spec::{CPU_PERIOD, PodLimits};
+
+/// The controllers that limits of pods need.
+pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// What is set on one group. Absent parts are left as they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct GroupLimits {
+    cpu_shares: Option<u64>,
+    pod: Option<(PodLimits, Option<i64>)>,
+}
+
+/// One file to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Setting {
+    /// The controller it belongs to.
+    pub(super) controller: &'static str,
+    /// The file in the group's directory.
+    pub(super) file: &'static str,
+    /// What to write.
+    pub(super) value: String,
+    /// The value is what a group has anyway: a kernel without the file keeps it, too.
+    pub(super) unlimited: bool,
+}
+
+/// A property of a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Property {
+    /// A number; `u64::MAX` is no limit.
+    Number(&'static str, u64),
+    /// A switch.
+    Switch(&'static str, bool),
+}
+
+impl GroupLimits {
+    /// A level's weight against its neighbours.
+    pub(super) fn weighing(cpu_shares: u64) -> Self {
+        Self { cpu_shares: Some(cpu_shares), pod: None }
+    }
+
+    /// A pod's weight and limits, its number of processes among them.
+    pub(super) fn of_pod(limits: &PodLimits, pids: Option<i64>) -> Self {
+        Self { cpu_shares: Some(limits.cpu_shares), pod: Some((*limits, pids.filter(|pids| *pids > 0))) }
+    }
+
+    /// The files that say so.
+    pub(super) fn settings(&self, v2: bool) -> Vec<Setting> {
+        let setting = |controller, file, value: String, unlimited| Setting { controller, file, value, unlimited };
+        let none = || if v2 { "max".to_owned() } else { "-1".to_owned() };
+        let number = |value: Option<i64>| value.map_or_else(none, |value| value.to_string());
+        let mut settings = Vec::new();
+        if let Some(shares) = self.cpu_shares {
+            settings.push(match v2 {
+                true => setting("cpu", "cpu.weight", cpu_weight(shares).to_string(), false),
+                false => setting("cpu", "cpu.shares", shares.to_string(), false),
+            });
+        }
+        let Some((pod, pids)) = &self.pod else { return settings };
+        let (quota, memory) = (number(pod.cpu_quota), number(pod.memory));
+        if v2 {
+            settings.push(setting("cpu", "cpu.max", format!("{quota} {CPU_PERIOD}"), pod.cpu_quota.is_none()));
+            settings.push(setting("memory", "memory.max", memory, pod.memory.is_none()));
+        } else {
+            settings.push(setting("cpu", "cpu.cfs_period_us", CPU_PERIOD.to_string(), pod.cpu_quota.is_none()));
+            settings.push(setting("cpu", "cpu.cfs_quota_us", quota, pod.cpu_quota.is_none()));
+            settings.push(setting("memory", "memory.limit_in_bytes", memory, pod.memory.is_none()));
+        }
+        let pids_max = pids.map_or_else(|| "max".to_owned(), |pids| pids.to_string());
+        settings.push(setting("pids", "pids.max", pids_max, pids.is_none()));
+        settings
+    }
+
+    /// The properties that say so (systemd.resource-control(5)).
+    pub(super) fn unit_properties(&self, v2: bool) -> Vec<Property> {
+        let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).unwrap_or(u64::MAX);
+        let mut properties = Vec::new();
+        if let Some(shares) = self.cpu_shares {
+            properties.push(match v2 {
+                true => Property::Number("CPUWeight", cpu_weight(shares)),
+                false => Property::Number("CPUShares", shares),
+            });
+        }
+        let Some((pod, pids)) = &self.pod else { return properties };
+        properties.push(Property::Number("CPUQuotaPerSecUSec", pod.cpu_quota.map_or(u64::MAX, quota_per_second)));
+        properties.push(Property::Number(if v2 { "MemoryMax" } else { "MemoryLimit" }, number(pod.memory)));
+        properties.push(Property::Number("TasksMax", number(*pids)));
+        properties
+    }
+}
+
+/// v2's weight of v1's shares: 2 to 262,144 become 1 to 10,000, as the OCI runtime has it.
+fn cpu_weight(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
+}
+
+/// Microseconds per second of a quota per period, in whole percents: systemd keeps no finer ones.
+fn quota_per_second(quota: i64) -> u64 {
+    let per_second = u64::try_from(quota).unwrap_or(0).saturating_mul(1_000_000 / CPU_PERIOD);
+    per_second.div_ceil(10_000).saturating_mul(10_000)
+}
+
+/// The count of `oom_kill` in `memory.events` or `memory.oom_control`.
+pub(super) fn oom_kills(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limited() -> GroupLimits {
+        let pod = PodLimits { cpu_shares: 102, cpu_quota: Some(25_000), memory: Some(1_048_576) };
+        GroupLimits::of_pod(&pod, Some(100))
+    }
+
+    fn unlimited() -> GroupLimits {
+        GroupLimits::of_pod(&PodLimits { cpu_shares: 2, cpu_quota: None, memory: None }, None)
+    }
+
+    fn written(limits: GroupLimits, v2: bool) -> Vec<(&'static str, String)> {
+        limits.settings(v2).into_iter().map(|setting| (setting.file, setting.value)).collect()
+    }
+
+    #[test]
+    fn limits_are_written_in_each_versions_words() {
+        let of = |pairs: &[(&'static str, &str)]| -> Vec<(&'static str, String)> {
+            pairs.iter().map(|(file, value)| (*file, (*value).to_owned())).collect()
+        };
+        let cases = [
+            (
+                limited(),
+                false,
+                of(&[
+                    ("cpu.shares", "102"),
+                    ("cpu.cfs_period_us", "100000"),
+                    ("cpu.cfs_quota_us", "25000"),
+                    ("memory.limit_in_bytes", "1048576"),
+                    ("pids.max", "100"),
+                ]),
+            ),
+            (
+                limited(),
+                true,
+                of(&[("cpu.weight", "4"), ("cpu.max", "25000 100000"), ("memory.max", "1048576"), ("pids.max", "100")]),
+            ),
+            (
+                unlimited(),
+                false,
+                of(&[
+                    ("cpu.shares", "2"),
+                    ("cpu.cfs_period_us", "100000"),
+                    ("cpu.cfs_quota_us", "-1"),
+                    ("memory.limit_in_bytes", "-1"),
+                    ("pids.max", "max"),
+                ]),
+            ),
+            (
+                unlimited(),
+                true,
+                of(&[("cpu.weight", "1"), ("cpu.max", "max 100000"), ("memory.max", "max"), ("pids.max", "max")]),
+            ),
+            (GroupLimits::weighing(1_024), false, of(&[("cpu.shares", "1024")])),
+            (GroupLimits::default(), true, Vec::new()),
+        ];
+        for (limits, v2, wanted) in cases {
+            assert_eq!(written(limits, v2), wanted);
+        }
+        assert!(unlimited().settings(true)[1..].iter().all(|setting| setting.unlimited));
+        assert!(limited().settings(true).iter().all(|setting| !setting.unlimited));
+    }
+
+    #[test]
+    fn limits_are_properties_of_slices() {
+        use Property::Number;
+        assert_eq!(
+            limited().unit_properties(true),
+            [
+                Number("CPUWeight", 4),
+                Number("CPUQuotaPerSecUSec", 250_000),
+                Number("MemoryMax", 1_048_576),
+                Number("TasksMax", 100)
+            ]
+        );
+        assert_eq!(
+            unlimited().unit_properties(false),
+            [
+                Number("CPUShares", 2),
+                Number("CPUQuotaPerSecUSec", u64::MAX),
+                Number("MemoryLimit", u64::MAX),
+                Number("TasksMax", u64::MAX)
+            ]
+        );
+    }
+
+    #[test]
+    fn shares_and_quotas_convert() {
+        for (shares, weight) in [(0, 1), (2, 1), (102, 4), (1_024, 39), (262_144, 10_000), (u64::MAX, 10_000)] {
+            assert_eq!(cpu_weight(shares), weight, "{shares}");
+        }
+        for (quota, per_second) in [(1_000, 10_000), (1_500, 20_000), (100_000, 1_000_000), (150_001, 1_510_000)] {
+            assert_eq!(quota_per_second(quota), per_second, "{quota}");
+        }
+    }
+
+    #[test]
+    fn kills_are_counted_in_both_versions() {
+        assert_eq!(oom_kills("low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 0\n"), Some(2));
+        assert_eq!(oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"), Some(5));
+        assert_eq!(oom_kills("oom_kill_disable 0\nunder_oom 0\n"), None);
+        assert_eq!(oom_kills("oom_kill many\n"), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! The calls, against a bus of the test's own on which a script answers in systemd's place.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use zbus::wire::{ObjectPath, OwnedVariant};
+
+use super::*;
+
+/// A private message bus; it ends with the test.
+struct Bus {
+    daemon: Child,
+    directory: PathBuf,
+    address: String,
+}
+
+impl Bus {
+    fn start(name: &str) -> Option<Self> {
+        let directory = std::env::temp_dir().join(format!("limpet-bus-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let listen = format!("unix:path={}", directory.join("bus").display());
+        let started = Command::new("dbus-daemon")
+            .args(["--session", "--nofork", "--print-address=1", "--address", &listen])
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut daemon) = started else {
+            eprintln!("skipped: no dbus-daemon here");
+            return None;
+        };
+        let mut address = String::new();
+        let output = daemon.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut address).unwrap();
+        Some(Self { daemon, directory, address: address.trim().to_owned() })
+    }
+
+    async fn connect(&self) -> Connection {
+        zbus::connection::Builder::address(self.address.as_str()).build().await.unwrap()
+    }
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+        std::fs::remove_dir_all(&self.directory).unwrap();
+    }
+}
+
+/// What was called, and how: `StartTransientUnit a.slice CPUWeight=39`.
+type Calls = Arc<Mutex<Vec<String>>>;
+
+/// Answers as systemd: `a.slice` can be started, `there.slice` exists already, `bad.slice` fails.
+async fn script(connection: Connection, calls: Calls) {
+    connection.request_name(BUS_NAME).await.unwrap();
+    let mut messages = MessageStream::from(&connection);
+    while let Some(Ok(message)) = messages.next().await {
+        let header = message.header();
+        let Some(member) = header.member().map(|member| member.to_string()) else { continue };
+        if header.interface().map(|interface| interface.as_str()) != Some(INTERFACE) {
+            continue;
+        }
+        let note = |text: String| calls.lock().unwrap().push(text);
+        let refuse = |name: &'static str| connection.reply_error(&header, name, &("no",));
+        let unit = match member.as_str() {
+            "StartTransientUnit" => {
+                type Given = Vec<(String, OwnedVariant)>;
+                let body = message.body();
+                let (unit, mode, given, _): (String, String, Given, Vec<(String, Given)>) = body.deserialize().unwrap();
+                let weight = given.iter().find(|(name, _)| name == "CPUWeight").map(|(_, value)| value.clone());
+                note(format!("{member} {unit} {mode} {}", u64::try_from(weight.unwrap()).unwrap()));
+                unit
+            }
+            "SetUnitProperties" => {
+                let body = message.body();
+                let (unit, runtime, given): (String, bool, Vec<(String, OwnedVariant)>) = body.deserialize().unwrap();
+                note(format!("{member} {unit} {runtime} {}", given.len()));
+                connection.reply(&header, &()).await.unwrap();
+                continue;
+            }
+            "StopUnit" => {
+                let (unit, _mode): (String, String) = message.body().deserialize().unwrap();
+                note(format!("{member} {unit}"));
+                unit
+            }
+            _ => {
+                note(member);
+                connection.reply(&header, &()).await.unwrap();
+                continue;
+            }
+        };
+        if unit == "there.slice" {
+            refuse("org.freedesktop.systemd1.UnitExists").await.unwrap();
+            continue;
+        }
+        if unit == "gone.slice" {
+            refuse("org.freedesktop.systemd1.NoSuchUnit").await.unwrap();
+            continue;
+        }
+        let end = |number: u32, result: &'static str| {
+            let path = ObjectPath::try_from(format!("{OBJECT}/job/{number}")).unwrap();
+            let (connection, unit) = (connection.clone(), unit.clone());
+            async move {
+                let body = (number, path, unit, result);
+                connection.emit_signal(None::<&str>, OBJECT, INTERFACE, "JobRemoved", &body).await.unwrap();
+            }
+        };
+        // Another job's end first, and this one's before its reply: neither may confuse the caller.
+        end(6, "failed").await;
+        end(7, if unit == "bad.slice" { "failed" } else { "done" }).await;
+        connection.reply(&header, &ObjectPath::try_from(format!("{OBJECT}/job/7")).unwrap()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn slices_are_started_changed_and_stopped() {
+    let Some(bus) = Bus::start("slices") else { return };
+    let calls = Calls::default();
+    let server = bus.connect().await;
+    let answering = tokio::spawn(script(server.clone(), calls.clone()));
+    let client = bus.connect().await;
+    wait_for_name(&client).await;
+    let manager = Manager::over(client).await.unwrap();
+    let weight = [Property::Number("CPUWeight", 39)];
+    manager.ensure("a.slice", false, &weight).await.unwrap();
+    manager.ensure("a.slice", true, &weight).await.unwrap();
+    manager.ensure("there.slice", false, &weight).await.unwrap();
+    manager.stop("a.slice").await.unwrap();
+    manager.stop("gone.slice").await.unwrap();
+    let failed = manager.ensure("bad.slice", false, &weight).await.unwrap_err();
+    assert_eq!(failed.to_string(), "start bad.slice with systemd: the job ended as failed");
+    let wanted = [
+        "Subscribe",
+        "StartTransientUnit a.slice replace 39",
+        "SetUnitProperties a.slice true 1",
+        "StartTransientUnit there.slice replace 39",
+        "SetUnitProperties there.slice true 1",
+        "StopUnit a.slice",
+        "StopUnit gone.slice",
+        "StartTransientUnit bad.slice replace 39",
+    ];
+    assert_eq!(*calls.lock().unwrap(), wanted);
+    answering.abort();
+}
+
+/// Returns once the script owns systemd's name.
+async fn wait_for_name(connection: &Connection) {
+    let rule = MatchRule::builder()
+        .msg_type(zbus::message::Type::Signal)
+        .sender("org.freedesktop.DBus")
+        .member("NameOwnerChanged")
+        .arg(0, BUS_NAME)
+        .build()
+        .unwrap();
+    let mut changes = MessageStream::for_match_rule(rule, connection, None).await.unwrap();
+    let asked = connection
+        .call_method(
+            Some("org.freedesktop.DBus"),
+            "/org/freedesktop/DBus",
+            Some("org.freedesktop.DBus"),
+            "NameHasOwner",
+            &BUS_NAME,
+        )
+        .await
+        .unwrap();
+    if !asked.body().deserialize::<bool>().unwrap() {
+        changes.next().await;
+    }
+}
+
+#[test]
+fn a_new_slice_is_counted_and_limited() {
+    let made = new_unit("kubepods.slice", &[Property::Number("CPUWeight", 39)]);
+    let of = |wanted: &str| made.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value.clone());
+    assert_eq!(of("CPUWeight"), Some(Variant::from(39_u64)));
+    assert_eq!(of("MemoryAccounting"), Some(Variant::from(true)));
+    assert_eq!(of("DefaultDependencies"), Some(Variant::from(false)));
+}

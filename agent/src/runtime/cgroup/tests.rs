@@ -1,0 +1,173 @@
+//! Against the kernel's own cgroups, below a root of the test's own. Without the right to make one, the tests say so.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::runtime::spec::tests::record;
+
+/// A cgroup root that goes with the test.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(name: &str) -> Self {
+        Self(format!("/limpet-test-cgroup-{name}-{}", std::process::id()).into())
+    }
+
+    async fn open(&self, pids: Option<i64>) -> Option<Cgroups> {
+        match Cgroups::open(CgroupDriver::Cgroupfs, &self.0, pids).await {
+            Ok(cgroups) => Some(cgroups),
+            Err(error) => {
+                eprintln!("skipped: cannot make cgroups here: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let Ok(hierarchies) = Hierarchies::find() else { return };
+        for path in hierarchies.all_paths(self.0.strip_prefix("/").unwrap()) {
+            files::remove(&path).unwrap();
+        }
+    }
+}
+
+fn pod(uid: &str, resources: Value) -> PodRecord {
+    let mut pod = record(json!({"containers": [{"name": "c", "resources": resources}]}));
+    pod.uid = PodUid::new(uid);
+    pod
+}
+
+fn burstable(uid: &str, cpu: &str) -> PodRecord {
+    pod(uid, json!({"requests": {"cpu": cpu}}))
+}
+
+impl Cgroups {
+    /// What stands in a v1 file of a group, or of its v2 counterpart.
+    fn read(&self, group: &str, controller: &str, v1: &str, v2: &str) -> String {
+        let group = self.shared.layout.directory(&self.shared.layout.level(QosClass::Guaranteed)).join(group);
+        let path = self.shared.hierarchies.path(controller, &group).unwrap();
+        fs::read_to_string(path.join(if self.is_v2() { v2 } else { v1 })).unwrap().trim().to_owned()
+    }
+
+    fn shares(&self, group: &str) -> String {
+        self.read(group, "cpu", "cpu.shares", "cpu.weight")
+    }
+
+    /// The same in v2's words.
+    fn in_shares(&self, shares: u64) -> String {
+        GroupLimits::weighing(shares).settings(self.is_v2())[0].value.clone()
+    }
+}
+
+#[tokio::test]
+async fn pods_get_kubelets_groups_and_limits() {
+    let root = Root::new("limits");
+    let Some(cgroups) = root.open(Some(77)).await else { return };
+    let limits = json!({"limits": {"cpu": "500m", "memory": "64Mi"}});
+    let guaranteed = pod("g", limits);
+    cgroups.ensure_pod(&guaranteed).await.unwrap();
+    cgroups.ensure_pod(&guaranteed).await.unwrap();
+    assert_eq!(cgroups.shares("podg"), cgroups.in_shares(512));
+    assert_eq!(cgroups.read("podg", "memory", "memory.limit_in_bytes", "memory.max"), "67108864");
+    assert_eq!(cgroups.read("podg", "pids", "pids.max", "pids.max"), "77");
+    let quota = cgroups.read("podg", "cpu", "cpu.cfs_quota_us", "cpu.max");
+    assert_eq!(quota.split(' ').next(), Some("50000"));
+    cgroups.ensure_pod(&pod("b", json!({}))).await.unwrap();
+    assert_eq!(cgroups.shares("besteffort/podb"), cgroups.in_shares(2));
+    assert_eq!(cgroups.pods().await.unwrap(), [PodUid::new("b"), PodUid::new("g")]);
+}
+
+#[tokio::test]
+async fn a_limit_that_is_lifted_is_gone() {
+    let root = Root::new("lifted");
+    let Some(cgroups) = root.open(None).await else { return };
+    cgroups.ensure_pod(&pod("x", json!({"requests": {"cpu": "1m"}, "limits": {"memory": "64Mi"}}))).await.unwrap();
+    let memory = || cgroups.read("burstable/podx", "memory", "memory.limit_in_bytes", "memory.max");
+    assert_eq!(memory(), "67108864");
+    cgroups.ensure_pod(&burstable("x", "1m")).await.unwrap();
+    assert_ne!(memory(), "67108864");
+}
+
+#[tokio::test]
+async fn the_burstable_level_weighs_what_its_pods_request() {
+    let root = Root::new("burstable");
+    let Some(cgroups) = root.open(None).await else { return };
+    for (uid, cpu, shares) in [("a", "500m", 512), ("b", "1", 1_536), ("a", "1", 2_048)] {
+        cgroups.ensure_pod(&burstable(uid, cpu)).await.unwrap();
+        assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(shares), "{uid} {cpu}");
+    }
+    cgroups.remove_pod(&PodUid::new("b")).await.unwrap();
+    assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(1_024));
+}
+
+#[tokio::test]
+async fn removal_finds_a_pod_of_any_class_and_is_idempotent() {
+    let root = Root::new("removal");
+    let Some(cgroups) = root.open(None).await else { return };
+    cgroups.ensure_pod(&pod("x", json!({}))).await.unwrap();
+    // What an OCI runtime makes below, also where limpet makes nothing itself.
+    let layout = &cgroups.shared.layout;
+    let container = layout.container_directory(QosClass::BestEffort, &PodUid::new("x"), "c1");
+    for path in cgroups.shared.hierarchies.all_paths(&container) {
+        fs::create_dir_all(path.join("nested")).unwrap();
+    }
+    let reopened = root.open(None).await.unwrap();
+    assert_eq!(reopened.pods().await.unwrap(), [PodUid::new("x")], "found by an agent that did not make it");
+    reopened.remove_pod(&PodUid::new("x")).await.unwrap();
+    reopened.remove_pod(&PodUid::new("x")).await.unwrap();
+    assert_eq!(reopened.pods().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_group_with_processes_is_busy() {
+    let root = Root::new("busy");
+    let Some(cgroups) = root.open(None).await else { return };
+    let pod = pod("x", json!({}));
+    cgroups.ensure_pod(&pod).await.unwrap();
+    let group = cgroups.shared.layout.directory(&cgroups.shared.layout.pod(QosClass::BestEffort, &pod.uid));
+    let path = cgroups.shared.hierarchies.path("pids", &group).unwrap().join("c1");
+    fs::create_dir(&path).unwrap();
+    let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    fs::write(path.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+    let of_pod = cgroups.shared.layout.pod(QosClass::BestEffort, &pod.uid);
+    assert!(matches!(cgroups.exists_idle(&of_pod).await, Err(CgroupError::Busy(_))));
+    let outcome = cgroups.remove_pod(&pod.uid).await;
+    assert!(matches!(&outcome, Err(CgroupError::Busy(busy)) if *busy == path), "{outcome:?}");
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    assert!(cgroups.exists_idle(&of_pod).await.unwrap());
+    cgroups.remove_pod(&pod.uid).await.unwrap();
+}
+
+#[tokio::test]
+async fn new_groups_take_processes_at_once() {
+    let root = Root::new("cpuset");
+    let Some(cgroups) = root.open(None).await else { return };
+    let pod = burstable("x", "1m");
+    cgroups.ensure_pod(&pod).await.unwrap();
+    let group = cgroups.shared.layout.directory(&cgroups.shared.layout.pod(QosClass::Burstable, &pod.uid));
+    let Some(path) = cgroups.shared.hierarchies.path("cpuset", &group) else { return };
+    let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let entered = fs::write(path.join("cgroup.procs"), sleeper.id().to_string());
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    assert!(entered.is_ok(), "{entered:?}");
+}
+
+#[tokio::test]
+async fn kills_for_memory_are_counted() {
+    let root = Root::new("oom");
+    let Some(cgroups) = root.open(None).await else { return };
+    let pod = pod("x", json!({}));
+    cgroups.ensure_pod(&pod).await.unwrap();
+    assert_eq!(cgroups.oom_kills(&pod, "c1"), None, "no such container");
+    let group = cgroups.shared.layout.container_directory(QosClass::BestEffort, &pod.uid, "c1");
+    let path = cgroups.shared.hierarchies.path("memory", &group).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(cgroups.oom_kills(&pod, "c1"), Some(0));
+}

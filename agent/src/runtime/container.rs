@@ -1,0 +1,382 @@
+//! Containers and their tasks, call by call: what the worker decided is done here and nothing else.
+//!
+//! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Everything that ends something takes
+//! `NotFound` for success.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use containerd_client::services::v1::container::Runtime as RuntimeField;
+use containerd_client::services::v1::containers_client::ContainersClient;
+use containerd_client::services::v1::leases_client::LeasesClient;
+use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
+use containerd_client::services::v1::snapshots::{PrepareSnapshotRequest, RemoveSnapshotRequest};
+use containerd_client::services::v1::tasks_client::TasksClient;
+use containerd_client::services::v1::{
+    Container, CreateContainerRequest, CreateRequest, CreateTaskRequest, DeleteContainerRequest, DeleteRequest,
+    DeleteTaskRequest, GetRequest, KillRequest, ListContainersRequest, ListTasksRequest, StartRequest,
+    UpdateContainerRequest,
+};
+use containerd_client::types::Mount as SnapshotMount;
+use containerd_client::types::v1::Status as TaskStatus;
+use jiff::Timestamp;
+use prost::Message;
+use prost_types::{Any, FieldMask};
+use tonic::Code;
+
+use super::client::Client;
+use super::error::{RuntimeError, found};
+use super::record::{self, ContainerId, ContainerIdentity, ContainerState, Recorded};
+
+const SHIM: &str = "io.containerd.runc.v2";
+const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
+
+/// The shim's options, `containerd.runc.v1.Options`: the two that limpet sets.
+#[derive(Clone, PartialEq, Message)]
+struct RuncOptions {
+    #[prost(string, tag = "6")]
+    binary_name: String,
+    #[prost(bool, tag = "9")]
+    systemd_cgroup: bool,
+}
+
+/// What every container is made with.
+#[derive(Debug, Clone)]
+pub struct ContainersConfig {
+    /// The snapshotter.
+    pub snapshotter: String,
+    /// The OCI runtime's binary; `None`: the shim's default.
+    pub runtime_binary: Option<PathBuf>,
+    /// The systemd cgroup driver is in use.
+    pub systemd_cgroup: bool,
+}
+
+/// containerd's view of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Made, not started.
+    Created,
+    /// Its process runs (or is paused).
+    Running {
+        /// The first process, in the host's pid namespace.
+        pid: u32,
+    },
+    /// Its process ended.
+    Stopped {
+        /// The exit code.
+        code: i32,
+        /// When it ended.
+        at: Timestamp,
+    },
+    /// containerd cannot tell: the shim does not answer (yet).
+    Unknown {
+        /// The last known first process.
+        pid: u32,
+    },
+}
+
+/// A container found in containerd.
+#[derive(Debug, Clone)]
+pub struct FoundContainer {
+    /// Its id.
+    pub id: ContainerId,
+    /// What limpet wrote on it.
+    pub recorded: Recorded,
+    /// Its task, if it has one.
+    pub task: Option<Task>,
+}
+
+/// Everything containerd is told about a new container.
+#[derive(Debug)]
+pub struct NewContainer<'a> {
+    /// Its id.
+    pub id: &'a ContainerId,
+    /// What it is.
+    pub identity: &'a ContainerIdentity,
+    /// The pod's manifest.
+    pub manifest: &'a [u8],
+    /// The image's name.
+    pub image: &'a str,
+    /// Its OCI spec, as JSON.
+    pub spec: Vec<u8>,
+}
+
+/// Container, task, snapshot and lease calls. Clones share the connection.
+#[derive(Debug, Clone)]
+pub struct Containers {
+    client: Client,
+    config: ContainersConfig,
+}
+
+impl Containers {
+    /// Calls over `client`.
+    pub fn new(client: Client, config: ContainersConfig) -> Self {
+        Self { client, config }
+    }
+
+    fn containers(&self) -> ContainersClient<tonic::transport::Channel> {
+        ContainersClient::new(self.client.channel()).max_decoding_message_size(64 << 20)
+    }
+
+    fn tasks(&self) -> TasksClient<tonic::transport::Channel> {
+        TasksClient::new(self.client.channel()).max_decoding_message_size(64 << 20)
+    }
+
+    fn snapshots(&self) -> SnapshotsClient<tonic::transport::Channel> {
+        SnapshotsClient::new(self.client.channel())
+    }
+
+    /// Every container of limpet's with its task, read once. Containers whose record cannot be read are told apart.
+    pub async fn list(&self) -> Result<(Vec<FoundContainer>, Vec<(ContainerId, String)>), RuntimeError> {
+        let filters = vec![format!("labels.\"{}\"==container", record::LABEL_MANAGED)];
+        let containers = self
+            .containers()
+            .list(self.client.request(ListContainersRequest { filters }))
+            .await
+            .map_err(|status| RuntimeError::of("Containers.List", "the node", status))?
+            .into_inner()
+            .containers;
+        let tasks = self
+            .tasks()
+            .list(self.client.request(ListTasksRequest { filter: String::new() }))
+            .await
+            .map_err(|status| RuntimeError::of("Tasks.List", "the node", status))?
+            .into_inner()
+            .tasks;
+        let mut tasks: HashMap<String, Task> = tasks.iter().map(|process| (task_id(process), task(process))).collect();
+        let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+        for container in containers {
+            let id = ContainerId::new(container.id.as_str());
+            match record::recorded(&container.extensions) {
+                Ok(recorded) => found.push(FoundContainer { id, recorded, task: tasks.remove(&container.id) }),
+                Err(reason) => unreadable.push((id, reason)),
+            }
+        }
+        Ok((found, unreadable))
+    }
+
+    /// The task of one container.
+    pub async fn task(&self, id: &ContainerId) -> Result<Option<Task>, RuntimeError> {
+        let request = self.client.request(GetRequest { container_id: id.to_string(), exec_id: String::new() });
+        let response = found(self.tasks().get(request).await)
+            .map_err(|status| RuntimeError::of("Tasks.Get", id.as_str(), status))?;
+        Ok(response.and_then(|response| response.process).map(|process| task(&process)))
+    }
+
+    /// Protects what a start makes before the container exists to hold it. No expiry: a clock that jumps must not
+    /// end it; what a crash leaves is swept by [`Self::sweep_leases`].
+    pub async fn lease(&self, id: &ContainerId) -> Result<String, RuntimeError> {
+        let lease = format!("limpet-start-{id}");
+        let labels = HashMap::from([(record::LABEL_MANAGED.to_owned(), "start".to_owned())]);
+        match LeasesClient::new(self.client.channel())
+            .create(self.client.request(CreateRequest { id: lease.clone(), labels }))
+            .await
+        {
+            Ok(_) => Ok(lease),
+            Err(status) if status.code() == Code::AlreadyExists => Ok(lease),
+            Err(status) => Err(RuntimeError::of("Leases.Create", id.as_str(), status)),
+        }
+    }
+
+    /// Gives a lease back.
+    pub async fn release(&self, lease: &str) -> Result<(), RuntimeError> {
+        let request = self.client.request(DeleteRequest { id: lease.to_owned(), sync: false });
+        found(LeasesClient::new(self.client.channel()).delete(request).await)
+            .map_err(|status| RuntimeError::of("Leases.Delete", lease, status))?;
+        Ok(())
+    }
+
+    /// Gives back every lease that a crash in mid-start left behind. Called once, before anything starts.
+    pub async fn sweep_leases(&self) -> Result<(), RuntimeError> {
+        let filters = vec![format!("labels.\"{}\"==start", record::LABEL_MANAGED)];
+        let request = self.client.request(containerd_client::services::v1::ListRequest { filters });
+        let leases = LeasesClient::new(self.client.channel())
+            .list(request)
+            .await
+            .map_err(|status| RuntimeError::of("Leases.List", "the node", status))?;
+        for lease in leases.into_inner().leases {
+            self.release(&lease.id).await?;
+        }
+        Ok(())
+    }
+
+    /// A fresh writable snapshot above the image; one that a crash left behind is thrown away first.
+    pub async fn prepare_rootfs(
+        &self,
+        id: &ContainerId,
+        chain_id: &str,
+        lease: &str,
+    ) -> Result<Vec<SnapshotMount>, RuntimeError> {
+        let request = || {
+            let message = PrepareSnapshotRequest {
+                snapshotter: self.config.snapshotter.clone(),
+                key: id.to_string(),
+                parent: chain_id.to_owned(),
+                labels: HashMap::new(),
+            };
+            self.client.leased_request(message, lease)
+        };
+        let mut prepared = self.snapshots().prepare(request()).await;
+        if matches!(&prepared, Err(status) if status.code() == Code::AlreadyExists) {
+            self.remove_snapshot(id).await?;
+            prepared = self.snapshots().prepare(request()).await;
+        }
+        prepared
+            .map(|response| response.into_inner().mounts)
+            .map_err(|status| RuntimeError::of("Snapshots.Prepare", id.as_str(), status))
+    }
+
+    /// Creates the container; one that a crash left behind under the same id is removed first.
+    pub async fn create(&self, new: &NewContainer<'_>) -> Result<(), RuntimeError> {
+        let request = || CreateContainerRequest {
+            container: Some(Container {
+                id: new.id.to_string(),
+                labels: record::labels(new.identity),
+                image: new.image.to_owned(),
+                runtime: Some(RuntimeField { name: SHIM.to_owned(), options: Some(self.runc_options()) }),
+                spec: Some(Any { type_url: SPEC_TYPE_URL.to_owned(), value: new.spec.clone() }),
+                snapshotter: self.config.snapshotter.clone(),
+                snapshot_key: new.id.to_string(),
+                extensions: record::extensions(new.identity, new.manifest),
+                ..Container::default()
+            }),
+        };
+        let mut created = self.containers().create(self.client.request(request())).await;
+        if matches!(&created, Err(status) if status.code() == Code::AlreadyExists) {
+            self.delete_task(new.id).await?;
+            self.delete_container(new.id).await?;
+            created = self.containers().create(self.client.request(request())).await;
+        }
+        created.map(|_| ()).map_err(|status| RuntimeError::of("Containers.Create", new.id.as_str(), status))
+    }
+
+    fn runc_options(&self) -> Any {
+        let binary_name =
+            self.config.runtime_binary.as_deref().map(Path::to_string_lossy).unwrap_or_default().into_owned();
+        let options = RuncOptions { binary_name, systemd_cgroup: self.config.systemd_cgroup };
+        Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() }
+    }
+
+    /// Creates the task: the shim mounts the root file system, starts the logger and calls `runc create`.
+    /// Returns the first process's id.
+    pub async fn create_task(
+        &self,
+        id: &ContainerId,
+        rootfs: Vec<SnapshotMount>,
+        log_uri: &str,
+        terminal: bool,
+    ) -> Result<u32, RuntimeError> {
+        let message = CreateTaskRequest {
+            container_id: id.to_string(),
+            rootfs,
+            stdout: log_uri.to_owned(),
+            // A terminal has one stream only.
+            stderr: if terminal { String::new() } else { log_uri.to_owned() },
+            terminal,
+            ..CreateTaskRequest::default()
+        };
+        self.tasks()
+            .create(self.client.request(message))
+            .await
+            .map(|response| response.into_inner().pid)
+            .map_err(|status| RuntimeError::of("Tasks.Create", id.as_str(), status))
+    }
+
+    /// Starts the task's process.
+    pub async fn start_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let request = self.client.request(StartRequest { container_id: id.to_string(), exec_id: String::new() });
+        self.tasks()
+            .start(request)
+            .await
+            .map(|_| ())
+            .map_err(|status| RuntimeError::of("Tasks.Start", id.as_str(), status))
+    }
+
+    /// Sends a signal to the first process, or to all of the container's. A process that is gone is success.
+    pub async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<(), RuntimeError> {
+        let message = KillRequest { container_id: id.to_string(), exec_id: String::new(), signal, all };
+        found(self.tasks().kill(self.client.request(message)).await)
+            .map(|_| ())
+            .map_err(|status| RuntimeError::of("Tasks.Kill", id.as_str(), status))
+    }
+
+    /// Writes what became of the container on it. `false`: the container is gone.
+    pub async fn write_state(&self, id: &ContainerId, state: &ContainerState) -> Result<bool, RuntimeError> {
+        let key = record::EXTENSION_STATE;
+        let message = UpdateContainerRequest {
+            container: Some(Container {
+                id: id.to_string(),
+                extensions: HashMap::from([(key.to_owned(), record::state_extension(state))]),
+                ..Container::default()
+            }),
+            update_mask: Some(FieldMask { paths: vec![format!("extensions.{key}")] }),
+        };
+        found(self.containers().update(self.client.request(message)).await)
+            .map(|response| response.is_some())
+            .map_err(|status| RuntimeError::of("Containers.Update", id.as_str(), status))
+    }
+
+    /// Deletes the task of a process that ended. Its end must have been written to the container before.
+    pub async fn delete_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let request = || self.client.request(DeleteTaskRequest { container_id: id.to_string() });
+        match found(self.tasks().delete(request()).await) {
+            Ok(_) => Ok(()),
+            // A task that was made and never started must be killed before it can be deleted.
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                self.kill(id, rustix::process::Signal::KILL.as_raw() as u32, true).await?;
+                found(self.tasks().delete(request()).await)
+                    .map(|_| ())
+                    .map_err(|status| RuntimeError::of("Tasks.Delete", id.as_str(), status))
+            }
+            Err(status) => Err(RuntimeError::of("Tasks.Delete", id.as_str(), status)),
+        }
+    }
+
+    /// Removes the writable snapshot: the record and the log of a dead container need none.
+    pub async fn remove_snapshot(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
+        found(self.snapshots().remove(self.client.request(message)).await)
+            .map(|_| ())
+            .map_err(|status| RuntimeError::of("Snapshots.Remove", id.as_str(), status))
+    }
+
+    async fn delete_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let request = self.client.request(DeleteContainerRequest { id: id.to_string() });
+        found(self.containers().delete(request).await)
+            .map(|_| ())
+            .map_err(|status| RuntimeError::of("Containers.Delete", id.as_str(), status))
+    }
+
+    /// Removes every trace of a container whose process ended: task, record, snapshot.
+    pub async fn remove(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        self.delete_task(id).await?;
+        self.delete_container(id).await?;
+        self.remove_snapshot(id).await
+    }
+}
+
+fn task_id(process: &containerd_client::types::v1::Process) -> String {
+    // `List` fills `id`, `Get` fills `container_id` as well.
+    if process.container_id.is_empty() { process.id.clone() } else { process.container_id.clone() }
+}
+
+fn task(process: &containerd_client::types::v1::Process) -> Task {
+    match TaskStatus::try_from(process.status).unwrap_or(TaskStatus::Unknown) {
+        TaskStatus::Created => Task::Created,
+        TaskStatus::Running | TaskStatus::Paused | TaskStatus::Pausing => Task::Running { pid: process.pid },
+        TaskStatus::Stopped => {
+            Task::Stopped { code: exit_code(process.exit_status), at: timestamp(process.exited_at.as_ref()) }
+        }
+        TaskStatus::Unknown => Task::Unknown { pid: process.pid },
+    }
+}
+
+/// containerd's exit status as Kubernetes has it.
+pub fn exit_code(status: u32) -> i32 {
+    i32::try_from(status).unwrap_or(255)
+}
+
+/// containerd's time as ours; a missing one is the epoch.
+pub fn timestamp(time: Option<&prost_types::Timestamp>) -> Timestamp {
+    time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok()).unwrap_or(Timestamp::UNIX_EPOCH)
+}

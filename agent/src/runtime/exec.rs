@@ -1,0 +1,342 @@
+//! Runs a command in a running container: `limpet exec`, kubelet's `/exec`, exec probes and hooks.
+//!
+//! The process's streams go through FIFOs that containerd's shim opens. A session cleans up behind itself whatever
+//! happens: a task of its own waits for the process's end, or kills it once the session is dropped, and then
+//! deletes the process in containerd and the FIFOs. What an agent that died left behind, [`sweep`] clears.
+
+mod fifo;
+mod process;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use containerd_client::services::v1::containers_client::ContainersClient;
+use containerd_client::services::v1::tasks_client::TasksClient;
+use containerd_client::services::v1::{
+    CloseIoRequest, DeleteProcessRequest, ExecProcessRequest, GetContainerRequest, KillRequest, ResizePtyRequest,
+    StartRequest, WaitRequest,
+};
+use prost_types::Any;
+use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::{Code, Status};
+
+use self::fifo::{Ends, Fifos};
+use super::client::Client;
+use super::error::{RuntimeError, found};
+
+/// containerd's type for an OCI process.
+const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
+/// How long a killed process may take to end before it is left to the container's own end.
+const KILLED: Duration = Duration::from_secs(10);
+const SIGKILL: u32 = 9;
+
+/// What to run, and where. User, environment and working directory are the container's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecRequest {
+    /// The container, as containerd names it.
+    pub container_id: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// A terminal: one output stream, and a size.
+    pub tty: bool,
+    /// The process's input is connected; otherwise it reads nothing.
+    pub stdin: bool,
+}
+
+/// Why a command did not run, or its end is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The container does not exist or does not run.
+    #[error("container {container} is not running")]
+    NotRunning {
+        /// Its id.
+        container: String,
+    },
+    /// The command cannot be started in this container.
+    #[error("{message}")]
+    NotStarted {
+        /// What a shell would exit with: 127 for a command that is not found, 126 for one that cannot be run.
+        exit_code: i32,
+        /// The OCI runtime's words.
+        message: String,
+    },
+    /// No command was given.
+    #[error("no command was given")]
+    NoCommand,
+    /// The FIFOs cannot be made.
+    #[error("make the pipes of a command in {}: {source}", path.display())]
+    Pipes {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The container's spec is not what this agent can read.
+    #[error("read the spec of container {container}: {message}")]
+    Spec {
+        /// Its id.
+        container: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// containerd failed.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The session was ended, by the agent's end, before the process was.
+    #[error("the command was ended with its session")]
+    Ended,
+}
+
+/// A command that runs. Dropping it kills the process if it still runs, and clears up.
+///
+/// The streams are public so that each can be served by a future of its own. Output is complete when both receivers
+/// have ended; the session must live until then.
+#[derive(Debug)]
+pub struct ExecSession {
+    /// The process's input, if it was asked for. To end it: drop the sender, then [`ExecControl::close_stdin`].
+    pub stdin: Option<Sender>,
+    /// Its output, or its terminal's.
+    pub stdout: Receiver,
+    /// Its error output; `None` with a terminal.
+    pub stderr: Option<Receiver>,
+    /// What can be asked of the running process.
+    pub control: ExecControl,
+    /// How it ended.
+    pub exit: ExecExit,
+}
+
+/// Names one process in one container.
+#[derive(Debug, Clone)]
+pub struct ExecControl {
+    client: Client,
+    container: String,
+    id: String,
+}
+
+/// The end of a process. Holds what keeps the session alive.
+#[derive(Debug)]
+pub struct ExecExit {
+    code: oneshot::Receiver<Result<i32, ExecError>>,
+    _alive: DropGuard,
+}
+
+/// Runs a command in a container, with its FIFOs in a new directory below `fifo_dir`.
+///
+/// # Errors
+/// See [`ExecError`]; nothing is left behind then.
+pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Result<ExecSession, ExecError> {
+    if request.command.is_empty() {
+        return Err(ExecError::NoCommand);
+    }
+    let ExecRequest { container_id: container, command, tty, stdin } = request;
+    let process = container_process(client, &container, &command, tty).await?;
+    let control = ExecControl { client: client.clone(), container, id: new_id() };
+    let (fifos, ends) = Fifos::make(fifo_dir, &control.id, &control.container, stdin, !tty)
+        .map_err(|source| ExecError::Pipes { path: fifo_dir.to_owned(), source })?;
+    // From here on the task clears up, even if this future is dropped at any await below.
+    let alive = CancellationToken::new();
+    let guard = alive.clone().drop_guard();
+    let (started, is_started) = oneshot::channel();
+    let (ended, code) = oneshot::channel();
+    let create = ExecProcessRequest {
+        container_id: control.container.clone(),
+        exec_id: control.id.clone(),
+        stdin: fifos.path("stdin", stdin),
+        stdout: fifos.path("stdout", true),
+        stderr: fifos.path("stderr", !tty),
+        terminal: tty,
+        spec: Some(Any { type_url: PROCESS_TYPE.to_owned(), value: process }),
+    };
+    tokio::spawn(supervise(control.clone(), fifos, create, started, ended, alive));
+    is_started.await.unwrap_or(Err(ExecError::Ended))?;
+    let Ends { stdin, stdout, stderr } = ends;
+    Ok(ExecSession { stdin, stdout, stderr, control, exit: ExecExit { code, _alive: guard } })
+}
+
+/// The whole life of a process in containerd. Owned by its session: ends soon after `alive` is cancelled.
+async fn supervise(
+    control: ExecControl,
+    fifos: Fifos,
+    create: ExecProcessRequest,
+    started: oneshot::Sender<Result<(), ExecError>>,
+    ended: oneshot::Sender<Result<i32, ExecError>>,
+    alive: CancellationToken,
+) {
+    match control.start(create).await {
+        Err(error) => {
+            // Nobody may be left to be told.
+            let _ = started.send(Err(error));
+        }
+        Ok(()) => {
+            // A session dropped meanwhile has cancelled `alive`.
+            let _ = started.send(Ok(()));
+            tokio::select! {
+                code = control.wait() => {
+                    let _ = ended.send(code);
+                    // containerd drops output that is not yet read when the process is deleted.
+                    alive.cancelled().await;
+                }
+                () = alive.cancelled() => control.end().await,
+            }
+        }
+    }
+    control.delete().await;
+    fifos.remove();
+}
+
+impl ExecExit {
+    /// Waits for the process's end: its exit code, 128 and the signal's number if a signal ended it. Safe to drop and
+    /// call again until it has returned.
+    ///
+    /// # Errors
+    /// When containerd cannot tell.
+    pub async fn wait(&mut self) -> Result<i32, ExecError> {
+        (&mut self.code).await.unwrap_or(Err(ExecError::Ended))
+    }
+}
+
+impl ExecControl {
+    /// Tells the process that its input has ended, after the sender has been dropped.
+    ///
+    /// # Errors
+    /// When containerd refuses; a process that has ended is no error.
+    pub async fn close_stdin(&self) -> Result<(), ExecError> {
+        let message = CloseIoRequest { container_id: self.container.clone(), exec_id: self.id.clone(), stdin: true };
+        let closed = self.tasks().close_io(self.client.request(message)).await;
+        self.gone_is_fine("Tasks.CloseIO", closed)
+    }
+
+    /// Sets the terminal's size in characters.
+    ///
+    /// # Errors
+    /// When containerd refuses; a process that has ended is no error.
+    pub async fn resize(&self, width: u16, height: u16) -> Result<(), ExecError> {
+        let message = ResizePtyRequest {
+            container_id: self.container.clone(),
+            exec_id: self.id.clone(),
+            width: width.into(),
+            height: height.into(),
+        };
+        let resized = self.tasks().resize_pty(self.client.request(message)).await;
+        self.gone_is_fine("Tasks.ResizePty", resized)
+    }
+
+    /// Sends a signal, by number.
+    ///
+    /// # Errors
+    /// When containerd refuses; a process that has ended is no error.
+    pub async fn signal(&self, signal: u32) -> Result<(), ExecError> {
+        let message =
+            KillRequest { container_id: self.container.clone(), exec_id: self.id.clone(), signal, all: false };
+        let sent = self.tasks().kill(self.client.request(message)).await;
+        self.gone_is_fine("Tasks.Kill", sent)
+    }
+
+    fn tasks(&self) -> TasksClient<tonic::transport::Channel> {
+        TasksClient::new(self.client.channel())
+    }
+
+    async fn start(&self, create: ExecProcessRequest) -> Result<(), ExecError> {
+        let mut tasks = self.tasks();
+        let created = tasks.exec(self.client.request(create)).await;
+        created.map_err(|status| self.judge("Tasks.Exec", status))?;
+        let message = StartRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
+        tasks.start(self.client.request(message)).await.map_err(|status| self.judge("Tasks.Start", status))?;
+        Ok(())
+    }
+
+    /// A process that has ended and is not deleted is waited for at once, so nothing is missed since its start.
+    async fn wait(&self) -> Result<i32, ExecError> {
+        let message = WaitRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
+        let mut request = self.client.request(message);
+        // It lasts as long as the process.
+        request.metadata_mut().remove("grpc-timeout");
+        let ended = self.tasks().wait(request).await.map_err(|status| self.judge("Tasks.Wait", status))?;
+        Ok(i32::try_from(ended.into_inner().exit_status).unwrap_or(-1))
+    }
+
+    /// Kills the process and waits until it has ended.
+    async fn end(&self) {
+        if let Err(error) = self.signal(SIGKILL).await {
+            tracing::debug!(container = self.container, %error, "a command whose client is gone cannot be killed");
+        }
+        // If it does not end, deleting it fails, and it ends with its container.
+        let _ = timeout(KILLED, self.wait()).await;
+    }
+
+    async fn delete(&self) {
+        let message = DeleteProcessRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
+        if let Err(status) = found(self.tasks().delete_process(self.client.request(message)).await) {
+            tracing::debug!(container = self.container, error = %status, "a command's record stays in containerd");
+        }
+    }
+
+    fn gone_is_fine<T>(&self, call: &'static str, result: Result<tonic::Response<T>, Status>) -> Result<(), ExecError> {
+        match result {
+            Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => Ok(()),
+            // The shim's words when the process ended before the call reached it.
+            Err(status) if status.message().contains("process already finished") => Ok(()),
+            Err(status) => Err(self.judge(call, status)),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    fn judge(&self, call: &'static str, status: Status) -> ExecError {
+        if let Some((exit_code, message)) = process::not_started(status.message()) {
+            return ExecError::NotStarted { exit_code, message: message.to_owned() };
+        }
+        match status.code() {
+            Code::NotFound | Code::FailedPrecondition => ExecError::NotRunning { container: self.container.clone() },
+            // The shim's and runc's words for a container that has ended: `in a stopped state`, `container`.
+            _ if status.message().contains("cannot exec in a stopped") => {
+                ExecError::NotRunning { container: self.container.clone() }
+            }
+            _ => RuntimeError::of(call, &self.container, status).into(),
+        }
+    }
+}
+
+/// Reads the container's spec and makes the command's process of it.
+async fn container_process(
+    client: &Client,
+    container: &str,
+    command: &[String],
+    tty: bool,
+) -> Result<Vec<u8>, ExecError> {
+    let request = client.request(GetContainerRequest { id: container.to_owned() });
+    let answer = ContainersClient::new(client.channel()).get(request).await;
+    let answer = found(answer).map_err(|status| RuntimeError::of("Containers.Get", container, status))?;
+    let not_running = || ExecError::NotRunning { container: container.to_owned() };
+    let spec = answer.and_then(|answer| answer.container).ok_or_else(not_running)?.spec.unwrap_or_default();
+    process::process(&spec.value, command, tty)
+        .map_err(|message| ExecError::Spec { container: container.to_owned(), message })
+}
+
+/// An id no other process of the container has, also after a restart of the agent.
+fn new_id() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("exec-{:x}-{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Ends the commands of an agent that died, and removes their FIFOs. To be called once, before the first [`start`].
+pub async fn sweep(client: &Client, fifo_dir: &Path) {
+    for (id, container, fifos) in fifo::left_over(fifo_dir) {
+        if !container.is_empty() {
+            let control = ExecControl { client: client.clone(), container, id };
+            control.end().await;
+            control.delete().await;
+        }
+        fifos.remove();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+pub(crate) mod tests;

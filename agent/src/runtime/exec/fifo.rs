@@ -1,0 +1,122 @@
+//! The named pipes between a process in a container and the agent, by way of containerd's shim.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode};
+use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
+
+/// Which container a left-over directory belongs to.
+const OWNER: &str = "container";
+
+/// A session's directory of FIFOs.
+#[derive(Debug, Clone)]
+pub(super) struct Fifos {
+    directory: PathBuf,
+}
+
+/// The agent's ends. Opened before anybody else has opened theirs, and nobody waits for anybody.
+#[derive(Debug)]
+pub(super) struct Ends {
+    pub(super) stdin: Option<Sender>,
+    pub(super) stdout: Receiver,
+    pub(super) stderr: Option<Receiver>,
+}
+
+impl Fifos {
+    /// Makes the directory of session `id` of a container below `base`, for root alone, and the FIFOs in it.
+    pub(super) fn make(base: &Path, id: &str, container: &str, stdin: bool, stderr: bool) -> io::Result<(Self, Ends)> {
+        let fifos = Self { directory: base.join(id) };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&fifos.directory)?;
+        let ends = fifos.open(container, stdin, stderr);
+        if ends.is_err() {
+            fifos.remove();
+        }
+        Ok((fifos, ends?))
+    }
+
+    fn open(&self, container: &str, stdin: bool, stderr: bool) -> io::Result<Ends> {
+        std::fs::write(self.directory.join(OWNER), container)?;
+        for (name, wanted) in [("stdin", stdin), ("stdout", true), ("stderr", stderr)] {
+            if wanted {
+                rustix::fs::mknodat(CWD, self.directory.join(name), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+            }
+        }
+        // Opening for writing alone fails without a reader, so the sender is a reader too until it is dropped.
+        let sender = || OpenOptions::new().read_write(true).open_sender(self.directory.join("stdin"));
+        let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name));
+        Ok(Ends {
+            stdin: stdin.then(sender).transpose()?,
+            stdout: receiver("stdout")?,
+            stderr: stderr.then(|| receiver("stderr")).transpose()?,
+        })
+    }
+
+    /// The path for containerd; empty for a stream there is not.
+    pub(super) fn path(&self, name: &str, wanted: bool) -> String {
+        if wanted { self.directory.join(name).to_string_lossy().into_owned() } else { String::new() }
+    }
+
+    /// Removes the directory. One that stays is found by [`left_over`].
+    pub(super) fn remove(&self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.directory) {
+            tracing::debug!(path = %self.directory.display(), %error, "pipes of a command stay for now");
+        }
+    }
+}
+
+/// Sessions whose agent ended before them: id, container and directory.
+pub(super) fn left_over(base: &Path) -> Vec<(String, String, Fifos)> {
+    let Ok(entries) = std::fs::read_dir(base) else { return Vec::new() };
+    entries
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            // Without an owner it did not get as far as containerd.
+            let container = std::fs::read_to_string(entry.path().join(OWNER)).unwrap_or_default();
+            Some((entry.file_name().into_string().ok()?, container, Fifos { directory: entry.path() }))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn both_sides_open_in_any_order_and_see_each_others_end() {
+        let base = tempfile::tempdir().unwrap();
+        let (fifos, ends) = Fifos::make(base.path(), "one", "c1", true, false).unwrap();
+        let (mut stdin, mut stdout) = (ends.stdin.unwrap(), ends.stdout);
+        // The shim's side.
+        let mut reader = std::fs::File::open(fifos.path("stdin", true)).unwrap();
+        let mut writer = std::fs::File::options().write(true).open(fifos.path("stdout", true)).unwrap();
+        stdin.write_all(b"in").await.unwrap();
+        drop(stdin);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "in");
+        writer.write_all(b"out").unwrap();
+        drop(writer);
+        text.clear();
+        stdout.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "out");
+        assert_eq!(fifos.path("stderr", false), "");
+    }
+
+    #[tokio::test]
+    async fn left_over_sessions_are_found_with_their_container() {
+        let base = tempfile::tempdir().unwrap();
+        assert!(left_over(&base.path().join("none")).is_empty());
+        let (fifos, _ends) = Fifos::make(base.path(), "one", "c1", true, true).unwrap();
+        let found = left_over(base.path());
+        assert_eq!((found[0].0.as_str(), found[0].1.as_str()), ("one", "c1"));
+        fifos.remove();
+        assert!(left_over(base.path()).is_empty());
+    }
+}

@@ -1,0 +1,369 @@
+//! Image archives: what a tar of `docker save` or of an OCI layout holds, read once, from front to back.
+//!
+//! Nothing in an archive names a place on this node: entries are known by their name inside the archive only, and all
+//! counts and sizes are bounded.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+
+use bytes::Bytes;
+use oci_spec::image::Descriptor;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc;
+
+use super::document::{self, Document, MAX_DOCUMENT, MAX_LAYERS};
+use super::error::ImageError;
+use super::platform::HostPlatform;
+use super::reference::normalize;
+
+/// The most entries an archive may have.
+const MAX_ENTRIES: usize = 16_384;
+/// The most images in one archive.
+const MAX_IMAGES: usize = 256;
+/// What is read at once.
+const CHUNK: usize = 256 << 10;
+
+/// What the reader of an archive says, in the archive's order.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// A blob begins. Its digest is known beforehand only when its name tells it.
+    Blob { name: String, size: u64, digest: Option<String> },
+    /// More of the blob.
+    Data(Bytes),
+    /// The blob is complete, and this is its digest.
+    End(String),
+    /// One of the documents that list the images.
+    List { name: &'static str, bytes: Vec<u8> },
+    /// A name that stands for another.
+    Link { name: String, target: String },
+}
+
+/// Reads an archive and tells what is in it; blocks. Ends early, without error, when nobody listens any more.
+pub(super) fn read(path: &Path, out: &mpsc::Sender<Piece>) -> Result<(), String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let mut file = BufReader::with_capacity(CHUNK, file);
+    let magic = file.fill_buf().map_err(|error| error.to_string())?;
+    let reader: Box<dyn Read> = if magic.starts_with(&[0x1f, 0x8b]) {
+        Box::new(flate2::bufread::MultiGzDecoder::new(file))
+    } else if magic.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        Box::new(ZstdFrames::new(file)?)
+    } else {
+        Box::new(file)
+    };
+    let mut archive = tar::Archive::new(reader);
+    // Raw: the extensions for long names are not read into memory; no name in an image archive is that long.
+    let entries = archive.entries().map_err(|error| error.to_string())?.raw(true);
+    for (count, entry) in entries.enumerate() {
+        if count >= MAX_ENTRIES {
+            return Err(format!("more than {MAX_ENTRIES} entries"));
+        }
+        let entry = entry.map_err(|error| format!("not a whole tar: {error}"))?;
+        if !read_entry(entry, out)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Tells of one entry; `false` when nobody listens.
+fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece>) -> Result<bool, String> {
+    let name = own_name(&entry.path_bytes());
+    let kind = entry.header().entry_type();
+    if kind.is_symlink() || kind.is_hard_link() {
+        let Some(target) = entry.link_name_bytes() else { return Ok(true) };
+        let target = String::from_utf8_lossy(&target).into_owned();
+        let target = if kind.is_symlink() { beside(&name, &target) } else { own_name(target.as_bytes()) };
+        return Ok(out.blocking_send(Piece::Link { name, target }).is_ok());
+    }
+    if !matches!(kind, tar::EntryType::Regular | tar::EntryType::Continuous) {
+        return Ok(true);
+    }
+    let size = entry.size();
+    if let Some(list) = ["index.json", "manifest.json", "oci-layout"].into_iter().find(|list| *list == name) {
+        if size > MAX_DOCUMENT {
+            return Err(format!("{name} of {size} bytes is too large"));
+        }
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).map_err(|error| format!("{name}: {error}"))?;
+        return Ok(out.blocking_send(Piece::List { name: list, bytes }).is_ok());
+    }
+    let digest = name.strip_prefix("blobs/sha256/").map(|hex| format!("sha256:{hex}"));
+    let wanted = match &digest {
+        Some(digest) => document::is_sha256(digest),
+        // `docker save` before version 25: `<id>/layer.tar`, `<id>.json`.
+        None => name.ends_with(".tar") || name.ends_with(".json"),
+    };
+    if !wanted {
+        return Ok(true);
+    }
+    if out.blocking_send(Piece::Blob { name: name.clone(), size, digest }).is_err() {
+        return Ok(false);
+    }
+    let mut hash = Sha256::new();
+    let mut left = size;
+    while left > 0 {
+        let mut chunk = vec![0; CHUNK.min(usize::try_from(left).unwrap_or(CHUNK))];
+        entry.read_exact(&mut chunk).map_err(|error| format!("{name}: {error}"))?;
+        hash.update(&chunk);
+        left -= chunk.len() as u64;
+        if out.blocking_send(Piece::Data(chunk.into())).is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(out.blocking_send(Piece::End(document::hex(hash.finalize().as_slice()))).is_ok())
+}
+
+/// A name as it is written in the archive's lists.
+fn own_name(bytes: &[u8]) -> String {
+    let name = String::from_utf8_lossy(bytes);
+    name.strip_prefix("./").unwrap_or(&name).trim_end_matches('/').to_owned()
+}
+
+/// What a relative link at `name` means, inside the archive.
+fn beside(name: &str, target: &str) -> String {
+    let mut parts: Vec<&str> = name.split('/').collect();
+    parts.pop();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// A zstd file may be several frames; the decoder knows one.
+struct ZstdFrames {
+    decoder: Option<ruzstd::decoding::StreamingDecoder<BufReader<File>, ruzstd::decoding::FrameDecoder>>,
+}
+
+impl ZstdFrames {
+    fn new(file: BufReader<File>) -> Result<Self, String> {
+        let decoder = ruzstd::decoding::StreamingDecoder::new(file).map_err(|error| format!("zstd: {error}"))?;
+        Ok(Self { decoder: Some(decoder) })
+    }
+}
+
+impl Read for ZstdFrames {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(decoder) = &mut self.decoder {
+            let read = decoder.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            let Some(mut file) = self.decoder.take().map(|decoder| decoder.into_inner()) else { break };
+            if !file.fill_buf()?.is_empty() {
+                self.decoder = Some(ruzstd::decoding::StreamingDecoder::new(file).map_err(io::Error::other)?);
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// A blob that is in the content store now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) digest: String,
+    pub(super) size: u64,
+    /// The layer media type that its first bytes tell.
+    pub(super) layer_type: &'static str,
+}
+
+/// The layer media type of what begins so.
+pub(super) fn layer_type(magic: &[u8]) -> &'static str {
+    if magic.starts_with(&[0x1f, 0x8b]) {
+        "application/vnd.oci.image.layer.v1.tar+gzip"
+    } else if magic.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        "application/vnd.oci.image.layer.v1.tar+zstd"
+    } else {
+        "application/vnd.oci.image.layer.v1.tar"
+    }
+}
+
+/// All that an archive told.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) lists: HashMap<&'static str, Vec<u8>>,
+    pub(super) blobs: HashMap<String, Stored>,
+    pub(super) links: HashMap<String, String>,
+}
+
+/// An image in an archive.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Found {
+    /// Normalised.
+    pub(super) name: String,
+    pub(super) target: Target,
+}
+
+/// Where an image's documents are.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Target {
+    /// A manifest or index of the archive.
+    Blob(Box<Descriptor>),
+    /// `docker save` has no manifest of its own: one is to be made of these.
+    Assemble { config: Stored, layers: Vec<Stored> },
+}
+
+/// An entry of `docker save`'s `manifest.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    layers: Vec<String>,
+}
+
+impl Contents {
+    /// The images and their names.
+    pub(super) fn images(&self) -> Result<Vec<Found>, String> {
+        let mut found = match self.lists.get("index.json") {
+            Some(bytes) => from_index(bytes)?,
+            None => Vec::new(),
+        };
+        if let (true, Some(bytes)) = (found.is_empty(), self.lists.get("manifest.json")) {
+            found = self.saved_images(bytes)?;
+        }
+        if found.len() > MAX_IMAGES {
+            return Err(format!("{} images, at most {MAX_IMAGES}", found.len()));
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        Err(match self.lists.contains_key("index.json") || self.lists.contains_key("manifest.json") {
+            false => "neither index.json nor manifest.json: no image archive".to_owned(),
+            true => "no image in it has a name: save it by name and tag, not by id".to_owned(),
+        })
+    }
+
+    fn saved_images(&self, bytes: &[u8]) -> Result<Vec<Found>, String> {
+        let saved: Vec<Saved> = serde_json::from_slice(bytes).map_err(|error| format!("manifest.json: {error}"))?;
+        let mut found = Vec::new();
+        for image in saved {
+            if image.layers.len() > MAX_LAYERS {
+                return Err(format!("manifest.json: {} layers, at most {MAX_LAYERS}", image.layers.len()));
+            }
+            let config = self.blob(&image.config)?.clone();
+            let layers = image.layers.iter().map(|name| self.blob(name).cloned());
+            let layers: Vec<Stored> = layers.collect::<Result<_, _>>()?;
+            for tag in image.repo_tags.unwrap_or_default() {
+                let name = normalize(&tag).map_err(|error| error.to_string())?;
+                found.push(Found { name, target: Target::Assemble { config: config.clone(), layers: layers.clone() } });
+            }
+        }
+        Ok(found)
+    }
+
+    fn blob(&self, name: &str) -> Result<&Stored, String> {
+        let mut name = own_name(name.as_bytes());
+        for _ in 0..8 {
+            if let Some(blob) = self.blobs.get(&name) {
+                return Ok(blob);
+            }
+            let Some(target) = self.links.get(&name) else { break };
+            name.clone_from(target);
+        }
+        Err(format!("manifest.json names {name:?}, which is not in the archive"))
+    }
+}
+
+/// The named images of an OCI layout; of several entries with one name that for this platform.
+fn from_index(bytes: &[u8]) -> Result<Vec<Found>, String> {
+    let Document::Index(index) = Document::parse(bytes).map_err(|error| format!("index.json: {error}"))? else {
+        return Err("index.json is no index".to_owned());
+    };
+    let mut by_name: BTreeMap<String, Vec<Descriptor>> = BTreeMap::new();
+    for descriptor in index.manifests() {
+        if let Some(name) = name_of(descriptor).map_err(|error| error.to_string())? {
+            by_name.entry(name).or_default().push(descriptor.clone());
+        }
+    }
+    let platform = HostPlatform::current();
+    let choose = |(name, descriptors): (String, Vec<Descriptor>)| {
+        let chosen = match descriptors.as_slice() {
+            [one] => one,
+            many => platform.choose(many).ok_or_else(|| format!("{name}: no manifest for {platform}"))?,
+        };
+        Ok(Found { target: Target::Blob(Box::new(chosen.clone())), name })
+    };
+    by_name.into_iter().map(choose).collect()
+}
+
+/// containerd's annotation holds the whole name; OCI's may hold the tag alone, which names no image.
+fn name_of(descriptor: &Descriptor) -> Result<Option<String>, ImageError> {
+    let Some(annotations) = descriptor.annotations() else { return Ok(None) };
+    let full = annotations.get("io.containerd.image.name");
+    let name = full.or_else(|| {
+        let name = annotations.get("org.opencontainers.image.ref.name");
+        name.filter(|name| name.contains(['/', ':']))
+    });
+    name.map(|name| normalize(name)).transpose()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn stored(text: &str) -> Stored {
+        Stored { digest: document::sha256(text.as_bytes()), size: 1, layer_type: layer_type(b"") }
+    }
+
+    fn names(contents: &Contents) -> Vec<String> {
+        contents.images().unwrap().into_iter().map(|found| found.name).collect()
+    }
+
+    #[test]
+    fn links_stay_inside_the_archive() {
+        assert_eq!(beside("a/layer.tar", "../b/layer.tar"), "b/layer.tar");
+        assert_eq!(beside("a/layer.tar", "../../../../etc/passwd"), "etc/passwd");
+        assert_eq!(own_name(b"./blobs/sha256/x"), "blobs/sha256/x");
+    }
+
+    #[test]
+    fn docker_save_names_and_layers_are_found() {
+        let list = json!([{"Config": "c.json", "RepoTags": ["demo:1", "127.0.0.1:5000/demo:2"],
+            "Layers": ["a/layer.tar", "b/layer.tar"]}, {"Config": "c.json", "RepoTags": null, "Layers": []}]);
+        let mut contents = Contents::default();
+        contents.lists.insert("manifest.json", list.to_string().into_bytes());
+        contents.blobs.insert("c.json".into(), stored("config"));
+        contents.blobs.insert("a/layer.tar".into(), stored("a"));
+        assert!(contents.images().unwrap_err().contains("b/layer.tar"));
+        contents.links.insert("b/layer.tar".into(), "a/layer.tar".into());
+        assert_eq!(names(&contents), ["docker.io/library/demo:1", "127.0.0.1:5000/demo:2"]);
+        let Target::Assemble { layers, .. } = contents.images().unwrap().remove(0).target else { panic!() };
+        assert_eq!(layers, [stored("a"), stored("a")]);
+        contents.links.insert("x".into(), "y".into());
+        contents.links.insert("y".into(), "x".into());
+        assert!(contents.blob("x").is_err());
+    }
+
+    #[test]
+    fn an_oci_layout_is_named_by_its_annotations() {
+        let entry = |annotations: serde_json::Value| {
+            json!({"mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 1,
+                "digest": document::sha256(annotations.to_string().as_bytes()), "annotations": annotations})
+        };
+        let with = |entries: Vec<serde_json::Value>| {
+            let mut contents = Contents::default();
+            let index = json!({"schemaVersion": 2, "manifests": entries});
+            contents.lists.insert("index.json", index.to_string().into_bytes());
+            contents
+        };
+        let full = entry(json!({"io.containerd.image.name": "q.io/a:1", "org.opencontainers.image.ref.name": "1"}));
+        let oci = entry(json!({"org.opencontainers.image.ref.name": "localhost/b:2"}));
+        let tag = entry(json!({"org.opencontainers.image.ref.name": "latest"}));
+        assert_eq!(names(&with(vec![full.clone(), oci, tag.clone()])), ["localhost/b:2", "q.io/a:1"]);
+        assert!(with(vec![tag]).images().unwrap_err().contains("no image in it has a name"));
+        assert!(Contents::default().images().unwrap_err().contains("no image archive"));
+        let mut other = full.clone();
+        other["platform"] = json!({"os": "linux", "architecture": "mips"});
+        assert_eq!(names(&with(vec![other, full])), ["q.io/a:1"]);
+    }
+}

@@ -1,0 +1,274 @@
+//! Credentials for registries from docker's `config.json`, matched as kubelet's keyring matches them.
+//!
+//! The files are read anew for every pull: a password that changes needs no restart, and nothing secret stays in memory.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use serde::Deserialize;
+
+/// The largest `config.json` that is read.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Docker writes padding, people leave it out.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// What a registry is told. Printing it shows no secret.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Credentials {
+    /// A name and its password.
+    Password {
+        /// The account.
+        user: String,
+        /// Its password or access token.
+        password: String,
+    },
+    /// A refresh token for OAuth2.
+    IdentityToken(String),
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Password { .. } => "Password(..)",
+            Self::IdentityToken(_) => "IdentityToken(..)",
+        })
+    }
+}
+
+#[derive(Default, Deserialize)]
+struct DockerConfig {
+    #[serde(default)]
+    auths: HashMap<String, Entry>,
+    #[serde(default, rename = "credHelpers")]
+    cred_helpers: HashMap<String, String>,
+    #[serde(default, rename = "credsStore")]
+    creds_store: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Entry {
+    #[serde(default)]
+    auth: String,
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: String,
+    #[serde(default)]
+    identitytoken: String,
+}
+
+impl Entry {
+    fn credentials(self) -> Option<Credentials> {
+        if !self.identitytoken.is_empty() {
+            return Some(Credentials::IdentityToken(self.identitytoken));
+        }
+        if !self.auth.is_empty() {
+            let decoded = String::from_utf8(BASE64.decode(self.auth.trim()).ok()?).ok()?;
+            let (user, password) = decoded.split_once(':')?;
+            // Some tools pad with NUL.
+            let (user, password) = (user.to_owned(), password.trim_end_matches('\0').to_owned());
+            return Some(Credentials::Password { user, password });
+        }
+        (!self.username.is_empty()).then_some(Credentials::Password { user: self.username, password: self.password })
+    }
+}
+
+/// The credentials in the node's auth files.
+#[derive(Default)]
+pub(super) struct Keyring {
+    /// Glob and what it unlocks, in the order they are tried: file by file, the longest first.
+    entries: Vec<(String, Credentials)>,
+    /// What was found and cannot be used, in words.
+    pub(super) complaints: Vec<String>,
+}
+
+impl Keyring {
+    /// Reads the files that exist; one that is broken is a complaint and does not hold back the others.
+    pub(super) fn read(files: &[PathBuf]) -> Self {
+        let mut keyring = Self::default();
+        for path in files {
+            match read_file(path) {
+                Ok(None) => {}
+                Ok(Some(text)) => keyring.add(&text, path),
+                Err(error) => keyring.complaints.push(format!("{}: {error}", path.display())),
+            }
+        }
+        keyring
+    }
+
+    fn add(&mut self, text: &str, path: &Path) {
+        let config: DockerConfig = match serde_json::from_str(text) {
+            Ok(config) => config,
+            // Only the place: serde's message may quote the value.
+            Err(error) => {
+                let (line, column) = (error.line(), error.column());
+                self.complaints.push(format!("{}: not docker's format at {line}:{column}", path.display()));
+                return;
+            }
+        };
+        if config.creds_store.is_some_and(|store| !store.is_empty()) || !config.cred_helpers.is_empty() {
+            self.complaints.push(format!("{}: credential helpers are not supported", path.display()));
+        }
+        let mut found: Vec<(String, Credentials)> = Vec::new();
+        for (key, entry) in config.auths {
+            match entry.credentials() {
+                Some(credentials) => found.push((normal_key(&key), credentials)),
+                None => self.complaints.push(format!("{}: auths[{key:?}] has no usable credentials", path.display())),
+            }
+        }
+        found.sort_by(|(a, _), (b, _)| b.cmp(a));
+        self.entries.append(&mut found);
+    }
+
+    /// The credentials for `host` (`docker.io` for Docker's own) and a repository there.
+    pub(super) fn find(&self, host: &str, repository: &str) -> Option<&Credentials> {
+        let host = if is_docker_hub(host) { "index.docker.io" } else { host };
+        self.entries.iter().find(|(glob, _)| matches(glob, host, repository)).map(|(_, credentials)| credentials)
+    }
+}
+
+fn read_file(path: &Path) -> Result<Option<String>, std::io::Error> {
+    match std::fs::metadata(path) {
+        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+        Ok(found) if found.len() > MAX_FILE => Err(std::io::Error::other("larger than 1 MiB")),
+        Ok(_) => std::fs::read_to_string(path).map(Some),
+    }
+}
+
+fn is_docker_hub(host: &str) -> bool {
+    matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io")
+}
+
+/// `https://index.docker.io/v1/` is `index.docker.io`; a path that is not the API's version stays.
+fn normal_key(key: &str) -> String {
+    let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+    let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
+    let path = path.trim_end_matches('/');
+    let path = if matches!(path, "v1" | "v2") { "" } else { path };
+    let path = path.strip_prefix("v1/").or_else(|| path.strip_prefix("v2/")).unwrap_or(path);
+    let host = if is_docker_hub(host) { "index.docker.io" } else { host };
+    if path.is_empty() { host.to_owned() } else { format!("{host}/{path}") }
+}
+
+/// kubelet's `URLsMatch`: as many labels, each by its glob; equal ports; the path is a prefix.
+fn matches(glob: &str, host: &str, repository: &str) -> bool {
+    let (glob_host, glob_path) = glob.split_once('/').unwrap_or((glob, ""));
+    let (glob_name, glob_port) = glob_host.split_once(':').unwrap_or((glob_host, ""));
+    let (name, port) = host.split_once(':').unwrap_or((host, ""));
+    let labels = glob_name.split('.').count() == name.split('.').count()
+        && glob_name.split('.').zip(name.split('.')).all(|(glob, label)| glob_match(glob.as_bytes(), label.as_bytes()));
+    labels && glob_port == port && repository.starts_with(glob_path)
+}
+
+/// `*` is any run of characters, `?` any one.
+fn glob_match(glob: &[u8], text: &[u8]) -> bool {
+    let (mut g, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match glob.get(g) {
+            Some(b'*') => {
+                star = Some((g, t));
+                g += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => (g, t) = (g + 1, t + 1),
+            _ => match star {
+                Some((at, from)) => {
+                    (g, t) = (at + 1, from + 1);
+                    star = Some((at, from + 1));
+                }
+                None => return false,
+            },
+        }
+    }
+    glob[g..].iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn keyring(text: &str) -> Keyring {
+        let mut keyring = Keyring::default();
+        keyring.add(text, Path::new("config.json"));
+        keyring
+    }
+
+    fn user<'a>(keyring: &'a Keyring, host: &str, repository: &str) -> Option<&'a str> {
+        match keyring.find(host, repository)? {
+            Credentials::Password { user, .. } => Some(user),
+            Credentials::IdentityToken(token) => Some(token),
+        }
+    }
+
+    #[test]
+    fn keys_are_matched_as_kubelet_does() {
+        let entry = |name: &str| format!(r#"{{"username": "{name}", "password": "p"}}"#);
+        let table: &[(&str, &str, &str, bool)] = &[
+            ("quay.io", "quay.io", "a/b", true),
+            ("quay.io", "quay.io:443", "a/b", false),
+            ("https://quay.io/v2/", "quay.io", "a/b", true),
+            ("http://127.0.0.1:5000", "127.0.0.1:5000", "x", true),
+            ("quay.io/a", "quay.io", "a/b", true),
+            ("quay.io/a", "quay.io", "b/a", false),
+            ("*.example.com", "r.example.com", "x", true),
+            ("*.example.com", "a.r.example.com", "x", false),
+            ("*.*.example.com", "a.r.example.com", "x", true),
+            ("reg*.example.com:5000", "reg1.example.com:5000", "x", true),
+            ("reg?.example.com", "reg.example.com", "x", false),
+            ("*.example.com", "example.com", "x", false),
+            ("https://index.docker.io/v1/", "docker.io", "library/busybox", true),
+            ("docker.io", "registry-1.docker.io", "library/busybox", true),
+            ("index.docker.io", "quay.io", "library/busybox", false),
+        ];
+        for (key, host, repository, wanted) in table {
+            let ring = keyring(&format!(r#"{{"auths": {{"{key}": {}}}}}"#, entry("me")));
+            assert_eq!(user(&ring, host, repository).is_some(), *wanted, "{key} {host}/{repository}");
+        }
+    }
+
+    #[test]
+    fn the_longest_key_wins() {
+        let ring = keyring(
+            r#"{"auths": {"q.io": {"username": "all"}, "q.io/team/app": {"username": "app"},
+                "q.io/team": {"username": "team"}}}"#,
+        );
+        assert_eq!(user(&ring, "q.io", "team/app"), Some("app"));
+        assert_eq!(user(&ring, "q.io", "team/other"), Some("team"));
+        assert_eq!(user(&ring, "q.io", "x"), Some("all"));
+    }
+
+    #[test]
+    fn every_form_of_credentials_is_read() {
+        let ring = keyring(
+            r#"{"auths": {"a": {"auth": "bWU6cGE6c3M="}, "b": {"auth": "bWU6cGE6c3M"}, "c": {"identitytoken": "tok"},
+                "d": {"auth": "%%%"}, "e": {}}, "credsStore": "desktop"}"#,
+        );
+        let password = Credentials::Password { user: "me".into(), password: "pa:ss".into() };
+        assert_eq!(ring.find("a", "x"), Some(&password));
+        assert_eq!(ring.find("b", "x"), Some(&password));
+        assert_eq!(ring.find("c", "x"), Some(&Credentials::IdentityToken("tok".into())));
+        assert_eq!(ring.find("d", "x"), None);
+        assert_eq!(ring.complaints.len(), 3, "{:?}", ring.complaints);
+        assert!(!format!("{password:?}").contains("pa:ss"));
+    }
+
+    #[test]
+    fn a_broken_file_is_named_without_its_content() {
+        let ring = keyring(r#"{"auths": {"a": {"auth": 5, "password": "secret"}}"#);
+        assert_eq!(ring.complaints.len(), 1);
+        assert!(!ring.complaints[0].contains("secret"));
+        let ring = Keyring::read(&["/nonexistent/config.json".into()]);
+        assert!(ring.complaints.is_empty());
+    }
+}

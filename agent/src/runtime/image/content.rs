@@ -1,0 +1,348 @@
+//! containerd's content store, leases and image records: what this room asks of them.
+//!
+//! Blobs are written through ingests that outlive a cut connection and a restart of the agent: an ingest is found again
+//! by its `ref`, made of the digest, and says how much it holds.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use containerd_client::services::v1::content_client::ContentClient;
+use containerd_client::services::v1::leases_client::LeasesClient;
+use containerd_client::services::v1::{
+    AbortRequest, CreateRequest, DeleteContentRequest, DeleteRequest, InfoRequest, ListRequest, ReadContentRequest,
+    UpdateRequest, WriteAction, WriteContentRequest, WriteContentResponse,
+};
+use prost_types::FieldMask;
+use tokio::sync::{OwnedMutexGuard, mpsc};
+use tonic::{Code, Status, Streaming};
+
+use super::document;
+use super::error::CallError;
+use crate::runtime::client::{CALL_DEADLINE, Client};
+
+/// How much is gathered before it is sent: a round trip costs more than a copy.
+const CHUNK: usize = 256 << 10;
+/// How often an ingest that another connection still holds is asked for.
+const LOCK_ATTEMPTS: u32 = 8;
+
+/// Labels by key.
+pub(super) type Labels = HashMap<String, String>;
+
+/// A digest and its size, as a descriptor gives them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Blob<'a> {
+    /// `sha256:…`.
+    pub(super) digest: &'a str,
+    /// Bytes.
+    pub(super) size: u64,
+}
+
+/// containerd as far as images need it. Clones share the connection and the locks.
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    pub(super) client: Client,
+    pub(super) snapshotter: Arc<str>,
+    /// One layer is unpacked at a time: it is bound by the disk, and two images may share layers.
+    pub(super) unpacking: Arc<tokio::sync::Mutex<()>>,
+    /// One writer per ingest; containerd would refuse the second.
+    writers: Arc<Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>>,
+}
+
+/// The answer to the wish to write a blob.
+pub(super) enum Opened {
+    /// It is there already, and the lease holds it now.
+    Present,
+    /// It is to be written from `Ingest::offset` on.
+    Ingest(Box<Ingest>),
+}
+
+impl Store {
+    /// The store behind `client`.
+    pub(super) fn new(client: Client, snapshotter: &str) -> Self {
+        let unpacking = Arc::default();
+        Self { client, snapshotter: snapshotter.into(), unpacking, writers: Arc::default() }
+    }
+
+    fn content(&self) -> ContentClient<tonic::transport::Channel> {
+        ContentClient::new(self.client.channel())
+    }
+
+    /// Makes a lease that does not expire; one that is there already is taken over.
+    pub(super) async fn create_lease(&self, id: &str, image: &str) -> Result<(), CallError> {
+        let labels = Labels::from([("limpet.io/image".to_owned(), image.to_owned())]);
+        let request = self.client.request(CreateRequest { id: id.to_owned(), labels });
+        match LeasesClient::new(self.client.channel()).create(request).await {
+            Err(status) if status.code() != Code::AlreadyExists => Err(CallError::new("Leases.Create", id, &status)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends a lease; what nothing else holds is collected.
+    pub(super) async fn delete_lease(&self, id: &str) -> Result<(), CallError> {
+        let request = self.client.request(DeleteRequest { id: id.to_owned(), sync: false });
+        match LeasesClient::new(self.client.channel()).delete(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(CallError::new("Leases.Delete", id, &status)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Leases whose id starts with `prefix`, and the image each was made for.
+    pub(super) async fn leases(&self, prefix: &str) -> Result<Vec<(String, String)>, CallError> {
+        let request = self.client.request(ListRequest { filters: vec![format!("id~=\"^{prefix}\"")] });
+        let listed = LeasesClient::new(self.client.channel()).list(request).await;
+        let listed = listed.map_err(|status| CallError::new("Leases.List", prefix, &status))?.into_inner();
+        let image = |labels: &Labels| labels.get("limpet.io/image").cloned().unwrap_or_default();
+        Ok(listed
+            .leases
+            .into_iter()
+            .map(|lease| (image(&lease.labels), lease))
+            .map(|(i, lease)| (lease.id, i))
+            .collect())
+    }
+
+    /// A blob's size and labels; `None` when it is not here.
+    pub(super) async fn info(&self, digest: &str) -> Result<Option<(u64, Labels)>, CallError> {
+        let request = self.client.request(InfoRequest { digest: digest.to_owned() });
+        match self.content().info(request).await {
+            Ok(response) => {
+                Ok(response.into_inner().info.map(|info| (u64::try_from(info.size).unwrap_or(0), info.labels)))
+            }
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(CallError::new("Content.Info", digest, &status)),
+        }
+    }
+
+    /// Reads a small blob whole. `None` when it is not here, or damaged: then it is removed, to be fetched again.
+    pub(super) async fn read_document(&self, digest: &str) -> Result<Option<Vec<u8>>, CallError> {
+        let Some((size, _)) = self.info(digest).await? else { return Ok(None) };
+        let failed = |status: Status| CallError::new("Content.Read", digest, &status);
+        if size > document::MAX_DOCUMENT {
+            return Err(failed(Status::out_of_range(format!("{size} bytes are too many for a document"))));
+        }
+        let request = self.client.request(ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 });
+        let mut stream = match self.content().read(request).await {
+            Ok(response) => response.into_inner(),
+            Err(status) if status.code() == Code::NotFound => return Ok(None),
+            Err(status) => return Err(failed(status)),
+        };
+        let mut bytes = Vec::new();
+        while let Some(part) = stream.message().await.map_err(failed)? {
+            bytes.extend_from_slice(&part.data);
+            if bytes.len() as u64 > size {
+                break;
+            }
+        }
+        if document::sha256(&bytes) == digest {
+            return Ok(Some(bytes));
+        }
+        tracing::warn!(digest, "content is damaged on disk: removed, to be fetched again");
+        let request = self.client.request(DeleteContentRequest { digest: digest.to_owned() });
+        match self.content().delete(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(CallError::new("Content.Delete", digest, &status)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Adds labels to a blob, leaving its others.
+    pub(super) async fn label(&self, digest: &str, labels: Labels) -> Result<(), CallError> {
+        if labels.is_empty() {
+            return Ok(());
+        }
+        let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
+        let info = containerd_client::services::v1::Info { digest: digest.to_owned(), labels, ..Default::default() };
+        let request = self.client.request(UpdateRequest { info: Some(info), update_mask: Some(FieldMask { paths }) });
+        let updated = self.content().update(request).await;
+        updated.map(drop).map_err(|status| CallError::new("Content.Update", digest, &status))
+    }
+
+    /// Stores a document that is in memory.
+    pub(super) async fn put(&self, digest: &str, bytes: &[u8], lease: &str, labels: Labels) -> Result<(), CallError> {
+        match self.open(Blob { digest, size: bytes.len() as u64 }, lease).await? {
+            Opened::Present => self.label(digest, labels).await,
+            Opened::Ingest(mut ingest) => {
+                ingest.restart();
+                ingest.write(bytes).await?;
+                ingest.commit(labels).await
+            }
+        }
+    }
+
+    /// Begins or continues to write a blob.
+    pub(super) async fn open(&self, blob: Blob<'_>, lease: &str) -> Result<Opened, CallError> {
+        self.open_ingest(&format!("limpet-{}", blob.digest), blob, lease).await
+    }
+
+    /// Begins to write a blob whose digest is known only at its end; `reference` names the ingest.
+    pub(super) async fn open_unnamed(&self, reference: &str, size: u64, lease: &str) -> Result<Opened, CallError> {
+        self.open_ingest(reference, Blob { digest: "", size }, lease).await
+    }
+
+    async fn open_ingest(&self, reference: &str, blob: Blob<'_>, lease: &str) -> Result<Opened, CallError> {
+        let guard = self.writer_lock(reference).lock_owned().await;
+        let mut pause = Duration::from_millis(100);
+        let mut attempts = 1;
+        loop {
+            match self.open_once(reference, blob, lease).await {
+                Ok((requests, responses, status)) => {
+                    let offset = u64::try_from(status.offset).unwrap_or(0);
+                    let (digest, size, buffer) = (blob.digest.to_owned(), blob.size, BytesMut::new());
+                    let ingest = Ingest { requests, responses, digest, size, offset, buffer, _writer: guard };
+                    return Ok(Opened::Ingest(Box::new(ingest)));
+                }
+                Err(error) if error.code == Code::AlreadyExists => return Ok(Opened::Present),
+                // The connection of an agent that was killed a moment ago: containerd lets go when it notices.
+                Err(error) if error.is_locked() && attempts < LOCK_ATTEMPTS => {
+                    attempts += 1;
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn open_once(
+        &self,
+        reference: &str,
+        blob: Blob<'_>,
+        lease: &str,
+    ) -> Result<(mpsc::Sender<WriteContentRequest>, Streaming<WriteContentResponse>, WriteContentResponse), CallError>
+    {
+        let failed = |status: Status| CallError::new("Content.Write", blob.digest, &status);
+        let (requests, receiver) = mpsc::channel(1);
+        let first = WriteContentRequest {
+            action: WriteAction::Stat.into(),
+            r#ref: reference.to_owned(),
+            total: i64::try_from(blob.size).unwrap_or(i64::MAX),
+            expected: blob.digest.to_owned(),
+            ..Default::default()
+        };
+        // The channel is empty and holds one.
+        let _ = requests.try_send(first);
+        let stream =
+            futures_util::stream::unfold(receiver, |mut r| async move { r.recv().await.map(|message| (message, r)) });
+        let mut request = self.client.leased_request(stream, lease);
+        // The stream lives as long as the download; every answer has a deadline of its own.
+        request.metadata_mut().remove("grpc-timeout");
+        let begin = async {
+            let mut responses = self.content().write(request).await?.into_inner();
+            let status = responses.message().await?.ok_or_else(|| Status::unavailable("stream ended"))?;
+            Ok((responses, status))
+        };
+        let (responses, status) = within_deadline(begin).await.map_err(failed)?;
+        Ok((requests, responses, status))
+    }
+
+    /// Throws away what an ingest holds.
+    pub(super) async fn abort(&self, digest: &str) -> Result<(), CallError> {
+        let request = self.client.request(AbortRequest { r#ref: format!("limpet-{digest}") });
+        match self.content().abort(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(CallError::new("Content.Abort", digest, &status)),
+            _ => Ok(()),
+        }
+    }
+
+    fn writer_lock(&self, reference: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = writers.get(reference).and_then(Weak::upgrade) {
+            return lock;
+        }
+        writers.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::default();
+        writers.insert(reference.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+async fn within_deadline<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    match tokio::time::timeout(CALL_DEADLINE, call).await {
+        Ok(result) => result,
+        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", CALL_DEADLINE.as_secs()))),
+    }
+}
+
+/// A blob that is being written. Dropped, it stays in containerd as far as it was written.
+pub(super) struct Ingest {
+    requests: mpsc::Sender<WriteContentRequest>,
+    responses: Streaming<WriteContentResponse>,
+    digest: String,
+    size: u64,
+    /// Bytes containerd holds.
+    offset: u64,
+    buffer: BytesMut,
+    _writer: OwnedMutexGuard<()>,
+}
+
+impl Ingest {
+    /// The next byte to write.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset + self.buffer.len() as u64
+    }
+
+    /// Begins at the first byte again.
+    pub(super) fn restart(&mut self) {
+        // containerd truncates when a write comes for offset 0.
+        self.offset = 0;
+        self.buffer.clear();
+    }
+
+    /// Appends; what containerd has not been given yet is kept until the next call.
+    pub(super) async fn write(&mut self, bytes: &[u8]) -> Result<(), CallError> {
+        for part in bytes.chunks(CHUNK) {
+            self.buffer.extend_from_slice(part);
+            if self.buffer.len() >= CHUNK {
+                self.flush().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives containerd everything that was written.
+    pub(super) async fn flush(&mut self) -> Result<(), CallError> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let data = self.buffer.split().freeze();
+        let length = data.len() as u64;
+        self.send(WriteAction::Write, data, Labels::new()).await?;
+        self.offset += length;
+        Ok(())
+    }
+
+    /// Completes a blob that was opened without its digest.
+    pub(super) async fn commit_as(mut self: Box<Self>, digest: &str) -> Result<(), CallError> {
+        self.flush().await?;
+        digest.clone_into(&mut self.digest);
+        self.commit(Labels::new()).await
+    }
+
+    /// Completes the blob: containerd checks its size and digest. One that appeared meanwhile is as good.
+    pub(super) async fn commit(mut self: Box<Self>, labels: Labels) -> Result<(), CallError> {
+        self.flush().await?;
+        match self.send(WriteAction::Commit, Bytes::new(), labels).await {
+            Err(error) if error.code != Code::AlreadyExists => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn send(&mut self, action: WriteAction, data: Bytes, labels: Labels) -> Result<(), CallError> {
+        // Told with every write, it would end the stream as soon as somebody else has stored the blob.
+        let expected = if action == WriteAction::Commit { self.digest.clone() } else { String::new() };
+        let request = WriteContentRequest {
+            action: action.into(),
+            offset: i64::try_from(self.offset).unwrap_or(i64::MAX),
+            total: i64::try_from(self.size).unwrap_or(i64::MAX),
+            expected,
+            data: data.into(),
+            labels,
+            ..Default::default()
+        };
+        // A closed channel means that the stream ended; its status says why.
+        let _ = self.requests.send(request).await;
+        let answer = async { self.responses.message().await?.ok_or_else(|| Status::unavailable("stream ended")) };
+        let answer = within_deadline(answer).await;
+        answer.map(drop).map_err(|status| CallError::new("Content.Write", &self.digest, &status))
+    }
+}

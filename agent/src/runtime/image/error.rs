@@ -1,0 +1,189 @@
+//! What can go wrong between a Pod's `image:` and an unpacked snapshot, in kubelet's words.
+//!
+//! No variant carries a credential: URLs are reduced to their host before they become part of a message.
+
+use std::path::PathBuf;
+
+use tonic::{Code, Status};
+
+/// containerd refused or failed a call.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("containerd: {operation} {subject}: {message}")]
+pub struct CallError {
+    /// The call, such as `Content.Write`.
+    pub operation: &'static str,
+    /// What it was about: a digest, a snapshot key, an image's name.
+    pub subject: String,
+    /// gRPC's code.
+    pub code: Code,
+    /// containerd's own words.
+    pub message: String,
+}
+
+impl CallError {
+    /// Turns a gRPC status into an error that says what was being done.
+    pub(super) fn new(operation: &'static str, subject: &str, status: &Status) -> Self {
+        Self { operation, subject: subject.to_owned(), code: status.code(), message: status.message().to_owned() }
+    }
+
+    /// Another writer holds the ingest; it is free again when that stream ends.
+    pub(super) fn is_locked(&self) -> bool {
+        self.code == Code::Unavailable && self.message.contains("locked")
+    }
+
+    /// The file system below containerd's root has no room or no inodes left.
+    pub(super) fn is_disk_full(&self) -> bool {
+        self.message.contains("no space left on device") || self.message.contains("disk quota exceeded")
+    }
+
+    /// What was stored does not have the expected digest or size.
+    pub(super) fn is_corrupt(&self) -> bool {
+        self.message.contains("unexpected commit digest")
+            || self.message.contains("unexpected commit size")
+            || self.message.contains("failed size validation")
+    }
+}
+
+/// Why an image cannot be used. Cloned to everyone who waits for the same pull.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// The reference cannot be parsed; no retry helps.
+    #[error("couldn't parse image name \"{image}\": {cause}")]
+    InvalidName {
+        /// The reference as written in the Pod.
+        image: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// The registry answered that it has no such image.
+    #[error("failed to pull image \"{image}\": {image}: not found ({cause})")]
+    NotFound {
+        /// The normalised reference.
+        image: String,
+        /// Which host said so.
+        cause: String,
+    },
+    /// The registry wants other credentials, or any.
+    #[error("failed to pull image \"{image}\": pull access denied: {cause}")]
+    Unauthorized {
+        /// The normalised reference.
+        image: String,
+        /// Which host said so, and whether credentials were sent.
+        cause: String,
+    },
+    /// No registry could be reached.
+    #[error("failed to pull image \"{image}\": registry unreachable: {cause}")]
+    Unreachable {
+        /// The normalised reference.
+        image: String,
+        /// The network's words, by host.
+        cause: String,
+    },
+    /// The download broke off more often than it is tried again; the next pull continues where it stopped.
+    #[error("failed to pull image \"{image}\": download of {digest} broke off: {cause}")]
+    Cut {
+        /// The normalised reference.
+        image: String,
+        /// The blob.
+        digest: String,
+        /// The network's words.
+        cause: String,
+    },
+    /// containerd's disk is full.
+    #[error("failed to pull image \"{image}\": no space left on containerd's disk: {cause}")]
+    DiskFull {
+        /// The normalised reference.
+        image: String,
+        /// containerd's words.
+        cause: String,
+    },
+    /// What the registry or archive gave is not an image this node can run.
+    #[error("failed to pull image \"{image}\": {cause}")]
+    Content {
+        /// The normalised reference.
+        image: String,
+        /// What is wrong: digest, size, missing platform, not JSON...
+        cause: String,
+    },
+    /// The registry answered with something else than the protocol says, such as 500 or 429.
+    #[error("failed to pull image \"{image}\": {cause}")]
+    Registry {
+        /// The normalised reference.
+        image: String,
+        /// Host, request and status.
+        cause: String,
+    },
+    /// A file below `certs.d` cannot be used.
+    #[error("registry configuration {}: {cause}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// containerd failed; also while it is down.
+    #[error("image \"{image}\": {source}")]
+    Runtime {
+        /// The normalised reference.
+        image: String,
+        /// The call that failed.
+        source: CallError,
+    },
+    /// An image archive cannot be imported.
+    #[error("image archive {}: {cause}", path.display())]
+    Archive {
+        /// The archive.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
+}
+
+impl ImageError {
+    /// The waiting reason kubelet shows for it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::InvalidName { .. } => "InvalidImageName",
+            Self::Unreachable { .. } => "RegistryUnavailable",
+            _ => "ErrImagePull",
+        }
+    }
+
+    /// The Pod's `image:` is no image name.
+    pub fn is_invalid_name(&self) -> bool {
+        matches!(self, Self::InvalidName { .. })
+    }
+
+    /// containerd itself did not answer: nothing is known about the image.
+    pub fn is_runtime_unavailable(&self) -> bool {
+        use Code::{Cancelled, DeadlineExceeded, Unavailable};
+        matches!(self, Self::Runtime { source, .. } if matches!(source.code, Unavailable | DeadlineExceeded | Cancelled))
+    }
+
+    /// Whether a later attempt can continue what this one began, so that its lease is to stay.
+    pub(super) fn keeps_ingests(&self) -> bool {
+        matches!(self, Self::Cut { .. } | Self::Unreachable { .. } | Self::Registry { .. } | Self::Runtime { .. })
+    }
+
+    /// Whether the same attempt may succeed later without anybody changing the image or its name.
+    pub fn is_transient(&self) -> bool {
+        self.keeps_ingests() || matches!(self, Self::DiskFull { .. })
+    }
+
+    /// A failed containerd call, seen as a failure of this image.
+    pub(super) fn call(image: &str, source: CallError) -> Self {
+        let image = image.to_owned();
+        if source.is_disk_full() {
+            Self::DiskFull { image, cause: source.to_string() }
+        } else if source.is_corrupt() {
+            Self::Content { image, cause: source.to_string() }
+        } else {
+            Self::Runtime { image, source }
+        }
+    }
+
+    /// A broken document or blob of this image.
+    pub(super) fn content(image: &str, cause: impl ToString) -> Self {
+        Self::Content { image: image.to_owned(), cause: cause.to_string() }
+    }
+}

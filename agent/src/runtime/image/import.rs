@@ -1,0 +1,154 @@
+//! One archive into containerd: its blobs into the content store as they come, then what a pull does at its end.
+
+use std::path::Path;
+
+use containerd_client::types;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::LocalImage;
+use super::archive::{self, Contents, Found, Piece, Stored, Target};
+use super::content::{Blob, Labels, Opened, Store};
+use super::document;
+use super::error::{CallError, ImageError};
+use super::local::lease_id;
+
+/// Pieces between the reader and the writer: enough to keep both busy.
+const QUEUE: usize = 4;
+
+/// The beginning of every import's lease.
+pub(super) const LEASE_PREFIX: &str = "limpet-import-";
+
+/// Imports all images of an archive; `labels` are for their records, given how many there are.
+pub(super) async fn import(
+    store: &Store,
+    path: &Path,
+    labels: impl Fn(usize) -> Labels,
+) -> Result<Vec<LocalImage>, ImageError> {
+    let lease = lease_id("import", &path.to_string_lossy());
+    let name = path.display().to_string();
+    store.create_lease(&lease, &name).await.map_err(|error| ImageError::call(&name, error))?;
+    let result = import_leased(store, path, labels, &lease).await;
+    if let Err(error) = store.delete_lease(&lease).await {
+        tracing::warn!(archive = name, %error, "lease of the import stays");
+    }
+    result
+}
+
+async fn import_leased(
+    store: &Store,
+    path: &Path,
+    labels: impl Fn(usize) -> Labels,
+    lease: &str,
+) -> Result<Vec<LocalImage>, ImageError> {
+    let broken = |cause: String| ImageError::Archive { path: path.to_owned(), cause };
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let file = path.to_owned();
+    let reader = tokio::task::spawn_blocking(move || archive::read(&file, &sender));
+    let contents = store_blobs(store, receiver, lease).await;
+    // containerd's failure comes first: it is why the reader stopped.
+    let contents = contents.map_err(|error| ImageError::call(&path.display().to_string(), error))?;
+    reader.await.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
+    let found = contents.images().map_err(broken)?;
+    let mut images = Vec::with_capacity(found.len());
+    for image in &found {
+        let target = target(store, image, lease).await?;
+        images.push(store.finish(&image.name, &target, labels(found.len()), lease).await?);
+    }
+    Ok(images)
+}
+
+/// Writes blobs as they come out of the archive.
+async fn store_blobs(store: &Store, mut pieces: mpsc::Receiver<Piece>, lease: &str) -> Result<Contents, CallError> {
+    let mut contents = Contents::default();
+    while let Some(piece) = pieces.recv().await {
+        match piece {
+            Piece::List { name, bytes } => drop(contents.lists.insert(name, bytes)),
+            Piece::Link { name, target } => drop(contents.links.insert(name, target)),
+            Piece::Blob { name, size, digest } => {
+                let Some(stored) = store_blob(store, &mut pieces, size, digest.as_deref(), lease).await? else { break };
+                contents.blobs.insert(name, stored);
+            }
+            Piece::Data(_) | Piece::End(_) => {}
+        }
+    }
+    Ok(contents)
+}
+
+/// Writes one blob; `None` when the archive ended in the middle of it.
+async fn store_blob(
+    store: &Store,
+    pieces: &mut mpsc::Receiver<Piece>,
+    size: u64,
+    digest: Option<&str>,
+    lease: &str,
+) -> Result<Option<Stored>, CallError> {
+    let unnamed = format!("{lease}-blob");
+    let opened = match digest {
+        Some(digest) => store.open(Blob { digest, size }, lease).await?,
+        None => store.open_unnamed(&unnamed, size, lease).await?,
+    };
+    let mut ingest = match opened {
+        Opened::Present => None,
+        Opened::Ingest(ingest) => Some(ingest),
+    };
+    if let Some(ingest) = &mut ingest {
+        // A file costs nothing to read again, and what a broken download left is replaced.
+        ingest.restart();
+    }
+    let mut layer_type = None;
+    loop {
+        match pieces.recv().await {
+            Some(Piece::Data(data)) => {
+                layer_type.get_or_insert_with(|| archive::layer_type(&data));
+                if let Some(ingest) = &mut ingest {
+                    ingest.write(&data).await?;
+                }
+            }
+            Some(Piece::End(found)) => {
+                match ingest {
+                    Some(ingest) if digest.is_some() => ingest.commit(Labels::new()).await?,
+                    Some(ingest) => {
+                        ingest.commit_as(&found).await?;
+                        // One that was here before is not under the lease yet.
+                        drop(store.open(Blob { digest: &found, size }, lease).await?);
+                    }
+                    None => {}
+                }
+                let layer_type = layer_type.unwrap_or(archive::layer_type(&[]));
+                return Ok(Some(Stored { digest: found, size, layer_type }));
+            }
+            _ => return Ok(None),
+        }
+    }
+}
+
+/// What an image's record is to point to; `docker save`'s images get the manifest they lack.
+async fn target(store: &Store, image: &Found, lease: &str) -> Result<types::Descriptor, ImageError> {
+    let (config, layers) = match &image.target {
+        Target::Blob(descriptor) => {
+            return Ok(types::Descriptor {
+                media_type: descriptor.media_type().to_string(),
+                digest: descriptor.digest().to_string(),
+                size: i64::try_from(descriptor.size()).unwrap_or(i64::MAX),
+                ..Default::default()
+            });
+        }
+        Target::Assemble { config, layers } => (config, layers),
+    };
+    let media_type = "application/vnd.oci.image.manifest.v1+json";
+    let descriptor = |stored: &Stored, media_type: &str| json!({"mediaType": media_type, "digest": stored.digest, "size": stored.size});
+    let layers: Vec<_> = layers.iter().map(|layer| descriptor(layer, layer.layer_type)).collect();
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type,
+        "config": descriptor(config, "application/vnd.oci.image.config.v1+json"),
+        "layers": layers,
+    });
+    let bytes = manifest.to_string().into_bytes();
+    let digest = document::sha256(&bytes);
+    let put = store.put(&digest, &bytes, lease, Labels::new()).await;
+    put.map_err(|error| ImageError::call(&image.name, error))?;
+    let size = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+    Ok(types::Descriptor { media_type: media_type.to_owned(), digest, size, ..Default::default() })
+}

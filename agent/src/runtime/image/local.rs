@@ -1,0 +1,204 @@
+//! What is on this node: from an image's name to its configuration and snapshot, and the records that keep it all.
+
+use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::{
+    CreateImageRequest, GetImageRequest, Image, ListImagesRequest, UpdateImageRequest,
+};
+use containerd_client::types;
+use oci_spec::image::{ImageConfiguration, ImageManifest};
+use prost_types::FieldMask;
+use tonic::Code;
+
+use super::LocalImage;
+use super::content::{Labels, Store};
+use super::document::{self, Document};
+use super::error::{CallError, ImageError};
+use super::platform::HostPlatform;
+use super::unpack::Layer;
+
+/// How many indexes may stand between a name and its manifest.
+pub(super) const MAX_DEPTH: usize = 4;
+
+/// An image's documents, all of them here.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    /// Digests of the indexes, outermost first, each with the entry that was chosen.
+    indexes: Vec<(String, String)>,
+    manifest_digest: String,
+    manifest: Box<ImageManifest>,
+    config: ImageConfiguration,
+    chain_ids: Vec<String>,
+    documents_size: u64,
+}
+
+impl Resolved {
+    fn layers(&self) -> Vec<Layer<'_>> {
+        let ids = self.config.rootfs().diff_ids().iter().zip(&self.chain_ids);
+        let layers = self.manifest.layers().iter().zip(ids);
+        layers.map(|(descriptor, (diff_id, chain_id))| Layer { descriptor, diff_id, chain_id }).collect()
+    }
+
+    /// The snapshot containers are made from.
+    fn chain_id(&self) -> &str {
+        // A configuration without layers is refused when it is read.
+        self.chain_ids.last().map_or("", String::as_str)
+    }
+
+    /// What ties children to parents, or containerd collects them: labels by digest.
+    fn gc_labels(&self, snapshotter: &str) -> Vec<(String, Labels)> {
+        let mut labels: Vec<_> = self
+            .indexes
+            .iter()
+            .map(|(index, child)| {
+                (index.clone(), Labels::from([("containerd.io/gc.ref.content.m.0".to_owned(), child.clone())]))
+            })
+            .collect();
+        let config = self.manifest.config().digest().to_string();
+        let mut children = Labels::from([("containerd.io/gc.ref.content.config".to_owned(), config.clone())]);
+        for (i, layer) in self.manifest.layers().iter().enumerate() {
+            children.insert(format!("containerd.io/gc.ref.content.l.{i}"), layer.digest().to_string());
+        }
+        labels.push((self.manifest_digest.clone(), children));
+        let key = format!("containerd.io/gc.ref.snapshot.{snapshotter}");
+        labels.push((config, Labels::from([(key, self.chain_id().to_owned())])));
+        labels
+    }
+
+    fn into_local(self, name: &str, digest: &str) -> LocalImage {
+        let layers: u64 = self.manifest.layers().iter().map(oci_spec::image::Descriptor::size).sum();
+        LocalImage {
+            name: name.into(),
+            digest: digest.into(),
+            chain_id: self.chain_id().into(),
+            size: self.documents_size + layers,
+            config: self.config,
+        }
+    }
+}
+
+impl Store {
+    fn images(&self) -> ImagesClient<tonic::transport::Channel> {
+        ImagesClient::new(self.client.channel())
+    }
+
+    /// The record of a name.
+    pub(super) async fn image(&self, name: &str) -> Result<Option<Image>, CallError> {
+        match self.images().get(self.client.request(GetImageRequest { name: name.to_owned() })).await {
+            Ok(response) => Ok(response.into_inner().image),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(CallError::new("Images.Get", name, &status)),
+        }
+    }
+
+    /// The records that a containerd filter selects.
+    pub(super) async fn list_images(&self, filter: &str) -> Result<Vec<Image>, CallError> {
+        let request = self.client.request(ListImagesRequest { filters: vec![filter.to_owned()] });
+        let listed = self.images().list(request).await;
+        listed
+            .map(|response| response.into_inner().images)
+            .map_err(|status| CallError::new("Images.List", filter, &status))
+    }
+
+    /// Follows an image's documents. `None` when one is not here: the image is to be pulled again.
+    pub(super) async fn resolve(&self, image: &str, target: &str) -> Result<Option<Resolved>, ImageError> {
+        let call = |error| ImageError::call(image, error);
+        let content = |cause: String| ImageError::content(image, cause);
+        let platform = HostPlatform::current();
+        let (mut digest, mut indexes, mut documents_size) = (target.to_owned(), Vec::new(), 0);
+        for _ in 0..=MAX_DEPTH {
+            let Some(bytes) = self.read_document(&digest).await.map_err(call)? else { return Ok(None) };
+            documents_size += bytes.len() as u64;
+            match Document::parse(&bytes).map_err(content)? {
+                Document::Index(index) => {
+                    let chosen = platform.choose(index.manifests());
+                    let chosen = chosen.ok_or_else(|| content(format!("no manifest for {platform}")))?;
+                    let chosen = chosen.digest().to_string();
+                    indexes.push((std::mem::replace(&mut digest, chosen.clone()), chosen));
+                }
+                Document::Manifest(manifest) => {
+                    let config_digest = manifest.config().digest().to_string();
+                    let Some(bytes) = self.read_document(&config_digest).await.map_err(call)? else { return Ok(None) };
+                    documents_size += bytes.len() as u64;
+                    let config = document::parse_config(&bytes, &manifest).map_err(content)?;
+                    let chain_ids = document::chain_ids(config.rootfs().diff_ids());
+                    let manifest_digest = digest;
+                    return Ok(Some(Resolved {
+                        indexes,
+                        manifest_digest,
+                        manifest,
+                        config,
+                        chain_ids,
+                        documents_size,
+                    }));
+                }
+            }
+        }
+        Err(content(format!("more than {MAX_DEPTH} indexes in one another")))
+    }
+
+    /// The image behind a record, unpacked if its snapshot is gone but its layers are here.
+    pub(super) async fn local(&self, name: &str, digest: &str) -> Result<Option<LocalImage>, ImageError> {
+        let call = |error| ImageError::call(name, error);
+        let Some(resolved) = self.resolve(name, digest).await? else { return Ok(None) };
+        if !self.has_snapshot(resolved.chain_id()).await.map_err(call)? {
+            for layer in resolved.manifest.layers() {
+                if self.info(layer.digest().as_ref()).await.map_err(call)?.is_none() {
+                    return Ok(None);
+                }
+            }
+            tracing::info!(image = name, "content is here, its snapshot is not: unpacking");
+            let lease = lease_id("unpack", name);
+            self.create_lease(&lease, name).await.map_err(call)?;
+            let unpacked = self.anchor_and_unpack(&resolved, &lease).await;
+            self.delete_lease(&lease).await.map_err(call)?;
+            unpacked.map_err(call)?;
+        }
+        Ok(Some(resolved.into_local(name, digest)))
+    }
+
+    /// The last steps of a pull or an import, once all content is here under `lease`: references, snapshots, the record.
+    pub(super) async fn finish(
+        &self,
+        name: &str,
+        target: &types::Descriptor,
+        labels: Labels,
+        lease: &str,
+    ) -> Result<LocalImage, ImageError> {
+        let call = |error| ImageError::call(name, error);
+        let resolved = self.resolve(name, &target.digest).await?;
+        let resolved = resolved.ok_or_else(|| ImageError::content(name, "a part of it is missing"))?;
+        self.anchor_and_unpack(&resolved, lease).await.map_err(call)?;
+        self.record(name, target, labels).await.map_err(call)?;
+        Ok(resolved.into_local(name, &target.digest))
+    }
+
+    async fn anchor_and_unpack(&self, resolved: &Resolved, lease: &str) -> Result<(), CallError> {
+        // The references come first: they keep layers that another image has unpacked already.
+        for (digest, labels) in resolved.gc_labels(&self.snapshotter) {
+            self.label(&digest, labels).await?;
+        }
+        self.unpack(&resolved.layers(), lease).await
+    }
+
+    async fn record(&self, name: &str, target: &types::Descriptor, labels: Labels) -> Result<(), CallError> {
+        let paths = labels.keys().map(|key| format!("labels.{key}")).chain(["target".to_owned()]).collect();
+        let image = Image { name: name.to_owned(), labels, target: Some(target.clone()), ..Default::default() };
+        let request = CreateImageRequest { image: Some(image.clone()), ..Default::default() };
+        match self.images().create(self.client.request(request)).await {
+            Ok(_) => return Ok(()),
+            Err(status) if status.code() == Code::AlreadyExists => {}
+            Err(status) => return Err(CallError::new("Images.Create", name, &status)),
+        }
+        // Labels that others set, such as the pin, stay.
+        let request =
+            UpdateImageRequest { image: Some(image), update_mask: Some(FieldMask { paths }), ..Default::default() };
+        let updated = self.images().update(self.client.request(request)).await;
+        updated.map(drop).map_err(|status| CallError::new("Images.Update", name, &status))
+    }
+}
+
+/// The id of a lease for one job on one image: the same after a restart.
+pub(super) fn lease_id(job: &str, subject: &str) -> String {
+    let digest = document::sha256(subject.as_bytes());
+    format!("limpet-{job}-{}", digest.get(7..23).unwrap_or_default())
+}

@@ -1,0 +1,125 @@
+//! Which manifest of an index is for this node.
+
+use oci_spec::image::{Descriptor, Platform};
+
+/// The node's platform, as image indexes write it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HostPlatform {
+    /// Go's name of the architecture: `amd64`, `arm64`, `arm`.
+    pub(super) architecture: &'static str,
+    /// The ARM version; 0 elsewhere.
+    pub(super) arm_version: u8,
+}
+
+impl HostPlatform {
+    /// The platform this program was built for; the kernel tells the version of a 32-bit ARM.
+    pub(super) fn current() -> Self {
+        Self::from_names(std::env::consts::ARCH, &rustix::system::uname().machine().to_string_lossy())
+    }
+
+    fn from_names(architecture: &'static str, machine: &str) -> Self {
+        let architecture = match architecture {
+            "x86_64" => "amd64",
+            "x86" => "386",
+            "aarch64" => "arm64",
+            "powerpc64" => "ppc64le",
+            "loongarch64" => "loong64",
+            other => other,
+        };
+        let arm_version = match (architecture, machine) {
+            ("arm64", _) => 8,
+            ("arm", "armv5tel" | "armv5tejl") => 5,
+            ("arm", "armv6l") => 6,
+            // armv7l, and an arm64 kernel beneath a 32-bit userland.
+            ("arm", _) => 7,
+            _ => 0,
+        };
+        Self { architecture, arm_version }
+    }
+
+    /// How well `platform` suits, smaller is better; `None`: not at all.
+    fn rank(&self, platform: &Platform) -> Option<u8> {
+        if platform.os().to_string() != "linux" || platform.architecture().to_string() != self.architecture {
+            return None;
+        }
+        let variant = platform.variant().as_deref().filter(|v| !v.is_empty());
+        match (self.architecture, variant) {
+            // Without a variant v7 and v8 are meant; an older version runs too, a newer one may not.
+            ("arm", variant) => self.arm_gap(variant.unwrap_or("v7")),
+            ("arm64", variant) => self.arm_gap(variant.unwrap_or("v8")),
+            (_, None) => Some(0),
+            ("amd64", Some("v1")) => Some(1),
+            // v2 to v4 need instructions the node may lack.
+            (_, Some(_)) => None,
+        }
+    }
+
+    fn arm_gap(&self, variant: &str) -> Option<u8> {
+        let version: u8 = variant.strip_prefix('v')?.parse().ok()?;
+        self.arm_version.checked_sub(version)
+    }
+
+    /// The manifest for this node; entries without a platform are taken only when no other suits.
+    pub(super) fn choose<'a>(&self, manifests: &'a [Descriptor]) -> Option<&'a Descriptor> {
+        let ranked = manifests.iter().filter_map(|descriptor| match descriptor.platform() {
+            Some(platform) => self.rank(platform).map(|rank| (rank, descriptor)),
+            None => Some((u8::MAX, descriptor)),
+        });
+        ranked.min_by_key(|(rank, _)| *rank).map(|(_, descriptor)| descriptor)
+    }
+}
+
+impl std::fmt::Display for HostPlatform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "linux/{}", self.architecture)?;
+        if self.architecture == "arm" { write!(f, "/v{}", self.arm_version) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn manifests(platforms: &[&str]) -> Vec<Descriptor> {
+        let entry = |(i, platform): (usize, &&str)| {
+            let mut parts = platform.split('/');
+            let mut json = serde_json::json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json", "size": i, "digest": format!("sha256:{i:064}"),
+            });
+            if !platform.is_empty() {
+                json["platform"] = serde_json::json!({"os": parts.next(), "architecture": parts.next()});
+                if let Some(variant) = parts.next() {
+                    json["platform"]["variant"] = variant.into();
+                }
+            }
+            serde_json::from_value(json).unwrap()
+        };
+        platforms.iter().enumerate().map(entry).collect()
+    }
+
+    #[test]
+    fn the_best_of_an_index_is_chosen() {
+        let table: &[(&str, &str, &[&str], Option<u64>)] = &[
+            ("x86_64", "x86_64", &["linux/arm64", "linux/amd64", "linux/amd64/v3"], Some(1)),
+            ("x86_64", "x86_64", &["windows/amd64", "linux/arm64/v8"], None),
+            ("x86_64", "x86_64", &["unknown/unknown", "linux/amd64"], Some(1)),
+            ("x86_64", "x86_64", &["linux/amd64/v3"], None),
+            ("x86_64", "x86_64", &["linux/amd64/v1"], Some(0)),
+            ("x86_64", "x86_64", &["", "linux/amd64"], Some(1)),
+            ("x86_64", "x86_64", &[""], Some(0)),
+            ("aarch64", "aarch64", &["linux/arm/v7", "linux/arm64/v8"], Some(1)),
+            ("aarch64", "aarch64", &["linux/arm64/v9", "linux/arm64"], Some(1)),
+            ("arm", "armv7l", &["linux/arm/v5", "linux/arm/v6", "linux/arm/v7", "linux/arm64"], Some(2)),
+            ("arm", "armv6l", &["linux/arm/v5", "linux/arm/v7", "linux/arm/v6"], Some(2)),
+            ("arm", "armv6l", &["linux/arm/v7"], None),
+            ("arm", "aarch64", &["linux/arm64", "linux/arm/v6"], Some(1)),
+            ("riscv64", "riscv64", &["linux/riscv64"], Some(0)),
+        ];
+        for (architecture, machine, offered, wanted) in table {
+            let offered = manifests(offered);
+            let chosen = HostPlatform::from_names(architecture, machine).choose(&offered).map(Descriptor::size);
+            assert_eq!(chosen, *wanted, "{architecture} {machine} {offered:?}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The directory of image archives: imported at start and when they appear.
+//!
+//! Which archive was imported stands on the images' records in containerd, so a start with unchanged archives reads none
+//! of them. Events of the directory are hints; each leads to one listing.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::content::Labels;
+use super::error::{CallError, ImageError};
+use super::{Images, document, import};
+use crate::watch::PathWatch;
+
+/// Pauses between attempts while containerd is away or the disk is full.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The label that keeps an image from every collector.
+const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
+
+/// What came of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ArchiveEvent {
+    /// Its images are here now.
+    Imported {
+        /// The archive.
+        path: PathBuf,
+        /// The images' names, normalised.
+        images: Vec<String>,
+    },
+    /// It could not be imported; it is tried again when the file changes, or by itself when that may help.
+    Failed {
+        /// The archive.
+        path: PathBuf,
+        /// Why.
+        error: ImageError,
+    },
+}
+
+/// A file as it is now: another size or time is another archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp(String);
+
+/// What one listing of the directory came to.
+#[derive(Debug, Default)]
+struct Scan {
+    /// containerd answered, or was not needed.
+    answered: bool,
+    /// Something failed that may succeed later.
+    retry: bool,
+}
+
+impl Images {
+    /// Waits until the archives that were there at the start have been imported, or have failed. Needs
+    /// `import_archives` to run.
+    pub async fn archives_ready(&self) {
+        let mut ready = self.inner.ready.subscribe();
+        // Fails only when the sender is gone, and `self` holds it.
+        let _ = ready.wait_for(|ready| *ready).await;
+    }
+
+    /// Imports the archives (`*.tar`, `*.tar.gz`, `*.tgz`, `*.tar.zst`) of the configured directory, which is made if it
+    /// is missing, and those that appear there, until `stop`. Their images are pinned.
+    pub async fn import_archives(&self, stop: CancellationToken) {
+        self.import_archives_with(stop, |_| {}).await;
+    }
+
+    /// The same; `report` hears of each archive.
+    pub async fn import_archives_with(&self, stop: CancellationToken, report: impl Fn(ArchiveEvent)) {
+        let stopped = stop.cancelled();
+        tokio::select! {
+            () = stopped => {}
+            () = self.follow_archives(&report) => {}
+        }
+    }
+
+    async fn follow_archives(&self, report: &impl Fn(ArchiveEvent)) {
+        let dir = self.inner.config.archives_dir.as_path();
+        let mut tried = HashMap::new();
+        let mut pause = RETRY.0;
+        let mut watch = match open(dir).await {
+            Ok(watch) => watch,
+            Err(error) => {
+                tracing::warn!(dir = %dir.display(), %error, "image archives are not watched");
+                self.inner.ready.send_replace(true);
+                return;
+            }
+        };
+        self.sweep_imports().await;
+        loop {
+            let scan = self.scan(dir, &mut tried, report).await;
+            if scan.answered {
+                self.inner.ready.send_replace(true);
+            }
+            let again = async {
+                match scan.retry {
+                    true => tokio::time::sleep(pause).await,
+                    false => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // Armed anew before the next look: nothing falls between.
+                change = watch.changed() => match change.and_then(|()| watch.arm()) {
+                    Ok(()) => pause = RETRY.0,
+                    Err(error) => {
+                        tracing::warn!(dir = %dir.display(), %error, "image archives are not watched any more");
+                        return;
+                    }
+                },
+                () = again => pause = (pause * 2).min(RETRY.1),
+            }
+        }
+    }
+
+    /// Lets go of what an import that was cut off by a crash left in containerd; the archive is read anew.
+    async fn sweep_imports(&self) {
+        let store = &self.inner.store;
+        for (lease, _) in store.leases(import::LEASE_PREFIX).await.unwrap_or_default() {
+            if let Err(error) = store.delete_lease(&lease).await {
+                tracing::warn!(lease, %error, "lease of an interrupted import stays");
+            }
+        }
+    }
+
+    /// Imports what is new; `tried` remembers what is settled.
+    async fn scan(&self, dir: &Path, tried: &mut HashMap<PathBuf, Stamp>, report: &impl Fn(ArchiveEvent)) -> Scan {
+        let listed = {
+            let dir = dir.to_owned();
+            tokio::task::spawn_blocking(move || archives(&dir)).await
+        };
+        let listed = match listed.map_err(io::Error::other).flatten() {
+            Ok(listed) => listed,
+            Err(error) => {
+                tracing::warn!(dir = %dir.display(), %error, "image archives cannot be listed");
+                return Scan { answered: true, retry: true };
+            }
+        };
+        tried.retain(|path, _| listed.iter().any(|(known, _)| known == path));
+        let mut scan = Scan { answered: true, retry: false };
+        for (path, stamp) in listed {
+            if tried.get(&path) == Some(&stamp) {
+                continue;
+            }
+            let outcome = match self.imported_before(&path, &stamp).await {
+                Ok(true) => {
+                    tried.insert(path, stamp);
+                    continue;
+                }
+                Ok(false) => self.import(&path, &stamp).await,
+                Err(error) => {
+                    tracing::debug!(%error, "image archives wait for containerd");
+                    return Scan { answered: false, retry: true };
+                }
+            };
+            let retry = outcome.as_ref().is_err_and(ImageError::is_transient);
+            scan.retry |= retry;
+            if !retry {
+                tried.insert(path.clone(), stamp);
+            }
+            report(told(path, outcome));
+        }
+        scan
+    }
+
+    /// Whether all images of this very file are here.
+    async fn imported_before(&self, path: &Path, stamp: &Stamp) -> Result<bool, CallError> {
+        let key = label_key(path);
+        let records = self.inner.store.list_images(&format!("labels.\"{key}\"")).await?;
+        let mut missing = None;
+        for record in records {
+            let Some((known, count)) = record.labels.get(&key).and_then(|value| value.rsplit_once('/')) else {
+                continue;
+            };
+            if known == stamp.0 && self.find(&record.name).await.is_ok_and(|image| image.is_some()) {
+                missing = Some(missing.unwrap_or(count.parse().unwrap_or(usize::MAX)).saturating_sub(1));
+            }
+        }
+        Ok(missing == Some(0))
+    }
+
+    async fn import(&self, path: &Path, stamp: &Stamp) -> Result<Vec<String>, ImageError> {
+        let labels = |count: usize| {
+            Labels::from([
+                (PINNED.0.to_owned(), PINNED.1.to_owned()),
+                (label_key(path), format!("{}/{count}", stamp.0)),
+            ])
+        };
+        let images = import::import(&self.inner.store, path, labels).await?;
+        Ok(images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect())
+    }
+}
+
+fn told(path: PathBuf, outcome: Result<Vec<String>, ImageError>) -> ArchiveEvent {
+    match outcome {
+        Ok(images) => {
+            tracing::info!(archive = %path.display(), ?images, "image archive imported and pinned");
+            ArchiveEvent::Imported { path, images }
+        }
+        Err(error) => {
+            tracing::warn!(archive = %path.display(), %error, "image archive not imported");
+            ArchiveEvent::Failed { path, error }
+        }
+    }
+}
+
+/// The label on an image's record that tells which file of this name it came from.
+fn label_key(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let digest = document::sha256(name.as_bytes());
+    format!("limpet.io/archive.{}", digest.get(7..23).unwrap_or_default())
+}
+
+/// Makes the directory and watches it.
+async fn open(dir: &Path) -> io::Result<PathWatch> {
+    tokio::fs::create_dir_all(dir).await?;
+    PathWatch::complete_files(dir)
+}
+
+/// The archives of a directory in the order of their names.
+fn archives(dir: &Path) -> io::Result<Vec<(PathBuf, Stamp)>> {
+    let mut found = Vec::new();
+    let entries = match std::fs::read_dir(dir) {
+        // Gone: its parent is watched, and when it is back it is looked into.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        // One that vanished since is not there.
+        let Ok(metadata) = std::fs::metadata(entry.path()) else { continue };
+        if metadata.is_file() && is_archive(&entry.file_name().to_string_lossy()) {
+            let stamp = format!("{}-{}.{:09}", metadata.size(), metadata.mtime(), metadata.mtime_nsec());
+            found.push((entry.path(), Stamp(stamp)));
+        }
+    }
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(found)
+}
+
+fn is_archive(name: &str) -> bool {
+    !name.starts_with('.') && [".tar", ".tar.gz", ".tgz", ".tar.zst"].iter().any(|end| name.ends_with(end))
+}

@@ -1,0 +1,246 @@
+//! One pull: from a registry into containerd's content store, and on to snapshots and a record.
+//!
+//! Everything is made under one lease, whose id follows from the image's name. A pull that breaks off leaves lease and
+//! ingests behind, and the next one, also of a later agent, goes on where it stopped.
+
+use std::time::Duration;
+
+use containerd_client::types;
+use futures_util::TryStreamExt as _;
+use futures_util::stream;
+use oci_spec::image::{Descriptor, ImageManifest};
+
+use super::content::{Blob, Ingest, Labels, Opened, Store};
+use super::document::{self, Document};
+use super::error::ImageError;
+use super::local::{MAX_DEPTH, lease_id};
+use super::platform::HostPlatform;
+use super::progress::{BlobMeter, Meter};
+use super::registry::{Fetched, Session};
+use super::{Config, LocalImage};
+
+/// Layers that are downloaded at once.
+const PARALLEL_LAYERS: usize = 3;
+/// Attempts in a row that may bring less than `PROGRESS` before a download is given up.
+const ATTEMPTS: u32 = 5;
+/// What counts as progress.
+const PROGRESS: u64 = 1 << 20;
+/// The first pause between attempts; each is twice as long as the one before.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// The beginning of every pull's lease.
+pub(super) const LEASE_PREFIX: &str = "limpet-pull-";
+
+/// Why a download ended early.
+enum Broken {
+    /// The network: try again from here.
+    Cut(String),
+    /// Anything else.
+    For(ImageError),
+}
+
+/// One image on its way.
+struct Pull<'a> {
+    store: &'a Store,
+    session: Session,
+    meter: &'a Meter,
+    lease: String,
+}
+
+/// Pulls an image, or what is missing of it.
+pub(super) async fn pull(
+    store: &Store,
+    session: Session,
+    config: &Config,
+    meter: &Meter,
+) -> Result<LocalImage, ImageError> {
+    let image = session.name.whole.clone();
+    let lease = lease_id("pull", &image);
+    store.create_lease(&lease, &image).await.map_err(|error| ImageError::call(&image, error))?;
+    tracing::info!(image, snapshotter = config.snapshotter, "pulling image");
+    let pull = Pull { store, session, meter, lease };
+    let result = pull.run().await;
+    if result.as_ref().err().is_none_or(|error| !error.keeps_ingests())
+        && let Err(error) = store.delete_lease(&pull.lease).await
+    {
+        // What it holds is in use or small; the next pull of this image takes it over.
+        tracing::warn!(image, %error, "lease of the pull stays");
+    }
+    result
+}
+
+impl Pull<'_> {
+    fn image(&self) -> &str {
+        &self.session.name.whole
+    }
+
+    async fn run(&self) -> Result<LocalImage, ImageError> {
+        let top = self.session.manifest(self.session.name.target.as_str()).await?;
+        let (manifest, target) = self.documents(top).await?;
+        self.meter.begin(manifest.layers().iter().map(Descriptor::size).sum());
+        let layers = stream::iter(manifest.layers().clone().into_iter().map(Ok));
+        layers.try_for_each_concurrent(PARALLEL_LAYERS, |layer| async move { self.layer(&layer).await }).await?;
+        self.meter.unpacking();
+        self.store.finish(self.image(), &target, Labels::new(), &self.lease).await
+    }
+
+    /// Stores indexes, manifest and configuration; returns the manifest, and what the image's record is to point to.
+    async fn documents(&self, top: Fetched) -> Result<(Box<ImageManifest>, types::Descriptor), ImageError> {
+        let image = self.image();
+        let content = |cause: String| ImageError::content(image, cause);
+        let platform = HostPlatform::current();
+        let mut target = None;
+        let mut fetched = top;
+        for _ in 0..=MAX_DEPTH {
+            let document = Document::parse(&fetched.bytes).map_err(content)?;
+            self.put(&fetched.digest, &fetched.bytes).await?;
+            target.get_or_insert_with(|| types::Descriptor {
+                media_type: media_type(&document, &fetched.media_type),
+                digest: fetched.digest.clone(),
+                size: i64::try_from(fetched.bytes.len()).unwrap_or(i64::MAX),
+                ..Default::default()
+            });
+            match document {
+                Document::Index(index) => {
+                    let chosen = platform.choose(index.manifests());
+                    let chosen = chosen.ok_or_else(|| content(format!("no manifest for {platform}")))?;
+                    fetched = self.session.manifest(chosen.digest().as_ref()).await?;
+                }
+                Document::Manifest(manifest) => {
+                    let digest = manifest.config().digest().to_string();
+                    let known = self.store.read_document(&digest).await;
+                    let config = match known.map_err(|error| ImageError::call(image, error))? {
+                        Some(config) => config,
+                        None => self.session.small_blob(&digest).await?,
+                    };
+                    document::parse_config(&config, &manifest).map_err(content)?;
+                    self.put(&digest, &config).await?;
+                    // Set in the first round.
+                    return Ok((manifest, target.unwrap_or_default()));
+                }
+            }
+        }
+        Err(content(format!("more than {MAX_DEPTH} indexes in one another")))
+    }
+
+    async fn put(&self, digest: &str, bytes: &[u8]) -> Result<(), ImageError> {
+        let put = self.store.put(digest, bytes, &self.lease, self.source_labels()).await;
+        put.map_err(|error| ImageError::call(self.image(), error))
+    }
+
+    /// Where content came from, as containerd's own clients note it.
+    fn source_labels(&self) -> Labels {
+        let name = &self.session.name;
+        Labels::from([(format!("containerd.io/distribution.source.{}", name.host), name.repository.clone())])
+    }
+
+    async fn layer(&self, layer: &Descriptor) -> Result<(), ImageError> {
+        let call = |error| ImageError::call(self.image(), error);
+        let digest = layer.digest().to_string();
+        let mut meter = self.meter.blob();
+        let mut scratch = false;
+        loop {
+            let opened = self.store.open(Blob { digest: &digest, size: layer.size() }, &self.lease).await;
+            let mut ingest = match opened.map_err(call)? {
+                Opened::Present => {
+                    meter.set(layer.size());
+                    return Ok(());
+                }
+                Opened::Ingest(ingest) => ingest,
+            };
+            if ingest.offset() > layer.size() {
+                ingest.restart();
+            }
+            let resumed = ingest.offset() > 0;
+            if resumed {
+                tracing::info!(image = self.image(), digest, offset = ingest.offset(), "download continues");
+            }
+            self.fill(&mut ingest, layer, &mut meter).await?;
+            match ingest.commit(self.source_labels()).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_corrupt() => {
+                    self.store.abort(&digest).await.map_err(call)?;
+                    // What an earlier attempt left may have suffered in a power cut: once more, from the beginning.
+                    if !resumed || scratch {
+                        return Err(call(error));
+                    }
+                    scratch = true;
+                }
+                Err(error) => return Err(call(error)),
+            }
+        }
+    }
+
+    /// Downloads until the ingest holds all bytes, through a few cut connections.
+    async fn fill(&self, ingest: &mut Ingest, layer: &Descriptor, meter: &mut BlobMeter<'_>) -> Result<(), ImageError> {
+        let (mut strikes, mut pause) = (0, PAUSE);
+        loop {
+            let before = ingest.offset();
+            let cause = match self.download(ingest, layer, meter).await {
+                Ok(()) => return Ok(()),
+                Err(Broken::For(error)) => return Err(error),
+                Err(Broken::Cut(cause)) => cause,
+            };
+            if ingest.offset() >= before + PROGRESS {
+                (strikes, pause) = (0, PAUSE);
+            }
+            strikes += 1;
+            let (image, digest) = (self.image().to_owned(), layer.digest().to_string());
+            if strikes >= ATTEMPTS {
+                return Err(ImageError::Cut { image, digest, cause });
+            }
+            tracing::info!(image, digest, offset = ingest.offset(), cause, "download broke off, trying again");
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    async fn download(&self, ingest: &mut Ingest, layer: &Descriptor, meter: &mut BlobMeter<'_>) -> Result<(), Broken> {
+        let call = |error| Broken::For(ImageError::call(self.image(), error));
+        let size = layer.size();
+        meter.set(ingest.offset());
+        if ingest.offset() == size {
+            return Ok(());
+        }
+        let mut download = match self.session.blob(layer.digest().as_ref(), ingest.offset()).await {
+            Ok(download) => download,
+            Err(ImageError::Unreachable { cause, .. }) => return Err(Broken::Cut(cause)),
+            Err(error) => return Err(Broken::For(error)),
+        };
+        // A registry without ranges begins at the beginning: what is here already is passed over.
+        let mut skip = ingest.offset() - download.offset.min(ingest.offset());
+        while ingest.offset() < size {
+            match download.chunk().await {
+                Ok(Some(chunk)) => {
+                    let passed = skip.min(chunk.len() as u64);
+                    skip -= passed;
+                    // Not more than the manifest promised, whatever is sent.
+                    let left = (chunk.len() as u64).min(passed + size - ingest.offset());
+                    let new = chunk.get(passed as usize..left as usize).unwrap_or_default();
+                    ingest.write(new).await.map_err(call)?;
+                    meter.set(ingest.offset());
+                }
+                ended => {
+                    // What came is kept before anything else.
+                    ingest.flush().await.map_err(call)?;
+                    let cause = ended.err().unwrap_or_else(|| "the registry ended it early".to_owned());
+                    return Err(Broken::Cut(cause));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The media type for the record: what the document says of itself, else what the registry called it.
+fn media_type(document: &Document, sent: &str) -> String {
+    let (own, usual) = match document {
+        Document::Index(index) => (index.media_type(), "application/vnd.oci.image.index.v1+json"),
+        Document::Manifest(manifest) => (manifest.media_type(), "application/vnd.oci.image.manifest.v1+json"),
+    };
+    match own {
+        Some(own) => own.to_string(),
+        None if document::ACCEPT.split(", ").any(|known| known.trim() == sent) => sent.to_owned(),
+        None => usual.to_owned(),
+    }
+}

@@ -1,0 +1,16 @@
+//! Container logs: where they are, who writes them, how they are read.
+//!
+//! The writer is a process beside each container (`writer`); the agent only reads, and only when asked. Both agree
+//! on kubelet's layout and on the CRI line format, so collectors made for kubelet find and read them.
+
+mod entry;
+pub mod follow;
+pub mod paths;
+pub mod reader;
+mod render;
+mod start;
+pub mod writer;
+
+pub use entry::LogStream;
+pub use paths::{LogPaths, newest_attempt, previous_attempt, remove_log};
+pub use reader::{ReadOptions, exists, read, tail_for_termination_message};

@@ -1,0 +1,279 @@
+//! Where a container's log is: kubelet's layout, so that collectors and node tools find what they know.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use crate::config::Config;
+use crate::pod::{PodRecord, PodUid};
+
+/// Longest file name; kubelet cuts its links' names to it.
+const NAME_LIMIT: usize = 255;
+
+/// The two directories logs are found in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogPaths {
+    /// kubelet's `podLogsDir`: `/var/log/pods`.
+    pub pods: PathBuf,
+    /// kubelet's links by container: `/var/log/containers`.
+    pub containers: PathBuf,
+}
+
+impl LogPaths {
+    /// The directories of a configuration.
+    pub fn new(config: &Config) -> Self {
+        Self { pods: config.pod_logs_dir.clone(), containers: config.container_logs_dir.clone() }
+    }
+
+    /// `<pods>/<namespace>_<name>_<uid>`.
+    pub fn pod_log_dir(&self, record: &PodRecord) -> PathBuf {
+        self.pods.join(format!("{}_{}_{}", record.key.namespace(), record.key.name(), record.uid))
+    }
+
+    /// `<pods>/<namespace>_<name>_<uid>/<container>`.
+    pub fn container_log_dir(&self, record: &PodRecord, container: &str) -> PathBuf {
+        self.pod_log_dir(record).join(container)
+    }
+
+    /// The log of a container's `attempt`: its restart count, 0 for the first.
+    pub fn log_path(&self, record: &PodRecord, container: &str, attempt: u32) -> PathBuf {
+        self.container_log_dir(record, container).join(format!("{attempt}.log"))
+    }
+
+    /// kubelet's link to a container's log: `<containers>/<pod>_<namespace>_<container>-<container id>.log`.
+    pub fn link_path(&self, record: &PodRecord, container: &str, container_id: &str) -> PathBuf {
+        let mut name = format!("{}_{}_{container}-{container_id}", record.key.name(), record.key.namespace());
+        // All of it is ASCII by Kubernetes' rules for names.
+        name.truncate(NAME_LIMIT - ".log".len());
+        name.push_str(".log");
+        self.containers.join(name)
+    }
+
+    /// Makes a container's link, also over one that is there.
+    ///
+    /// # Errors
+    /// When the directory or the link cannot be made.
+    pub fn create_link(
+        &self,
+        record: &PodRecord,
+        container: &str,
+        container_id: &str,
+        attempt: u32,
+    ) -> io::Result<PathBuf> {
+        fs::create_dir_all(&self.containers)?;
+        let link = self.link_path(record, container, container_id);
+        remove_file(&link)?;
+        symlink(self.log_path(record, container, attempt), &link)?;
+        Ok(link)
+    }
+
+    /// Removes a container's link, if there is one. What cannot be removed is said in the agent's log.
+    pub fn remove_link(&self, record: &PodRecord, container: &str, container_id: &str) {
+        told(record.uid.as_str(), remove_file(&self.link_path(record, container, container_id)));
+    }
+
+    /// Removes one attempt's log, with what was rotated from it, and its link.
+    pub fn remove_attempt(&self, record: &PodRecord, container: &str, attempt: u32, container_id: &str) {
+        self.remove_link(record, container, container_id);
+        told(record.uid.as_str(), remove_log(&self.log_path(record, container, attempt)));
+    }
+
+    /// Removes every log of a pod that is gone, and the links to them.
+    pub fn remove_pod_logs(&self, record: &PodRecord) {
+        told(record.uid.as_str(), self.remove_directory(&self.pod_log_dir(record)));
+    }
+
+    /// The same for a pod of which nothing but the UID is known any more.
+    pub fn remove_logs_of(&self, uid: &PodUid) {
+        let removed = list(&self.pods).and_then(|directories| {
+            directories
+                .iter()
+                .filter(|directory| pod_uid(directory) == Some(uid.as_str()))
+                .try_for_each(|directory| self.remove_directory(directory))
+        });
+        told(uid.as_str(), removed);
+    }
+
+    /// Removes a pod's directory and the links into it.
+    fn remove_directory(&self, directory: &Path) -> io::Result<()> {
+        for link in list(&self.containers)? {
+            if fs::read_link(&link).is_ok_and(|target| target.starts_with(directory)) {
+                remove_file(&link)?;
+            }
+        }
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Old logs that stay cost room and nothing else, so no pod waits for their removal.
+fn told(uid: &str, removed: io::Result<()>) {
+    if let Err(error) = removed {
+        tracing::warn!(uid, %error, "old logs stay");
+    }
+}
+
+/// Removes one attempt's log: the file at `path` and those rotated from it.
+///
+/// # Errors
+/// The first file that is there and cannot be removed.
+pub fn remove_log(path: &Path) -> io::Result<()> {
+    generations(path)?.iter().try_for_each(|file| remove_file(file))
+}
+
+/// The highest attempt of which there is a log in a container's directory. It survives reboots, so restart counts go
+/// on from it, as kubelet's do.
+pub fn newest_attempt(directory: &Path) -> Option<u32> {
+    list(directory).ok()?.iter().filter_map(|path| attempt(path.file_name()?)).max()
+}
+
+/// The highest attempt below `attempt` of which there is a log: what `--previous` shows.
+pub fn previous_attempt(directory: &Path, current: u32) -> Option<u32> {
+    list(directory).ok()?.iter().filter_map(|path| attempt(path.file_name()?)).filter(|found| *found < current).max()
+}
+
+/// The attempt a log file belongs to: `3.log`, `3.log.20260102-150405`.
+fn attempt(name: &OsStr) -> Option<u32> {
+    let (number, rest) = name.to_str()?.split_once('.')?;
+    (rest == "log" || rest.starts_with("log.")).then(|| number.parse().ok()).flatten()
+}
+
+/// The UID in a pod directory's name. Neither namespaces nor names contain an underscore.
+fn pod_uid(directory: &Path) -> Option<&str> {
+    directory.file_name()?.to_str()?.splitn(3, '_').nth(2)
+}
+
+/// The files of one log, oldest first: those rotated from `path`, then `path`. Packed and half-made ones, which
+/// only kubelet makes, are left out.
+pub(super) fn generations(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(Vec::new()) };
+    let mut files: Vec<_> = list(directory)?
+        .into_iter()
+        .filter(|file| {
+            let rest = file.file_name().and_then(|file| file.as_encoded_bytes().strip_prefix(name.as_encoded_bytes()));
+            rest.is_some_and(|rest| rest.starts_with(b".") && !rest.ends_with(b".gz") && !rest.ends_with(b".tmp"))
+        })
+        .collect();
+    files.sort();
+    if path.exists() {
+        files.push(path.to_owned());
+    }
+    Ok(files)
+}
+
+/// The paths in a directory; none when it does not exist.
+fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::pod::{Fingerprint, PodKey};
+    use crate::source::SourceKind;
+
+    fn record(uid: &str) -> PodRecord {
+        PodRecord {
+            key: PodKey::new("default", "web-edge1"),
+            uid: PodUid::new(uid),
+            fingerprint: Fingerprint([0; 16]),
+            immutable_fingerprint: Fingerprint([0; 16]),
+            source: SourceKind::File,
+            origin: "web.yaml".into(),
+            manifest: Arc::from(&b""[..]),
+            pod: Default::default(),
+        }
+    }
+
+    fn paths(root: &Path) -> LogPaths {
+        LogPaths { pods: root.join("pods"), containers: root.join("containers") }
+    }
+
+    #[test]
+    fn paths_are_kubelets() {
+        let paths = LogPaths::new(&Config::default());
+        let record = record("abc");
+        assert_eq!(paths.log_path(&record, "app", 2), Path::new("/var/log/pods/default_web-edge1_abc/app/2.log"));
+        assert_eq!(
+            paths.link_path(&record, "app", "0123"),
+            Path::new("/var/log/containers/web-edge1_default_app-0123.log")
+        );
+        let long = paths.link_path(&record, "app", &"f".repeat(300));
+        assert_eq!(long.file_name().unwrap().len(), 255);
+    }
+
+    #[test]
+    fn links_are_made_replaced_and_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let (paths, record) = (paths(root.path()), record("abc"));
+        paths.create_link(&record, "app", "id", 0).unwrap();
+        let link = paths.create_link(&record, "app", "id", 1).unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), paths.log_path(&record, "app", 1));
+        paths.remove_link(&record, "app", "id");
+        paths.remove_link(&record, "app", "id");
+        assert!(fs::symlink_metadata(link).is_err());
+    }
+
+    #[test]
+    fn a_pods_logs_go_with_their_links_and_leave_others_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = paths(root.path());
+        for uid in ["abc", "abcd", "b_c"] {
+            let record = record(uid);
+            fs::create_dir_all(paths.container_log_dir(&record, "app")).unwrap();
+            fs::write(paths.log_path(&record, "app", 0), "").unwrap();
+            paths.create_link(&record, "app", uid, 0).unwrap();
+        }
+        paths.remove_pod_logs(&record("abc"));
+        paths.remove_pod_logs(&record("abc"));
+        paths.remove_logs_of(&PodUid::new("b_c"));
+        assert!(!paths.pod_log_dir(&record("b_c")).exists());
+        assert!(!paths.pod_log_dir(&record("abc")).exists());
+        assert!(paths.pod_log_dir(&record("abcd")).exists());
+        assert_eq!(fs::read_dir(&paths.containers).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn attempts_are_read_from_file_names() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("app");
+        assert_eq!(newest_attempt(&directory), None);
+        fs::create_dir(&directory).unwrap();
+        for name in ["2.log", "10.log.20260102-150405", "x.log", "99.txt", "7.logx", ".log"] {
+            fs::write(directory.join(name), "").unwrap();
+        }
+        assert_eq!(newest_attempt(&directory), Some(10));
+        assert_eq!(previous_attempt(&directory, 10), Some(2));
+        assert_eq!(previous_attempt(&directory, 2), None);
+    }
+
+    #[test]
+    fn removing_a_log_removes_what_was_rotated_from_it() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["1.log", "1.log.20260102-150405", "11.log", "1.logs"] {
+            fs::write(root.path().join(name), "").unwrap();
+        }
+        remove_log(&root.path().join("1.log")).unwrap();
+        let mut left: Vec<_> = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["1.logs", "11.log"]);
+    }
+}

@@ -1,0 +1,294 @@
+//! Reads container logs for `limpet logs` and kubelet's `/containerLogs`: whole, from the end, or as they are written.
+//!
+//! All files of a log are one log: rotated ones are read first, and a rotation while following loses nothing,
+//! because a file is left only after its successor exists and nothing more is in it.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use tokio::sync::watch;
+
+use super::entry::LogStream;
+use super::follow::{LogWatch, settle};
+use super::paths::generations;
+use super::render::Render;
+use super::start;
+
+/// What is read at once, and about how much is handed on at once.
+const CHUNK: usize = 64 << 10;
+/// Longest line; entries are far shorter, so a longer one is no entry.
+const LINE_LIMIT: usize = 256 << 10;
+/// kubelet's `FallbackToLogsOnError`: so many lines, and of them so many bytes.
+const TERMINATION_LINES: u64 = 80;
+const TERMINATION_BYTES: usize = 2_048;
+
+/// What of a log is wanted. The default is all that is there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// Go on with what is written until the container has finished.
+    pub follow: bool,
+    /// The newest so many lines only.
+    pub tail_lines: Option<u64>,
+    /// Lines of this time or later only.
+    pub since: Option<jiff::Timestamp>,
+    /// Each line begins with its time.
+    pub timestamps: bool,
+    /// End after so many bytes of output.
+    pub limit_bytes: Option<u64>,
+    /// One stream only.
+    pub stream: Option<LogStream>,
+}
+
+/// Reads the log whose newest file is `path`. `finished` says that the container has ended, which ends a following
+/// reader once all is read; others end where the log ends.
+///
+/// # Errors
+/// The stream's first item is `NotFound` when there is no such log; any item may be a read error, the last one then.
+pub fn read(
+    path: PathBuf,
+    options: ReadOptions,
+    finished: watch::Receiver<bool>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    futures_util::stream::try_unfold(State::New(path, options, finished), async |state| {
+        let mut reading = match state {
+            State::New(path, options, finished) => Box::new(Reading::start(path, options, finished).await?),
+            State::Reading(reading) => reading,
+        };
+        Ok(reading.next().await?.map(|bytes| (bytes, State::Reading(reading))))
+    })
+}
+
+/// Whether there is a log whose newest file is, or was, `path`.
+pub async fn exists(path: &Path) -> bool {
+    let path = path.to_owned();
+    blocking(move || generations(&path)).await.is_ok_and(|files| !files.is_empty())
+}
+
+enum State {
+    New(PathBuf, ReadOptions, watch::Receiver<bool>),
+    Reading(Box<Reading>),
+}
+
+/// A log being read, and what says that there is more.
+struct Reading {
+    path: PathBuf,
+    /// `None` once all is handed on.
+    files: Option<Files>,
+    /// `None` when what is there now is all that is wanted.
+    follow: Option<LogWatch>,
+    finished: watch::Receiver<bool>,
+}
+
+impl Reading {
+    async fn start(path: PathBuf, options: ReadOptions, finished: watch::Receiver<bool>) -> io::Result<Self> {
+        // Before the first read: what is written after it is told of.
+        let follow = if options.follow { Some(LogWatch::new(&path)?) } else { None };
+        let files = blocking({
+            let path = path.clone();
+            move || Files::open(path, &options)
+        })
+        .await?;
+        Ok(Self { path, files: Some(files), follow, finished })
+    }
+
+    async fn next(&mut self) -> io::Result<Option<Bytes>> {
+        while let Some(mut files) = self.files.take() {
+            let last = self.follow.is_none();
+            let (files, step) = blocking(move || {
+                let step = files.next(last)?;
+                Ok((files, step))
+            })
+            .await?;
+            match step {
+                Step::Text(bytes) => {
+                    self.files = Some(files);
+                    return Ok(Some(bytes));
+                }
+                Step::End(bytes) => return Ok(Some(bytes).filter(|bytes| !bytes.is_empty())),
+                Step::Wait => {
+                    self.files = Some(files);
+                    self.wait().await;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns when there may be more to read, or nothing more to follow.
+    async fn wait(&mut self) {
+        let Some(watch) = &mut self.follow else { return };
+        let finished = &mut self.finished;
+        let go_on = tokio::select! {
+            // An error is the directory's end: what is open is read, and that is all.
+            changed = watch.changed() => changed.is_ok(),
+            // A sender that is gone cannot say that the container goes on. The guard is dropped in the block.
+            () = async { drop(finished.wait_for(|finished| *finished).await) } => {
+                settle(&self.path).await;
+                false
+            }
+        };
+        if !go_on {
+            self.follow = None;
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
+/// The end of a container's log for its status' message: at most 80 lines and 2,048 bytes
+/// (`terminationMessagePolicy: FallbackToLogsOnError`). To be called after the container's exit; waits until its last
+/// line is in the log.
+///
+/// # Errors
+/// When there is no log or it cannot be read.
+pub async fn tail_for_termination_message(path: &Path) -> io::Result<String> {
+    settle(path).await;
+    let path = path.to_owned();
+    blocking(move || last_bytes(path)).await
+}
+
+fn last_bytes(path: PathBuf) -> io::Result<String> {
+    let options = ReadOptions { tail_lines: Some(TERMINATION_LINES), ..ReadOptions::default() };
+    let mut files = Files::open(path, &options)?;
+    let mut end = Vec::new();
+    loop {
+        let step = files.next(true)?;
+        let (Step::Text(text) | Step::End(text)) = &step else { continue };
+        end.extend_from_slice(text);
+        end.drain(..end.len().saturating_sub(TERMINATION_BYTES));
+        if matches!(step, Step::End(_)) {
+            break;
+        }
+    }
+    // A character that was cut at the front is left out rather than shown as damaged, so the limit holds.
+    let cut = end.iter().take(3).take_while(|byte| (0x80..0xC0).contains(*byte)).count();
+    Ok(String::from_utf8_lossy(&end[cut..]).into_owned())
+}
+
+/// What reading on gave.
+enum Step {
+    /// Some text; there may be more.
+    Text(Bytes),
+    /// The last text, perhaps none.
+    End(Bytes),
+    /// Nothing now.
+    Wait,
+}
+
+/// The files of a log, read one after the other. Blocks.
+struct Files {
+    path: PathBuf,
+    file: File,
+    /// A newer file exists, so this one gets no more.
+    superseded: bool,
+    /// The start of a line whose end is not read yet, in front of what is read next.
+    buffer: Vec<u8>,
+    /// The line in the buffer is too long to be one and is passed over.
+    overlong: bool,
+    render: Render,
+}
+
+impl Files {
+    fn open(path: PathBuf, options: &ReadOptions) -> io::Result<Self> {
+        let (mut file, offset) = start::find(&path, options)?;
+        file.seek(SeekFrom::Start(offset))?;
+        let render = Render::new(options);
+        Ok(Self { path, file, superseded: false, buffer: Vec::new(), overlong: false, render })
+    }
+
+    /// Reads until there is a chunk of text, or nothing left; with `last`, nothing left is the end.
+    fn next(&mut self, last: bool) -> io::Result<Step> {
+        loop {
+            if self.render.is_full() {
+                return Ok(Step::End(self.render.take().into()));
+            }
+            if self.render.ready() >= CHUNK {
+                return Ok(Step::Text(self.render.take().into()));
+            }
+            if self.read()? || self.advance()? {
+                continue;
+            }
+            if last {
+                self.render.finish();
+                return Ok(Step::End(self.render.take().into()));
+            }
+            return Ok(match self.render.ready() {
+                0 => Step::Wait,
+                _ => Step::Text(self.render.take().into()),
+            });
+        }
+    }
+
+    /// Reads once; false at the end of the file.
+    fn read(&mut self) -> io::Result<bool> {
+        let kept = self.buffer.len();
+        self.buffer.resize(kept + CHUNK, 0);
+        let count = self.file.read(&mut self.buffer[kept..]);
+        self.buffer.truncate(kept + count.as_ref().copied().unwrap_or(0));
+        if count? == 0 {
+            return Ok(false);
+        }
+        let mut begin = 0;
+        while let Some(length) = self.buffer[begin..].iter().position(|byte| *byte == b'\n') {
+            if !std::mem::take(&mut self.overlong) {
+                self.render.push(&self.buffer[begin..begin + length]);
+            }
+            begin += length + 1;
+        }
+        self.buffer.drain(..begin);
+        if self.buffer.len() > LINE_LIMIT {
+            self.overlong = true;
+            self.buffer.clear();
+        }
+        Ok(true)
+    }
+
+    /// At the end of a file: goes on to the next one; false when there is none. Before a file is left it is read once
+    /// more, because its writer may have written between its end and its renaming.
+    fn advance(&mut self) -> io::Result<bool> {
+        let here = self.file.metadata()?;
+        if here.len() < self.file.stream_position()? {
+            // Someone cut it short to make room.
+            self.buffer.clear();
+            self.file.seek(SeekFrom::Start(0))?;
+            return Ok(here.len() > 0);
+        }
+        let Some(next) = self.successor((here.dev(), here.ino()))? else { return Ok(false) };
+        if self.superseded {
+            self.file = next;
+            self.buffer.clear();
+            self.overlong = false;
+        }
+        self.superseded = !self.superseded;
+        Ok(true)
+    }
+
+    /// The file after the one with that identity; the oldest there is when that one is gone.
+    fn successor(&self, here: (u64, u64)) -> io::Result<Option<File>> {
+        let mut oldest = None;
+        let mut found = false;
+        for path in generations(&self.path)? {
+            let file = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other?,
+            };
+            let metadata = file.metadata()?;
+            if found {
+                return Ok(Some(file));
+            }
+            found = (metadata.dev(), metadata.ino()) == here;
+            oldest = oldest.or(Some(file));
+        }
+        Ok(if found { None } else { oldest })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Logs read whole, from the end and while they are written and rotated.
+
+use std::fs;
+use std::io::Write as _;
+
+use futures_util::StreamExt as _;
+
+use super::super::writer::{WriterConfig, run};
+use super::*;
+use crate::config::LogRotation;
+
+/// A directory with the files of one log; `Log::path` is the newest.
+struct Log(tempfile::TempDir);
+
+impl Log {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let log = Self(tempfile::tempdir().unwrap());
+        for (name, text) in files {
+            fs::write(log.0.path().join(name), text).unwrap();
+        }
+        log
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("0.log")
+    }
+
+    fn read(&self, options: &ReadOptions) -> String {
+        text(&mut Files::open(self.path(), options).unwrap())
+    }
+}
+
+fn text(files: &mut Files) -> String {
+    let mut all = Vec::new();
+    loop {
+        match files.next(true).unwrap() {
+            Step::Text(text) => all.extend_from_slice(&text),
+            Step::End(text) => {
+                all.extend_from_slice(&text);
+                return String::from_utf8(all).unwrap();
+            }
+            Step::Wait => unreachable!("reading to the end waits for nothing"),
+        }
+    }
+}
+
+/// Entries numbered so, one a second.
+fn lines(numbers: std::ops::Range<u32>) -> String {
+    numbers.map(|n| format!("2026-01-01T00:{:02}:{:02}.5Z stdout F line {n}\n", n / 60, n % 60)).collect()
+}
+
+fn expected(numbers: std::ops::Range<u32>) -> String {
+    numbers.map(|n| format!("line {n}\n")).collect()
+}
+
+fn tail(lines: u64) -> ReadOptions {
+    ReadOptions { tail_lines: Some(lines), ..ReadOptions::default() }
+}
+
+fn rotated() -> Log {
+    Log::new(&[
+        ("0.log.20260101-000010", &lines(0..10)),
+        ("0.log.20260101-000020", &lines(10..20)),
+        ("0.log.20260101-000020-001", &lines(20..30)),
+        ("0.log.20251231-000000.gz", "packed"),
+        ("00.log", "another log"),
+        ("0.log", &lines(30..35)),
+    ])
+}
+
+#[test]
+fn all_files_are_one_log() {
+    assert_eq!(rotated().read(&ReadOptions::default()), expected(0..35));
+}
+
+#[test]
+fn the_tail_reaches_over_files() {
+    let log = rotated();
+    for count in [0, 1, 4, 5, 6, 15, 16, 34, 35, 36, 1_000] {
+        assert_eq!(log.read(&tail(count)), expected(35u32.saturating_sub(count as u32)..35), "{count}");
+    }
+}
+
+#[test]
+fn the_tail_is_found_at_every_position_in_a_block() {
+    // Lines of all lengths, so that headers and newlines meet the borders between blocks everywhere.
+    let text: String =
+        (0..800u32).map(|n| format!("2026-01-01T00:00:00Z stdout F {n} {}\n", "x".repeat(n as usize % 211))).collect();
+    let log = Log::new(&[("0.log", &text)]);
+    let whole = log.read(&ReadOptions::default());
+    let whole: Vec<_> = whole.split_inclusive('\n').collect();
+    for count in 0..whole.len() {
+        assert_eq!(log.read(&tail(count as u64)), whole[whole.len() - count..].concat(), "{count}");
+    }
+}
+
+#[test]
+fn the_tail_counts_lines_not_parts_nor_other_streams_nor_damage() {
+    let log = Log::new(&[(
+        "0.log",
+        "2026-01-01T00:00:00Z stdout F first\n2026-01-01T00:00:00Z stdout P a\n2026-01-01T00:00:00Z stdout F b\n\
+         2026-01-01T00:00:0\n2026-01-01T00:00:00Z stderr F x\n2026-01-01T00:00:00Z stdout F last\n2026-01-01T00",
+    )]);
+    let stdout = |count| ReadOptions { stream: Some(LogStream::Stdout), ..tail(count) };
+    assert_eq!(log.read(&tail(2)), "x\nlast\n");
+    assert_eq!(log.read(&stdout(2)), "ab\nlast\n");
+    assert_eq!(log.read(&stdout(3)), "first\nab\nlast\n");
+}
+
+#[test]
+fn a_time_skips_what_came_before() {
+    let log = rotated();
+    for (time, first) in [("00:00:00.5", 0), ("00:00:12", 12), ("00:00:29.5", 29), ("00:00:34.6", 35)] {
+        let since = Some(format!("2026-01-01T{time}Z").parse().unwrap());
+        assert_eq!(log.read(&ReadOptions { since, ..ReadOptions::default() }), expected(first..35), "{time}");
+    }
+}
+
+#[test]
+fn an_endless_line_is_passed_over() {
+    let text = format!("{}{}\n{}", lines(0..1), "x".repeat(3 * LINE_LIMIT), lines(1..2));
+    assert_eq!(Log::new(&[("0.log", &text)]).read(&ReadOptions::default()), expected(0..2));
+}
+
+#[test]
+fn a_log_that_is_not_there_is_not_found() {
+    let log = Log::new(&[]);
+    assert_eq!(Files::open(log.path(), &tail(3)).map(|_| ()).unwrap_err().kind(), io::ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn termination_messages_are_the_last_lines_and_bytes() {
+    let log = Log::new(&[("0.log", &lines(0..200))]);
+    assert_eq!(tail_for_termination_message(&log.path()).await.unwrap(), expected(120..200));
+    let long: String = (0..100).map(|_| format!("2026-01-01T00:00:00Z stdout F {}\n", "é".repeat(50))).collect();
+    let log = Log::new(&[("0.log", &long)]);
+    let message = tail_for_termination_message(&log.path()).await.unwrap();
+    assert!((2_045..=2_048).contains(&message.len()) && message.starts_with('é') && message.ends_with("é\n"));
+}
+
+#[tokio::test]
+async fn following_through_many_rotations_loses_nothing_and_ends_with_the_container() {
+    let log = Log::new(&[]);
+    let (out_reader, mut stdout) = std::io::pipe().unwrap();
+    let (err_reader, stderr) = std::io::pipe().unwrap();
+    // So many files that none is removed before it is read.
+    let config = WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 1_000 }, path: log.path() };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let writer =
+        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, || ready.send(()).unwrap()));
+    is_ready.recv().unwrap();
+    let (finish, finished) = watch::channel(false);
+    let options = ReadOptions { follow: true, ..ReadOptions::default() };
+    let mut stream = Box::pin(read(log.path(), options, finished));
+    let feeder = std::thread::spawn(move || {
+        (0..5_000).for_each(|n| writeln!(stdout, "line {n}").unwrap());
+        drop((stdout, stderr));
+    });
+    let mut text = Vec::new();
+    while !text.ends_with(b"line 4999\n") {
+        text.extend_from_slice(&stream.next().await.unwrap().unwrap());
+    }
+    feeder.join().unwrap();
+    writer.join().unwrap();
+    finish.send(true).unwrap();
+    assert!(stream.next().await.is_none());
+    assert!(String::from_utf8(text).unwrap() == expected(0..5_000));
+}
+
+#[tokio::test]
+async fn following_reads_what_is_written_after_the_container_is_known_to_have_finished() {
+    let log = Log::new(&[]);
+    let (out_reader, mut stdout) = std::io::pipe().unwrap();
+    let (err_reader, stderr) = std::io::pipe().unwrap();
+    let config = WriterConfig { rotation: LogRotation { max_size: 1 << 20, max_files: 2 }, path: log.path() };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let writer =
+        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, || ready.send(()).unwrap()));
+    is_ready.recv().unwrap();
+    let (_finish, finished) = watch::channel(true);
+    let stream = Box::pin(read(log.path(), ReadOptions { follow: true, ..ReadOptions::default() }, finished));
+    let text = tokio::spawn(stream.map(|chunk| chunk.unwrap().to_vec()).concat());
+    tokio::task::yield_now().await;
+    stdout.write_all(b"last words\n").unwrap();
+    drop((stdout, stderr));
+    assert_eq!(text.await.unwrap(), b"last words\n");
+    writer.join().unwrap();
+}
+
+#[tokio::test]
+async fn following_ends_when_the_directory_goes() {
+    let log = Log::new(&[("0.log", &lines(0..1))]);
+    let (_finish, finished) = watch::channel(false);
+    let mut stream = Box::pin(read(log.path(), ReadOptions { follow: true, ..ReadOptions::default() }, finished));
+    assert_eq!(stream.next().await.unwrap().unwrap(), expected(0..1));
+    drop(log);
+    assert!(stream.next().await.is_none());
+}

@@ -1,0 +1,159 @@
+//! Entries of a log file become what its reader asked for: filtered, joined, with or without times, cut at a limit.
+
+use super::entry::{Entry, LogStream};
+use super::reader::ReadOptions;
+
+/// How much of one line is held back until its end is known. A longer line is handed on in pieces.
+const LINE_LIMIT: usize = 1 << 20;
+
+/// Turns lines of a log file into text. Pure: bytes in, bytes out.
+#[derive(Debug)]
+pub(super) struct Render {
+    timestamps: bool,
+    since: Option<jiff::Timestamp>,
+    stream: Option<LogStream>,
+    /// Bytes still wanted; `None`: all.
+    remaining: Option<u64>,
+    lines: [Line; 2],
+    out: Vec<u8>,
+}
+
+/// A stream's line of which not all parts have come. Streams interleave, so each has its own.
+#[derive(Debug, Default)]
+struct Line {
+    open: bool,
+    skipped: bool,
+    bytes: Vec<u8>,
+}
+
+impl Render {
+    pub(super) fn new(options: &ReadOptions) -> Self {
+        Self {
+            timestamps: options.timestamps,
+            since: options.since,
+            stream: options.stream,
+            remaining: options.limit_bytes,
+            lines: Default::default(),
+            out: Vec::new(),
+        }
+    }
+
+    /// Takes one line of the file, without its newline. What is no entry is passed over.
+    pub(super) fn push(&mut self, line: &[u8]) {
+        let Some(entry) = Entry::parse(line) else { return };
+        let index = usize::from(entry.stream == LogStream::Stderr);
+        if !self.lines[index].open {
+            self.lines[index].open = true;
+            self.lines[index].skipped = !self.wants(&entry);
+            if self.timestamps {
+                self.lines[index].bytes.extend_from_slice(entry.time);
+                self.lines[index].bytes.push(b' ');
+            }
+        }
+        let line = &mut self.lines[index];
+        line.bytes.extend_from_slice(entry.text);
+        if !entry.partial {
+            line.bytes.push(b'\n');
+            line.open = false;
+        }
+        if !line.open || line.bytes.len() > LINE_LIMIT {
+            self.emit(index);
+        }
+    }
+
+    /// Whether a line that begins with `entry` is asked for. A time that is none is older than any.
+    fn wants(&self, entry: &Entry<'_>) -> bool {
+        self.stream.is_none_or(|stream| stream == entry.stream)
+            && self.since.is_none_or(|since| entry.timestamp().is_some_and(|time| time >= since))
+    }
+
+    fn emit(&mut self, index: usize) {
+        let line = &mut self.lines[index];
+        if !line.skipped {
+            let length = match &mut self.remaining {
+                Some(remaining) => {
+                    let length = line.bytes.len().min(usize::try_from(*remaining).unwrap_or(usize::MAX));
+                    *remaining -= length as u64;
+                    length
+                }
+                None => line.bytes.len(),
+            };
+            self.out.extend_from_slice(&line.bytes[..length]);
+        }
+        line.bytes.clear();
+    }
+
+    /// Hands on lines whose end will not come.
+    pub(super) fn finish(&mut self) {
+        for index in 0..2 {
+            self.emit(index);
+        }
+    }
+
+    /// Bytes ready to be taken.
+    pub(super) fn ready(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Takes what is ready.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out)
+    }
+
+    /// Whether the limit is reached and nothing more can come.
+    pub(super) fn is_full(&self) -> bool {
+        self.remaining == Some(0)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+2026-01-01T00:00:01Z stdout F one
+2026-01-01T00:00:02Z stderr F two
+torn
+2026-01-01T00:00:03Z stdout P th
+2026-01-01T00:00:03.5Z stderr F between
+2026-01-01T00:00:04Z stdout P re
+2026-01-01T00:00:05Z stdout F e
+2026-01-01T00:00:06Z stdout P end";
+
+    fn render(options: &ReadOptions) -> String {
+        let mut render = Render::new(options);
+        LOG.lines().for_each(|line| render.push(line.as_bytes()));
+        render.finish();
+        String::from_utf8(render.take()).unwrap()
+    }
+
+    #[test]
+    fn gives_what_is_asked_for() {
+        let all = ReadOptions::default();
+        for (options, text) in [
+            (all.clone(), "one\ntwo\nbetween\nthree\nend"),
+            (ReadOptions { stream: Some(LogStream::Stderr), ..all.clone() }, "two\nbetween\n"),
+            (ReadOptions { stream: Some(LogStream::Stdout), ..all.clone() }, "one\nthree\nend"),
+            (
+                ReadOptions { timestamps: true, stream: Some(LogStream::Stdout), ..all.clone() },
+                "2026-01-01T00:00:01Z one\n2026-01-01T00:00:03Z three\n2026-01-01T00:00:06Z end",
+            ),
+            (ReadOptions { since: Some("2026-01-01T00:00:03.2Z".parse().unwrap()), ..all.clone() }, "between\nend"),
+            (ReadOptions { limit_bytes: Some(6), ..all.clone() }, "one\ntw"),
+            (ReadOptions { limit_bytes: Some(0), ..all }, ""),
+        ] {
+            assert_eq!(render(&options), text, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_handed_on_in_pieces() {
+        let mut render = Render::new(&ReadOptions::default());
+        let part = [b"2026-01-01T00:00:01Z stdout P ".as_slice(), &[b'x'; 16 << 10]].concat();
+        (0..200).for_each(|_| render.push(&part));
+        assert!(render.ready() >= 2 << 20, "{}", render.ready());
+        render.push(b"2026-01-01T00:00:01Z stdout F !");
+        assert_eq!(render.take().len(), 200 * (16 << 10) + 2);
+    }
+}

@@ -1,0 +1,122 @@
+//! Where reading begins: so many lines before the end, or at a time, without reading all that came before.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::entry::{Entry, HEADER_LIMIT, LogStream};
+use super::paths::generations;
+use super::reader::ReadOptions;
+
+/// What is read at once while looking backwards.
+const BLOCK: usize = 32 << 10;
+
+/// Opens the file of the log at `path` in which reading begins, and gives the offset of the first line.
+///
+/// # Errors
+/// `NotFound` when there is no file of it.
+pub(super) fn find(path: &Path, options: &ReadOptions) -> io::Result<(File, u64)> {
+    let mut count = Backwards { wanted: options.tail_lines, stream: options.stream, found: 0 };
+    let mut oldest = None;
+    for file in generations(path)?.iter().rev() {
+        let file = match File::open(file) {
+            // Rotated away since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        if let Some(offset) = count.scan(&file)? {
+            return Ok((file, offset));
+        }
+        let reached = options.since.is_some_and(|since| begins_before(&file, since));
+        oldest = Some(file);
+        if reached {
+            break;
+        }
+    }
+    oldest.map(|file| (file, 0)).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no log file"))
+}
+
+/// Whether all files before this one are too old to be of interest.
+fn begins_before(file: &File, since: jiff::Timestamp) -> bool {
+    let mut head = [0; HEADER_LIMIT];
+    let length = file.read_at(&mut head, 0).unwrap_or(0);
+    Entry::parse(&head[..length]).and_then(|entry| entry.timestamp()).is_some_and(|time| time < since)
+}
+
+/// Counts lines from the end of a log towards its beginning, over several files.
+struct Backwards {
+    /// `None`: all lines are wanted.
+    wanted: Option<u64>,
+    stream: Option<LogStream>,
+    found: u64,
+}
+
+impl Backwards {
+    /// Looks through one file; the offset where reading is to begin if that is in this file.
+    ///
+    /// Lines are counted by their last part, so that a line of many parts is one.
+    fn scan(&mut self, file: &File) -> io::Result<Option<u64>> {
+        let Some(wanted) = self.wanted else { return Ok(None) };
+        let mut end = file.metadata()?.len();
+        // Where the lines counted so far begin; what follows the last newline is no line yet.
+        let mut begin = None;
+        // The block before `end`, and the start of what follows it: a header may lie across the border.
+        let mut block = vec![0; BLOCK + HEADER_LIMIT];
+        let mut carried = 0;
+        while end > 0 {
+            let start = end.saturating_sub(BLOCK as u64);
+            let length = usize::try_from(end - start).unwrap_or(BLOCK);
+            block.copy_within(0..carried, length);
+            read_exact_at(file, &mut block[..length], start)?;
+            let known = length + carried;
+            let newlines = (0..length).rev().filter(|index| block[*index] == b'\n').map(|index| index + 1);
+            // The file's first line begins without a newline before it.
+            let first = (start == 0).then_some(0);
+            for index in newlines.chain(first) {
+                let line = start + index as u64;
+                let Some(next) = begin.replace(line) else {
+                    // The very end of the file, or an unfinished line.
+                    if wanted == 0 {
+                        return Ok(Some(line));
+                    }
+                    continue;
+                };
+                if next == line || !self.counts(&block[index..known.min(index + HEADER_LIMIT)]) {
+                    continue;
+                }
+                if self.found == wanted {
+                    return Ok(Some(next));
+                }
+                self.found += 1;
+            }
+            carried = known.min(HEADER_LIMIT);
+            end = start;
+        }
+        Ok(None)
+    }
+
+    fn counts(&self, header: &[u8]) -> bool {
+        // The header ends within the line or the line's text is cut, neither matters here.
+        let header = header.split(|byte| *byte == b'\n').next().unwrap_or(header);
+        Entry::parse(header)
+            .is_some_and(|entry| !entry.partial && self.stream.is_none_or(|stream| stream == entry.stream))
+    }
+}
+
+/// Reads as much as there is: a file that was cut short meanwhile leaves zeros, which are no lines.
+fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset)? {
+            0 => {
+                buffer.fill(0);
+                return Ok(());
+            }
+            count => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+        }
+    }
+    Ok(())
+}

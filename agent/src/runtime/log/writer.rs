@@ -1,0 +1,257 @@
+//! The logger: a tiny process beside each container that writes its output as a CRI log and rotates it.
+//!
+//! containerd's shim starts limpet's own executable for a `binary://` URI, with the container's stdout and stderr
+//! as file descriptors 3 and 4. So no line depends on the agent being there, and no line wakes it. The process
+//! lives as long as the container: it must stay small (fixed buffers, one thread, no allocation for a line),
+//! and it must never end early, because a pipe without a reader kills who writes to it.
+
+mod file;
+mod stamp;
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::io::BufRead as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use self::file::LogFile;
+use self::stamp::{STAMP_LENGTH, Stamp};
+use crate::config::LogRotation;
+
+/// The first argument that makes the executable a logger.
+const ARGUMENT: &str = "logger";
+/// Longest text of one log line; longer ones are written in parts (CRI).
+const PART: usize = 16 << 10;
+/// What is read of one stream before it is cut into lines: one part and what follows it.
+const INPUT: usize = PART + (4 << 10);
+/// Log lines collected for one write.
+const OUTPUT: usize = 32 << 10;
+/// `2026-01-02T03:04:05.678901234Z stdout F `.
+const HEADER: usize = STAMP_LENGTH + 10;
+/// How often lost lines are told of while the container is silent. There is no event for a disk that has room again.
+const RETRY: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// What a logger needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriterConfig {
+    /// When to rotate, and how many files to keep.
+    pub rotation: LogRotation,
+    /// The log's newest file, absolute.
+    pub path: PathBuf,
+}
+
+impl WriterConfig {
+    /// Reads `<max size>:<max files>:<path>`; `None` when it is anything else.
+    pub fn parse(value: &OsStr) -> Option<Self> {
+        let mut parts = value.as_bytes().splitn(3, |byte| *byte == b':');
+        let max_size = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+        let max_files = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
+        let path = PathBuf::from(OsStr::from_bytes(parts.next()?));
+        path.is_absolute().then_some(Self { rotation: LogRotation { max_size, max_files }, path })
+    }
+}
+
+/// The URI to give to containerd as a task's stdout and stderr, so that `executable` logs to `log_path`.
+///
+/// It has one query parameter only: the shim makes arguments of them in random order.
+pub fn uri(executable: &Path, rotation: LogRotation, log_path: &Path) -> String {
+    let mut uri = String::from("binary://");
+    escape(&mut uri, executable.as_os_str().as_bytes());
+    // Writing to a String cannot fail.
+    let _ = write!(uri, "?{ARGUMENT}={}:{}:", rotation.max_size, rotation.max_files);
+    escape(&mut uri, log_path.as_os_str().as_bytes());
+    uri
+}
+
+/// Percent-encodes all that Go's URL parser could read as something else, in a path as in a query.
+fn escape(uri: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => uri.push(char::from(*byte)),
+            // Writing to a String cannot fail.
+            _ => drop(write!(uri, "%{byte:02X}")),
+        }
+    }
+}
+
+/// The value of the `logger` argument if this process was started as a logger.
+///
+/// To be asked first of all in `main`: `if let Some(value) = writer::invoked() { return writer::main(&value); }`.
+pub fn invoked() -> Option<OsString> {
+    let mut arguments = std::env::args_os().skip(1);
+    let first = arguments.next()?;
+    let value = arguments.next()?;
+    (first == ARGUMENT && arguments.next().is_none()).then_some(value)
+}
+
+/// Runs the process as a logger until the container's streams end.
+///
+/// Reports readiness on descriptor 5, without which the shim waits. Exits with 2 when `value` is not what [`uri`]
+/// makes, with 1 when it was not started by a shim.
+pub fn main(value: &OsStr) -> ExitCode {
+    let Some(config) = WriterConfig::parse(value) else {
+        eprintln!("limpet logger: expected <max size>:<max files>:<path>; it is started by containerd");
+        return ExitCode::from(2);
+    };
+    block_signals();
+    // Otherwise the shim's bundle directory would be kept busy.
+    let _ = rustix::process::chdir("/");
+    // Opening them anew gives descriptors that are ours to own; the inherited ones stay open unused.
+    let streams = inherited(3, OFlags::RDONLY).and_then(|out| Ok((out, inherited(4, OFlags::RDONLY)?)));
+    let Ok((stdout, stderr)) = streams else {
+        eprintln!("limpet logger: descriptors 3 and 4 are not pipes; it is started by containerd");
+        return ExitCode::FAILURE;
+    };
+    run(stdout, stderr, config, || {
+        if let Ok(ready) = inherited(5, OFlags::WRONLY) {
+            // A shim that does not wait for it is no reason to end.
+            let _ = rustix::io::write(&ready, b"1");
+        }
+    });
+    ExitCode::SUCCESS
+}
+
+fn inherited(number: u8, access: OFlags) -> Result<OwnedFd, Errno> {
+    let path = [b"/proc/self/fd/".as_slice(), &[b'0' + number]].concat();
+    rustix::fs::open(path.as_slice(), access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The shim sends SIGTERM before the last lines are read, and a terminal's or a service's signals are not meant for
+/// the logger. Rust itself ignores SIGPIPE.
+fn block_signals() {
+    use nix::sys::signal::{SigSet, Signal};
+    let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE].into_iter().collect();
+    // It fails for an invalid mask only.
+    let _ = signals.thread_block();
+}
+
+/// Writes what comes from both streams until both have ended; calls `ready` once the file is open.
+pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl FnOnce()) {
+    let mut log = Log {
+        file: LogFile::open(config.path, config.rotation),
+        lines: Vec::with_capacity(OUTPUT),
+        stamp: Stamp::now(),
+    };
+    let mut streams = [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")];
+    ready();
+    while let Some(readable) = wait(&streams, log.file.has_losses()) {
+        log.stamp = Stamp::now();
+        for (stream, readable) in streams.iter_mut().zip(readable) {
+            if readable {
+                stream.read();
+                stream.cut(&mut log);
+            }
+        }
+        log.flush();
+    }
+}
+
+/// Waits until a stream can be read or has ended, and says which; `None` once both have ended.
+fn wait(streams: &[Stream; 2], retry: bool) -> Option<[bool; 2]> {
+    let mut polls: Vec<_> =
+        streams.iter().filter_map(|stream| stream.pipe.as_ref()).map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
+    if polls.is_empty() {
+        return None;
+    }
+    // An error is an interruption, and then nothing is readable.
+    let _ = rustix::event::poll(&mut polls, retry.then_some(&RETRY));
+    let mut readable = polls.iter().map(|poll| !poll.revents().is_empty());
+    Some(streams.each_ref().map(|stream| stream.pipe.is_some() && readable.next().unwrap_or(false)))
+}
+
+/// One of the container's output streams and what of it is not yet a whole line.
+struct Stream {
+    /// `None` once it has ended.
+    pipe: Option<OwnedFd>,
+    name: &'static [u8; 6],
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+impl Stream {
+    fn new(pipe: OwnedFd, name: &'static [u8; 6]) -> Self {
+        Self { pipe: Some(pipe), name, buffer: vec![0; INPUT], filled: 0 }
+    }
+
+    /// Reads once. The buffer always has room: `cut` leaves at most one part in it.
+    fn read(&mut self) {
+        let Some(pipe) = &self.pipe else { return };
+        match rustix::io::read(pipe, &mut self.buffer[self.filled..]) {
+            Ok(0) => self.pipe = None,
+            Ok(count) => self.filled += count,
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.pipe = None,
+        }
+    }
+
+    /// Hands whole lines on, and parts of a line that is too long; at the end of the stream also the rest.
+    fn cut(&mut self, log: &mut Log) {
+        let mut start = 0;
+        while start < self.filled {
+            let rest = &self.buffer[start..self.filled];
+            // The standard library's fastest search for a byte; reading from a slice cannot fail.
+            let length = (&*rest).skip_until(b'\n').unwrap_or(rest.len());
+            if let Some(mut line) = rest[..length].strip_suffix(b"\n") {
+                while line.len() > PART {
+                    log.push(self.name, b'P', &line[..PART]);
+                    line = &line[PART..];
+                }
+                log.push(self.name, b'F', line);
+                start += length;
+            } else if rest.len() > PART {
+                log.push(self.name, b'P', &rest[..PART]);
+                start += PART;
+            } else if self.pipe.is_none() {
+                log.push(self.name, b'F', rest);
+                start += length;
+            } else {
+                break;
+            }
+        }
+        self.buffer.copy_within(start..self.filled, 0);
+        self.filled -= start;
+    }
+}
+
+/// Log lines on their way into the file.
+struct Log {
+    file: LogFile,
+    lines: Vec<u8>,
+    stamp: Stamp,
+}
+
+impl Log {
+    fn push(&mut self, stream: &[u8; 6], tag: u8, text: &[u8]) {
+        if self.lines.len() + HEADER + text.len() + 1 > OUTPUT {
+            self.flush();
+        }
+        self.lines.extend_from_slice(self.stamp.text());
+        self.lines.push(b' ');
+        self.lines.extend_from_slice(stream);
+        self.lines.extend_from_slice(&[b' ', tag, b' ']);
+        self.lines.extend_from_slice(text);
+        self.lines.push(b'\n');
+        self.stamp.advance();
+        if self.lines.len() as u64 >= self.file.room() {
+            self.flush();
+        }
+    }
+
+    /// Writes what is collected; also called with nothing collected, to tell of losses.
+    fn flush(&mut self) {
+        if !self.lines.is_empty() || self.file.has_losses() {
+            self.file.append(&self.lines, &self.stamp);
+            self.lines.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+mod tests;

@@ -1,0 +1,274 @@
+//! The logger as containerd uses it: two pipes in, a log file out.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use super::*;
+
+/// A logger on a thread of its own, fed by hand.
+struct Logger {
+    stdout: std::io::PipeWriter,
+    stderr: std::io::PipeWriter,
+    thread: JoinHandle<()>,
+}
+
+impl Logger {
+    fn start(path: &Path, max_size: u64, max_files: u32) -> Self {
+        let (out_reader, stdout) = std::io::pipe().unwrap();
+        let (err_reader, stderr) = std::io::pipe().unwrap();
+        let config = WriterConfig { rotation: LogRotation { max_size, max_files }, path: path.to_owned() };
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread =
+            std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, || ready.send(()).unwrap()));
+        is_ready.recv().unwrap();
+        Self { stdout, stderr, thread }
+    }
+
+    fn finish(self) {
+        let Self { stdout, stderr, thread } = self;
+        drop((stdout, stderr));
+        thread.join().unwrap();
+    }
+}
+
+/// Stream, tag and text of each line of a file; panics at a line that is none.
+fn entries(path: &Path) -> Vec<(String, String, Vec<u8>)> {
+    fs::read(path).unwrap().split_inclusive(|byte| *byte == b'\n').map(entry).collect()
+}
+
+fn entry(line: &[u8]) -> (String, String, Vec<u8>) {
+    let line = line.strip_suffix(b"\n").unwrap();
+    let mut parts = line.splitn(4, |byte| *byte == b' ');
+    let time = std::str::from_utf8(parts.next().unwrap()).unwrap();
+    time.parse::<jiff::Timestamp>().unwrap();
+    let mut text = || String::from_utf8(parts.next().unwrap().to_owned()).unwrap();
+    (text(), text(), parts.next().unwrap().to_owned())
+}
+
+fn rotated(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "0.log")
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn uri_survives_gos_parser_and_carries_the_configuration() {
+    let rotation = LogRotation { max_size: 10 << 20, max_files: 5 };
+    let uri = uri(Path::new("/usr/bin/limpet"), rotation, Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"));
+    assert_eq!(
+        uri,
+        "binary:///usr/bin/limpet?logger=10485760:5:/var/log/pods/a_b_c/d%20e%2Bf%26g%3B%25%23%3F%3D%C3%A9/0.log"
+    );
+}
+
+#[test]
+fn configuration_is_read_back() {
+    let rotation = LogRotation { max_size: 7, max_files: 2 };
+    assert_eq!(
+        WriterConfig::parse(OsStr::new("7:2:/a:b/0.log")),
+        Some(WriterConfig { rotation, path: "/a:b/0.log".into() })
+    );
+    for bad in ["", "7", "7:2", "7:2:relative", "x:2:/a", "7:-1:/a", "7:2:"] {
+        assert_eq!(WriterConfig::parse(OsStr::new(bad)), None, "{bad}");
+    }
+}
+
+#[test]
+fn writes_cri_lines_and_flushes_the_last_partial_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pod/container/0.log");
+    let mut logger = Logger::start(&path, 1 << 20, 5);
+    logger.stdout.write_all(b"one\n\nthree").unwrap();
+    logger.stderr.write_all(b"oops\n").unwrap();
+    logger.finish();
+    let (out, err): (Vec<_>, Vec<_>) = entries(&path).into_iter().partition(|(stream, ..)| stream == "stdout");
+    assert!(out.iter().all(|(_, tag, _)| tag == "F"));
+    let texts: Vec<_> = out.into_iter().map(|(_, _, text)| text).collect();
+    assert_eq!(texts, [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
+    assert_eq!(err, [("stderr".to_owned(), "F".to_owned(), b"oops".to_vec())]);
+}
+
+#[test]
+fn cuts_long_lines_into_parts_of_16_kib() {
+    let directory = tempfile::tempdir().unwrap();
+    for length in [PART - 1, PART, PART + 1, 2 * PART, 3 * PART + 5, 200_000] {
+        let path = directory.path().join(format!("{length}.log"));
+        let text: Vec<u8> = (0..length).map(|index| b'a' + (index % 26) as u8).collect();
+        let mut logger = Logger::start(&path, 1 << 20, 5);
+        logger.stdout.write_all(&text).unwrap();
+        logger.stdout.write_all(b"\nnext\n").unwrap();
+        logger.finish();
+        let mut entries = entries(&path);
+        assert_eq!(entries.pop().unwrap().2, b"next");
+        assert_eq!(entries.last().unwrap().1, "F");
+        assert!(entries.iter().rev().skip(1).all(|(_, tag, text)| tag == "P" && text.len() == PART));
+        assert_eq!(entries.into_iter().flat_map(|(_, _, text)| text).collect::<Vec<_>>(), text);
+    }
+}
+
+#[test]
+fn no_two_lines_have_one_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0.log");
+    let mut logger = Logger::start(&path, 1 << 20, 5);
+    logger.stdout.write_all(&b"same\n".repeat(2_000)).unwrap();
+    logger.finish();
+    let text = fs::read_to_string(&path).unwrap();
+    let times: std::collections::HashSet<_> = text.lines().map(|line| &line[..STAMP_LENGTH]).collect();
+    assert_eq!(times.len(), 2_000);
+}
+
+#[test]
+fn rotates_at_the_size_keeps_the_newest_files_and_loses_no_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0.log");
+    let mut logger = Logger::start(&path, 10_000, 4);
+    for number in 0..1_000 {
+        writeln!(logger.stdout, "line {number} of many").unwrap();
+    }
+    logger.finish();
+    let rotated = rotated(directory.path());
+    assert_eq!(rotated.len(), 3, "{rotated:?}");
+    let mut lines = Vec::new();
+    for name in rotated.iter().map(String::as_str).chain(["0.log"]) {
+        let path = directory.path().join(name);
+        assert!(fs::metadata(&path).unwrap().len() < 10_100, "{name}");
+        lines.extend(entries(&path).into_iter().map(|(_, _, text)| String::from_utf8(text).unwrap()));
+    }
+    let expected: Vec<_> = (1_000 - lines.len()..1_000).map(|number| format!("line {number} of many")).collect();
+    assert!(lines.len() > 400, "{}", lines.len());
+    assert!(lines == expected, "from {:?} to {:?}", lines.first(), lines.last());
+}
+
+#[test]
+fn one_file_means_one_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0.log");
+    let mut logger = Logger::start(&path, 1_000, 1);
+    logger.stdout.write_all(&b"something\n".repeat(200)).unwrap();
+    logger.finish();
+    assert!(rotated(directory.path()).is_empty());
+}
+
+#[test]
+fn goes_on_in_a_file_that_exists_and_ends_its_torn_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0.log");
+    fs::write(&path, "2026-01-02T03:04:05.678901234Z stdout F whole\n2026-01-02T03:04").unwrap();
+    let mut logger = Logger::start(&path, 1 << 20, 5);
+    logger.stdout.write_all(b"new\n").unwrap();
+    logger.finish();
+    let text = fs::read_to_string(&path).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert_eq!(lines[1], "2026-01-02T03:04");
+    assert_eq!(entry(format!("{}\n", lines[2]).as_bytes()).2, b"new");
+}
+
+#[test]
+fn makes_the_directory_again_when_it_vanishes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pod/container/0.log");
+    let mut logger = Logger::start(&path, 1 << 20, 5);
+    fs::remove_dir_all(directory.path().join("pod")).unwrap();
+    logger.stdout.write_all(b"still here\n").unwrap();
+    logger.finish();
+    assert_eq!(entries(&path).len(), 1);
+}
+
+#[test]
+fn a_link_in_the_files_place_is_not_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let victim = directory.path().join("victim");
+    fs::write(&victim, "").unwrap();
+    symlink(&victim, directory.path().join("0.log")).unwrap();
+    let mut logger = Logger::start(&directory.path().join("0.log"), 1 << 20, 5);
+    logger.stdout.write_all(b"text\n").unwrap();
+    logger.finish();
+    assert_eq!(fs::read(&victim).unwrap(), b"");
+}
+
+#[test]
+fn counts_what_it_cannot_write_and_says_so_once_it_can() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("0.log");
+    let mut file = LogFile::open(path.clone(), LogRotation { max_size: 1 << 20, max_files: 5 });
+    let stamp = Stamp::new(0, 0);
+    // A directory in its place is a file that cannot be opened.
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    file.append(b"one\ntwo\n", &stamp);
+    file.append(b"three\n", &stamp);
+    assert!(file.has_losses());
+    fs::remove_dir(&path).unwrap();
+    file.append(b"four\n", &stamp);
+    assert!(!file.has_losses());
+    assert_eq!(
+        fs::read_to_string(&path).unwrap(),
+        "1970-01-01T00:00:00.000000000Z stderr F limpet: lost 3 lines of this log: the file cannot be written\nfour\n"
+    );
+}
+
+#[test]
+fn a_full_disk_ends_neither_the_logger_nor_its_lines() {
+    let Some(disk) = SmallDisk::mount() else { return };
+    let path = disk.0.path().join("0.log");
+    let mut logger = Logger::start(&path, 1 << 30, 5);
+    // More than the disk holds; every write returns, so the container never waits. What is still in the pipe when
+    // room is made fits.
+    let line = [b"x".repeat(99).as_slice(), b"\n"].concat();
+    for _ in 0..3_000 {
+        logger.stdout.write_all(&line.repeat(10)).unwrap();
+    }
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(0).unwrap();
+    logger.stdout.write_all(b"after\n").unwrap();
+    logger.finish();
+    let entries = fs::read_to_string(&path).unwrap();
+    assert!(entries.contains(" stderr F limpet: lost "));
+    assert!(entries.contains(" lines of this log: no space left on device\n"));
+    assert!(entries.ends_with(" stdout F after\n"));
+}
+
+#[test]
+fn names_of_rotated_files_sort_by_age_even_when_the_clock_is_set_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut file = LogFile::open(directory.path().join("0.log"), LogRotation { max_size: 1, max_files: 10 });
+    for seconds in [100, 100, 200, 150, 150, 201] {
+        file.append(format!("{seconds}\n").as_bytes(), &Stamp::new(seconds, 0));
+    }
+    let contents: Vec<_> =
+        rotated(directory.path()).iter().map(|name| fs::read_to_string(directory.path().join(name)).unwrap()).collect();
+    assert_eq!(contents.concat(), "100\n100\n200\n150\n150\n201\n");
+}
+
+/// A file system of 1 MiB that ends with the test.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None`, and a word why, where mounting is not allowed.
+    fn mount() -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let options = c"size=1m";
+        let flags = rustix::mount::MountFlags::empty();
+        match rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, Some(options)) {
+            Ok(()) => Some(Self(directory)),
+            Err(error) => {
+                eprintln!("skipped: mounting a small tmpfs: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}

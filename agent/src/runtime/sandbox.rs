@@ -1,0 +1,345 @@
+//! A pod's sandbox without a pause container: pinned namespaces, `/dev/shm`, addresses.
+//!
+//! Below `<run-dir>/sandboxes/<pod uid>` lie `net`, `ipc` and `uts`, files onto which the pod's namespaces are
+//! bound, and `shm`, a tmpfs. Containers join them by path, so the namespaces live as long as the pins and no
+//! process keeps them. Everything is gone after a reboot; nothing is lost when the agent restarts.
+//!
+//! A sandbox is whole when all its pins are there: they are bound last, after the namespaces are furnished, so
+//! a crash half way leaves something that [`Sandboxes::find`] does not take for a sandbox and
+//! [`Sandboxes::create`] clears away.
+
+mod loopback;
+mod namespaces;
+pub mod sysctl;
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::FsWord;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+
+use crate::pod::PodUid;
+
+/// Bytes of a pod's `/dev/shm`, as containerd's CRI gives them.
+pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
+
+/// Where a pod with `hostIPC` finds its shared memory.
+const HOST_SHM: &str = "/dev/shm";
+
+/// `NSFS_MAGIC` and `TMPFS_MAGIC` of linux/magic.h.
+const NSFS_MAGIC: FsWord = 0x6e73_6673;
+const TMPFS_MAGIC: FsWord = 0x0102_1994;
+
+/// How many mounts stacked upon one path are taken off before giving up.
+const MAX_STACKED: usize = 32;
+
+/// The namespaces a pod's containers join. `None` means the host's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Namespaces {
+    /// Pin of the network namespace; `None` for `hostNetwork`.
+    pub network: Option<PathBuf>,
+    /// Pin of the IPC namespace; `None` for `hostIPC`.
+    pub ipc: Option<PathBuf>,
+    /// Pin of the UTS namespace; `None` for `hostNetwork`.
+    pub uts: Option<PathBuf>,
+}
+
+/// A prepared sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sandbox {
+    /// The namespaces to join.
+    pub namespaces: Namespaces,
+    /// The pod's `/dev/shm`, a tmpfs of its own; the host's with `hostIPC`.
+    pub shm: PathBuf,
+    /// The pod's hostname: its own, or the node's with `hostNetwork`.
+    pub hostname: String,
+}
+
+/// What a sandbox is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct SandboxRequest<'a> {
+    /// The pod.
+    pub uid: &'a PodUid,
+    /// `hostNetwork`: no network and no UTS namespace.
+    pub host_network: bool,
+    /// `hostIPC`: no IPC namespace, and the host's `/dev/shm`.
+    pub host_ipc: bool,
+    /// The pod's own hostname, at most 64 bytes.
+    pub hostname: &'a str,
+    /// The node's hostname, which a `hostNetwork` pod has.
+    pub node_hostname: &'a str,
+    /// The Pod's sysctls, checked by [`sysctl::check_sysctls`].
+    pub sysctls: &'a [(String, String)],
+    /// Bytes of `/dev/shm`; [`DEFAULT_SHM_SIZE`] unless there is a reason.
+    pub shm_size: u64,
+}
+
+impl SandboxRequest<'_> {
+    /// The sandbox this request stands for, below `dir`; a pure function.
+    fn sandbox(&self, dir: &Path) -> Sandbox {
+        Sandbox {
+            namespaces: Namespaces {
+                network: (!self.host_network).then(|| dir.join("net")),
+                ipc: (!self.host_ipc).then(|| dir.join("ipc")),
+                uts: (!self.host_network).then(|| dir.join("uts")),
+            },
+            shm: if self.host_ipc { HOST_SHM.into() } else { dir.join("shm") },
+            hostname: if self.host_network { self.node_hostname } else { self.hostname }.to_owned(),
+        }
+    }
+}
+
+/// Why a sandbox could not be made, found or removed. All of them are worth another try: each names something
+/// on the node that may be mended while the pod waits.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// A system call on a path failed.
+    #[error("sandbox: cannot {operation} {}: {source}", path.display())]
+    Path {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A namespace could not be made or furnished.
+    #[error("sandbox of pod {uid}: cannot {operation}: {source}")]
+    Namespace {
+        /// The pod.
+        uid: PodUid,
+        /// What was tried.
+        operation: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// A sysctl could not be set.
+    #[error("sandbox of pod {uid}: cannot set sysctl {name} to {value:?}: {source}")]
+    Sysctl {
+        /// The pod.
+        uid: PodUid,
+        /// The sysctl as the Pod writes it.
+        name: String,
+        /// The wanted value.
+        value: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The thread that does the work could not be started or died.
+    #[error("sandbox: {0}")]
+    Thread(String),
+}
+
+/// The sandboxes of this node. Clones share the directory.
+#[derive(Debug, Clone)]
+pub struct Sandboxes {
+    dir: Arc<Path>,
+}
+
+impl Sandboxes {
+    /// Makes `<run_dir>/sandboxes` a mount point with private propagation, so that pins do not leak into other
+    /// mount namespaces (where they would keep a removed pod's namespaces alive). Doing it again does nothing.
+    pub async fn open(run_dir: &Path) -> Result<Self, SandboxError> {
+        let dir: Arc<Path> = run_dir.join("sandboxes").into();
+        let made = dir.clone();
+        blocking(move || {
+            make_dir(&made)?;
+            if !is_mount_point(&made)? {
+                rustix::mount::mount_bind(&*made, &*made).map_err(|errno| at("bind onto itself", &made, errno))?;
+            }
+            rustix::mount::mount_change(&*made, MountPropagationFlags::PRIVATE)
+                .map_err(|errno| at("make private", &made, errno))
+        })
+        .await?;
+        Ok(Self { dir })
+    }
+
+    /// The pod's sandbox, when it is whole: every pin is a namespace and the shared memory is mounted. So it is
+    /// after a restart of the agent, and not after a reboot or a crash in the middle of [`Self::create`].
+    pub async fn find(&self, request: &SandboxRequest<'_>) -> Result<Option<Sandbox>, SandboxError> {
+        let dir = self.pod_dir(request.uid);
+        let sandbox = request.sandbox(&dir);
+        blocking(move || {
+            if !exists(&dir)? {
+                return Ok(None);
+            }
+            for pin in sandbox.namespaces.pins() {
+                if file_system_of(pin)? != Some(NSFS_MAGIC) {
+                    return Ok(None);
+                }
+            }
+            let own_shm = sandbox.namespaces.ipc.is_some();
+            if own_shm && (file_system_of(&sandbox.shm)? != Some(TMPFS_MAGIC) || !is_mount_point(&sandbox.shm)?) {
+                return Ok(None);
+            }
+            Ok(Some(sandbox))
+        })
+        .await
+    }
+
+    /// Makes the pod's sandbox anew; what is there of an older or half made one is removed first.
+    pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Sandbox, SandboxError> {
+        let dir = self.pod_dir(request.uid);
+        let sandbox = request.sandbox(&dir);
+        let furnishing = namespaces::Furnishing::of(request);
+        let made = sandbox.clone();
+        let result = on_fresh_thread(move || {
+            clear(&dir)?;
+            make_dir(&dir)?;
+            make(&made, &furnishing).inspect_err(|_| {
+                if let Err(error) = clear(&dir) {
+                    tracing::warn!(%error, "a half made sandbox could not be cleared; it will be at the next try");
+                }
+            })
+        });
+        result.await?;
+        Ok(sandbox)
+    }
+
+    /// Removes the pod's sandbox. Namespaces end when the last process in them does. One that is not there is
+    /// success.
+    pub async fn remove(&self, uid: &PodUid) -> Result<(), SandboxError> {
+        let dir = self.pod_dir(uid);
+        blocking(move || clear(&dir)).await
+    }
+
+    /// The pods of which there is a sandbox, whole or not, for the clean-up of orphans.
+    pub async fn list(&self) -> Result<Vec<PodUid>, SandboxError> {
+        let dir = self.dir.clone();
+        blocking(move || {
+            let fail = |source| SandboxError::Path { operation: "list", path: dir.to_path_buf(), source };
+            let mut found = Vec::new();
+            for entry in std::fs::read_dir(&dir).map_err(fail)? {
+                if let Some(name) = entry.map_err(fail)?.file_name().to_str() {
+                    found.push(PodUid::new(name));
+                }
+            }
+            found.sort();
+            Ok(found)
+        })
+        .await
+    }
+
+    fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        self.dir.join(uid.as_str())
+    }
+}
+
+impl Namespaces {
+    /// The pins there are to be, in the order they are bound.
+    fn pins(&self) -> impl Iterator<Item = &Path> {
+        [&self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
+    }
+}
+
+/// Shared memory first, namespaces after it: pins are what makes a sandbox whole.
+fn make(sandbox: &Sandbox, furnishing: &namespaces::Furnishing) -> Result<(), SandboxError> {
+    if sandbox.namespaces.ipc.is_some() {
+        make_dir(&sandbox.shm)?;
+        let data = format!("mode=1777,size={}", furnishing.shm_size);
+        // The text is made of digits and letters, so it holds no zero byte.
+        let data = std::ffi::CString::new(data).unwrap_or_default();
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        rustix::mount::mount("shm", &sandbox.shm, "tmpfs", flags, data.as_c_str())
+            .map_err(|errno| at("mount tmpfs on", &sandbox.shm, errno))?;
+    }
+    namespaces::make(&sandbox.namespaces, furnishing)
+}
+
+/// Takes everything off `dir` and removes it.
+fn clear(dir: &Path) -> Result<(), SandboxError> {
+    for name in ["net", "uts", "ipc", "shm"] {
+        let path = dir.join(name);
+        detach(&path)?;
+        let removed = if name == "shm" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
+        gone(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
+    }
+    gone(std::fs::remove_dir(dir)).map_err(|source| SandboxError::Path {
+        operation: "remove",
+        path: dir.to_owned(),
+        source,
+    })
+}
+
+/// Unmounts whatever is stacked on `path`; nothing there, or no mount, is success.
+fn detach(path: &Path) -> Result<(), SandboxError> {
+    for _ in 0..MAX_STACKED {
+        match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            Ok(()) => {}
+            // EINVAL: not a mount point.
+            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(at("unmount", path, errno)),
+        }
+    }
+    Err(at("unmount", path, Errno::BUSY))
+}
+
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn make_dir(path: &Path) -> Result<(), SandboxError> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(|source| SandboxError::Path {
+        operation: "make directory",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn exists(path: &Path) -> Result<bool, SandboxError> {
+    path.try_exists().map_err(|source| SandboxError::Path { operation: "look at", path: path.to_owned(), source })
+}
+
+/// The magic number of the file system `path` lies on; `None` when there is no such path.
+fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError> {
+    match rustix::fs::statfs(path) {
+        Ok(found) => Ok(Some(found.f_type)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(at("look at", path, errno)),
+    }
+}
+
+fn is_mount_point(path: &Path) -> Result<bool, SandboxError> {
+    crate::volume::is_mount_point(path).map_err(|source| SandboxError::Path {
+        operation: "look at",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn at(operation: &'static str, path: &Path, errno: Errno) -> SandboxError {
+    SandboxError::Path { operation, path: path.to_owned(), source: errno.into() }
+}
+
+/// Runs `work` on tokio's threads for blocking calls.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
+) -> Result<T, SandboxError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| SandboxError::Thread(error.to_string()))?
+}
+
+/// Runs `work` on a thread of its own, which ends with it: never on a shared one, whose namespaces it would change
+/// for whatever runs there next. When the caller is dropped the work is still finished.
+async fn on_fresh_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
+) -> Result<T, SandboxError> {
+    let (done, result) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("sandbox".to_owned())
+        .stack_size(256 << 10)
+        .spawn(move || {
+            // Nobody waits any more: the sandbox is found, or cleared, at the next try.
+            let _ = done.send(work());
+        })
+        .map_err(|error| SandboxError::Thread(format!("cannot start a thread: {error}")))?;
+    result.await.map_err(|_| SandboxError::Thread("the thread ended before its work was done".to_owned()))?
+}
+
+#[cfg(test)]
+mod tests;

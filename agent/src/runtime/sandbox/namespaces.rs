@@ -1,0 +1,116 @@
+//! Makes a pod's namespaces on the calling thread and pins them as files.
+//!
+//! The thread is the caller's to throw away: after [`make`] it lives in the pod's namespaces.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::Path;
+
+use rustix::thread::UnshareFlags;
+
+use super::{Namespaces, SandboxError, SandboxRequest, loopback, sysctl};
+use crate::pod::PodUid;
+
+/// What containerd 2 sets in every pod's own network namespace (`enable_unprivileged_icmp`,
+/// `enable_unprivileged_ports`) unless the Pod says otherwise: anyone may ping, and listen below port 1024.
+const NETWORK_DEFAULTS: [(&str, &str); 2] =
+    [("net.ipv4.ping_group_range", "0 2147483647"), ("net.ipv4.ip_unprivileged_port_start", "0")];
+
+/// What the new namespaces are furnished with, owned by the thread that does it.
+#[derive(Debug)]
+pub(super) struct Furnishing {
+    uid: PodUid,
+    hostname: String,
+    sysctls: Vec<(String, String)>,
+    /// Bytes of `/dev/shm`.
+    pub(super) shm_size: u64,
+}
+
+impl Furnishing {
+    /// Copies from `request` what outlives the call.
+    pub(super) fn of(request: &SandboxRequest<'_>) -> Self {
+        Self {
+            uid: request.uid.clone(),
+            hostname: request.hostname.to_owned(),
+            sysctls: request.sysctls.to_vec(),
+            shm_size: request.shm_size,
+        }
+    }
+
+    fn failed(&self, operation: &'static str, source: impl Into<io::Error>) -> SandboxError {
+        SandboxError::Namespace { uid: self.uid.clone(), operation, source: source.into() }
+    }
+}
+
+/// Makes the namespaces `wanted` asks for, furnishes them, and only then binds them onto their files.
+pub(super) fn make(wanted: &Namespaces, furnishing: &Furnishing) -> Result<(), SandboxError> {
+    unshare(wanted).map_err(|errno| furnishing.failed("unshare namespaces", errno))?;
+    if wanted.uts.is_some() {
+        rustix::system::sethostname(furnishing.hostname.as_bytes())
+            .map_err(|errno| furnishing.failed("set the hostname", errno))?;
+    }
+    if wanted.network.is_some() {
+        loopback::bring_up().map_err(|error| furnishing.failed("bring the loopback interface up", error))?;
+    }
+    set_sysctls(wanted, furnishing)?;
+    for (pin, kind) in [(&wanted.ipc, "ipc"), (&wanted.uts, "uts"), (&wanted.network, "net")] {
+        if let Some(pin) = pin {
+            bind(kind, pin)?;
+        }
+    }
+    Ok(())
+}
+
+#[allow(unsafe_code)]
+fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {
+    let mut flags = UnshareFlags::empty();
+    flags.set(UnshareFlags::NEWNET, wanted.network.is_some());
+    flags.set(UnshareFlags::NEWIPC, wanted.ipc.is_some());
+    flags.set(UnshareFlags::NEWUTS, wanted.uts.is_some());
+    if flags.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the function is unsafe for the sake of `UnshareFlags::FILES`, which is not among the flags; the
+    // file descriptor table, and with it every safe type's idea of its descriptors, stays shared.
+    unsafe { rustix::thread::unshare_unsafe(flags) }
+}
+
+/// Writes containerd's defaults and the Pod's sysctls. `/proc/sys` shows the calling thread's namespaces.
+fn set_sysctls(wanted: &Namespaces, furnishing: &Furnishing) -> Result<(), SandboxError> {
+    for (name, value) in NETWORK_DEFAULTS.iter().filter(|_| wanted.network.is_some()) {
+        let overridden = furnishing.sysctls.iter().any(|(own, _)| sysctl::dotted(own) == *name);
+        if overridden {
+            continue;
+        }
+        match write(&sysctl::path(name), value) {
+            // A kernel built without it has nothing to open up.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(sysctl_failed(furnishing, name, value, error));
+            }
+            _ => {}
+        }
+    }
+    for (name, value) in &furnishing.sysctls {
+        write(&sysctl::path(name), value).map_err(|error| sysctl_failed(furnishing, name, value, error))?;
+    }
+    Ok(())
+}
+
+fn sysctl_failed(furnishing: &Furnishing, name: &str, value: &str, source: io::Error) -> SandboxError {
+    SandboxError::Sysctl { uid: furnishing.uid.clone(), name: name.to_owned(), value: value.to_owned(), source }
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    // One write call: the kernel takes each as a whole value.
+    OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+fn bind(kind: &'static str, pin: &Path) -> Result<(), SandboxError> {
+    OpenOptions::new().write(true).create_new(true).open(pin).map_err(|source| SandboxError::Path {
+        operation: "make",
+        path: pin.to_owned(),
+        source,
+    })?;
+    rustix::mount::mount_bind(format!("/proc/thread-self/ns/{kind}"), pin)
+        .map_err(|errno| super::at("bind a namespace onto", pin, errno))
+}

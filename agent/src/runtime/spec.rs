@@ -1,0 +1,295 @@
+//! The OCI runtime spec of one container, a pure function of what is known of it.
+//!
+//! [`assemble`] is that function; it gives what kubelet and containerd's CRI plugin together would. [`build`] first
+//! reads the few facts of the host that only some containers need. The rules are in the modules below, one subject each.
+
+mod capabilities;
+mod environment;
+mod expansion;
+mod host;
+mod mounts;
+mod process;
+mod qos;
+mod resources;
+mod seccomp;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Container;
+use oci_spec::runtime::{
+    Linux, LinuxDeviceCgroup, LinuxNamespace, LinuxNamespaceType, LinuxResources, LinuxSeccomp, Root, Spec,
+};
+
+pub use self::host::HostInput;
+pub use self::qos::{QosClass, qos_class};
+pub use self::resources::{CPU_PERIOD, PodLimits, cpu_quota, cpu_shares, oom_score_adj, pod_cpu_request, pod_limits};
+
+use super::image::LocalImage;
+use super::sandbox::Sandbox;
+use crate::network::PodAddresses;
+use crate::pod::PodRecord;
+use crate::volume::Mount;
+
+/// Who the container's first process runs as, numbers only.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessUser {
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+    /// Supplementary groups, the image's and the Pod's.
+    pub additional_gids: Vec<u32>,
+    /// The user's home directory, for `HOME`; empty when `/etc/passwd` does not know.
+    pub home: String,
+}
+
+/// What is true of the node and does not change while the agent runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeFacts {
+    /// The settled node name.
+    pub name: String,
+    /// The node's addresses, for `status.hostIP` and host-network pods; may be empty on a box without network.
+    pub addresses: Vec<std::net::IpAddr>,
+    /// Bytes of memory, for kubelet's OOM score formula.
+    pub memory_capacity: u64,
+    /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
+    pub oom_score_floor: i32,
+    /// The unified (v2) cgroup hierarchy alone is mounted.
+    pub cgroup_v2: bool,
+    /// The agent's configuration.
+    pub seccomp_default: bool,
+    /// Directory of `Localhost` seccomp profiles: `<root-dir>/seccomp`.
+    pub seccomp_dir: std::path::PathBuf,
+}
+
+/// Everything the spec of one container is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct SpecInput<'a> {
+    /// The pod.
+    pub pod: &'a PodRecord,
+    /// The container, init or not.
+    pub container: &'a Container,
+    /// Its image.
+    pub image: &'a LocalImage,
+    /// Its user, resolved inside the image.
+    pub user: &'a ProcessUser,
+    /// The pod's namespaces, shm and hostname.
+    pub sandbox: &'a Sandbox,
+    /// The pod's addresses, for `fieldRef: status.podIP`.
+    pub addresses: &'a PodAddresses,
+    /// Volumes and the files the agent provides (`/etc/hosts`, `/etc/resolv.conf`, termination log), in order.
+    pub mounts: &'a [Mount],
+    /// `linux.cgroupsPath` in the driver's form.
+    pub cgroups_path: &'a str,
+    /// The node.
+    pub node: &'a NodeFacts,
+}
+
+/// Tells containerd's shim which containers share it: those of one pod.
+const SHIM_GROUP: &str = "io.containerd.runc.v2.group";
+
+/// The version of the OCI runtime spec the document follows.
+const OCI_VERSION: &str = "1.0.2";
+
+/// What containers do not get to see of `/proc` and `/sys` (Kubernetes' `procMount: Default`).
+const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+
+/// What containers may only read of `/proc`.
+const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Why a container's spec cannot be made. The caller names the container.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// Neither the Pod nor the image says what to run.
+    #[error("no command specified")]
+    NoCommand,
+    /// A `fieldRef` or `resourceFieldRef` names no such field.
+    #[error("env {variable:?}: unsupported field path {path:?}")]
+    Field {
+        /// The variable.
+        variable: String,
+        /// The path as written.
+        path: String,
+    },
+    /// A variable comes from an object that is not here.
+    #[error("env {variable:?}: {kind} {name:?} not found")]
+    Source {
+        /// The variable.
+        variable: String,
+        /// `configmap`, `secret` or `volume`.
+        kind: &'static str,
+        /// The object's name.
+        name: String,
+    },
+    /// References expand to more than the kernel passes to a program.
+    #[error("the text that begins with {begin:?} expands to more than {limit} bytes")]
+    TooLong {
+        /// How the text begins.
+        begin: String,
+        /// The most bytes there may be.
+        limit: usize,
+    },
+    /// A capability to add has no such name.
+    #[error("unknown capability {0:?}")]
+    Capability(String),
+    /// A seccomp profile lies outside the node's directory of profiles.
+    #[error("seccomp profile {0:?} must be a relative path without \"..\"")]
+    ProfileName(String),
+    /// A seccomp profile is not OCI's JSON document.
+    #[error("parse seccomp profile {path}: {source}")]
+    Profile {
+        /// The profile's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Something on the host cannot be read.
+    #[error("read {path}: {source}")]
+    Read {
+        /// What.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A part of the document cannot be made.
+    #[error("make the OCI document: {0}")]
+    Document(String),
+}
+
+impl SpecError {
+    fn read(path: &Path, source: io::Error) -> Self {
+        Self::Read { path: path.to_owned(), source }
+    }
+
+    /// Whether trying again without an edit of the manifest may help: something on the node has to change.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Profile { .. })
+    }
+}
+
+/// Makes the spec of a container on this host.
+///
+/// Reads a few small files below `/proc` and `/sys`; `/dev` only for a privileged container, and a seccomp profile
+/// only for one that names it.
+///
+/// # Errors
+/// When the manifest asks for what cannot be, or the host cannot be read.
+pub fn build(input: &SpecInput<'_>) -> Result<Spec, SpecError> {
+    assemble(input, &HostInput::read(input)?)
+}
+
+/// Makes the spec of a container from what is known: the same input always gives the same spec.
+///
+/// The hostname is not set: it belongs to the UTS namespace that the container joins.
+///
+/// # Errors
+/// When the manifest asks for what cannot be.
+pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecError> {
+    let context = input.container.security_context.as_ref();
+    let granted = capabilities::granted(context, &host.capabilities)?;
+    let seccomp = seccomp(input, host, &granted)?;
+    let mut root = Root::default();
+    root.set_path("rootfs".into())
+        .set_readonly(Some(context.and_then(|context| context.read_only_root_filesystem) == Some(true)));
+    let mut spec = Spec::default();
+    spec.set_version(OCI_VERSION.to_owned())
+        .set_root(Some(root))
+        .set_mounts(Some(mounts::mounts(input, is_privileged(input.container))))
+        .set_process(Some(process::process(input, host, granted)?))
+        .set_hostname(None)
+        .set_annotations(Some(HashMap::from([(SHIM_GROUP.to_owned(), input.pod.uid.as_str().to_owned())])))
+        .set_linux(Some(linux(input, host, seccomp)));
+    Ok(spec)
+}
+
+fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>) -> Linux {
+    let privileged = is_privileged(input.container);
+    let proc_mount = input.container.security_context.as_ref().and_then(|context| context.proc_mount.as_deref());
+    let (masked, readonly) = if privileged || proc_mount == Some("Unmasked") {
+        (Vec::new(), Vec::new())
+    } else {
+        let masked = MASKED_PATHS.into_iter().map(str::to_owned).chain(host.thermal_paths.iter().cloned());
+        (masked.collect(), READONLY_PATHS.into_iter().map(str::to_owned).collect())
+    };
+    let mut linux = Linux::default();
+    linux
+        .set_resources(Some(cgroup_resources(input, host)))
+        .set_cgroups_path(Some(input.cgroups_path.into()))
+        .set_namespaces(Some(namespaces(input)))
+        .set_devices(privileged.then(|| host.devices.clone()))
+        .set_seccomp(seccomp)
+        .set_rootfs_propagation(mounts::rootfs_propagation(input.mounts))
+        .set_masked_paths(Some(masked))
+        .set_readonly_paths(Some(readonly));
+    linux
+}
+
+/// The container's cgroup. Of devices none but those every runtime makes itself, or all for a privileged container.
+fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
+    let mut resources = resources::container_resources(input.container, input.node.cgroup_v2, host.swap_limit);
+    let mut devices = LinuxDeviceCgroup::default();
+    devices.set_allow(is_privileged(input.container)).set_access(Some("rwm".to_owned()));
+    resources.set_devices(Some(vec![devices]));
+    resources
+}
+
+/// Namespaces of its own (PID, mount, cgroup on v2) and the pod's, joined by path; what is absent is the host's.
+fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
+    let own = |kind: LinuxNamespaceType, wanted: bool| wanted.then_some((kind, None));
+    let joined = |kind: LinuxNamespaceType, path: &Option<PathBuf>| path.clone().map(|path| (kind, Some(path)));
+    let pod = &input.sandbox.namespaces;
+    [
+        own(LinuxNamespaceType::Mount, true),
+        own(LinuxNamespaceType::Pid, input.pod.spec().host_pid != Some(true)),
+        // Hides the host's cgroups; a privileged container is to see them.
+        own(LinuxNamespaceType::Cgroup, input.node.cgroup_v2 && !is_privileged(input.container)),
+        joined(LinuxNamespaceType::Network, &pod.network),
+        joined(LinuxNamespaceType::Ipc, &pod.ipc),
+        joined(LinuxNamespaceType::Uts, &pod.uts),
+    ]
+    .into_iter()
+    .flatten()
+    .map(|(kind, path)| {
+        let mut namespace = LinuxNamespace::default();
+        namespace.set_typ(kind).set_path(path);
+        namespace
+    })
+    .collect()
+}
+
+fn seccomp(
+    input: &SpecInput<'_>,
+    host: &HostInput,
+    granted: &oci_spec::runtime::Capabilities,
+) -> Result<Option<LinuxSeccomp>, SpecError> {
+    match seccomp::profile_of(input) {
+        seccomp::Profile::Unconfined => Ok(None),
+        seccomp::Profile::RuntimeDefault => seccomp::runtime_default(granted, std::env::consts::ARCH).map(Some),
+        seccomp::Profile::Localhost(name) => {
+            let unread = || SpecError::Document(format!("seccomp profile {name:?} was not read"));
+            host.seccomp.clone().map(Some).ok_or_else(unread)
+        }
+    }
+}
+
+fn is_privileged(container: &Container) -> bool {
+    container.security_context.as_ref().and_then(|context| context.privileged) == Some(true)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,107 @@
+//! `$(VARIABLE)` references in commands, arguments and environment values (kubelet's expansion rules).
+
+use super::SpecError;
+
+/// The longest string the kernel passes to a program (`MAX_ARG_STRLEN`). References to references grow
+/// exponentially, so every result is held to it.
+const MAX_LENGTH: usize = 128 * 1024;
+
+/// Replaces every `$(NAME)` that `lookup` knows.
+///
+/// An unknown name, an unclosed `$(` and a lone `$` stay as they are; `$$` becomes `$`, so `$$(NAME)` escapes a
+/// reference. What a reference gives is not expanded again.
+///
+/// # Errors
+/// When the result is longer than the kernel passes to a program.
+pub(super) fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -> Result<String, SpecError> {
+    let mut expanded = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        expanded.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        let reference = after.strip_prefix('(').and_then(|inner| inner.split_once(')'));
+        rest = match reference {
+            Some((name, tail)) => {
+                match lookup(name) {
+                    Some(value) => expanded.push_str(value),
+                    None => expanded.extend(["$(", name, ")"]),
+                }
+                tail
+            }
+            None => {
+                expanded.push('$');
+                after.strip_prefix('$').unwrap_or(after)
+            }
+        };
+        if expanded.len() > MAX_LENGTH {
+            break;
+        }
+    }
+    expanded.push_str(rest);
+    if expanded.len() >= MAX_LENGTH {
+        return Err(SpecError::TooLong { begin: text.chars().take(40).collect(), limit: MAX_LENGTH });
+    }
+    Ok(expanded)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_expand_as_kubelet_does() {
+        let lookup = |name: &str| match name {
+            "VAR_A" => Some("A"),
+            "VAR_B" => Some("B"),
+            "VAR_C" => Some("C"),
+            "VAR_REF" => Some("$(VAR_A)"),
+            "VAR_EMPTY" => Some(""),
+            _ => None,
+        };
+        let cases = [
+            ("$(VAR_A)", "A"),
+            ("___$(VAR_B)___", "___B___"),
+            ("___$(VAR_C)", "___C"),
+            ("$(VAR_A)-$(VAR_A)", "A-A"),
+            ("$(VAR_A)-1", "A-1"),
+            ("f000-$VAR_A", "f000-$VAR_A"),
+            ("$(VAR_REF)", "$(VAR_A)"),
+            ("%%$(VAR_REF)--$(VAR_REF)%%", "%%$(VAR_A)--$(VAR_A)%%"),
+            ("foo$(VAR_EMPTY)bar", "foobar"),
+            ("foo$(VAR_Awhoops!", "foo$(VAR_Awhoops!"),
+            ("f00__(VAR_A)__", "f00__(VAR_A)__"),
+            ("$?_boo_$!", "$?_boo_$!"),
+            ("$VAR_A", "$VAR_A"),
+            ("$(VAR_DNE)", "$(VAR_DNE)"),
+            ("$$$$$$(BIG_MONEY)", "$$$(BIG_MONEY)"),
+            ("$$$$$$(VAR_A)", "$$$(VAR_A)"),
+            ("$$$$$$$(GOOD_ODDS)", "$$$$(GOOD_ODDS)"),
+            ("$$$$$$$(VAR_A)", "$$$A"),
+            ("$VAR_A)", "$VAR_A)"),
+            ("${VAR_A}", "${VAR_A}"),
+            ("$(VAR_B)_______$(A", "B_______$(A"),
+            ("$(VAR_C)_______$(", "C_______$("),
+            ("$(VAR_A)foobarzab$", "Afoobarzab$"),
+            ("foo-\\$(VAR_A", "foo-\\$(VAR_A"),
+            ("--$($($($($--", "--$($($($($--"),
+            ("$($($($($--foo$(", "$($($($($--foo$("),
+            ("foo0--$($($($(", "foo0--$($($($("),
+            ("$(foo$$var)", "$(foo$$var)"),
+            ("$$(VAR_A)", "$(VAR_A)"),
+            ("$()", "$()"),
+            ("$ä$", "$ä$"),
+            ("", ""),
+        ];
+        for (text, wanted) in cases {
+            assert_eq!(expand(text, lookup).unwrap(), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn growth_is_bounded() {
+        let big = "x".repeat(MAX_LENGTH / 2);
+        assert!(expand("$(A)$(A)", |_| Some(&big)).is_err());
+        assert!(expand("$(A)", |_| Some(&big)).is_ok());
+    }
+}

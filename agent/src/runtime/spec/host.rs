@@ -1,0 +1,186 @@
+//! What a spec needs to know of the host at the moment it is made: the agent's capabilities, devices, a seccomp profile.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Component, Path};
+
+use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp};
+
+use super::seccomp::{self, Profile};
+use super::{SpecError, SpecInput, capabilities};
+
+/// Largest seccomp profile read.
+const MAX_PROFILE: u64 = 1 << 20;
+
+/// Most devices given to a privileged container.
+const MAX_DEVICES: usize = 16_384;
+
+/// Directories and files of `/dev` a container has its own of.
+const OWN_DEVICES: [&str; 8] = ["pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"];
+
+/// The host, as far as one container's spec depends on it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct HostInput {
+    /// The agent's own capabilities: all that `ALL` and `privileged` can mean.
+    pub capabilities: Capabilities,
+    /// The host's devices; empty unless the container is privileged.
+    pub devices: Vec<LinuxDevice>,
+    /// The parsed profile of a container with a `Localhost` one.
+    pub seccomp: Option<LinuxSeccomp>,
+    /// Processors, for `resourceFieldRef: limits.cpu` of a container without that limit.
+    pub cpus: u64,
+    /// The kernel can limit swap.
+    pub swap_limit: bool,
+    /// Directories under `/sys` that tell of the processor's temperature, hidden from containers.
+    pub thermal_paths: Vec<String>,
+}
+
+impl HostInput {
+    /// Reads what the container of `input` needs: small files of `/proc` and `/sys`, and its profile or `/dev` if asked for.
+    ///
+    /// # Errors
+    /// When `/proc`, `/dev` or the profile cannot be read, or the profile is none.
+    pub fn read(input: &SpecInput<'_>) -> Result<Self, SpecError> {
+        let privileged = super::is_privileged(input.container);
+        let seccomp = match seccomp::profile_of(input) {
+            Profile::Localhost(name) => Some(read_profile(&input.node.seccomp_dir, name)?),
+            Profile::Unconfined | Profile::RuntimeDefault => None,
+        };
+        Ok(Self {
+            capabilities: own_capabilities()?,
+            devices: if privileged { devices(Path::new("/dev"))? } else { Vec::new() },
+            seccomp,
+            cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
+            swap_limit: swap_limit(input.node.cgroup_v2),
+            thermal_paths: thermal_paths(),
+        })
+    }
+}
+
+/// The agent's effective capabilities.
+fn own_capabilities() -> Result<Capabilities, SpecError> {
+    let path = Path::new("/proc/self/status");
+    let text = fs::read_to_string(path).map_err(|source| SpecError::read(path, source))?;
+    let mask = text
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    Ok(capabilities::from_mask(mask))
+}
+
+/// The character and block devices below `directory`, links not followed.
+fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
+    let mut found = Vec::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(directory) = left.pop() {
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            // A device may be unplugged while the others are listed.
+            Err(source) if source.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(SpecError::read(&directory, source)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(|source| SpecError::read(&directory, source))?;
+            if entry.file_name().to_str().is_some_and(|name| OWN_DEVICES.contains(&name)) {
+                continue;
+            }
+            let Ok(metadata) = fs::symlink_metadata(entry.path()) else { continue };
+            if metadata.is_dir() {
+                left.push(entry.path());
+            } else if let Some(device) = device(&entry.path(), &metadata) {
+                found.push(device);
+            }
+            if found.len() + left.len() > MAX_DEVICES {
+                return Err(SpecError::read(&directory, std::io::Error::other("too many devices")));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path().cmp(b.path()));
+    Ok(found)
+}
+
+fn device(path: &Path, metadata: &fs::Metadata) -> Option<LinuxDevice> {
+    let kind = match metadata.file_type() {
+        kind if kind.is_char_device() => LinuxDeviceType::C,
+        kind if kind.is_block_device() => LinuxDeviceType::B,
+        _ => return None,
+    };
+    let mut device = LinuxDevice::default();
+    device
+        .set_path(path.to_owned())
+        .set_typ(kind)
+        .set_major(i64::from(rustix::fs::major(metadata.rdev())))
+        .set_minor(i64::from(rustix::fs::minor(metadata.rdev())))
+        .set_file_mode(Some(metadata.mode() & 0o7777))
+        .set_uid(Some(metadata.uid()))
+        .set_gid(Some(metadata.gid()));
+    Some(device)
+}
+
+/// A `Localhost` profile: OCI's seccomp document in JSON, below `directory` and nowhere else.
+fn read_profile(directory: &Path, name: &str) -> Result<LinuxSeccomp, SpecError> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if name.is_empty() || !inside {
+        return Err(SpecError::ProfileName(name.to_owned()));
+    }
+    let path = directory.join(name);
+    let mut text = Vec::new();
+    fs::File::open(&path)
+        .and_then(|file| file.take(MAX_PROFILE).read_to_end(&mut text))
+        .map_err(|source| SpecError::read(&path, source))?;
+    serde_json::from_slice(&text).map_err(|source| SpecError::Profile { path, source })
+}
+
+/// Whether a limit on swap can be set: v1 kernels count swap only when told to at boot.
+fn swap_limit(cgroup_v2: bool) -> bool {
+    if !cgroup_v2 {
+        return Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
+    }
+    // The root has no such file; any child does, or none.
+    let children = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    children.into_iter().any(|child| child.path().join("memory.swap.max").exists())
+}
+
+fn thermal_paths() -> Vec<String> {
+    let processors = fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten();
+    let mut paths: Vec<String> = processors
+        .map(|processor| processor.path().join("thermal_throttle"))
+        .filter(|path| path.exists())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_knows_its_capabilities_and_devices() {
+        assert!(own_capabilities().is_ok());
+        let devices = devices(Path::new("/dev")).unwrap();
+        let null = devices.iter().find(|device| device.path() == Path::new("/dev/null")).unwrap();
+        assert_eq!((null.typ(), null.major(), null.minor()), (LinuxDeviceType::C, 1, 3));
+        assert!(devices.iter().all(|device| !device.path().starts_with("/dev/pts")));
+    }
+
+    #[test]
+    fn a_profile_is_read_from_its_directory_alone() {
+        let directory = std::env::temp_dir().join(format!("limpet-seccomp-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("good.json"), r#"{"defaultAction":"SCMP_ACT_LOG","syscalls":[]}"#).unwrap();
+        fs::write(directory.join("bad.json"), "[]").unwrap();
+        let action = read_profile(&directory, "good.json").map(|profile| profile.default_action());
+        assert!(matches!(action, Ok(oci_spec::runtime::LinuxSeccompAction::ScmpActLog)));
+        assert!(matches!(read_profile(&directory, "bad.json"), Err(SpecError::Profile { .. })));
+        assert!(matches!(read_profile(&directory, "none.json"), Err(SpecError::Read { .. })));
+        for name in ["", "../good.json", "/etc/passwd", "a/../../b"] {
+            assert!(matches!(read_profile(&directory, name), Err(SpecError::ProfileName(_))), "{name:?}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

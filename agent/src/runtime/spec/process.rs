@@ -1,0 +1,82 @@
+//! The container's first process: what it runs, as whom, with which rights.
+
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::{Capabilities, Process, User};
+
+use super::host::HostInput;
+use super::resources::oom_score_adj;
+use super::{SpecError, SpecInput, capabilities, environment, expansion, is_privileged};
+
+/// `process`, with `granted` as its capabilities.
+///
+/// # Errors
+/// When there is nothing to run, or a reference in it cannot be followed.
+pub(super) fn process(input: &SpecInput<'_>, host: &HostInput, granted: Capabilities) -> Result<Process, SpecError> {
+    let variables = environment::pod_variables(input, host)?;
+    let context = input.container.security_context.as_ref();
+    let score = oom_score_adj(input.pod, input.container, input.node.memory_capacity);
+    let mut process = Process::default();
+    process
+        .set_terminal(Some(input.container.tty == Some(true)))
+        .set_user(user(input))
+        .set_args(Some(arguments(input, &variables)?))
+        .set_env(Some(environment::environment(input, &variables)))
+        .set_cwd(working_directory(input))
+        .set_capabilities(Some(capabilities::process_sets(granted)))
+        .set_rlimits(None)
+        .set_no_new_privileges(Some(context.and_then(|context| context.allow_privilege_escalation) == Some(false)))
+        .set_oom_score_adj(Some(score.max(input.node.oom_score_floor)))
+        .set_apparmor_profile(apparmor(input));
+    Ok(process)
+}
+
+fn user(input: &SpecInput<'_>) -> User {
+    let mut user = User::default();
+    user.set_uid(input.user.uid).set_gid(input.user.gid);
+    if !input.user.additional_gids.is_empty() {
+        user.set_additional_gids(Some(input.user.additional_gids.clone()));
+    }
+    user
+}
+
+/// `command` replaces the image's entrypoint and drops its command; `args` alone replaces its command.
+fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Result<Vec<String>, SpecError> {
+    let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, SpecError> {
+        list.iter().flatten().map(|text| expansion::expand(text, |name| variables.get(name))).collect()
+    };
+    let (mut command, mut args) = (expanded(&input.container.command)?, expanded(&input.container.args)?);
+    let image = input.image.config.config().as_ref();
+    if command.is_empty() {
+        if args.is_empty() {
+            args = image.and_then(|config| config.cmd().clone()).unwrap_or_default();
+        }
+        // Some builders write an entrypoint of one empty word for none.
+        command = image
+            .and_then(|config| config.entrypoint().clone())
+            .filter(|entrypoint| !matches!(entrypoint.as_slice(), [word] if word.is_empty()))
+            .unwrap_or_default();
+    }
+    command.append(&mut args);
+    if command.is_empty() { Err(SpecError::NoCommand) } else { Ok(command) }
+}
+
+/// The Pod's, else the image's, else `/`; always absolute, as runtimes want it.
+fn working_directory(input: &SpecInput<'_>) -> PathBuf {
+    let image = input.image.config.config().as_ref().and_then(|config| config.working_dir().as_deref());
+    let pod = input.container.working_dir.as_deref().filter(|directory| !directory.is_empty());
+    Path::new("/").join(pod.or(image).unwrap_or_default())
+}
+
+/// A profile the node has loaded under that name; others are not applied.
+fn apparmor(input: &SpecInput<'_>) -> Option<String> {
+    if is_privileged(input.container) {
+        return None;
+    }
+    let container = input.container.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+    let pod = input.pod.spec().security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+    container
+        .or(pod)
+        .filter(|profile| profile.type_ == "Localhost")
+        .and_then(|profile| profile.localhost_profile.clone())
+}

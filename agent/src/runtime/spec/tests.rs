@@ -1,0 +1,290 @@
+//! A whole input to change piece by piece, and what the document as a whole must say.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::net::IpAddr;
+
+use oci_spec::image::ImageConfiguration;
+use oci_spec::runtime::{Capabilities, Capability, LinuxDevice};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::pod::{Fingerprint, PodKey, PodUid};
+use crate::runtime::sandbox::Namespaces;
+use crate::source::SourceKind;
+use crate::volume::{self, Propagation};
+
+/// A record of a pod with this `spec`, from a file.
+pub(crate) fn record(spec: Value) -> PodRecord {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web-node", "namespace": "shop", "uid": "0123456789abcdef0123456789abcdef",
+                     "labels": {"app": "web"}, "annotations": {"team/a": "b c"}},
+        "spec": spec,
+    });
+    PodRecord {
+        key: PodKey::new("shop", "web-node"),
+        uid: PodUid::new("0123456789abcdef0123456789abcdef"),
+        fingerprint: Fingerprint([0; 16]),
+        immutable_fingerprint: Fingerprint([0; 16]),
+        source: SourceKind::File,
+        origin: "web.yaml".into(),
+        manifest: b"{}".as_slice().into(),
+        pod: serde_json::from_value(pod).unwrap(),
+    }
+}
+
+/// Everything a spec is made of, with plain defaults.
+pub(crate) struct Fixture {
+    pub(crate) pod: PodRecord,
+    pub(crate) image: LocalImage,
+    pub(crate) user: ProcessUser,
+    pub(crate) sandbox: Sandbox,
+    pub(crate) addresses: PodAddresses,
+    pub(crate) mounts: Vec<Mount>,
+    pub(crate) node: NodeFacts,
+    pub(crate) host: HostInput,
+}
+
+impl Fixture {
+    /// A pod of one container `c` with these fields over an image with this `config`.
+    pub(crate) fn new(mut container: Value, config: Value) -> Self {
+        container["name"] = "c".into();
+        Self::of_pod(json!({"containers": [container]}), config)
+    }
+
+    pub(crate) fn of_pod(spec: Value, config: Value) -> Self {
+        let image: ImageConfiguration = serde_json::from_value(json!({
+            "architecture": "amd64", "os": "linux", "config": config, "rootfs": {"type": "layers", "diff_ids": []},
+        }))
+        .unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        Self {
+            pod: record(spec),
+            image: LocalImage {
+                name: "docker.io/library/web:1".into(),
+                digest: "sha256:0".into(),
+                chain_id: "sha256:1".into(),
+                config: image,
+                size: 0,
+            },
+            user: ProcessUser { uid: 7, gid: 8, additional_gids: vec![8, 9], home: "/home/seven".to_owned() },
+            sandbox: Sandbox {
+                namespaces: Namespaces {
+                    network: Some("/run/ns/net".into()),
+                    ipc: Some("/run/ns/ipc".into()),
+                    uts: Some("/run/ns/uts".into()),
+                },
+                shm: "/run/shm".into(),
+                hostname: "web-node".to_owned(),
+            },
+            addresses: PodAddresses { ips: vec![ip("10.1.0.2"), ip("fd00::2")] },
+            mounts: Vec::new(),
+            node: NodeFacts {
+                name: "node".to_owned(),
+                addresses: vec![ip("192.0.2.1"), ip("2001:db8::1")],
+                memory_capacity: 4_000_000_000,
+                oom_score_floor: -1_000,
+                cgroup_v2: false,
+                seccomp_default: false,
+                seccomp_dir: "/var/lib/limpet/seccomp".into(),
+            },
+            host: HostInput {
+                capabilities: Capabilities::from([Capability::SysAdmin, Capability::Chown]),
+                cpus: 4,
+                swap_limit: true,
+                ..HostInput::default()
+            },
+        }
+    }
+
+    pub(crate) fn input(&self) -> SpecInput<'_> {
+        SpecInput {
+            pod: &self.pod,
+            container: &self.pod.spec().containers[0],
+            image: &self.image,
+            user: &self.user,
+            sandbox: &self.sandbox,
+            addresses: &self.addresses,
+            mounts: &self.mounts,
+            cgroups_path: "/kubepods/podx/y",
+            node: &self.node,
+        }
+    }
+
+    pub(crate) fn spec(&self) -> Result<Value, SpecError> {
+        assemble(&self.input(), &self.host).map(|spec| serde_json::to_value(spec).unwrap())
+    }
+}
+
+fn spec(container: Value) -> Value {
+    Fixture::new(container, json!({"Cmd": ["run"]})).spec().unwrap()
+}
+
+#[test]
+fn command_and_args_override_as_kubernetes_says() {
+    let both = json!({"Entrypoint": ["/entry"], "Cmd": ["cmd"]});
+    let cases = [
+        (json!({}), both.clone(), json!(["/entry", "cmd"])),
+        (json!({"command": ["/c"]}), both.clone(), json!(["/c"])),
+        (json!({"args": ["a", "b"]}), both.clone(), json!(["/entry", "a", "b"])),
+        (json!({"command": ["/c"], "args": ["a"]}), both.clone(), json!(["/c", "a"])),
+        (json!({"command": []}), both.clone(), json!(["/entry", "cmd"])),
+        (json!({}), json!({"Cmd": ["cmd"]}), json!(["cmd"])),
+        (json!({}), json!({"Entrypoint": [""], "Cmd": ["cmd"]}), json!(["cmd"])),
+        (
+            json!({"command": ["$(A)", "$$(A)", "$(B)"], "args": ["-$(A)-"], "env": [{"name": "A", "value": "x"}]}),
+            both.clone(),
+            json!(["x", "$(A)", "$(B)", "-x-"]),
+        ),
+    ];
+    for (container, image, wanted) in cases {
+        let made = Fixture::new(container.clone(), image).spec().unwrap();
+        assert_eq!(made["process"]["args"], wanted, "{container}");
+    }
+    assert!(matches!(Fixture::new(json!({}), json!({})).spec(), Err(SpecError::NoCommand)));
+}
+
+#[test]
+fn working_directory_is_the_pods_then_the_images() {
+    let image = json!({"Cmd": ["run"], "WorkingDir": "/srv"});
+    for (container, image, wanted) in [
+        (json!({}), json!({"Cmd": ["run"]}), "/"),
+        (json!({}), image.clone(), "/srv"),
+        (json!({"workingDir": "/work"}), image.clone(), "/work"),
+        (json!({"workingDir": ""}), image, "/srv"),
+        (json!({}), json!({"Cmd": ["run"], "WorkingDir": "srv"}), "/srv"),
+    ] {
+        assert_eq!(Fixture::new(container, image).spec().unwrap()["process"]["cwd"], wanted);
+    }
+}
+
+#[test]
+fn a_plain_container_is_confined() {
+    let spec = spec(json!({}));
+    assert_eq!(spec["root"], json!({"path": "rootfs", "readonly": false}));
+    assert_eq!(spec["process"]["user"], json!({"uid": 7, "gid": 8, "additionalGids": [8, 9]}));
+    assert_eq!(spec["process"]["terminal"], false);
+    assert_eq!(spec["process"]["noNewPrivileges"], false);
+    assert!(spec["process"].get("rlimits").is_none());
+    assert!(spec.get("hostname").is_none(), "the joined UTS namespace has one");
+    assert!(spec.get("hooks").is_none());
+    assert!(spec["linux"].get("seccomp").is_none());
+    assert!(spec["linux"].get("devices").is_none());
+    let capabilities = &spec["process"]["capabilities"];
+    assert_eq!(capabilities["bounding"].as_array().unwrap().len(), 14);
+    assert!(capabilities.get("ambient").is_none() && capabilities.get("inheritable").is_none());
+    assert_eq!(spec["linux"]["maskedPaths"].as_array().unwrap().len(), MASKED_PATHS.len());
+    assert_eq!(spec["linux"]["readonlyPaths"], json!(READONLY_PATHS));
+    assert_eq!(spec["linux"]["resources"]["devices"], json!([{"allow": false, "access": "rwm"}]));
+    assert_eq!(spec["linux"]["cgroupsPath"], "/kubepods/podx/y");
+    assert_eq!(spec["annotations"], json!({"io.containerd.runc.v2.group": "0123456789abcdef0123456789abcdef"}));
+}
+
+#[test]
+fn a_privileged_container_is_not() {
+    let mut fixture = Fixture::new(
+        json!({"securityContext": {"privileged": true, "seccompProfile": {"type": "RuntimeDefault"}}}),
+        json!({"Cmd": ["run"]}),
+    );
+    fixture.node.cgroup_v2 = true;
+    fixture.node.seccomp_default = true;
+    let mut device = LinuxDevice::default();
+    device.set_path("/dev/sda".into()).set_major(8);
+    fixture.host.devices = vec![device];
+    let spec = fixture.spec().unwrap();
+    assert_eq!(spec["process"]["capabilities"]["effective"].as_array().unwrap().len(), 2);
+    assert_eq!(spec["linux"]["maskedPaths"], json!([]));
+    assert_eq!(spec["linux"]["readonlyPaths"], json!([]));
+    assert_eq!(spec["linux"]["resources"]["devices"], json!([{"allow": true, "access": "rwm"}]));
+    assert_eq!(spec["linux"]["devices"][0]["path"], "/dev/sda");
+    assert!(spec["linux"].get("seccomp").is_none());
+    let kinds: Vec<&str> =
+        spec["linux"]["namespaces"].as_array().unwrap().iter().map(|ns| ns["type"].as_str().unwrap()).collect();
+    assert!(!kinds.contains(&"cgroup"));
+    for place in ["/sys", "/sys/fs/cgroup"] {
+        let mounts = spec["mounts"].as_array().unwrap();
+        let mount = mounts.iter().find(|mount| mount["destination"] == place).unwrap();
+        assert!(mount["options"].as_array().unwrap().contains(&json!("rw")), "{place}");
+    }
+}
+
+#[test]
+fn security_context_shows_in_the_spec() {
+    let spec = spec(json!({"tty": true, "securityContext": {
+        "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false, "procMount": "Unmasked",
+        "appArmorProfile": {"type": "Localhost", "localhostProfile": "tight"}}}));
+    assert_eq!(spec["root"]["readonly"], true);
+    assert_eq!(spec["process"]["noNewPrivileges"], true);
+    assert_eq!(spec["process"]["terminal"], true);
+    assert_eq!(spec["process"]["apparmorProfile"], "tight");
+    assert_eq!(spec["linux"]["maskedPaths"], json!([]));
+}
+
+#[test]
+fn namespaces_are_joined_or_the_hosts() {
+    let image = json!({"Cmd": ["run"]});
+    let names = |fixture: &Fixture| fixture.spec().unwrap()["linux"]["namespaces"].clone();
+    let mut fixture = Fixture::new(json!({}), image.clone());
+    let joined = json!([
+        {"type": "mount"}, {"type": "pid"}, {"type": "network", "path": "/run/ns/net"},
+        {"type": "ipc", "path": "/run/ns/ipc"}, {"type": "uts", "path": "/run/ns/uts"},
+    ]);
+    assert_eq!(names(&fixture), joined);
+    fixture.node.cgroup_v2 = true;
+    assert_eq!(names(&fixture)[2], json!({"type": "cgroup"}));
+    let mut host = Fixture::of_pod(json!({"containers": [{"name": "c"}], "hostPID": true}), image);
+    host.sandbox.namespaces = Namespaces::default();
+    assert_eq!(names(&host), json!([{"type": "mount"}]));
+}
+
+#[test]
+fn resources_become_cgroup_values() {
+    let container = json!({"resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "1500m", "memory": "64Mi"}}});
+    let mut fixture = Fixture::new(container, json!({"Cmd": ["run"]}));
+    let of = |fixture: &Fixture| fixture.spec().unwrap()["linux"]["resources"].clone();
+    let v1 = of(&fixture);
+    assert_eq!(v1["cpu"], json!({"shares": 256, "quota": 150_000, "period": 100_000}));
+    assert_eq!(v1["memory"], json!({"limit": 67_108_864, "swap": 67_108_864}));
+    assert!(v1.get("unified").is_none() && v1.get("pids").is_none());
+    fixture.node.cgroup_v2 = true;
+    fixture.host.swap_limit = false;
+    let v2 = of(&fixture);
+    assert_eq!(v2["memory"], json!({"limit": 67_108_864}));
+    assert_eq!(v2["unified"], json!({"memory.oom.group": "1"}));
+    assert_eq!(of(&Fixture::new(json!({}), json!({"Cmd": ["run"]})))["cpu"], json!({"shares": 2}));
+}
+
+#[test]
+fn oom_score_stays_above_the_floor() {
+    let full = json!({"resources": {"limits": {"cpu": "1", "memory": "64Mi"}}});
+    let mut fixture = Fixture::new(full, json!({"Cmd": ["run"]}));
+    assert_eq!(fixture.spec().unwrap()["process"]["oomScoreAdj"], -997);
+    fixture.node.oom_score_floor = 0;
+    assert_eq!(fixture.spec().unwrap()["process"]["oomScoreAdj"], 0);
+}
+
+#[test]
+fn propagation_reaches_the_root() {
+    let mut fixture = Fixture::new(json!({}), json!({"Cmd": ["run"]}));
+    let mount = |propagation| volume::Mount {
+        host_path: "/h".into(),
+        container_path: "/c".into(),
+        read_only: false,
+        propagation,
+    };
+    let of = |fixture: &Fixture| fixture.spec().unwrap()["linux"].get("rootfsPropagation").cloned();
+    assert_eq!(of(&fixture), None);
+    fixture.mounts = vec![mount(Propagation::HostToContainer), mount(Propagation::Private)];
+    assert_eq!(of(&fixture), Some(json!("rslave")));
+    fixture.mounts.push(mount(Propagation::Bidirectional));
+    fixture.mounts.push(mount(Propagation::HostToContainer));
+    assert_eq!(of(&fixture), Some(json!("rshared")));
+}
+
+#[test]
+fn the_spec_is_made_on_this_host() {
+    let fixture = Fixture::new(json!({"securityContext": {"privileged": true}}), json!({"Cmd": ["run"]}));
+    let spec = serde_json::to_value(build(&fixture.input()).unwrap()).unwrap();
+    let devices = spec["linux"]["devices"].as_array().unwrap();
+    assert!(devices.iter().any(|device| device["path"] == "/dev/null"));
+}

@@ -1,0 +1,185 @@
+//! The local socket: kubelet's HTTP routes for node tools, and limpet's own for the command line.
+//!
+//! Handlers read snapshots and render them; none takes a lock, calls the runtime or changes anything. What
+//! streams from containers (logs, exec) comes as a router of its own and is merged in by [`router`].
+//! A connection costs one task; their number, the size of a request and the time it may take to arrive are bounded.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::status::event::Events;
+use crate::status::metrics::Metrics;
+use crate::status::observed::Observed;
+
+mod configz;
+mod connection;
+pub mod document;
+mod events;
+pub mod exec;
+pub mod health;
+pub mod logs;
+mod pods;
+pub mod sources;
+mod view;
+mod watch;
+
+pub use health::{Health, Heartbeat};
+pub use sources::{SourceView, Sources};
+
+/// The version of Kubernetes' Pod API the agent is built with.
+pub const POD_API: &str = "v1.37";
+
+/// What every handler reads. Clones share everything.
+#[derive(Clone)]
+pub struct ServerState {
+    /// The settled node name.
+    pub node_name: Arc<str>,
+    /// The settled configuration, for `/configz`.
+    pub config: Arc<Config>,
+    /// The pods as they stand.
+    pub observed: Observed,
+    /// The sources, their health and what they refuse.
+    pub sources: Arc<dyn Sources>,
+    /// What happened.
+    pub events: Events,
+    /// Counters, for `/metrics`.
+    pub metrics: Metrics,
+    /// Whether the agent is alive and ready.
+    pub health: Health,
+}
+
+/// Why a socket could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Another process answers there.
+    #[error("{} is in use: another limpet answers there; stop it, or give this one a runDirectory of its own", path.display())]
+    InUse {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// Something that is not a socket has its name.
+    #[error("{} is not a socket; move it away, it will not be overwritten", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel refused a step.
+    #[error("{step} {}", path.display())]
+    Socket {
+        /// What was tried: `bind`, `restrict`…
+        step: &'static str,
+        /// The socket's path.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// `metricsAddress` would be open to the network.
+    #[error("metricsAddress {address} is not a loopback address; use 127.0.0.1 or [::1]")]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The address could not be taken.
+    #[error("listen on metricsAddress {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Opens the local socket at `path`, mode 0600; one that nobody answers on any more is replaced.
+///
+/// The new socket is made beside the old one and renamed over it, so there is no moment at which others than
+/// root may connect. Must be called within a tokio runtime.
+pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
+    let failed = |step| move |source| ServerError::Socket { step, path: path.to_owned(), source };
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => return Err(ServerError::NotASocket { path: path.to_owned() }),
+        Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
+            return Err(ServerError::InUse { path: path.to_owned() });
+        }
+        Ok(_) | Err(_) => {}
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let fresh = PathBuf::from(fresh);
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("clear the way for")(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&fresh).map_err(failed("bind"))?;
+    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600)).map_err(failed("restrict"))?;
+    std::fs::rename(&fresh, path).map_err(failed("name"))?;
+    Ok(listener)
+}
+
+/// Opens `metricsAddress`; anything but loopback is refused.
+pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    if !address.ip().is_loopback() {
+        return Err(ServerError::NotLoopback { address });
+    }
+    TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })
+}
+
+/// All routes of the local socket; `extra` brings those that stream from containers.
+pub fn router(state: ServerState, extra: Router) -> Router {
+    observability()
+        .route("/pods", get(pods::pod_list))
+        .route("/pods/", get(pods::pod_list))
+        .route("/runningpods/", get(pods::running_pods))
+        .route("/configz", get(configz::configz))
+        .route("/limpet/v1/pods", get(pods::entries))
+        .route("/limpet/v1/names", get(pods::names))
+        .route("/limpet/v1/pods/{namespace}/{name}/describe", get(pods::describe))
+        .route("/limpet/v1/events", get(events::events))
+        .route("/limpet/v1/sources", get(pods::sources))
+        .route("/limpet/v1/version", get(version))
+        .with_state(state)
+        .merge(extra)
+}
+
+async fn version() -> axum::Json<serde_json::Value> {
+    axum::Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "podApi": POD_API }))
+}
+
+/// The routes that are safe to show to anybody on the machine: health and metrics.
+fn observability() -> Router<ServerState> {
+    Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/healthz/ping", get(health::ping))
+        .route("/healthz/syncloop", get(health::sync_loop))
+        .route("/livez", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(pods::metrics))
+}
+
+/// Serves the local socket until `stop`; connections that are still open then get half a second to end.
+pub async fn serve(listener: UnixListener, state: ServerState, extra: Router, stop: CancellationToken) {
+    let app = router(state, extra);
+    connection::serve(connection::Local(listener), app, stop).await;
+}
+
+/// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.
+pub async fn serve_metrics(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    let app = observability().with_state(state);
+    connection::serve(connection::Loopback(listener), app, stop).await;
+}
+
+#[cfg(test)]
+mod tests;

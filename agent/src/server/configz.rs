@@ -1,0 +1,53 @@
+//! `/configz`: the configuration in effect, under kubelet's field names where kubelet has the field.
+
+use axum::Json;
+use axum::extract::State;
+use serde_json::{Value, json};
+
+use super::ServerState;
+use crate::config::{CgroupDriver, Config};
+
+pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
+    Json(document(&state.config))
+}
+
+fn document(config: &Config) -> Value {
+    let driver = match config.cgroup_driver {
+        CgroupDriver::Cgroupfs => "cgroupfs",
+        CgroupDriver::Systemd => "systemd",
+    };
+    json!({
+        "kubeletconfig": {
+            "staticPodPath": config.manifest_path,
+            "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
+            "podLogsDir": config.pod_logs_dir,
+            "cgroupDriver": driver,
+            "cgroupRoot": config.cgroup_root,
+            "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
+            "maxPods": config.max_pods,
+            "seccompDefault": config.seccomp_default,
+            "containerLogMaxSize": config.log_rotation.max_size.to_string(),
+            "containerLogMaxFiles": config.log_rotation.max_files,
+            "resolvConf": config.resolv_conf.clone().unwrap_or_default(),
+            "clusterDNS": config.cluster_dns,
+            "clusterDomain": config.cluster_domain,
+            "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
+            "serializeImagePulls": config.max_parallel_pulls == 1,
+            "maxParallelImagePulls": config.max_parallel_pulls,
+            "logging": { "verbosity": config.verbosity },
+        },
+        "limpetconfig": {
+            "hostnameOverride": config.hostname_override,
+            "rootDirectory": config.root_dir,
+            "runDirectory": config.run_dir,
+            "containerLogsDirectory": config.container_logs_dir,
+            "nodeIP": config.node_ip,
+            "snapshotter": config.snapshotter,
+            "runtimeBinary": config.runtime_binary,
+            "registryConfigDirectory": config.registry_config_dir,
+            "cniConfigDirectory": config.cni_conf_dir,
+            "cniBinaryDirectories": config.cni_bin_dirs,
+            "metricsAddress": config.metrics_address,
+        },
+    })
+}

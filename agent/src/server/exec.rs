@@ -1,0 +1,121 @@
+//! kubelet's `/exec`: a command in a container over a WebSocket, in Kubernetes' remotecommand protocol, so that
+//! `limpet exec` and kubectl behind an apiserver speak the same.
+
+mod session;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio_util::sync::CancellationToken;
+
+use crate::pod::PodKey;
+use crate::runtime::client::Client;
+use crate::status::observed::Observed;
+
+pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Wants, parse_status, size as size_message};
+
+/// The longest message of a client; kubectl's are 32 KiB.
+const MAX_MESSAGE: usize = 1 << 20;
+
+/// In which container a command is to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecTarget {
+    /// The pod.
+    pub pod: PodKey,
+    /// The container's name.
+    pub container: String,
+}
+
+/// Why a command cannot run there, in kubelet's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExecLookupError {
+    /// There is no such pod.
+    #[error("pod does not exist: {0}")]
+    NoPod(String),
+    /// The pod has no such container, or it does not run.
+    #[error("container not found (\"{0}\")")]
+    NotRunning(String),
+}
+
+impl IntoResponse for ExecLookupError {
+    fn into_response(self) -> Response {
+        (StatusCode::NOT_FOUND, format!("{self}\n")).into_response()
+    }
+}
+
+/// Finds the container's id in containerd.
+pub type LookUpContainer = dyn Fn(&ExecTarget) -> Result<String, ExecLookupError> + Send + Sync;
+
+/// What the route needs.
+#[derive(Clone)]
+pub struct ExecState {
+    /// The connection to containerd.
+    pub client: Client,
+    /// Where the FIFOs of commands are made; see `runtime::exec::sweep`.
+    pub fifo_dir: PathBuf,
+    /// Finds the container; must not block.
+    pub lookup: Arc<LookUpContainer>,
+    /// The agent stops: commands end.
+    pub stop: CancellationToken,
+}
+
+impl ExecState {
+    /// Commands in what is observed to run.
+    pub fn observed(client: Client, fifo_dir: PathBuf, observed: Observed, stop: CancellationToken) -> Self {
+        let lookup = move |target: &ExecTarget| {
+            let pods = observed.load();
+            let pod = pods.pods.get(&target.pod).ok_or_else(|| ExecLookupError::NoPod(target.pod.name().to_owned()))?;
+            let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
+            container
+                .map(|container| container.id.clone())
+                .ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))
+        };
+        Self { client, fifo_dir, lookup: Arc::new(lookup), stop }
+    }
+}
+
+/// kubelet's `/exec/{namespace}/{pod}/{container}`.
+///
+/// The server must serve connections with upgrades.
+pub fn router(state: ExecState) -> Router {
+    Router::new().route("/exec/{namespace}/{pod}/{container}", get(exec).post(spdy)).with_state(state)
+}
+
+/// SPDY, which old clients ask for with POST, is not spoken; kubectl falls back from WebSockets, never to them.
+async fn spdy() -> Response {
+    (StatusCode::BAD_REQUEST, "only WebSockets are supported: v5.channel.k8s.io, v4.channel.k8s.io\n").into_response()
+}
+
+async fn exec(
+    State(state): State<ExecState>,
+    Path((namespace, pod, container)): Path<(String, String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let refused = |message: String| (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response();
+    let command = match Command::parse(&query) {
+        Ok(command) => command,
+        Err(message) => return refused(message),
+    };
+    let target = ExecTarget { pod: PodKey::new(namespace, pod), container };
+    let container = match (state.lookup)(&target) {
+        Ok(container) => container,
+        Err(error) => return error.into_response(),
+    };
+    let upgrade = upgrade.protocols([PROTOCOL_V5, PROTOCOL_V4]).max_message_size(MAX_MESSAGE);
+    if upgrade.selected_protocol().is_none() {
+        return refused(format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
+    }
+    upgrade.on_upgrade(move |socket| session::serve(socket, state, container, command))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+mod tests;

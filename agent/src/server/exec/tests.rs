@@ -1,0 +1,196 @@
+//! Commands over a real socket in a real container, as a client of the protocol and as the command line.
+
+use axum::Json;
+use clap::Parser as _;
+use futures_util::{SinkExt as _, StreamExt as _};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixListener;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::Role;
+
+use super::*;
+use crate::cli::client::SocketClient;
+use crate::cli::error::CliError;
+use crate::runtime::exec::tests::TestContainer;
+use crate::server::document::PodNames;
+
+/// The route on a socket of its own.
+struct Node {
+    container: TestContainer,
+    client: SocketClient,
+    stop: CancellationToken,
+}
+
+impl Node {
+    async fn start() -> Option<Self> {
+        let container = TestContainer::start().await?;
+        let socket = container.rootfs().with_file_name("limpet.sock");
+        let stop = CancellationToken::new();
+        let id = container.id.clone();
+        let lookup = move |target: &ExecTarget| match target.container.as_str() {
+            "app" => Ok(id.clone()),
+            other => Err(ExecLookupError::NotRunning(other.to_owned())),
+        };
+        let state = ExecState {
+            client: container.client.clone(),
+            fifo_dir: container.fifo_dir(),
+            lookup: Arc::new(lookup),
+            stop: stop.clone(),
+        };
+        let names = PodNames {
+            namespace: "default".to_owned(),
+            name: "web-edge1".to_owned(),
+            manifest_name: "web".to_owned(),
+            containers: vec!["app".to_owned(), "gone".to_owned()],
+        };
+        let names = Router::new().route("/limpet/v1/names", get(async || Json([names])));
+        let listener = UnixListener::bind(&socket).unwrap();
+        tokio::spawn(async move { axum::serve(listener, router(state).merge(names)).await });
+        Some(Self { container, client: SocketClient::new(&socket), stop })
+    }
+
+    async fn connect(&self, query: &str, protocol: &str) -> Result<Socket, CliError> {
+        let path = format!("/exec/default/web-edge1/app?{query}");
+        let stream = self.client.upgrade(&path, protocol).await?;
+        Ok(Socket(WebSocketStream::from_raw_socket(stream, Role::Client, None).await))
+    }
+
+    async fn limpet_exec(&self, line: &[&str]) -> Result<u8, CliError> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: crate::cli::exec::ExecArgs,
+        }
+        let line = Line::parse_from(["exec"].iter().chain(line));
+        crate::cli::exec::run(&self.client, line.args).await
+    }
+}
+
+struct Socket(WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>);
+
+impl Socket {
+    async fn send(&mut self, channel: Channel, data: &[u8]) {
+        self.0.send(Message::Binary(channel.message(data).into())).await.unwrap();
+    }
+
+    /// Reads until `text` has come on standard output.
+    async fn expect(&mut self, text: &str) {
+        let mut out = Vec::new();
+        while !String::from_utf8_lossy(&out).contains(text) {
+            let message = self.0.next().await.unwrap().unwrap().into_data();
+            if let Some((Channel::Stdout, data)) = Channel::split(&message) {
+                out.extend_from_slice(data);
+            }
+        }
+    }
+
+    /// Output, error output, and how it ended.
+    async fn finish(mut self) -> (String, String, Result<i32, String>) {
+        let (mut out, mut err, mut status) = (Vec::new(), Vec::new(), Err("none came".to_owned()));
+        while let Some(Ok(message)) = self.0.next().await {
+            if let Message::Binary(data) = message {
+                match Channel::split(&data).unwrap() {
+                    (Channel::Stdout, data) => out.extend_from_slice(data),
+                    (Channel::Stderr, data) => err.extend_from_slice(data),
+                    (Channel::Error, data) => status = parse_status(data),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap(), status)
+    }
+}
+
+#[tokio::test]
+async fn kubernetes_protocol_carries_streams_and_ends() {
+    let Some(node) = Node::start().await else { return };
+    for protocol in [PROTOCOL_V4, PROTOCOL_V5] {
+        let query = "command=sh&command=-c&command=echo+out;+echo+err+%3E%262;+exit+3&output=1&error=1";
+        let socket = node.connect(query, protocol).await.unwrap();
+        assert_eq!(socket.finish().await, ("out\n".to_owned(), "err\n".to_owned(), Ok(3)));
+    }
+
+    // Input, its end, and output larger than all buffers; unwanted error output is not in the way.
+    let script = "command=sh&command=-c&command=yes+error+%7C+head+-c+300000+%3E%262;+cat&input=1&output=1";
+    let mut socket = node.connect(script, PROTOCOL_V5).await.unwrap();
+    let input = b"0123456789abcde\n".repeat(1 << 10);
+    for _ in 0..3 {
+        socket.send(Channel::Stdin, &input).await;
+    }
+    socket.send(Channel::Close, &[0]).await;
+    let (out, err, status) = socket.finish().await;
+    assert_eq!((out.len(), err.as_str(), status), (3 * input.len(), "", Ok(0)));
+
+    // A terminal and its size.
+    let script = "command=sh&command=-c&command=read+go;+stty+size&input=1&output=1&error=1&tty=1";
+    let mut socket = node.connect(script, PROTOCOL_V5).await.unwrap();
+    socket.send(Channel::Resize, &size_message(100, 30)).await;
+    socket.send(Channel::Stdin, b"go\r").await;
+    let (out, _, status) = socket.finish().await;
+    assert_eq!((out.as_str(), status), ("go\r\n30 100\r\n", Ok(0)));
+
+    // A child that keeps the output open does not keep the session.
+    let script = "command=sh&command=-c&command=sleep+4+%26+echo+done&output=1";
+    let socket = node.connect(script, PROTOCOL_V5).await.unwrap();
+    assert_eq!(socket.finish().await, ("done\n".to_owned(), String::new(), Ok(0)));
+    node.container.all_cleared().await;
+}
+
+#[tokio::test]
+async fn a_process_ends_with_its_client_and_with_the_agent() {
+    let Some(node) = Node::start().await else { return };
+    let script = form_urlencoded::Serializer::new("input=1&output=1".to_owned())
+        .extend_pairs(["sh", "-c", &node.container.endless()].map(|word| ("command", word)))
+        .finish();
+    let mut socket = node.connect(&script, PROTOCOL_V5).await.unwrap();
+    socket.expect("ready").await;
+    drop(socket);
+    node.container.all_cleared().await;
+
+    let mut socket = node.connect(&script, PROTOCOL_V5).await.unwrap();
+    socket.expect("ready").await;
+    node.stop.cancel();
+    assert_eq!(socket.finish().await.2, Err("none came".to_owned()));
+    node.container.all_cleared().await;
+}
+
+#[tokio::test]
+async fn the_command_line_ends_with_the_commands_exit_code() {
+    let Some(node) = Node::start().await else { return };
+    for (line, code) in [
+        (&["web", "--", "sh", "-c", "exit 0"][..], 0),
+        (&["web", "--", "sh", "-c", "echo 'a & b' >&2; exit 5"], 5),
+        (&["default/web-edge1", "-c", "app", "--", "nope"], 127),
+        (&["web", "--", "/etc"], 126),
+        (&["web", "-t", "--", "sh", "-c", "kill -9 $$"], 137),
+    ] {
+        assert_eq!(node.limpet_exec(line).await.unwrap(), code, "{line:?}");
+    }
+    for (line, words) in [
+        (&["web", "-c", "gone", "--", "ls"][..], "container not found (\"gone\")"),
+        (&["web", "-c", "other", "--", "ls"], "no container other in pod web-edge1; there are: app, gone"),
+    ] {
+        assert_eq!(node.limpet_exec(line).await.unwrap_err().to_string(), words, "{line:?}");
+    }
+    node.container.all_cleared().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_is_refused_before_the_upgrade() {
+    let Some(node) = Node::start().await else { return };
+    for (query, protocol, words) in [
+        ("output=1", PROTOCOL_V5, "you must specify a command"),
+        ("command=ls", PROTOCOL_V5, "you must specify at least 1 of stdin, stdout, stderr"),
+        (
+            "command=ls&output=1",
+            "channel.k8s.io",
+            "none of the subprotocols is supported; use v5.channel.k8s.io or v4.channel.k8s.io",
+        ),
+    ] {
+        match node.connect(query, protocol).await {
+            Err(CliError::Refused { status: 400, message }) => assert_eq!(message, words),
+            other => panic!("{query}: {:?}", other.map(|_| ())),
+        }
+    }
+}

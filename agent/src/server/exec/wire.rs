@@ -1,0 +1,202 @@
+//! Kubernetes' remotecommand protocol: what the bytes on the WebSocket mean. Both ends use this file; it does no I/O.
+//!
+//! A message is one byte that names the channel, then data. Version 5 adds the end of a channel, which version 4 has
+//! no word for.
+
+use serde_json::{Value, json};
+
+/// The current protocol.
+pub const PROTOCOL_V5: &str = "v5.channel.k8s.io";
+/// The one before: without the end of input.
+pub const PROTOCOL_V4: &str = "v4.channel.k8s.io";
+
+/// What a message is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Channel {
+    /// To the process's input.
+    Stdin = 0,
+    /// From its output.
+    Stdout = 1,
+    /// From its error output.
+    Stderr = 2,
+    /// How it ended: a `Status` document, the last message.
+    Error = 3,
+    /// The size of the client's terminal.
+    Resize = 4,
+    /// Version 5: the channel named by the second byte has ended.
+    Close = 255,
+}
+
+impl Channel {
+    /// The channel and the data of a message; `None` for an empty message or an unknown channel.
+    pub fn split(message: &[u8]) -> Option<(Self, &[u8])> {
+        let (first, data) = message.split_first()?;
+        let all = [Self::Stdin, Self::Stdout, Self::Stderr, Self::Error, Self::Resize, Self::Close];
+        all.into_iter().find(|channel| *channel as u8 == *first).map(|channel| (channel, data))
+    }
+
+    /// The message that carries `data` on this channel.
+    pub fn message(self, data: &[u8]) -> Vec<u8> {
+        [&[self as u8], data].concat()
+    }
+}
+
+/// Which of the process's streams the client has connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wants {
+    /// Its input.
+    pub stdin: bool,
+    /// Its output.
+    pub stdout: bool,
+    /// Its error output; never with a terminal.
+    pub stderr: bool,
+}
+
+/// What a client asks to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Command {
+    /// The program and its arguments.
+    pub arguments: Vec<String>,
+    /// With a terminal.
+    pub tty: bool,
+    /// The streams.
+    pub wants: Wants,
+}
+
+impl Command {
+    /// Reads kubelet's query: `command` for each argument, `input`, `output`, `error` and `tty` as `1`. The
+    /// apiserver's names for the streams are understood too.
+    ///
+    /// # Errors
+    /// kubelet's words for what is missing.
+    pub fn parse(query: &[(String, String)]) -> Result<Self, String> {
+        let values = |name: &'static str| query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value);
+        let flag = |names: [&'static str; 2]| {
+            names.into_iter().flat_map(values).any(|value| matches!(value.as_str(), "1" | "true"))
+        };
+        let tty = flag(["tty", "tty"]);
+        let wants = Wants {
+            stdin: flag(["input", "stdin"]),
+            stdout: flag(["output", "stdout"]),
+            stderr: flag(["error", "stderr"]) && !tty,
+        };
+        if !(wants.stdin || wants.stdout || wants.stderr) {
+            return Err("you must specify at least 1 of stdin, stdout, stderr".to_owned());
+        }
+        let arguments: Vec<_> = values("command").cloned().collect();
+        if arguments.is_empty() {
+            return Err("you must specify a command".to_owned());
+        }
+        Ok(Self { arguments, tty, wants })
+    }
+}
+
+/// A terminal's size in characters, as `{"Width":80,"Height":24}`.
+pub fn size(width: u16, height: u16) -> Vec<u8> {
+    json!({ "Width": width, "Height": height }).to_string().into_bytes()
+}
+
+/// Width and height of what [`size`] or another client made.
+pub(super) fn parse_size(data: &[u8]) -> Option<(u16, u16)> {
+    let size: Value = serde_json::from_slice(data).ok()?;
+    let field = |name: &str| u16::try_from(size.get(name)?.as_u64()?).ok();
+    Some((field("Width")?, field("Height")?))
+}
+
+/// The `Status` of a command that ran.
+pub(super) fn exit_status(code: i32) -> Vec<u8> {
+    let status = match code {
+        0 => json!({ "metadata": {}, "status": "Success" }),
+        _ => json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("command terminated with non-zero exit code: {code}"),
+            "reason": "NonZeroExitCode",
+            "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
+        }),
+    };
+    status.to_string().into_bytes()
+}
+
+/// The `Status` of a command that did not run, or whose end is not known.
+pub(super) fn failure_status(message: &str) -> Vec<u8> {
+    let status = json!({
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": "InternalError",
+        "details": { "causes": [{ "message": message }] },
+        "code": 500,
+    });
+    status.to_string().into_bytes()
+}
+
+/// The exit code in a `Status`, or the words of one that has none.
+///
+/// # Errors
+/// The message to show.
+pub fn parse_status(data: &[u8]) -> Result<i32, String> {
+    let status: Value = serde_json::from_slice(data).map_err(|error| format!("unreadable status: {error}"))?;
+    if status["status"] == "Success" {
+        return Ok(0);
+    }
+    let causes = status["details"]["causes"].as_array().into_iter().flatten();
+    let code = causes.filter(|cause| cause["reason"] == "ExitCode").find_map(|cause| cause["message"].as_str());
+    match code.and_then(|code| code.parse().ok()) {
+        Some(code) => Ok(code),
+        None => Err(status["message"].as_str().unwrap_or("the command failed").to_owned()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn query(text: &str) -> Vec<(String, String)> {
+        form_urlencoded::parse(text.as_bytes()).into_owned().collect()
+    }
+
+    #[test]
+    fn queries_of_kubelet_and_apiserver_are_read() {
+        let command = Command::parse(&query("command=sh&command=-c&command=a+b%26&input=1&output=1&error=1")).unwrap();
+        assert_eq!(command.arguments, ["sh", "-c", "a b&"]);
+        assert_eq!((command.tty, command.wants), (false, Wants { stdin: true, stdout: true, stderr: true }));
+        let command = Command::parse(&query("command=sh&stdin=true&stdout=true&stderr=true&tty=true")).unwrap();
+        assert_eq!((command.tty, command.wants), (true, Wants { stdin: true, stdout: true, stderr: false }));
+        for (text, words) in [
+            ("command=ls", "you must specify at least 1 of stdin, stdout, stderr"),
+            ("command=ls&output=0", "you must specify at least 1 of stdin, stdout, stderr"),
+            ("output=1", "you must specify a command"),
+        ] {
+            assert_eq!(Command::parse(&query(text)).unwrap_err(), words);
+        }
+    }
+
+    #[test]
+    fn messages_are_channel_and_data() {
+        assert_eq!(Channel::Resize.message(b"x"), b"\x04x");
+        assert_eq!(Channel::split(b"\x01abc"), Some((Channel::Stdout, &b"abc"[..])));
+        assert_eq!(Channel::split(b"\xff\x00"), Some((Channel::Close, &b"\x00"[..])));
+        assert_eq!(Channel::split(b""), None);
+        assert_eq!(Channel::split(b"\x09x"), None);
+    }
+
+    #[test]
+    fn sizes_are_written_and_read() {
+        assert_eq!(parse_size(&size(80, 24)), Some((80, 24)));
+        for bad in ["", "{}", r#"{"Width":1}"#, r#"{"Width":70000,"Height":1}"#, r#"{"Width":-1,"Height":1}"#] {
+            assert_eq!(parse_size(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn ends_are_written_and_read() {
+        for code in [0, 1, 127, 137] {
+            assert_eq!(parse_status(&exit_status(code)), Ok(code));
+        }
+        assert_eq!(parse_status(&failure_status("no")), Err("no".to_owned()));
+        assert!(parse_status(b"{").is_err());
+    }
+}

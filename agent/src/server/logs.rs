@@ -1,0 +1,240 @@
+//! kubelet's `/containerLogs`: a container's log, as it is or as it is written.
+//!
+//! Which file is meant is decided by a snapshot of what runs; reading it is `runtime::log`'s.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ContainerStatus;
+use tokio::sync::watch;
+
+use crate::pod::PodKey;
+use crate::runtime::log::{LogStream, ReadOptions, exists, previous_attempt, read};
+use crate::status::observed::{Observed, ObservedPod};
+
+/// Whose log is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogTarget {
+    /// The pod.
+    pub pod: PodKey,
+    /// The container's name.
+    pub container: String,
+    /// The instance before the newest one.
+    pub previous: bool,
+}
+
+/// The log that was meant.
+#[derive(Debug, Clone)]
+pub struct ResolvedLog {
+    /// Its newest file.
+    pub path: PathBuf,
+    /// Becomes true, or its sender is dropped, when the container has ended.
+    pub finished: watch::Receiver<bool>,
+}
+
+/// Why there is no log to show, in kubelet's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LogLookupError {
+    /// There is no such pod.
+    #[error("pod \"{0}\" does not exist")]
+    NoPod(String),
+    /// The pod has no such container.
+    #[error("container \"{container}\" not found in pod \"{pod}\"")]
+    NoContainer {
+        /// The pod's name.
+        pod: String,
+        /// The container's name.
+        container: String,
+    },
+    /// It has not run yet.
+    #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: {reason}")]
+    Waiting {
+        /// The pod's name.
+        pod: String,
+        /// The container's name.
+        container: String,
+        /// What it waits for.
+        reason: String,
+    },
+    /// It has run once only, or what ran before is cleared away.
+    #[error("previous terminated container \"{container}\" in pod \"{pod}\" not found")]
+    NoPrevious {
+        /// The pod's name.
+        pod: String,
+        /// The container's name.
+        container: String,
+    },
+}
+
+impl IntoResponse for LogLookupError {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::NoPod(_) | Self::NoContainer { .. } => StatusCode::NOT_FOUND,
+            Self::Waiting { .. } | Self::NoPrevious { .. } => StatusCode::BAD_REQUEST,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+/// Finds the log that is meant.
+pub type ResolveLog = dyn Fn(&LogTarget) -> Result<ResolvedLog, LogLookupError> + Send + Sync;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct LogState {
+    /// Finds the log that is meant; called within a tokio runtime, must not block.
+    pub resolve: Arc<ResolveLog>,
+}
+
+impl LogState {
+    /// Logs of what is observed to run.
+    pub fn observed(observed: Observed) -> Self {
+        Self { resolve: Arc::new(move |target| resolve(&observed, target)) }
+    }
+}
+
+/// kubelet's `/containerLogs/{namespace}/{pod}/{container}`.
+pub fn router(state: LogState) -> Router {
+    Router::new().route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs)).with_state(state)
+}
+
+async fn container_logs(
+    State(state): State<LogState>,
+    Path((namespace, pod, container)): Path<(String, String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Response {
+    let (options, previous) = match parse(&query, Timestamp::now()) {
+        Ok(parsed) => parsed,
+        Err(message) => return (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response(),
+    };
+    let target = LogTarget { pod: PodKey::new(namespace, pod), container, previous };
+    let log = match (state.resolve)(&target) {
+        Ok(log) => log,
+        Err(error) => return error.into_response(),
+    };
+    if !exists(&log.path).await {
+        let message = format!("container \"{}\" in pod \"{}\" has no log\n", target.container, target.pod.name());
+        return (StatusCode::NOT_FOUND, message).into_response();
+    }
+    let body = Body::from_stream(read(log.path, options, log.finished));
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
+}
+
+/// kubelet's query parameters, and whether the previous instance is meant. `now` is what `sinceSeconds` counts from.
+fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, bool), String> {
+    let value = |name: &str| {
+        query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    };
+    let flag = |name: &str| match value(name) {
+        None | Some("false" | "0") => Ok(false),
+        Some("true" | "1") => Ok(true),
+        Some(other) => Err(format!("{name}: {other} is neither true nor false")),
+    };
+    let number = |name: &str, least: u64| {
+        let parse = |text: &str| text.parse().ok().filter(|number| *number >= least);
+        let number = |text| parse(text).ok_or_else(|| format!("{name}: {text} is not a number of {least} or more"));
+        value(name).map(number).transpose()
+    };
+    let since_time = value("sinceTime")
+        .map(|text| text.parse::<Timestamp>().map_err(|_| format!("sinceTime: {text} is not an RFC 3339 time")))
+        .transpose()?;
+    // A time before time begins means all there is.
+    let before = |seconds| {
+        let ago = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
+        now.checked_sub(ago).unwrap_or(Timestamp::MIN)
+    };
+    let since_seconds = number("sinceSeconds", 1)?.map(before);
+    if since_time.is_some() && since_seconds.is_some() {
+        return Err("at most one of sinceTime and sinceSeconds may be given".to_owned());
+    }
+    let stream = match value("stream") {
+        None | Some("All") => None,
+        Some("Stdout") => Some(LogStream::Stdout),
+        Some("Stderr") => Some(LogStream::Stderr),
+        Some(other) => return Err(format!("stream: {other} is not one of All, Stdout, Stderr")),
+    };
+    let options = ReadOptions {
+        follow: flag("follow")?,
+        tail_lines: number("tailLines", 0)?,
+        since: since_time.or(since_seconds),
+        timestamps: flag("timestamps")?,
+        limit_bytes: number("limitBytes", 1)?,
+        stream,
+    };
+    Ok((options, flag("previous")?))
+}
+
+fn resolve(observed: &Observed, target: &LogTarget) -> Result<ResolvedLog, LogLookupError> {
+    let pods = observed.load();
+    let found = pods.pods.get(&target.pod).ok_or_else(|| LogLookupError::NoPod(target.pod.name().to_owned()))?;
+    let (pod, container) = (target.pod.name().to_owned(), target.container.clone());
+    if !has_container(found, &container) {
+        return Err(LogLookupError::NoContainer { pod, container });
+    }
+    let Some(running) = found.containers.get(&container) else {
+        return Err(match target.previous {
+            true => LogLookupError::NoPrevious { pod, container },
+            false => LogLookupError::Waiting { reason: waiting_reason(found, &container), pod, container },
+        });
+    };
+    let attempt = match target.previous {
+        true => previous_attempt(&running.log_path, running.restart_count)
+            .ok_or(LogLookupError::NoPrevious { pod, container })?,
+        false => running.restart_count,
+    };
+    let path = running.log_path.join(format!("{attempt}.log"));
+    let finished = match target.previous {
+        // A receiver without a sender: ended.
+        true => watch::channel(true).1,
+        false => finished(observed.clone(), target.clone(), running.id.clone()),
+    };
+    Ok(ResolvedLog { path, finished })
+}
+
+fn has_container(pod: &ObservedPod, name: &str) -> bool {
+    let spec = pod.record.spec();
+    spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(|container| container.name == name)
+}
+
+/// Why a container has not started, as kubelet says it to those who ask for its log.
+fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
+    let statuses = pod.status.container_statuses.iter().chain(&pod.status.init_container_statuses).flatten();
+    let waiting = |status: &ContainerStatus| status.state.as_ref()?.waiting.as_ref()?.reason.clone();
+    let reason = statuses.filter(|status| status.name == container).find_map(waiting);
+    match reason.as_deref() {
+        Some("ErrImagePull") => "image can't be pulled".to_owned(),
+        Some("ImagePullBackOff") => "trying and failing to pull image".to_owned(),
+        Some(reason) => reason.to_owned(),
+        None => "no logs yet".to_owned(),
+    }
+}
+
+/// Watches for the end of one container for as long as somebody reads its log.
+fn finished(observed: Observed, target: LogTarget, id: String) -> watch::Receiver<bool> {
+    let runs = move |observed: &Observed| {
+        let pods = observed.load();
+        let container = pods.pods.get(&target.pod).and_then(|pod| pod.containers.get(&target.container));
+        container.is_some_and(|container| container.id == id && container.pid.is_some())
+    };
+    let (end, ended) = watch::channel(false);
+    let mut changes = observed.changes();
+    tokio::spawn(async move {
+        let ends = async { while runs(&observed) && changes.next().await {} };
+        tokio::select! {
+            () = ends => drop(end.send(true)),
+            () = end.closed() => {}
+        }
+    });
+    ended
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+mod tests;

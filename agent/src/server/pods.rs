@@ -1,0 +1,93 @@
+//! Routes about pods and sources.
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+
+use super::ServerState;
+use super::document::{PodsDocument, SourceDocument};
+use super::view::{self, PodListView};
+use super::watch::{self, PodWatch};
+use crate::pod::PodKey;
+use crate::status::metrics::CONTENT_TYPE;
+
+/// The query of routes that can be watched.
+#[derive(Debug, Deserialize)]
+pub(super) struct WatchQuery {
+    /// `1` or `true`: go on with one JSON document a line at every change.
+    watch: Option<String>,
+}
+
+impl WatchQuery {
+    pub(super) fn wanted(&self) -> bool {
+        matches!(self.watch.as_deref(), Some("1" | "true"))
+    }
+}
+
+/// kubelet's `/pods`: a PodList of the pods with their live status.
+pub(super) async fn pod_list(State(state): State<ServerState>) -> Response {
+    let rows = view::rows(&state.observed.load(), &state.sources.views());
+    json(&rows.values().map(|row| row.pod()).collect::<PodListView<'_>>())
+}
+
+/// kubelet's `/runningpods/`: what runs, by name.
+pub(super) async fn running_pods(State(state): State<ServerState>) -> Response {
+    let rows = view::rows(&state.observed.load(), &[]);
+    json(&rows.values().filter_map(|row| row.running()).collect::<PodListView<'_>>())
+}
+
+/// Every pod with source, file and note; with `watch=1` its changes too.
+pub(super) async fn entries(State(state): State<ServerState>, Query(query): Query<WatchQuery>) -> Response {
+    if query.wanted() {
+        return watch::lines(PodWatch::new(state));
+    }
+    let sources = state.sources.views();
+    let rows = view::rows(&state.observed.load(), &sources);
+    json(&PodsDocument {
+        pods: rows.values().map(|row| row.entry(&state.node_name)).collect(),
+        sources: sources.iter().map(view::source).collect(),
+    })
+}
+
+/// The pods' names and their containers'.
+pub(super) async fn names(State(state): State<ServerState>) -> Response {
+    let rows = view::rows(&state.observed.load(), &state.sources.views());
+    json(&rows.values().map(|row| row.names(&state.node_name)).collect::<Vec<_>>())
+}
+
+/// All there is to say of one pod.
+pub(super) async fn describe(
+    State(state): State<ServerState>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let sources = state.sources.views();
+    let rows = view::rows(&state.observed.load(), &sources);
+    let key = PodKey::new(namespace, name);
+    match rows.get(&key) {
+        Some(row) => json(&row.describe(&state.node_name, &sources, &state.events.snapshot())),
+        None => (StatusCode::NOT_FOUND, format!("no pod {key} on this node")).into_response(),
+    }
+}
+
+/// The sources, their health and what they refuse.
+pub(super) async fn sources(State(state): State<ServerState>) -> Response {
+    json(&state.sources.views().iter().map(view::source).collect::<Vec<SourceDocument>>())
+}
+
+/// Prometheus' page.
+pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
+    let sources = state.sources.views();
+    let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot));
+    let page = state.metrics.render(&state.observed.load(), snapshots);
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
+}
+
+/// A JSON answer, written at once from borrowed data.
+pub(super) fn json(document: &impl Serialize) -> Response {
+    match serde_json::to_vec(document) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("write the answer: {error}")).into_response(),
+    }
+}

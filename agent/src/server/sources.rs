@@ -1,0 +1,36 @@
+//! What the server asks of the sources.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use crate::source::{SourceKind, SourceSnapshot};
+
+/// One source as people see it.
+#[derive(Debug, Clone)]
+pub struct SourceView {
+    /// Which kind it is.
+    pub kind: SourceKind,
+    /// Where it reads: a directory, a URL.
+    pub place: Arc<str>,
+    /// How it learns of changes: `inotify`, `fanotify`; empty when there is nothing to say.
+    pub backend: Arc<str>,
+    /// When it last read its place in full without trouble.
+    pub last_good: Option<Timestamp>,
+    /// What it publishes.
+    pub snapshot: Arc<SourceSnapshot>,
+}
+
+/// The configured sources, in order of precedence. Asked at each request: loads snapshots and returns at once.
+///
+/// Whoever publishes a snapshot calls `Observed::touch`, so that those who watch see new rejections.
+pub trait Sources: Send + Sync {
+    /// All configured sources as they stand.
+    fn views(&self) -> Vec<SourceView>;
+}
+
+impl<F: Fn() -> Vec<SourceView> + Send + Sync> Sources for F {
+    fn views(&self) -> Vec<SourceView> {
+        self()
+    }
+}

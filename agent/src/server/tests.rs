@@ -1,0 +1,268 @@
+//! The server on a real socket, asked by the command line's own client.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::Mutex;
+
+use jiff::Timestamp;
+use k8s_openapi::List;
+use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
+use serde_json::{Value, json};
+
+use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, SourceDocument};
+use super::*;
+use crate::cli::client::SocketClient;
+use crate::pod::{Fault, PodKey};
+use crate::source::{Health as SourceHealth, Rejection, SourceKind, SourceSnapshot};
+use crate::status::event::{Event, EventType};
+use crate::status::observed::ObservedPod;
+use crate::status::observed::tests::observed;
+
+/// A directory that goes with the test.
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("limpet-server-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+type SharedSnapshot = Arc<Mutex<Arc<SourceSnapshot>>>;
+
+struct Fixture {
+    state: ServerState,
+    heartbeat: Heartbeat,
+    file: SharedSnapshot,
+    client: SocketClient,
+    stop: CancellationToken,
+    server: tokio::task::JoinHandle<()>,
+    _dir: TempDir,
+}
+
+fn fixture(name: &str) -> Fixture {
+    let dir = TempDir::new(name);
+    let path = dir.0.join("limpet.sock");
+    let file = SharedSnapshot::default();
+    let shared = Arc::clone(&file);
+    let sources = move || {
+        vec![SourceView {
+            kind: SourceKind::File,
+            place: "/etc/manifests".into(),
+            backend: "inotify".into(),
+            last_good: Some(Timestamp::UNIX_EPOCH),
+            snapshot: Arc::clone(&shared.lock().unwrap()),
+        }]
+    };
+    let (health, heartbeat) = Health::new();
+    let state = ServerState {
+        node_name: "edge1".into(),
+        config: Arc::default(),
+        observed: Observed::default(),
+        sources: Arc::new(sources),
+        events: Events::default(),
+        metrics: Metrics::new("edge1"),
+        health,
+    };
+    let stop = CancellationToken::new();
+    let listener = bind(&path).unwrap();
+    let server = tokio::spawn(serve(listener, state.clone(), Router::new(), stop.clone()));
+    Fixture { state, heartbeat, file, client: SocketClient::new(&path), stop, server, _dir: dir }
+}
+
+fn web() -> Arc<ObservedPod> {
+    observed(json!({
+        "metadata": {"name": "web-edge1", "namespace": "default", "uid": "u1", "annotations": {"a": "b"}},
+        "spec": {"containers": [{"name": "web", "image": "web:1"}], "initContainers": [{"name": "prepare"}]},
+        "status": {"phase": "Running", "containerStatuses": [
+            {"name": "web", "ready": true, "restartCount": 0, "image": "web:1", "imageID": "", "state": {"running": {}}}
+        ]},
+    }))
+}
+
+fn rejecting(key: Option<&PodKey>) -> Arc<SourceSnapshot> {
+    let mut snapshot = SourceSnapshot { ready: true, health: SourceHealth::Good, ..SourceSnapshot::default() };
+    let mut fault = Fault::error("spec.containers", "required");
+    fault.origin = "web.yaml".into();
+    fault.position = Some((7, 3));
+    let kept = key.cloned().into_iter().collect();
+    let rejection = Rejection { origin: "web.yaml".into(), faults: vec![fault], kept };
+    snapshot.rejected.insert("web.yaml".into(), Arc::new(rejection));
+    Arc::new(snapshot)
+}
+
+fn event(key: &PodKey, reason: &'static str) -> Event {
+    Event {
+        pod: Some((key.clone(), crate::pod::PodUid::new("u1"))),
+        container: Some("web".to_owned()),
+        event_type: EventType::Normal,
+        reason,
+        message: format!("{reason} it"),
+        count: 1,
+        first_seen: Timestamp::UNIX_EPOCH,
+        last_seen: Timestamp::UNIX_EPOCH,
+    }
+}
+
+#[tokio::test]
+async fn pods_are_told_as_kubelet_tells_them() {
+    let fixture = fixture("pods");
+    let pod = web();
+    fixture.state.observed.publish(&pod.record.key, Some(Arc::clone(&pod)));
+
+    let list: List<Pod> = fixture.client.get_json("/pods").await.unwrap();
+    let [told] = &list.items[..] else { panic!("one pod: {list:?}") };
+    assert_eq!(told.metadata.uid.as_deref(), Some("u1"));
+    assert_eq!(told.metadata.annotations.as_ref().unwrap()["a"], "b");
+    assert_eq!(told.status.as_ref().unwrap().phase.as_deref(), Some("Running"));
+    assert_eq!(told.spec.as_ref().unwrap().containers[0].image.as_deref(), Some("web:1"));
+
+    let running: List<Pod> = fixture.client.get_json("/runningpods/").await.unwrap();
+    assert_eq!(running.items[0].spec.as_ref().unwrap().containers[0].name, "web");
+
+    let names: Vec<PodNames> = fixture.client.get_json("/limpet/v1/names").await.unwrap();
+    assert_eq!(names[0].manifest_name, "web");
+    assert_eq!(names[0].containers, ["web", "prepare"]);
+}
+
+#[tokio::test]
+async fn what_only_a_source_knows_is_pending_and_what_ends_says_so() {
+    let fixture = fixture("pending");
+    let pod = web();
+    let key = pod.record.key.clone();
+    let mut snapshot = SourceSnapshot::default();
+    snapshot.pods.insert(key.clone(), Arc::clone(&pod.record));
+    *fixture.file.lock().unwrap() = Arc::new(snapshot);
+    let document: PodsDocument = fixture.client.get_json("/limpet/v1/pods").await.unwrap();
+    assert_eq!(document.pods[0].pod.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
+
+    let ending = ObservedPod { terminating_since: Some(Timestamp::UNIX_EPOCH), ..ObservedPod::clone(&pod) };
+    fixture.state.observed.publish(&key, Some(Arc::new(ending)));
+    let document: PodsDocument = fixture.client.get_json("/limpet/v1/pods").await.unwrap();
+    assert!(document.pods[0].pod.metadata.deletion_timestamp.is_some());
+    assert_eq!(document.pods[0].pod.metadata.deletion_grace_period_seconds, Some(30));
+}
+
+#[tokio::test]
+async fn a_rejected_manifest_is_noted_on_the_pod_it_keeps() {
+    let fixture = fixture("rejected");
+    let pod = web();
+    let key = &pod.record.key;
+    fixture.state.observed.publish(key, Some(Arc::clone(&pod)));
+    fixture.state.events.record(event(key, "Started"));
+    *fixture.file.lock().unwrap() = rejecting(Some(key));
+
+    let list: PodsDocument = fixture.client.get_json("/limpet/v1/pods").await.unwrap();
+    assert_eq!(list.pods[0].note.as_deref(), Some("newer manifest rejected, see: limpet describe web-edge1"));
+    let document: DescribeDocument =
+        fixture.client.get_json("/limpet/v1/pods/default/web-edge1/describe").await.unwrap();
+    assert_eq!(document.entry.note, None, "the whole story is told below");
+    assert_eq!(document.rejected[0].faults[0].text, "web.yaml:7:3: spec.containers: required");
+    assert_eq!(document.rejected[0].kept, ["default/web-edge1"]);
+    assert_eq!(document.events[0].reason.as_deref(), Some("Started"));
+    assert_eq!(document.events[0].involved_object.field_path.as_deref(), Some("spec.containers{web}"));
+
+    let sources: Vec<SourceDocument> = fixture.client.get_json("/limpet/v1/sources").await.unwrap();
+    assert_eq!((sources[0].health.as_str(), sources[0].rejected.len()), ("good", 1));
+
+    let missing = fixture.client.get_json::<Value>("/limpet/v1/pods/default/gone/describe").await.unwrap_err();
+    assert_eq!(missing.to_string(), "no pod default/gone on this node");
+}
+
+#[tokio::test]
+async fn a_watch_tells_the_state_then_every_change() {
+    let fixture = fixture("watch");
+    let pod = web();
+    let key = &pod.record.key;
+    fixture.state.observed.publish(key, Some(Arc::clone(&pod)));
+    let mut lines = fixture.client.lines::<PodChange>("/limpet/v1/pods?watch=1").await.unwrap();
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Added(_))));
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Synced)));
+
+    *fixture.file.lock().unwrap() = rejecting(Some(key));
+    fixture.state.observed.touch();
+    let Some(PodChange::Modified(entry)) = lines.next().await.unwrap() else { panic!("the note is news") };
+    assert!(entry.note.unwrap().starts_with("newer manifest rejected"));
+
+    fixture.state.observed.publish(key, None);
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Deleted(_))));
+    fixture.stop.cancel();
+    fixture.server.await.unwrap();
+    assert!(!matches!(lines.next().await, Ok(Some(_))), "a stopped agent ends the watch");
+}
+
+#[tokio::test]
+async fn events_are_watched_with_their_counts() {
+    let fixture = fixture("events");
+    let key = PodKey::new("default", "web-edge1");
+    fixture.state.events.record(event(&key, "Pulling"));
+    fixture.state.events.record(event(&PodKey::new("default", "other"), "Pulling"));
+    let path = "/limpet/v1/events?watch=1&pod=default/web-edge1";
+    let mut lines = fixture.client.lines::<KubeEvent>(path).await.unwrap();
+    assert_eq!(lines.next().await.unwrap().unwrap().count, Some(1));
+    fixture.state.events.record(event(&PodKey::new("default", "other"), "Started"));
+    fixture.state.events.record(event(&key, "Pulling"));
+    assert_eq!(lines.next().await.unwrap().unwrap().count, Some(2), "a repeat is told again, others are not");
+
+    let list: List<KubeEvent> = fixture.client.get_json("/limpet/v1/events").await.unwrap();
+    let reasons: Vec<_> = list.items.iter().filter_map(|event| event.reason.as_deref()).collect();
+    assert_eq!(reasons, ["Pulling", "Started", "Pulling"]);
+}
+
+#[tokio::test]
+async fn health_asks_the_loop_and_readiness_the_parts() {
+    let mut fixture = fixture("health");
+    let beating = tokio::spawn(async move {
+        loop {
+            fixture.heartbeat.beat().await;
+        }
+    });
+    assert_eq!(fixture.client.get_text("/healthz").await.unwrap(), "ok");
+    assert_eq!(fixture.client.get_text("/healthz/ping").await.unwrap(), "ok");
+    assert_eq!(fixture.client.get_text("/healthz/syncloop").await.unwrap(), "ok");
+    let refused = fixture.client.get_text("/readyz").await.unwrap_err().to_string();
+    assert!(
+        refused.contains("[+]syncloop ok\n[-]containerd failed: not connected\n[-]source file failed"),
+        "{refused}"
+    );
+    fixture.state.health.set_containerd(true);
+    *fixture.file.lock().unwrap() = rejecting(None);
+    assert_eq!(fixture.client.get_text("/readyz").await.unwrap(), "ok");
+
+    beating.abort();
+    let _ = beating.await;
+    let refused = fixture.client.get_text("/livez").await.unwrap_err().to_string();
+    assert!(refused.contains("[-]syncloop failed"), "a loop that is gone is noticed: {refused}");
+}
+
+#[tokio::test]
+async fn metrics_and_configuration_are_shown() {
+    let fixture = fixture("metrics");
+    let page = fixture.client.get_text("/metrics").await.unwrap();
+    assert!(page.contains("kubelet_running_pods 0\n") && page.ends_with("# EOF\n"), "{page}");
+    let config: Value = fixture.client.get_json("/configz").await.unwrap();
+    assert_eq!(config["kubeletconfig"]["maxPods"], 110);
+}
+
+#[tokio::test]
+async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
+    let dir = TempDir::new("bind");
+    let path = dir.0.join("limpet.sock");
+    let first = bind(&path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(matches!(bind(&path), Err(ServerError::InUse { .. })));
+    drop(first);
+    drop(bind(&path).unwrap());
+
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(bind(&path), Err(ServerError::NotASocket { .. })));
+    assert!(matches!(bind_metrics("192.0.2.1:9000".parse().unwrap()).await, Err(ServerError::NotLoopback { .. })));
+}

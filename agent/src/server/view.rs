@@ -1,0 +1,301 @@
+//! From snapshots to documents: pure, nothing is copied that is only written out.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStatus, Event as KubeEvent, EventSource, ObjectReference, PodSpec, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::Serialize;
+
+use super::document::{
+    ContainerDocument, DescribeDocument, FaultDocument, PodEntry, PodNames, RejectionDocument, SourceDocument,
+};
+use super::sources::SourceView;
+use crate::pod::{Fault, PodKey, PodRecord, Severity};
+use crate::source::{Health, Rejection, SourceKind};
+use crate::status::event::{Event, EventType};
+use crate::status::observed::{ObservedPod, ObservedPods};
+
+/// A Pod as it is written out, borrowed from the snapshots.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodView<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Cow<'a, ObjectMeta>,
+    spec: Cow<'a, PodSpec>,
+    status: Cow<'a, PodStatus>,
+}
+
+/// A Kubernetes list.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodListView<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: BTreeMap<(), ()>,
+    items: Vec<PodView<'a>>,
+}
+
+impl<'a> FromIterator<PodView<'a>> for PodListView<'a> {
+    fn from_iter<I: IntoIterator<Item = PodView<'a>>>(pods: I) -> Self {
+        Self { api_version: "v1", kind: "PodList", metadata: BTreeMap::new(), items: pods.into_iter().collect() }
+    }
+}
+
+/// One pod as all the routes see it.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    /// The version a worker has, or else the one a source publishes.
+    pub(super) record: Arc<PodRecord>,
+    /// What a worker says; `None` while no worker has spoken of it.
+    pub(super) observed: Option<Arc<ObservedPod>>,
+    /// For the NOTE column.
+    pub(super) note: Option<String>,
+}
+
+/// Every pod that is observed or wanted, by key; what only a source knows of yet is there as pending.
+pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView]) -> BTreeMap<PodKey, Row> {
+    let mut rows = BTreeMap::new();
+    for (key, pod) in &observed.pods {
+        let row = Row { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)), note: pod.note.clone() };
+        rows.insert(key.clone(), row);
+    }
+    for source in sources {
+        for (key, record) in &source.snapshot.pods {
+            rows.entry(key.clone()).or_insert_with(|| Row { record: Arc::clone(record), observed: None, note: None });
+        }
+    }
+    for source in sources {
+        for rejection in source.snapshot.rejected.values() {
+            for key in &rejection.kept {
+                let Some(row) = rows.get_mut(key) else { continue };
+                let refused = format!("newer manifest rejected, see: limpet describe {}", row.record.key.name());
+                row.note = Some(match row.note.take() {
+                    Some(note) => format!("{note}; {refused}"),
+                    None => refused,
+                });
+            }
+        }
+    }
+    rows
+}
+
+impl Row {
+    /// The pod with its live status.
+    pub(super) fn pod(&self) -> PodView<'_> {
+        let record = &self.record;
+        let mut metadata = Cow::Borrowed(&record.pod.metadata);
+        let status = match &self.observed {
+            Some(observed) => {
+                if let Some(since) = observed.terminating_since {
+                    let metadata = metadata.to_mut();
+                    metadata.deletion_timestamp = Some(Time(since));
+                    metadata.deletion_grace_period_seconds = i64::try_from(record.grace_seconds()).ok();
+                }
+                Cow::Borrowed(&observed.status)
+            }
+            None => Cow::Owned(PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() }),
+        };
+        PodView { api_version: "v1", kind: "Pod", metadata, spec: Cow::Borrowed(record.spec()), status }
+    }
+
+    /// The pod as the runtime has it: its names and the containers that run, as kubelet's `/runningpods/` shows it.
+    /// `None` when none runs.
+    pub(super) fn running(&self) -> Option<PodView<'_>> {
+        let status = &self.observed.as_ref()?.status;
+        let runs = |container: &&ContainerStatus| container.state.as_ref().is_some_and(|state| state.running.is_some());
+        let containers: Vec<Container> = (status.init_container_statuses.iter().chain(&status.container_statuses))
+            .flatten()
+            .filter(runs)
+            .map(|status| Container {
+                name: status.name.clone(),
+                image: Some(status.image.clone()),
+                ..Container::default()
+            })
+            .collect();
+        let metadata = ObjectMeta {
+            name: Some(self.record.key.name().to_owned()),
+            namespace: Some(self.record.key.namespace().to_owned()),
+            uid: Some(self.record.uid.as_str().to_owned()),
+            ..ObjectMeta::default()
+        };
+        (!containers.is_empty()).then(|| PodView {
+            api_version: "v1",
+            kind: "Pod",
+            metadata: Cow::Owned(metadata),
+            spec: Cow::Owned(PodSpec { containers, ..PodSpec::default() }),
+            status: Cow::Owned(PodStatus::default()),
+        })
+    }
+
+    /// The pod with what the Pod API has no field for.
+    pub(super) fn entry(&self, node: &str) -> PodEntry<PodView<'_>> {
+        PodEntry {
+            source: self.record.source.to_string(),
+            origin: self.record.origin.to_string(),
+            manifest_name: self.manifest_name(node).to_owned(),
+            fingerprint: self.record.fingerprint.to_string(),
+            note: self.note.clone(),
+            pod: self.pod(),
+        }
+    }
+
+    /// The name in the manifest: a static pod's without the node's name behind it.
+    fn manifest_name(&self, node: &str) -> &str {
+        let name = self.record.key.name();
+        if self.record.source == SourceKind::Api {
+            return name;
+        }
+        name.strip_suffix(node).and_then(|rest| rest.strip_suffix('-')).filter(|rest| !rest.is_empty()).unwrap_or(name)
+    }
+
+    /// The pod's names and its containers'.
+    pub(super) fn names(&self, node: &str) -> PodNames {
+        let spec = self.record.spec();
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        PodNames {
+            namespace: self.record.key.namespace().to_owned(),
+            name: self.record.key.name().to_owned(),
+            manifest_name: self.manifest_name(node).to_owned(),
+            containers: containers.map(|container| container.name.clone()).collect(),
+        }
+    }
+
+    /// All there is to say of the pod.
+    pub(super) fn describe<'a>(
+        &'a self,
+        node: &str,
+        sources: &[SourceView],
+        events: &[Event],
+    ) -> DescribeDocument<PodView<'a>> {
+        let key = &self.record.key;
+        let containers = self.observed.iter().flat_map(|observed| &observed.containers).map(|(name, container)| {
+            let document = ContainerDocument {
+                id: container.id.clone(),
+                pid: container.pid,
+                log_path: container.log_path.clone(),
+            };
+            (name.clone(), document)
+        });
+        let rejected = (sources.iter().flat_map(|source| source.snapshot.rejected.values()))
+            .filter(|rejection| rejection.kept.contains(key))
+            .map(|refused| rejection(refused))
+            .collect();
+        // The note that sends people here for the rejected manifest has done its work.
+        let note = self.observed.as_ref().and_then(|observed| observed.note.clone());
+        DescribeDocument {
+            entry: PodEntry { note, ..self.entry(node) },
+            containers: containers.collect(),
+            rejected,
+            events: events.iter().filter(|event| is_about(event, key)).map(|each| event(each, node)).collect(),
+        }
+    }
+}
+
+/// Whether the event is about that pod.
+pub(super) fn is_about(event: &Event, key: &PodKey) -> bool {
+    event.pod.as_ref().is_some_and(|(of, _)| of == key)
+}
+
+/// A source as people see it.
+pub(super) fn source(view: &SourceView) -> SourceDocument {
+    let snapshot = &view.snapshot;
+    let (health, detail) = match &snapshot.health {
+        Health::Starting => ("starting", view.backend.to_string()),
+        Health::Good => ("good", view.backend.to_string()),
+        Health::Unavailable(why) => ("unavailable", why.to_string()),
+    };
+    SourceDocument {
+        source: view.kind.to_string(),
+        place: view.place.to_string(),
+        health: health.to_owned(),
+        detail,
+        last_good: view.last_good.map(Time),
+        pods: snapshot.pods.len(),
+        rejected: snapshot.rejected.values().map(|refused| rejection(refused)).collect(),
+    }
+}
+
+fn rejection(refused: &Rejection) -> RejectionDocument {
+    let mut faults: Vec<&Fault> = refused.faults.iter().collect();
+    faults.sort_by_key(|fault| fault.severity);
+    RejectionDocument {
+        origin: refused.origin.to_string(),
+        faults: faults.into_iter().map(fault).collect(),
+        kept: refused.kept.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn fault(fault: &Fault) -> FaultDocument {
+    let severity = match fault.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    };
+    FaultDocument {
+        severity: severity.to_owned(),
+        line: fault.position.map(|(line, _)| line),
+        column: fault.position.map(|(_, column)| column),
+        path: fault.path.clone(),
+        message: fault.message.clone(),
+        remedy: fault.remedy.clone(),
+        text: fault.to_string(),
+    }
+}
+
+/// An event as Kubernetes has it (core/v1).
+pub(super) fn event(event: &Event, node: &str) -> KubeEvent {
+    let (involved_object, namespace) = match &event.pod {
+        Some((key, uid)) => {
+            let field_path = event.container.as_ref().map(|name| format!("spec.containers{{{name}}}"));
+            let object = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Pod".to_owned()),
+                namespace: Some(key.namespace().to_owned()),
+                name: Some(key.name().to_owned()),
+                uid: Some(uid.to_string()),
+                field_path,
+                ..ObjectReference::default()
+            };
+            (object, key.namespace().to_owned())
+        }
+        None => {
+            let object = ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                uid: Some(node.to_owned()),
+                ..ObjectReference::default()
+            };
+            (object, "default".to_owned())
+        }
+    };
+    let object = involved_object.name.as_deref().unwrap_or_default();
+    KubeEvent {
+        metadata: ObjectMeta {
+            name: Some(format!("{object}.{:x}", event.first_seen.as_nanosecond())),
+            namespace: Some(namespace),
+            creation_timestamp: Some(Time(event.first_seen)),
+            ..ObjectMeta::default()
+        },
+        involved_object,
+        type_: Some(type_name(event.event_type).to_owned()),
+        reason: Some(event.reason.to_owned()),
+        message: Some(event.message.clone()),
+        count: i32::try_from(event.count).ok(),
+        first_timestamp: Some(Time(event.first_seen)),
+        last_timestamp: Some(Time(event.last_seen)),
+        source: Some(EventSource { component: Some("limpet".to_owned()), host: Some(node.to_owned()) }),
+        ..KubeEvent::default()
+    }
+}
+
+fn type_name(event_type: EventType) -> &'static str {
+    match event_type {
+        EventType::Normal => "Normal",
+        EventType::Warning => "Warning",
+    }
+}

@@ -1,0 +1,86 @@
+//! Where pods come from. Each source publishes its whole view as one immutable snapshot and never waits for
+//! the consumer: the latest snapshot wins, bursts coalesce.
+
+pub mod file;
+
+use std::fmt;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use crate::pod::{Fault, PodKey, PodRecord};
+
+/// The kinds of source, in order of precedence when two claim one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SourceKind {
+    /// A directory of manifests, or one file.
+    File,
+    /// Pods pushed through the local socket.
+    Push,
+    /// A URL.
+    Http,
+    /// The apiserver.
+    Api,
+}
+
+impl SourceKind {
+    /// All kinds, in order of precedence.
+    pub const ALL: [Self; 4] = [Self::File, Self::Push, Self::Http, Self::Api];
+
+    /// The name kubelet gives the source in logs and in `kubernetes.io/config.source`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Push => "push",
+            Self::Http => "http",
+            Self::Api => "api",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
+impl fmt::Display for SourceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A manifest that was not taken, and what runs in its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rejection {
+    /// The file or URL.
+    pub origin: Arc<str>,
+    /// Why, at least one error among them.
+    pub faults: Vec<Fault>,
+    /// Pods whose last good version is kept because of it.
+    pub kept: Vec<PodKey>,
+}
+
+/// How a source is doing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Health {
+    /// It has not spoken yet.
+    #[default]
+    Starting,
+    /// What it published is what is there.
+    Good,
+    /// It cannot read now; what it published last stands. The text says why and what is kept.
+    Unavailable(Arc<str>),
+}
+
+/// One source's whole view at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct SourceSnapshot {
+    /// Every pod of the source, last good versions included.
+    pub pods: OrdMap<PodKey, Arc<PodRecord>>,
+    /// True once the source has read its place for the first time: from then on, what is missing is gone.
+    pub ready: bool,
+    /// How it is doing.
+    pub health: Health,
+    /// What was refused, by file or URL.
+    pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,
+}

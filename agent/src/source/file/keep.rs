@@ -1,0 +1,131 @@
+//! What was last good, on its way to the disk: one write at a time, off the agent's thread; a failed one is tried
+//! again with the next change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::task::{JoinError, JoinHandle};
+use tracing::error;
+
+use crate::source::SourceKind;
+use crate::store::{Changes, Manifests, Store, StoreError};
+use crate::watch::DirectoryId;
+
+/// A write that has ended: what was to be written, and how it went.
+type Written = Result<(Changes, Result<bool, StoreError>), JoinError>;
+
+/// The file source's part of the database.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    store: Arc<Store>,
+    /// The configured path: what the accepted directory is kept by.
+    path: Arc<str>,
+    pending: Changes,
+    writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
+}
+
+impl Keeper {
+    pub(super) fn new(store: Arc<Store>, path: Arc<str>) -> Self {
+        Self { store, path, pending: Changes::default(), writing: None }
+    }
+
+    /// What was kept by an earlier run: manifests by file, and the directory last accepted.
+    pub(super) async fn load(&self) -> (BTreeMap<Arc<str>, Manifests>, Option<DirectoryId>) {
+        let (store, path) = (Arc::clone(&self.store), Arc::clone(&self.path));
+        let read = tokio::task::spawn_blocking(move || {
+            let last_good = store.last_good(SourceKind::File)?;
+            Ok::<_, StoreError>((last_good, store.directory(&path)?))
+        });
+        match read.await {
+            Ok(Ok(kept)) => return kept,
+            Ok(Err(error)) => error!(error = chain(&error), "last good manifests cannot be read, going on without"),
+            Err(error) => error!(%error, "last good manifests cannot be read, going on without"),
+        }
+        (BTreeMap::new(), None)
+    }
+
+    /// Notes what is good of a file now; `None`: nothing.
+    pub(super) fn put(&mut self, file: Arc<str>, manifests: Option<Manifests>) {
+        self.pending.last_good.insert(file, manifests);
+    }
+
+    /// Notes which directory was accepted.
+    pub(super) fn put_directory(&mut self, id: DirectoryId) {
+        self.pending.directory = Some((Arc::clone(&self.path), id));
+    }
+
+    /// Begins to write what was noted, unless a write is under way.
+    pub(super) fn write(&mut self) {
+        if self.writing.is_some() || self.pending.is_empty() {
+            return;
+        }
+        let (store, changes) = (Arc::clone(&self.store), std::mem::take(&mut self.pending));
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            let outcome = store.apply(SourceKind::File, &changes);
+            (changes, outcome)
+        }));
+    }
+
+    /// Resolves when a write has ended and what it calls for is done; never while none is under way. Cancel safe.
+    pub(super) async fn written(&mut self) {
+        let Some(writing) = self.writing.as_mut() else { return std::future::pending().await };
+        let written = writing.await;
+        self.writing = None;
+        if self.settle(written) {
+            self.write();
+        }
+    }
+
+    /// Waits until all that was noted is on disk, or cannot be.
+    pub(super) async fn flush(&mut self) {
+        self.write();
+        while self.writing.is_some() {
+            self.written().await;
+        }
+    }
+
+    /// Whether the write succeeded; what did not reach the disk waits for the next change.
+    fn settle(&mut self, written: Written) -> bool {
+        match written {
+            Ok((_, Ok(_))) => return true,
+            Ok((changes, Err(error))) => {
+                error!(error = chain(&error), "last good manifests are not kept, trying again at the next change");
+                let newer = std::mem::replace(&mut self.pending, changes);
+                self.pending.last_good.extend(newer.last_good);
+                self.pending.directory = newer.directory.or(self.pending.directory.take());
+            }
+            Err(error) => error!(%error, "keeping last good manifests failed"),
+        }
+        false
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_did_not_reach_the_disk_comes_back_beneath_what_is_newer() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
+        let mut keeper = Keeper::new(store, Arc::from("/m"));
+        let old = DirectoryId { device: 1, inode: 1 };
+        keeper.put(Arc::from("a"), Some(vec![Arc::from(&b"1"[..])]));
+        keeper.put(Arc::from("b"), None);
+        keeper.put_directory(old);
+        let lost = std::mem::take(&mut keeper.pending);
+        keeper.put(Arc::from("a"), Some(vec![Arc::from(&b"2"[..])]));
+        let full = StoreError::SetAside { path: "/db".into(), source: std::io::ErrorKind::StorageFull.into() };
+        assert!(!keeper.settle(Ok((lost, Err(full)))));
+        assert_eq!(keeper.pending.last_good[&Arc::from("a")], Some(vec![Arc::from(&b"2"[..])]));
+        assert_eq!(keeper.pending.last_good[&Arc::from("b")], None);
+        assert_eq!(keeper.pending.directory, Some((Arc::from("/m"), old)));
+    }
+}

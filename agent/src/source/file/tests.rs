@@ -1,0 +1,355 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::pod::{Fingerprint, PodKey, PodUid};
+
+/// A language of one pod a line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
+fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
+    let mut manifest = Manifest::default();
+    for line in String::from_utf8_lossy(text).lines() {
+        match line.strip_prefix("pod ") {
+            Some(pod) => manifest.pods.push(Arc::new(pod_of(pod, origin, source, node))),
+            None if line == "hint" => manifest.faults.push(Fault::warning("spec", "hint")),
+            None => manifest.faults.push(Fault::error("spec", format!("cannot read {line}"))),
+        }
+    }
+    manifest
+}
+
+fn restore(canonical: &[u8], origin: &str, source: SourceKind, node: &str) -> Result<PodRecord, Vec<Fault>> {
+    Ok(pod_of(std::str::from_utf8(canonical).unwrap(), origin, source, node))
+}
+
+fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord {
+    let name = text.split(' ').next().unwrap();
+    let mut hash = [0; 16];
+    text.bytes()
+        .enumerate()
+        .for_each(|(index, byte)| hash[index % 16] ^= byte.rotate_left(u32::try_from(index).unwrap() / 16));
+    PodRecord {
+        key: PodKey::new("default", format!("{name}-{node}")),
+        uid: PodUid::new(name),
+        fingerprint: Fingerprint(hash),
+        immutable_fingerprint: Fingerprint(hash),
+        source,
+        origin: Arc::from(origin),
+        manifest: Arc::from(text.as_bytes()),
+        pod: k8s_openapi::api::core::v1::Pod::default(),
+    }
+}
+
+/// A running source over a directory of its own.
+struct Bench {
+    root: tempfile::TempDir,
+    directory: PathBuf,
+    store: Arc<Store>,
+    running: Option<(watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>)>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().canonicalize().unwrap().join("manifests");
+        fs::create_dir(&directory).unwrap();
+        let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
+        Self { root, directory, store, running: None }
+    }
+
+    fn start(&mut self) {
+        self.start_at(&self.directory.clone());
+    }
+
+    fn start_at(&mut self, path: &Path) {
+        let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
+        let stop = CancellationToken::new();
+        let source = FileSource::new(path, "edge1", Arc::clone(&self.store), Decoder { read, restore });
+        let publish = move |snapshot| drop(sender.send(snapshot));
+        self.running = Some((receiver, stop.clone(), tokio::spawn(source.run(publish, stop))));
+    }
+
+    /// Ends the source as SIGTERM would; what it published is in the store.
+    async fn stop(&mut self) {
+        let (_, stop, task) = self.running.take().unwrap();
+        stop.cancel();
+        task.await.unwrap();
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let beside = self.directory.parent().unwrap().join("beside");
+        fs::write(&beside, text).unwrap();
+        fs::rename(beside, self.directory.join(name)).unwrap();
+    }
+
+    /// The first snapshot that satisfies `wanted`; the time limit only ends a test that would hang.
+    async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
+        let (receiver, ..) = self.running.as_mut().unwrap();
+        let last = receiver.clone();
+        let waited = tokio::time::timeout(Duration::from_secs(20), receiver.wait_for(|now| wanted(now))).await;
+        match waited {
+            Ok(snapshot) => Arc::clone(&snapshot.unwrap()),
+            Err(_) => panic!("not reached; last: {:#?}", last.borrow()),
+        }
+    }
+
+    async fn until_pods(&mut self, pods: &[&str]) -> Arc<SourceSnapshot> {
+        self.until(|snapshot| shape(snapshot) == pods).await
+    }
+}
+
+/// `manifest text @ origin` of every pod.
+fn shape(snapshot: &SourceSnapshot) -> Vec<String> {
+    snapshot.pods.values().map(|pod| format!("{} @ {}", String::from_utf8_lossy(&pod.manifest), pod.origin)).collect()
+}
+
+fn is_unavailable(snapshot: &SourceSnapshot) -> bool {
+    matches!(snapshot.health, Health::Unavailable(_))
+}
+
+#[tokio::test]
+async fn files_come_change_and_go() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.write("notes.txt", "pod notes 1");
+    bench.write(".hidden.yaml", "pod hidden 1");
+    bench.start();
+    let snapshot = bench.until_pods(&["a 1 @ a.yaml"]).await;
+    assert!(snapshot.ready && snapshot.health == Health::Good);
+    bench.write("b.json", "pod b 1");
+    let with_b = bench.until_pods(&["a 1 @ a.yaml", "b 1 @ b.json"]).await;
+    assert!(Arc::ptr_eq(snapshot.pods.values().next().unwrap(), with_b.pods.values().next().unwrap()));
+    fs::write(bench.directory.join("b.json"), "pod b 2").unwrap();
+    bench.until_pods(&["a 1 @ a.yaml", "b 2 @ b.json"]).await;
+    fs::rename(bench.directory.join("b.json"), bench.directory.join("c.yml")).unwrap();
+    bench.until_pods(&["a 1 @ a.yaml", "b 2 @ c.yml"]).await;
+    fs::remove_file(bench.directory.join("a.yaml")).unwrap();
+    fs::remove_file(bench.directory.join("c.yml")).unwrap();
+    bench.until_pods(&[]).await;
+    bench.stop().await;
+    assert!(bench.store.last_good(SourceKind::File).unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_editor_that_renames_away_first_never_removes_the_pod() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml"]).await;
+    let (file, backup) = (bench.directory.join("a.yaml"), bench.directory.join("a.yaml~"));
+    let seen = bench.running.as_ref().unwrap().0.clone();
+    let collect = tokio::spawn(async move {
+        let mut seen = seen;
+        let mut emptied = false;
+        while seen.changed().await.is_ok() {
+            emptied |= seen.borrow_and_update().pods.is_empty();
+        }
+        emptied
+    });
+    for round in 2..12 {
+        fs::write(bench.directory.join("4913"), "").unwrap();
+        fs::remove_file(bench.directory.join("4913")).unwrap();
+        fs::rename(&file, &backup).unwrap();
+        fs::write(&file, format!("pod a {round}")).unwrap();
+        fs::remove_file(&backup).unwrap();
+        bench.until_pods(&[&format!("a {round} @ a.yaml")]).await;
+    }
+    bench.stop().await;
+    assert!(!collect.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_broken_manifest_keeps_its_last_good_pod_also_after_a_restart() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.write("two.yaml", "pod x 1\npod y 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml", "x 1 @ two.yaml", "y 1 @ two.yaml"]).await;
+    bench.write("a.yaml", "bad");
+    bench.write("two.yaml", "pod x 2\nbad");
+    for _ in 0..2 {
+        let snapshot = bench.until(|now| now.rejected.len() == 2).await;
+        assert_eq!(shape(&snapshot), ["a 1 @ a.yaml", "x 2 @ two.yaml", "y 1 @ two.yaml"]);
+        let kept = &snapshot.rejected["a.yaml"].kept;
+        assert_eq!(kept, &[PodKey::new("default", "a-edge1")]);
+        assert_eq!(snapshot.rejected["two.yaml"].kept, [PodKey::new("default", "y-edge1")]);
+        bench.stop().await;
+        bench.start();
+    }
+    bench.write("a.yaml", "pod a 2\nhint");
+    bench.write("two.yaml", "pod x 2");
+    let snapshot = bench.until_pods(&["a 2 @ a.yaml", "x 2 @ two.yaml"]).await;
+    assert!(snapshot.rejected.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_deleted_while_the_agent_was_down_is_gone() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.write("b.yaml", "pod b 1");
+    bench.start();
+    bench.until(|now| now.pods.len() == 2).await;
+    bench.stop().await;
+    fs::remove_file(bench.directory.join("a.yaml")).unwrap();
+    bench.start();
+    bench.until_pods(&["b 1 @ b.yaml"]).await;
+    bench.stop().await;
+    assert_eq!(
+        bench.store.last_good(SourceKind::File).unwrap().keys().map(|name| &**name).collect::<Vec<_>>(),
+        ["b.yaml"]
+    );
+    fs::remove_file(bench.directory.join("b.yaml")).unwrap();
+    bench.start();
+    let emptied = bench.until(|now| now.ready).await;
+    assert!(emptied.pods.is_empty() && emptied.health == Health::Good);
+}
+
+#[tokio::test]
+async fn a_directory_that_is_missing_or_another_and_empty_changes_nothing() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml"]).await;
+    let aside = bench.root.path().join("aside");
+    fs::rename(&bench.directory, &aside).unwrap();
+    let snapshot = bench.until(is_unavailable).await;
+    assert_eq!(shape(&snapshot), ["a 1 @ a.yaml"]);
+    bench.stop().await;
+
+    bench.start();
+    let missing = bench.until(is_unavailable).await;
+    assert_eq!(shape(&missing), ["a 1 @ a.yaml"]);
+    assert!(!missing.ready);
+    fs::create_dir(&bench.directory).unwrap();
+    let said = |now: &SourceSnapshot| matches!(&now.health, Health::Unavailable(why) if why.contains("is empty"));
+    let empty = bench.until(said).await;
+    assert_eq!((shape(&empty), empty.ready), (vec!["a 1 @ a.yaml".to_owned()], false));
+
+    fs::remove_dir(&bench.directory).unwrap();
+    fs::rename(&aside, &bench.directory).unwrap();
+    bench.until(|now| now.ready && now.health == Health::Good && now.pods.len() == 1).await;
+    fs::remove_file(bench.directory.join("a.yaml")).unwrap();
+    bench.until_pods(&[]).await;
+}
+
+#[tokio::test]
+async fn an_empty_directory_that_gets_a_manifest_is_the_one_to_follow() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml"]).await;
+    fs::rename(&bench.directory, bench.root.path().join("aside")).unwrap();
+    bench.until(is_unavailable).await;
+    fs::create_dir(&bench.directory).unwrap();
+    bench.write("b.yaml", "pod b 1");
+    bench.until_pods(&["b 1 @ b.yaml"]).await;
+}
+
+#[tokio::test]
+async fn two_files_that_claim_a_key_are_settled_by_name() {
+    let mut bench = Bench::new();
+    bench.write("b.yaml", "pod a 2");
+    bench.start();
+    bench.until_pods(&["a 2 @ b.yaml"]).await;
+    bench.write("a.yaml", "pod a 1");
+    let snapshot = bench.until_pods(&["a 1 @ a.yaml"]).await;
+    assert_eq!(snapshot.rejected.keys().map(|name| &**name).collect::<Vec<_>>(), ["b.yaml"]);
+    assert!(snapshot.rejected["b.yaml"].faults[0].to_string().contains("defined in a.yaml already"));
+    fs::remove_file(bench.directory.join("a.yaml")).unwrap();
+    let snapshot = bench.until_pods(&["a 2 @ b.yaml"]).await;
+    assert!(snapshot.rejected.is_empty());
+}
+
+#[tokio::test]
+async fn symlinks_are_followed_when_their_targets_change() {
+    let mut bench = Bench::new();
+    let data = bench.root.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("a.yaml"), "pod a 1").unwrap();
+    symlink(data.join("a.yaml"), bench.directory.join("a.yaml")).unwrap();
+    symlink("nowhere", bench.directory.join("lost.yaml")).unwrap();
+    for version in ["1", "2"] {
+        let version_dir = bench.directory.join(format!("..v{version}"));
+        fs::create_dir(&version_dir).unwrap();
+        fs::write(version_dir.join("p.yaml"), format!("pod p {version}")).unwrap();
+    }
+    symlink("..v1", bench.directory.join("..data")).unwrap();
+    symlink("..data/p.yaml", bench.directory.join("p.yaml")).unwrap();
+    bench.start();
+    let snapshot = bench.until_pods(&["a 1 @ a.yaml", "p 1 @ p.yaml"]).await;
+    assert!(snapshot.rejected["lost.yaml"].faults[0].message.contains("leads nowhere"));
+    fs::write(data.join("a.yaml"), "pod a 2").unwrap();
+    bench.until_pods(&["a 2 @ a.yaml", "p 1 @ p.yaml"]).await;
+    symlink("..v2", bench.directory.join("..tmp")).unwrap();
+    fs::rename(bench.directory.join("..tmp"), bench.directory.join("..data")).unwrap();
+    bench.until_pods(&["a 2 @ a.yaml", "p 2 @ p.yaml"]).await;
+    fs::write(bench.directory.join("..v2/p.yaml"), "pod p 3").unwrap();
+    bench.until_pods(&["a 2 @ a.yaml", "p 3 @ p.yaml"]).await;
+    fs::write(bench.directory.join("nowhere"), "pod found 1").unwrap();
+    bench.until(|now| now.pods.len() == 3 && now.rejected.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_burst_of_a_thousand_files_is_all_there() {
+    let mut bench = Bench::new();
+    bench.start();
+    bench.until(|now| now.ready).await;
+    for n in 0..1_000 {
+        bench.write(&format!("{n:04}.yaml"), &format!("pod p{n} 1"));
+    }
+    bench.until(|now| now.pods.len() == 1_000).await;
+    for n in 0..1_000 {
+        fs::remove_file(bench.directory.join(format!("{n:04}.yaml"))).unwrap();
+    }
+    bench.until_pods(&[]).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_rejected_and_what_is_too_large_too() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.write("big.yaml", "pod big 1");
+    bench.start();
+    bench.until(|now| now.pods.len() == 2).await;
+    fs::File::options()
+        .write(true)
+        .open(bench.directory.join("big.yaml"))
+        .unwrap()
+        .set_len(look::MAX_FILE + 1)
+        .unwrap();
+    fs::remove_file(bench.directory.join("a.yaml")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        bench.directory.join("beside.fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    fs::rename(bench.directory.join("beside.fifo"), bench.directory.join("a.yaml")).unwrap();
+    let snapshot = bench.until(|now| now.rejected.len() == 2).await;
+    assert_eq!(shape(&snapshot), ["a 1 @ a.yaml", "big 1 @ big.yaml"]);
+    let reason = |name: &str| snapshot.rejected[name].faults[0].message.clone();
+    assert!(reason("a.yaml").contains("not a regular file"), "{}", reason("a.yaml"));
+    assert!(reason("big.yaml").contains("larger than 10 MiB"), "{}", reason("big.yaml"));
+}
+
+#[tokio::test]
+async fn one_file_counts_whatever_its_name_and_its_neighbours_do_not() {
+    let mut bench = Bench::new();
+    bench.write("pods", "pod a 1");
+    bench.write("b.yaml", "pod b 1");
+    bench.start_at(&bench.directory.join("pods"));
+    bench.until_pods(&["a 1 @ pods"]).await;
+    bench.write("pods", "pod a 2");
+    bench.until_pods(&["a 2 @ pods"]).await;
+    fs::remove_file(bench.directory.join("pods")).unwrap();
+    bench.until_pods(&[]).await;
+    bench.write("pods", "pod a 3");
+    bench.until_pods(&["a 3 @ pods"]).await;
+}

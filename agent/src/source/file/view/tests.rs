@@ -1,0 +1,115 @@
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::*;
+use crate::pod::{Fingerprint, PodUid};
+use crate::source::SourceKind;
+
+fn pod(name: &str, version: u8, origin: &str) -> Arc<PodRecord> {
+    Arc::new(PodRecord {
+        key: PodKey::new("default", name),
+        uid: PodUid::new(name),
+        fingerprint: Fingerprint([version; 16]),
+        immutable_fingerprint: Fingerprint([version; 16]),
+        source: SourceKind::File,
+        origin: Arc::from(origin),
+        manifest: Arc::from(format!("{name} {version}").as_bytes()),
+        pod: Pod::default(),
+    })
+}
+
+/// A file with `pods` as (name, version), broken or not.
+type FileText<'a> = (&'a [(&'a str, u8)], bool);
+
+fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
+    let pods = pods.iter().map(|(pod_name, version)| pod(pod_name, *version, name)).collect();
+    let faults = if broken { vec![Fault::error("spec", "broken")] } else { Vec::new() };
+    view.accept(&Arc::from(name), Manifest { pods, faults }, Vec::new);
+}
+
+/// `name version` of every pod, then `!file kept…` of every rejection.
+fn shape(snapshot: &SourceSnapshot) -> Vec<String> {
+    let pods = snapshot.pods.values().map(|pod| String::from_utf8_lossy(&pod.manifest).into_owned());
+    let rejected = snapshot.rejected.values().map(|rejection| {
+        let kept = rejection.kept.iter().map(|key| format!(" {}", key.name()));
+        std::iter::once(format!("!{}", rejection.origin)).chain(kept).collect::<String>()
+    });
+    pods.chain(rejected).collect()
+}
+
+#[test]
+fn what_counts_after_a_file_changed() {
+    let cases: &[(&str, &[FileText<'_>], &[&str])] = &[
+        ("good", &[(&[("a", 1)], false)], &["a 1"]),
+        ("edited", &[(&[("a", 1)], false), (&[("a", 2)], false)], &["a 2"]),
+        ("pod taken out", &[(&[("a", 1), ("b", 1)], false), (&[("a", 1)], false)], &["a 1"]),
+        ("broken from the start", &[(&[], true)], &["!f"]),
+        ("one document broken from the start", &[(&[("a", 1)], true)], &["a 1", "!f"]),
+        ("broken later", &[(&[("a", 1)], false), (&[], true)], &["a 1", "!f a"]),
+        ("broken twice", &[(&[("a", 1)], false), (&[], true), (&[], true)], &["a 1", "!f a"]),
+        ("one broken later", &[(&[("a", 1), ("b", 1)], false), (&[("a", 2)], true)], &["a 2", "b 1", "!f b"]),
+        ("mended", &[(&[("a", 1)], false), (&[], true), (&[("a", 2)], false)], &["a 2"]),
+        ("mended without the pod", &[(&[("a", 1)], false), (&[], true), (&[("b", 1)], false)], &["b 1"]),
+        ("emptied on purpose", &[(&[("a", 1)], false), (&[], false)], &[]),
+        ("twice in one file", &[(&[("a", 1), ("a", 2)], false)], &["a 1"]),
+    ];
+    for (case, versions, expected) in cases {
+        let mut view = View::default();
+        for version in *versions {
+            take(&mut view, "f", *version);
+            view.settle(true, Health::Good);
+        }
+        assert_eq!(shape(&view.snapshot), *expected, "{case}");
+    }
+}
+
+#[test]
+fn two_claims_are_settled_by_name_and_never_by_time() {
+    let mut view = View::default();
+    take(&mut view, "b", (&[("x", 2)], false));
+    take(&mut view, "a", (&[("x", 1)], false));
+    take(&mut view, "c", (&[("x", 3), ("y", 3)], false));
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "y 3", "!b", "!c"]);
+    view.set_vanishing(&Arc::from("a"), true);
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 3", "!c"]);
+    view.remove(&Arc::from("a"));
+    assert!(view.settle(true, Health::Good).is_none());
+    view.remove(&Arc::from("b"));
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 3", "y 3"]);
+    view.remove(&Arc::from("c"));
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), Vec::<String>::new());
+    assert_eq!(view.pods(), 0);
+}
+
+#[test]
+fn a_vanishing_file_keeps_what_nobody_else_claims() {
+    let mut view = View::default();
+    take(&mut view, "a", (&[("x", 1)], false));
+    view.settle(true, Health::Good);
+    view.set_vanishing(&Arc::from("a"), true);
+    assert!(view.settle(true, Health::Good).is_none());
+}
+
+#[test]
+fn reading_the_same_again_changes_nothing() {
+    let mut view = View::default();
+    take(&mut view, "a", (&[("x", 1)], true));
+    let first = view.settle(true, Health::Good).unwrap();
+    take(&mut view, "a", (&[("x", 1)], true));
+    assert!(view.settle(true, Health::Good).is_none());
+    let second = view.settle(true, Health::Unavailable("why".into())).unwrap();
+    assert!(first.pods.ptr_eq(&second.pods));
+}
+
+#[test]
+fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
+    let mut view = View::default();
+    let broken = Manifest { pods: Vec::new(), faults: vec![Fault::error("", "broken")] };
+    view.accept(&Arc::from("a"), broken, || vec![pod("x", 1, "a")]);
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "!a x"]);
+    assert_eq!(view.manifests("a").unwrap(), [Arc::from(&b"x 1"[..])]);
+    view.accept(&Arc::from("b"), Manifest::default(), || vec![pod("y", 1, "b")]);
+    assert_eq!(view.manifests("b"), None);
+    assert_eq!(shape(&view.snapshot), ["x 1", "!a x"]);
+}

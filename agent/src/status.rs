@@ -1,0 +1,6 @@
+//! What is observed: phases, conditions, container statuses, events, metrics.
+
+pub mod event;
+pub mod generate;
+pub mod metrics;
+pub mod observed;

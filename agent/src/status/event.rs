@@ -1,0 +1,126 @@
+//! Kubernetes Events, kept in memory and bounded: what happened to which pod and why, kubelet's reasons first.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+
+use crate::pod::{PodKey, PodUid};
+
+/// How many distinct events are kept; the oldest goes first.
+pub const CAPACITY: usize = 1_000;
+
+/// Normal or Warning, as Kubernetes has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventType {
+    /// Something went its way.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+/// One event; repeats of the same one raise `count` and `last_seen`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// The pod it is about; `None` for the node.
+    pub pod: Option<(PodKey, PodUid)>,
+    /// The container it is about, when one is.
+    pub container: Option<String>,
+    /// Normal or Warning.
+    pub event_type: EventType,
+    /// kubelet's reason: `Pulling`, `Started`, `BackOff`, `FailedValidation`…
+    pub reason: &'static str,
+    /// The sentence people read.
+    pub message: String,
+    /// How often it happened.
+    pub count: u32,
+    /// When it first happened.
+    pub first_seen: Timestamp,
+    /// When it last happened.
+    pub last_seen: Timestamp,
+}
+
+/// The node's events. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Events {
+    ring: Arc<Mutex<VecDeque<Event>>>,
+    changed: Arc<tokio::sync::Notify>,
+}
+
+impl Events {
+    /// Records that something happened now; a repeat of a kept event (all but the times) is counted with it.
+    /// Returns how often it has happened.
+    pub fn emit(
+        &self,
+        pod: Option<(PodKey, PodUid)>,
+        container: Option<&str>,
+        event_type: EventType,
+        reason: &'static str,
+        message: String,
+    ) -> u32 {
+        let now = Timestamp::now();
+        let container = container.map(str::to_owned);
+        self.record(Event { pod, container, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
+    }
+
+    /// Records `event`, or counts it with the kept one that is the same but for the times. Returns the count.
+    pub fn record(&self, event: Event) -> u32 {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = ring.iter().position(|kept| {
+            kept.pod == event.pod
+                && kept.container == event.container
+                && kept.reason == event.reason
+                && kept.message == event.message
+        });
+        let event = match known.and_then(|index| ring.remove(index)) {
+            Some(kept) => Event { count: kept.count.saturating_add(1), first_seen: kept.first_seen, ..event },
+            None => event,
+        };
+        if ring.len() == CAPACITY {
+            ring.pop_front();
+        }
+        let count = event.count;
+        ring.push_back(event);
+        drop(ring);
+        self.changed.notify_waiters();
+        count
+    }
+
+    /// All kept events, the least recent first.
+    pub fn snapshot(&self) -> Vec<Event> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// Resolves at the next recorded event.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn emit(events: &Events, message: &str) -> u32 {
+        events.emit(None, Some("web"), EventType::Normal, "Started", message.to_owned())
+    }
+
+    #[test]
+    fn repeats_are_counted_and_come_last() {
+        let events = Events::default();
+        assert_eq!((emit(&events, "a"), emit(&events, "b"), emit(&events, "a")), (1, 1, 2));
+        let kept: Vec<(String, u32)> =
+            events.snapshot().into_iter().map(|event| (event.message, event.count)).collect();
+        assert_eq!(kept, [("b".to_owned(), 1), ("a".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn the_oldest_goes_when_the_ring_is_full() {
+        let events = Events::default();
+        for number in 0..=CAPACITY {
+            emit(&events, &number.to_string());
+        }
+        let kept = events.snapshot();
+        assert_eq!((kept.len(), kept[0].message.as_str()), (CAPACITY, "1"));
+    }
+}

@@ -1,0 +1,345 @@
+//! Metrics for Prometheus: kubelet's names where the thing is the same, `limpet_` where kubelet has none.
+//!
+//! Counters and histograms are fed by the parts where things happen. What is a state (running pods, health of
+//! the sources) is taken from the snapshots at each scrape, so nobody has to keep a second count of it.
+
+mod process;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use super::observed::ObservedPods;
+use crate::source::{Health, SourceKind, SourceSnapshot};
+
+/// The content type of [`Metrics::render`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// kubelet's buckets for the start of a pod, with finer ones below its half second.
+const POD_START_SECONDS: [f64; 20] = [
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
+    3600.0,
+];
+
+/// What kind of container was started, as kubelet's label `container_type` says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ContainerType {
+    /// A container that runs beside the others.
+    Container,
+    /// One that runs before them.
+    InitContainer,
+}
+
+/// What the merge emitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MergeChange {
+    /// A pod came.
+    Added,
+    /// A pod's manifest changed.
+    Updated,
+    /// A pod is to end.
+    Deleting,
+    /// A pod is gone from its source.
+    Removed,
+    /// A pod's status is to be told again.
+    Reconciled,
+}
+
+/// A label set of one label, for families whose label values come from a closed set.
+macro_rules! one_label {
+    ($set:ident, $field:ident: $value:ty) => {
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+        struct $set {
+            $field: $value,
+        }
+    };
+}
+
+/// A closed set of label values by their text.
+macro_rules! label_values {
+    ($type:ident { $($variant:ident => $text:literal),+ $(,)? }) => {
+        impl EncodeLabelValue for $type {
+            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+                encoder.write_str(match self { $(Self::$variant => $text),+ })
+            }
+        }
+    };
+}
+
+label_values!(ContainerType { Container => "container", InitContainer => "init_container" });
+label_values!(MergeChange {
+    Added => "added", Updated => "updated", Deleting => "deleting", Removed => "removed", Reconciled => "reconciled",
+});
+
+/// kubelet's values of `container_state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum ContainerState {
+    Created,
+    Running,
+    Exited,
+    Unknown,
+}
+label_values!(ContainerState { Created => "created", Running => "running", Exited => "exited", Unknown => "unknown" });
+
+/// kubelet writes `static="true"` for its own pods and an empty value for the apiserver's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Static {
+    Yes,
+    No,
+}
+label_values!(Static { Yes => "true", No => "" });
+
+one_label!(StateLabel, container_state: ContainerState);
+one_label!(StaticLabel, r#static: Static);
+one_label!(TypeLabel, container_type: ContainerType);
+one_label!(OperationLabel, operation_type: &'static str);
+one_label!(ChangeLabel, change: MergeChange);
+one_label!(SourceLabel, source: &'static str);
+one_label!(NodeLabel, node: String);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StartErrorLabels {
+    container_type: ContainerType,
+    code: &'static str,
+}
+
+/// The node's metrics. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    running_pods: Gauge,
+    running_containers: Family<StateLabel, Gauge>,
+    desired_pods: Family<StaticLabel, Gauge>,
+    started_pods: Counter,
+    started_pods_errors: Counter,
+    started_containers: Family<TypeLabel, Counter>,
+    started_containers_errors: Family<StartErrorLabels, Counter>,
+    pod_start: Histogram,
+    operations: Family<OperationLabel, Counter>,
+    operation_errors: Family<OperationLabel, Counter>,
+    operation_seconds: Family<OperationLabel, Histogram>,
+    rejected: Gauge,
+    source_healthy: Family<SourceLabel, Gauge>,
+    containerd_connected: Gauge,
+    merge_changes: Family<ChangeLabel, Counter>,
+}
+
+impl Metrics {
+    /// A fresh set of metrics for the node of that name.
+    pub fn new(node_name: &str) -> Self {
+        let mut metrics = Self {
+            registry: Arc::default(),
+            running_pods: Gauge::default(),
+            running_containers: Family::default(),
+            desired_pods: Family::default(),
+            started_pods: Counter::default(),
+            started_pods_errors: Counter::default(),
+            started_containers: Family::default(),
+            started_containers_errors: Family::default(),
+            pod_start: Histogram::new(POD_START_SECONDS),
+            operations: Family::default(),
+            operation_errors: Family::default(),
+            operation_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.005, 2.5, 14))),
+            rejected: Gauge::default(),
+            source_healthy: Family::default(),
+            containerd_connected: Gauge::default(),
+            merge_changes: Family::default(),
+        };
+        metrics.registry = Arc::new(metrics.register(node_name));
+        metrics
+    }
+
+    fn register(&self, node_name: &str) -> Registry {
+        let mut all = Registry::default();
+        // The encoder adds `_total` to counters and a full stop to help texts.
+        all.register("kubelet_running_pods", "Pods with a running container", self.running_pods.clone());
+        all.register("kubelet_running_containers", "Containers by state", self.running_containers.clone());
+        all.register("kubelet_desired_pods", "Pods the sources ask for", self.desired_pods.clone());
+        all.register("kubelet_started_pods", "Pods whose start was begun", self.started_pods.clone());
+        all.register("kubelet_started_pods_errors", "Pods whose start failed", self.started_pods_errors.clone());
+        all.register("kubelet_started_containers", "Containers whose start was begun", self.started_containers.clone());
+        all.register(
+            "kubelet_started_containers_errors",
+            "Containers whose start failed",
+            self.started_containers_errors.clone(),
+        );
+        all.register(
+            "kubelet_pod_start_duration_seconds",
+            "Seconds from first seeing a pod to all its containers running",
+            self.pod_start.clone(),
+        );
+        all.register("kubelet_runtime_operations", "Calls to containerd", self.operations.clone());
+        all.register("kubelet_runtime_operations_errors", "Calls that failed", self.operation_errors.clone());
+        all.register(
+            "kubelet_runtime_operations_duration_seconds",
+            "Seconds a call to containerd took",
+            self.operation_seconds.clone(),
+        );
+        let node = Family::<NodeLabel, Gauge>::default();
+        node.get_or_create(&NodeLabel { node: node_name.to_owned() }).set(1);
+        all.register("kubelet_node_name", "The node's name; always 1", node);
+        all.register("kubernetes_build", "What this agent is", build_info());
+        all.register("limpet_manifests_rejected", "Manifests refused by their source now", self.rejected.clone());
+        all.register("limpet_source_healthy", "1 while a source reads its place", self.source_healthy.clone());
+        all.register(
+            "limpet_containerd_connected",
+            "1 while containerd's event stream is open",
+            self.containerd_connected.clone(),
+        );
+        all.register("limpet_merge_changes", "Changes the merge handed on", self.merge_changes.clone());
+        all.register_collector(Box::new(process::ProcessCollector));
+        all
+    }
+
+    /// A pod's start is begun.
+    pub fn pod_start_begun(&self) {
+        self.started_pods.inc();
+    }
+
+    /// A pod could not be started: its sandbox, volumes or network failed.
+    pub fn pod_start_failed(&self) {
+        self.started_pods_errors.inc();
+    }
+
+    /// All containers of a pod run, `took` after the pod was first seen.
+    pub fn pod_started(&self, took: Duration) {
+        self.pod_start.observe(took.as_secs_f64());
+    }
+
+    /// A container's start is begun.
+    pub fn container_start_begun(&self, container_type: ContainerType) {
+        self.started_containers.get_or_create(&TypeLabel { container_type }).inc();
+    }
+
+    /// A container could not be started; `code` is kubelet's reason: `CreateContainerError`, `ErrImagePull`…
+    pub fn container_start_failed(&self, container_type: ContainerType, code: &'static str) {
+        self.started_containers_errors.get_or_create(&StartErrorLabels { container_type, code }).inc();
+    }
+
+    /// A call to containerd returned after `took`.
+    pub fn runtime_operation(&self, operation: &'static str, took: Duration, succeeded: bool) {
+        let label = OperationLabel { operation_type: operation };
+        self.operations.get_or_create(&label).inc();
+        self.operation_seconds.get_or_create(&label).observe(took.as_secs_f64());
+        if !succeeded {
+            self.operation_errors.get_or_create(&label).inc();
+        }
+    }
+
+    /// Whether containerd's event stream is open.
+    pub fn set_containerd_connected(&self, connected: bool) {
+        self.containerd_connected.set(i64::from(connected));
+    }
+
+    /// The merge handed on a change.
+    pub fn merge_change(&self, change: MergeChange) {
+        self.merge_changes.get_or_create(&ChangeLabel { change }).inc();
+    }
+
+    /// Takes what the snapshots say and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).
+    pub fn render<'a>(
+        &self,
+        pods: &ObservedPods,
+        sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot)>,
+    ) -> String {
+        self.take_pods(pods);
+        self.take_sources(sources);
+        let mut page = String::new();
+        if text::encode(&mut page, &self.registry).is_err() {
+            // Writing to a String cannot fail; should an encoder refuse a value, the scrape says so by its missing EOF.
+            page.clear();
+            let _ = writeln!(page, "# a metric could not be encoded");
+        }
+        page
+    }
+
+    fn take_pods(&self, observed: &ObservedPods) {
+        let mut running = 0;
+        let mut states = [
+            (ContainerState::Created, 0),
+            (ContainerState::Running, 0),
+            (ContainerState::Exited, 0),
+            (ContainerState::Unknown, 0),
+        ];
+        for pod in observed.pods.values() {
+            let status = &pod.status;
+            let mut any = false;
+            for container in status.init_container_statuses.iter().chain(&status.container_statuses).flatten() {
+                let state = state_of(container);
+                any |= state == Some(ContainerState::Running);
+                if let Some((_, count)) = states.iter_mut().find(|(each, _)| Some(*each) == state) {
+                    *count += 1;
+                }
+            }
+            running += i64::from(any);
+        }
+        self.running_pods.set(running);
+        for (container_state, count) in states {
+            self.running_containers.get_or_create(&StateLabel { container_state }).set(count);
+        }
+    }
+
+    fn take_sources<'a>(&self, sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot)>) {
+        let (mut of_node, mut of_apiserver, mut rejected) = (0, 0, 0);
+        for (kind, snapshot) in sources {
+            let pods = i64::try_from(snapshot.pods.len()).unwrap_or(i64::MAX);
+            if kind == SourceKind::Api {
+                of_apiserver += pods;
+            } else {
+                of_node += pods;
+            }
+            rejected += i64::try_from(snapshot.rejected.len()).unwrap_or(i64::MAX);
+            let healthy = snapshot.health == Health::Good;
+            self.source_healthy.get_or_create(&SourceLabel { source: kind.as_str() }).set(i64::from(healthy));
+        }
+        self.desired_pods.get_or_create(&StaticLabel { r#static: Static::Yes }).set(of_node);
+        self.desired_pods.get_or_create(&StaticLabel { r#static: Static::No }).set(of_apiserver);
+        self.rejected.set(rejected);
+    }
+}
+
+/// The state a container that exists is in; `None` while none has been made.
+fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
+    let state = container.state.as_ref()?;
+    if state.running.is_some() {
+        return Some(ContainerState::Running);
+    }
+    if let Some(ended) = &state.terminated {
+        let unseen = ended.reason.as_deref() == Some("ContainerStatusUnknown");
+        return Some(if unseen { ContainerState::Unknown } else { ContainerState::Exited });
+    }
+    // A container that waits has either been made once and ended, or exists and has not been started, or is not there.
+    if container.last_state.as_ref().is_some_and(|last| last.terminated.is_some()) {
+        return Some(ContainerState::Exited);
+    }
+    container.container_id.as_ref().map(|_| ContainerState::Created)
+}
+
+type BuildLabels = Vec<(&'static str, String)>;
+
+fn build_info() -> Info<BuildLabels> {
+    Info::new(vec![
+        ("git_version", format!("v{}", env!("CARGO_PKG_VERSION"))),
+        ("major", env!("CARGO_PKG_VERSION_MAJOR").to_owned()),
+        ("minor", env!("CARGO_PKG_VERSION_MINOR").to_owned()),
+        ("platform", format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)),
+    ])
+}
+
+/// Counts of seconds as the process collector reads them.
+type Seconds = prometheus_client::metrics::counter::ConstCounter<f64>;
+
+/// A gauge whose value is read at the scrape.
+type Reading = prometheus_client::metrics::gauge::ConstGauge<f64>;
+
+#[cfg(test)]
+mod tests;

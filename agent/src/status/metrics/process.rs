@@ -1,0 +1,82 @@
+//! The usual `process_*` metrics of the agent itself, read from `/proc/self` at each scrape.
+//!
+//! What cannot be read is left out of the page rather than reported as zero.
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+
+use super::{Reading, Seconds};
+
+/// Clock ticks per second in `/proc`: 100 in the ABI of every architecture the agent is built for.
+const USER_HZ: f64 = 100.0;
+
+#[derive(Debug)]
+pub(super) struct ProcessCollector;
+
+impl Collector for ProcessCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let stat = parse_stat(&read("/proc/self/stat"));
+        if let Some(stat) = &stat {
+            let spent = Seconds::new(stat.cpu_seconds);
+            let help = "Processor time spent in user and system mode";
+            spent.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, spent.metric_type())?)?;
+        }
+        let started = stat.zip(boot_time(&read("/proc/stat"))).map(|(stat, boot)| boot + stat.start_seconds);
+        let status = read("/proc/self/status");
+        let open = std::fs::read_dir("/proc/self/fd").ok().map(|dir| dir.count() as f64 - 1.0);
+        let readings = [
+            ("process_start_time_seconds", "When the agent began, in seconds since 1970", started),
+            ("process_resident_memory_bytes", "Memory in use", kibibytes(&status, "VmRSS:")),
+            ("process_virtual_memory_bytes", "Address space in use", kibibytes(&status, "VmSize:")),
+            ("process_open_fds", "Open file descriptors", open),
+        ];
+        for (name, help, value) in readings {
+            if let Some(value) = value {
+                let reading = Reading::new(value);
+                reading.encode(encoder.encode_descriptor(name, help, None, reading.metric_type())?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Stat {
+    cpu_seconds: f64,
+    /// Seconds from boot to the start of the process.
+    start_seconds: f64,
+}
+
+/// Reads `/proc/<pid>/stat` (proc_pid_stat(5)): fields 14 and 15 are CPU time, 22 is the start time.
+fn parse_stat(stat: &str) -> Option<Stat> {
+    // Field 2 is the program's name in parentheses and may hold anything, so counting begins behind it.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
+    Some(Stat { cpu_seconds: (ticks(14)? + ticks(15)?) / USER_HZ, start_seconds: ticks(22)? / USER_HZ })
+}
+
+/// Seconds since 1970 at which the machine booted, by today's clock.
+fn boot_time(stat: &str) -> Option<f64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+fn kibibytes(status: &str, name: &str) -> Option<f64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(value.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_proc() {
+        let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20 0 1 0 12345 0 0";
+        assert_eq!(parse_stat(stat), Some(Stat { cpu_seconds: 2.0, start_seconds: 123.45 }));
+        assert_eq!(parse_stat("42 (short) S 1"), None);
+        assert_eq!(boot_time("cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_000.0));
+        assert_eq!(kibibytes("VmSize:\t  10 kB\nVmRSS:\t   4 kB\n", "VmRSS:"), Some(4096.0));
+        assert_eq!(kibibytes("", "VmRSS:"), None);
+    }
+}

@@ -1,0 +1,93 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+
+use super::*;
+use crate::status::observed::Observed;
+use crate::status::observed::tests::observed;
+
+/// Checks a page as an OpenMetrics parser would and returns its samples.
+fn parse(page: &str) -> Vec<(String, f64)> {
+    let body = page.strip_suffix("# EOF\n").expect("the page ends with EOF");
+    let mut declared = BTreeSet::new();
+    let mut samples = Vec::new();
+    for line in body.lines() {
+        if let Some(comment) = line.strip_prefix("# ") {
+            let mut words = comment.split(' ');
+            assert!(matches!(words.next(), Some("HELP" | "TYPE")), "{line}");
+            declared.insert(words.next().unwrap().to_owned());
+            continue;
+        }
+        let (name, value) = line.rsplit_once(' ').expect("a sample is a name and a value");
+        let family = name.split('{').next().unwrap();
+        assert!(declared.iter().any(|known| family.starts_with(known.as_str())), "{line} is not declared");
+        samples.push((name.to_owned(), value.parse().expect("a number")));
+    }
+    samples
+}
+
+fn value(samples: &[(String, f64)], name: &str) -> f64 {
+    samples.iter().find(|(sample, _)| sample == name).unwrap_or_else(|| panic!("no {name} in {samples:#?}")).1
+}
+
+#[test]
+fn a_scrape_tells_what_happened_and_what_is() {
+    let metrics = Metrics::new("edge1");
+    metrics.pod_start_begun();
+    metrics.pod_started(Duration::from_millis(80));
+    metrics.container_start_begun(ContainerType::InitContainer);
+    metrics.container_start_failed(ContainerType::Container, "ErrImagePull");
+    metrics.runtime_operation("create_task", Duration::from_millis(40), true);
+    metrics.runtime_operation("create_task", Duration::from_millis(40), false);
+    metrics.set_containerd_connected(true);
+    metrics.merge_change(MergeChange::Added);
+
+    let all = Observed::default();
+    let pod = observed(json!({
+        "metadata": {"name": "web-edge1"},
+        "status": {"containerStatuses": [
+            {"name": "up", "ready": true, "restartCount": 0, "image": "", "imageID": "", "state": {"running": {}}},
+            {"name": "off", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+             "state": {"terminated": {"exitCode": 0}}},
+            {"name": "pulling", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+             "state": {"waiting": {"reason": "ErrImagePull"}}},
+        ]},
+    }));
+    all.publish(&pod.record.key, Some(Arc::clone(&pod)));
+    let mut file = SourceSnapshot { health: Health::Good, ready: true, ..SourceSnapshot::default() };
+    file.pods.insert(pod.record.key.clone(), Arc::clone(&pod.record));
+    let http = SourceSnapshot { health: Health::Unavailable("timeout".into()), ..SourceSnapshot::default() };
+
+    let page = metrics.render(&all.load(), [(SourceKind::File, &file), (SourceKind::Http, &http)]);
+    let samples = parse(&page);
+    for (name, expected) in [
+        ("kubelet_running_pods", 1.0),
+        ("kubelet_running_containers{container_state=\"running\"}", 1.0),
+        ("kubelet_running_containers{container_state=\"exited\"}", 1.0),
+        ("kubelet_running_containers{container_state=\"created\"}", 0.0),
+        ("kubelet_desired_pods{static=\"true\"}", 1.0),
+        ("kubelet_desired_pods{static=\"\"}", 0.0),
+        ("kubelet_started_pods_total", 1.0),
+        ("kubelet_started_pods_errors_total", 0.0),
+        ("kubelet_started_containers_total{container_type=\"init_container\"}", 1.0),
+        ("kubelet_started_containers_errors_total{container_type=\"container\",code=\"ErrImagePull\"}", 1.0),
+        ("kubelet_pod_start_duration_seconds_count", 1.0),
+        ("kubelet_runtime_operations_total{operation_type=\"create_task\"}", 2.0),
+        ("kubelet_runtime_operations_errors_total{operation_type=\"create_task\"}", 1.0),
+        ("kubelet_runtime_operations_duration_seconds_count{operation_type=\"create_task\"}", 2.0),
+        ("kubelet_node_name{node=\"edge1\"}", 1.0),
+        ("limpet_manifests_rejected", 0.0),
+        ("limpet_source_healthy{source=\"file\"}", 1.0),
+        ("limpet_source_healthy{source=\"http\"}", 0.0),
+        ("limpet_containerd_connected", 1.0),
+        ("limpet_merge_changes_total{change=\"added\"}", 1.0),
+    ] {
+        assert_eq!(value(&samples, name), expected, "{name}");
+    }
+    assert!(value(&samples, "process_resident_memory_bytes") > 0.0);
+    assert!(value(&samples, "process_start_time_seconds") > 1e9);
+    assert!(value(&samples, "process_open_fds") > 2.0);
+    assert!(samples.iter().any(|(name, _)| name.starts_with("kubernetes_build_info{git_version=\"v")));
+}

@@ -1,0 +1,233 @@
+//! `/etc/resolv.conf` of a pod, by `dnsPolicy` and `dnsConfig`. Pure.
+//!
+//! kubelet's rules (pkg/kubelet/network/dns): `Default` and host-network pods with `ClusterFirst` take the node's
+//! resolver; `ClusterFirst` and `ClusterFirstWithHostNet` take `clusterDNS`, the cluster's search domains before
+//! the node's and `ndots:5`, and fall back to `Default` with a warning when no `clusterDNS` is configured; `None`
+//! starts from nothing. `dnsConfig` is merged into what results, and the whole is cut to what resolvers take: 3
+//! nameservers, 32 search domains of 2,048 characters together. The file is rendered as containerd renders it.
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{PodDNSConfig, PodDNSConfigOption};
+
+use super::Warning;
+use crate::pod::PodRecord;
+
+const MAX_NAMESERVERS: usize = 3;
+const MAX_SEARCHES: usize = 32;
+const MAX_SEARCH_CHARACTERS: usize = 2048;
+/// glibc 2.28 aborts on a longer one.
+const MAX_SEARCH_LENGTH: usize = 253;
+
+/// What a resolv.conf says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Resolver {
+    pub nameservers: Vec<String>,
+    pub searches: Vec<String>,
+    pub options: Vec<String>,
+}
+
+/// What of the configuration matters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ClusterDns {
+    pub nameservers: Vec<IpAddr>,
+    pub domain: String,
+}
+
+/// What of the pod matters, owned, so that it can go to another thread.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct DnsRequest {
+    pub pod: String,
+    pub namespace: String,
+    pub policy: Option<String>,
+    pub host_network: bool,
+    pub config: Option<PodDNSConfig>,
+}
+
+impl DnsRequest {
+    pub(super) fn of(pod: &PodRecord) -> Self {
+        Self {
+            pod: pod.key.to_string(),
+            namespace: pod.key.namespace().to_owned(),
+            policy: pod.spec().dns_policy.clone(),
+            host_network: pod.host_network(),
+            config: pod.spec().dns_config.clone(),
+        }
+    }
+}
+
+impl Resolver {
+    /// Reads a resolv.conf: the last `search` line counts, a later option replaces one of its name, everything
+    /// else is ignored.
+    pub(super) fn parse(text: &str) -> Self {
+        let mut resolver = Self::default();
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+            let mut fields = line.split_whitespace();
+            match fields.next() {
+                Some("nameserver") => resolver.nameservers.extend(fields.next().map(str::to_owned)),
+                Some("search") => {
+                    let bare =
+                        |name: &str| if name == "." { name } else { name.strip_suffix('.').unwrap_or(name) }.to_owned();
+                    resolver.searches = fields.map(bare).collect();
+                }
+                Some("options") => merge_options(&mut resolver.options, fields.map(str::to_owned)),
+                _ => {}
+            }
+        }
+        resolver
+    }
+
+    /// The file's text; empty when it says nothing.
+    pub(super) fn render(&self) -> String {
+        let mut text = String::new();
+        if !self.searches.is_empty() {
+            text += &format!("search {}\n", self.searches.join(" "));
+        }
+        for nameserver in &self.nameservers {
+            text += &format!("nameserver {nameserver}\n");
+        }
+        if !self.options.is_empty() {
+            text += &format!("options {}\n", self.options.join(" "));
+        }
+        text
+    }
+}
+
+/// The pod's resolver. `node` is what the node's file says; `None` when `resolvConf` is empty, which is how lookups
+/// are turned off.
+pub(super) fn resolve(pod: &DnsRequest, node: Option<&Resolver>, cluster: &ClusterDns) -> (Resolver, Vec<Warning>) {
+    let mut warnings = Vec::new();
+    let from_cluster = match pod.policy.as_deref() {
+        Some("Default" | "None") => false,
+        Some("ClusterFirstWithHostNet") => true,
+        _ => !pod.host_network,
+    };
+    let mut resolver = if pod.policy.as_deref() == Some("None") {
+        Resolver::default()
+    } else if from_cluster && !cluster.nameservers.is_empty() {
+        from_cluster_dns(pod, node, cluster)
+    } else {
+        if from_cluster {
+            warnings.push(Warning {
+                reason: "MissingClusterDNS",
+                message: format!(
+                    "pod: {:?}. limpet does not have ClusterDNS IP configured and cannot create Pod using \
+                     \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
+                    pod.pod
+                ),
+            });
+        }
+        node.cloned().unwrap_or_else(no_lookups)
+    };
+    if let Some(config) = &pod.config {
+        append(&mut resolver, config);
+    }
+    fit(&mut resolver, &mut warnings);
+    if !pod.host_network && node.is_some() {
+        warn_of_loopback(&resolver, &mut warnings);
+    }
+    (resolver, warnings)
+}
+
+fn from_cluster_dns(pod: &DnsRequest, node: Option<&Resolver>, cluster: &ClusterDns) -> Resolver {
+    let mut searches = Vec::new();
+    if !cluster.domain.is_empty() {
+        let domain = &cluster.domain;
+        searches = vec![format!("{}.svc.{domain}", pod.namespace), format!("svc.{domain}"), domain.clone()];
+    }
+    searches.extend(node.iter().flat_map(|node| node.searches.iter().cloned()));
+    Resolver {
+        nameservers: cluster.nameservers.iter().map(IpAddr::to_string).collect(),
+        searches: without_repeats(searches),
+        options: vec!["ndots:5".to_owned()],
+    }
+}
+
+/// An empty file would make resolvers take their defaults, which is a lookup after all.
+fn no_lookups() -> Resolver {
+    Resolver { nameservers: vec!["127.0.0.1".to_owned()], searches: vec![".".to_owned()], options: Vec::new() }
+}
+
+fn append(resolver: &mut Resolver, config: &PodDNSConfig) {
+    let joined = |own: &mut Vec<String>, more: &Option<Vec<String>>| {
+        own.extend(more.iter().flatten().cloned());
+        *own = without_repeats(std::mem::take(own));
+    };
+    joined(&mut resolver.nameservers, &config.nameservers);
+    joined(&mut resolver.searches, &config.searches);
+    let option = |option: &PodDNSConfigOption| {
+        let name = option.name.as_deref().unwrap_or_default();
+        match option.value.as_deref() {
+            None | Some("") => name.to_owned(),
+            Some(value) => format!("{name}:{value}"),
+        }
+    };
+    merge_options(&mut resolver.options, config.options.iter().flatten().map(option));
+}
+
+fn merge_options(options: &mut Vec<String>, more: impl Iterator<Item = String>) {
+    let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
+    for option in more {
+        match options.iter_mut().find(|known| name(known) == name(&option)) {
+            Some(known) => *known = option,
+            None => options.push(option),
+        }
+    }
+}
+
+fn without_repeats(list: Vec<String>) -> Vec<String> {
+    let mut kept: Vec<String> = Vec::with_capacity(list.len());
+    for item in list {
+        if !kept.contains(&item) {
+            kept.push(item);
+        }
+    }
+    kept
+}
+
+/// Cuts what resolvers do not take, with kubelet's warnings.
+fn fit(resolver: &mut Resolver, warnings: &mut Vec<Warning>) {
+    if resolver.nameservers.len() > MAX_NAMESERVERS {
+        resolver.nameservers.truncate(MAX_NAMESERVERS);
+        warnings.push(Warning {
+            reason: "DNSConfigForming",
+            message: format!(
+                "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: {}",
+                resolver.nameservers.join(" ")
+            ),
+        });
+    }
+    let asked = resolver.searches.len();
+    resolver.searches.truncate(MAX_SEARCHES);
+    resolver.searches.retain(|search| search.len() <= MAX_SEARCH_LENGTH);
+    while resolver.searches.join(" ").len() > MAX_SEARCH_CHARACTERS {
+        resolver.searches.pop();
+    }
+    if resolver.searches.len() < asked {
+        warnings.push(Warning {
+            reason: "DNSConfigForming",
+            message: format!(
+                "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: {}",
+                resolver.searches.join(" ")
+            ),
+        });
+    }
+}
+
+/// A stub resolver on the node's loopback (systemd-resolved, dnsmasq) is out of a pod's reach.
+fn warn_of_loopback(resolver: &Resolver, warnings: &mut Vec<Warning>) {
+    let loopback = |server: &&String| server.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if let Some(server) = resolver.nameservers.iter().find(loopback) {
+        warnings.push(Warning {
+            reason: "DNSConfigForming",
+            message: format!(
+                "nameserver {server} is the pod's own loopback address, not the node's, so lookups will fail; set \
+                 resolvConf to a file with the real nameservers, such as /run/systemd/resolve/resolv.conf"
+            ),
+        });
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

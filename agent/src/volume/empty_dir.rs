@@ -1,0 +1,202 @@
+//! emptyDir: a directory, or a tmpfs, that lives as long as its pod.
+//!
+//! As kubelet makes it: mode 0777 unless `mode` says otherwise; with `fsGroup` the directory belongs to that group,
+//! which may read and write, and the set-group-id bit hands the group on to what is made in it. Only the directory
+//! itself is changed: it is empty when it is made. Later nothing is touched, so what a container does to its own
+//! directory stays. `sizeLimit` bounds a tmpfs; on disk it is not enforced.
+
+use std::ffi::CString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use rustix::mount::MountFlags;
+
+use super::{VolumeError, files, mount_table};
+
+/// kubelet's permissions without a `mode`.
+const DEFAULT_MODE: u32 = 0o777;
+
+/// What `fsGroup` adds: the group reads, writes and enters, and hands itself on.
+const GROUP_MODE: u32 = 0o2770;
+
+/// An emptyDir to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct EmptyDir {
+    pub path: PathBuf,
+    pub medium: Medium,
+    pub mode: u32,
+    pub group: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Medium {
+    Disk,
+    /// A tmpfs of at most so many bytes; `None`: the kernel's default, half of the memory.
+    Memory(Option<u64>),
+}
+
+impl EmptyDir {
+    /// Where the pod's emptyDir of that name lies.
+    pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
+        pod_dir.join("volumes/kubernetes.io~empty-dir").join(volume)
+    }
+
+    pub(super) fn of(
+        pod_dir: &Path,
+        volume: &str,
+        source: &EmptyDirVolumeSource,
+        fs_group: Option<i64>,
+    ) -> Result<Self, VolumeError> {
+        let unsupported = |reason: String| VolumeError::Unsupported { volume: volume.to_owned(), reason };
+        let medium = match source.medium.as_deref().unwrap_or_default() {
+            "" => Medium::Disk,
+            "Memory" => match source.size_limit.as_ref().map(|limit| limit.0.as_str()) {
+                None => Medium::Memory(None),
+                Some(limit) => {
+                    let bytes = bytes(limit)
+                        .ok_or_else(|| unsupported(format!("sizeLimit {limit:?} is not a quantity of bytes")))?;
+                    Medium::Memory(Some(bytes).filter(|bytes| *bytes > 0))
+                }
+            },
+            other => return Err(unsupported(format!("medium {other:?} is not supported; use \"\" or \"Memory\""))),
+        };
+        let group = fs_group.map(u32::try_from).transpose();
+        let group = group.map_err(|_| unsupported("fsGroup is not a group id".to_owned()))?;
+        let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(DEFAULT_MODE) & 0o1777;
+        let mode = if group.is_some() { mode | GROUP_MODE } else { mode };
+        Ok(Self { path: Self::path(pod_dir, volume), medium, mode, group })
+    }
+
+    /// Makes it, if it is not there.
+    pub(super) fn set_up(&self) -> Result<(), VolumeError> {
+        if let Some(parent) = self.path.parent() {
+            files::make_dirs(parent, 0o750)?;
+        }
+        match self.medium {
+            Medium::Disk => self.set_up_directory(),
+            Medium::Memory(limit) => self.set_up_tmpfs(limit),
+        }
+    }
+
+    /// Made under another name and renamed, so that a crash leaves none with other permissions. A volume's name has
+    /// no dot in front.
+    fn set_up_directory(&self) -> Result<(), VolumeError> {
+        if self.path.is_dir() {
+            return Ok(());
+        }
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let beside = self.path.with_file_name(format!(".new-{name}"));
+        files::make_dirs(&beside, 0o700)?;
+        if let Some(group) = self.group {
+            std::os::unix::fs::chown(&beside, None, Some(group))
+                .map_err(VolumeError::io("set the group of", &beside))?;
+        }
+        // After the group: a change of it clears the set-group-id bit.
+        files::set_mode(&beside, self.mode)?;
+        std::fs::rename(&beside, &self.path).map_err(VolumeError::io("make directory", &self.path))
+    }
+
+    fn set_up_tmpfs(&self, limit: Option<u64>) -> Result<(), VolumeError> {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path);
+        made.map_err(VolumeError::io("make directory", &self.path))?;
+        if mount_table::is_mount_point(&self.path).map_err(VolumeError::io("look at", &self.path))? {
+            return Ok(());
+        }
+        let mut data = format!("mode={:o}", self.mode);
+        data.extend(limit.map(|bytes| format!(",size={bytes}")));
+        data.extend(self.group.map(|group| format!(",gid={group}")));
+        // Digits, letters and punctuation: no zero byte.
+        let data = CString::new(data).unwrap_or_default();
+        rustix::mount::mount("tmpfs", &self.path, "tmpfs", MountFlags::empty(), data.as_c_str())
+            .map_err(|errno| VolumeError::io("mount a tmpfs on", &self.path)(errno.into()))
+    }
+}
+
+/// The bytes of a quantity (`64Mi`, `1G`, `1.5e3`, `500m`), rounded up; `None` when it is none, or negative.
+fn bytes(quantity: &str) -> Option<u64> {
+    let end = quantity.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '+').unwrap_or(quantity.len());
+    let (number, suffix) = quantity.split_at(end);
+    let factor = match suffix {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "P" => 1e15,
+        "E" => 1e18,
+        "Ki" => 2f64.powi(10),
+        "Mi" => 2f64.powi(20),
+        "Gi" => 2f64.powi(30),
+        "Ti" => 2f64.powi(40),
+        "Pi" => 2f64.powi(50),
+        "Ei" => 2f64.powi(60),
+        exponent => 10f64.powi(exponent.strip_prefix(['e', 'E'])?.parse().ok()?),
+    };
+    let bytes = (number.parse::<f64>().ok()? * factor).ceil();
+    // Beyond 2^63 the conversion saturates, which is as good as no limit.
+    bytes.is_finite().then_some(bytes as u64)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn quantities() {
+        let table = [
+            ("0", Some(0)),
+            ("1000", Some(1000)),
+            ("64Mi", Some(64 << 20)),
+            ("1.5Gi", Some(3 << 29)),
+            ("2G", Some(2_000_000_000)),
+            ("1e3", Some(1000)),
+            ("1E3", Some(1000)),
+            ("500m", Some(1)),
+            ("1Ei", Some(1 << 60)),
+            ("-1", None),
+            ("", None),
+            ("64MB", None),
+            ("e3", None),
+        ];
+        for (text, wanted) in table {
+            assert_eq!(bytes(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_made() {
+        let table = [
+            (json!({}), None, Ok((Medium::Disk, 0o777))),
+            (json!({}), Some(2000), Ok((Medium::Disk, 0o2777))),
+            (json!({"mode": 0o700}), None, Ok((Medium::Disk, 0o700))),
+            (json!({"mode": 0o1750}), Some(1), Ok((Medium::Disk, 0o3770))),
+            (json!({"medium": "Memory"}), None, Ok((Medium::Memory(None), 0o777))),
+            (json!({"medium": "Memory", "sizeLimit": "1Mi"}), None, Ok((Medium::Memory(Some(1 << 20)), 0o777))),
+            (json!({"medium": "Memory", "sizeLimit": "0"}), None, Ok((Medium::Memory(None), 0o777))),
+            (json!({"sizeLimit": "1Mi"}), None, Ok((Medium::Disk, 0o777))),
+            (
+                json!({"medium": "HugePages"}),
+                None,
+                Err("volume \"v\": medium \"HugePages\" is not supported; use \"\" or \"Memory\""),
+            ),
+        ];
+        for (source, group, wanted) in table {
+            let source: EmptyDirVolumeSource = serde_json::from_value(source).unwrap();
+            let found = EmptyDir::of(Path::new("/p"), "v", &source, group);
+            match wanted {
+                Ok((medium, mode)) => {
+                    let found = found.unwrap();
+                    assert_eq!((found.medium, found.mode), (medium, mode), "{source:?}");
+                }
+                Err(message) => assert_eq!(found.unwrap_err().to_string(), message),
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Making directories and files with exact permissions, whatever the agent's umask.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use super::VolumeError;
+use crate::pod::PodUid;
+
+/// A managed file is not read beyond this.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Makes `path` and what is missing above it, each new directory with `mode`.
+pub(super) fn make_dirs(path: &Path, mode: u32) -> Result<(), VolumeError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        make_dirs(parent, mode)?;
+    }
+    match DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => set_mode(path, mode),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(VolumeError::io("make directory", path)(error)),
+    }
+}
+
+/// Makes an empty file with `mode`; one that is there is left alone.
+pub(super) fn make_file(path: &Path, mode: u32) -> Result<(), VolumeError> {
+    match OpenOptions::new().write(true).create_new(true).mode(mode).open(path) {
+        Ok(_) => set_mode(path, mode),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(VolumeError::io("make file", path)(error)),
+    }
+}
+
+pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+        .map_err(VolumeError::io("set the permissions of", path))
+}
+
+/// Makes the file say `text`, keeping its inode, which containers have mounted. With `keep_appended` a file that goes
+/// on after `text` is right as it is: a container has added lines of its own.
+pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Result<(), VolumeError> {
+    match read(path)? {
+        Some(found) if found == text || (keep_appended && found.starts_with(text)) => return Ok(()),
+        Some(_) => {}
+        None => make_file(path, 0o644)?,
+    }
+    let write = |mut file: File| file.write_all(text.as_bytes());
+    // The file is there now; a symlink in its place is none of ours.
+    let file = OpenOptions::new().write(true).truncate(true).custom_flags(nofollow()).open(path);
+    file.and_then(write).map_err(VolumeError::io("write", path))
+}
+
+/// The file's text, `None` when there is no file. What is not UTF-8 is replaced.
+pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(VolumeError::io("read", path)(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut bytes).map_err(VolumeError::io("read", path))?;
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// The names of the directories in `dir` as pods.
+pub(super) fn directories(dir: &Path) -> Result<Vec<PodUid>, VolumeError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(VolumeError::io("list", dir)(error)),
+    };
+    let mut pods = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(VolumeError::io("list", dir))?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            pods.extend(entry.file_name().to_str().map(PodUid::new));
+        }
+    }
+    pods.sort();
+    Ok(pods)
+}
+
+/// `O_NOFOLLOW` as the standard library takes it.
+pub(super) fn nofollow() -> i32 {
+    rustix::fs::OFlags::NOFOLLOW.bits().cast_signed()
+}

@@ -1,0 +1,170 @@
+//! hostPath: a path of the node, checked against its type with kubelet's words.
+
+use std::fs::FileType;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
+
+use super::{VolumeError, files};
+
+/// `hostPath.type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HostPathType {
+    /// No check; what is missing becomes a directory, as containerd makes it of a mount's missing source.
+    Unset,
+    DirectoryOrCreate,
+    Directory,
+    FileOrCreate,
+    File,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+/// A hostPath to be checked, and made where its type says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HostPath {
+    pub volume: String,
+    pub path: PathBuf,
+    pub kind: HostPathType,
+}
+
+impl HostPath {
+    pub(super) fn of(volume: &str, source: &HostPathVolumeSource) -> Result<Self, VolumeError> {
+        let kind = match source.type_.as_deref().unwrap_or_default() {
+            "" => HostPathType::Unset,
+            "DirectoryOrCreate" => HostPathType::DirectoryOrCreate,
+            "Directory" => HostPathType::Directory,
+            "FileOrCreate" => HostPathType::FileOrCreate,
+            "File" => HostPathType::File,
+            "Socket" => HostPathType::Socket,
+            "CharDevice" => HostPathType::CharDevice,
+            "BlockDevice" => HostPathType::BlockDevice,
+            other => {
+                let reason = format!("{other:?} is an invalid hostPath type");
+                return Err(VolumeError::Unsupported { volume: volume.to_owned(), reason });
+            }
+        };
+        Ok(Self { volume: volume.to_owned(), path: source.path.clone().into(), kind })
+    }
+
+    /// Checks the path. Symlinks are followed, as in the mount later.
+    pub(super) fn set_up(&self) -> Result<(), VolumeError> {
+        let found = match std::fs::metadata(&self.path) {
+            Ok(metadata) => Some(metadata.file_type()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(VolumeError::io("look at", &self.path)(error)),
+        };
+        match verdict(self.kind, found) {
+            Verdict::Right => Ok(()),
+            Verdict::MakeDirectory => files::make_dirs(&self.path, 0o755),
+            Verdict::MakeFile => make_file(&self.path),
+            Verdict::Wrong(wanted) => {
+                Err(VolumeError::HostPathType { volume: self.volume.clone(), path: self.path.clone(), wanted })
+            }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Right,
+    MakeDirectory,
+    MakeFile,
+    /// It is not this.
+    Wrong(&'static str),
+}
+
+/// kubelet's `checkType`: "a file" is whatever exists and is no directory.
+fn verdict(kind: HostPathType, found: Option<FileType>) -> Verdict {
+    use HostPathType as T;
+    let check = |right: bool, wanted: &'static str| if right { Verdict::Right } else { Verdict::Wrong(wanted) };
+    let is = |test: fn(&FileType) -> bool| found.as_ref().is_some_and(test);
+    match kind {
+        T::Unset | T::DirectoryOrCreate if found.is_none() => Verdict::MakeDirectory,
+        T::FileOrCreate if found.is_none() => Verdict::MakeFile,
+        T::Unset => Verdict::Right,
+        T::DirectoryOrCreate | T::Directory => check(is(FileType::is_dir), "a directory"),
+        T::FileOrCreate | T::File => check(is(|found| !found.is_dir()), "a file"),
+        T::Socket => check(is(FileType::is_socket), "a socket file"),
+        T::CharDevice => check(is(FileType::is_char_device), "a character device"),
+        T::BlockDevice => check(is(FileType::is_block_device), "a block device"),
+    }
+}
+
+/// The directory above must be there, as for kubelet.
+fn make_file(path: &Path) -> Result<(), VolumeError> {
+    files::make_file(path, 0o644)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn check(path: &Path, kind: &str) -> Result<(), String> {
+        let source = HostPathVolumeSource { path: path.to_str().unwrap().to_owned(), type_: Some(kind.to_owned()) };
+        HostPath::of("v", &source).and_then(|host_path| host_path.set_up()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn kubelets_checks_and_words() {
+        let base = tempfile::tempdir().unwrap();
+        let at = |name: &str| base.path().join(name);
+        std::fs::create_dir(at("dir")).unwrap();
+        std::fs::write(at("file"), "kept").unwrap();
+        std::os::unix::fs::symlink("dir", at("link")).unwrap();
+        let _socket = UnixListener::bind(at("sock")).unwrap();
+        let table = [
+            ("", "dir", None),
+            ("", "file", None),
+            ("Directory", "dir", None),
+            ("Directory", "link", None),
+            ("Directory", "file", Some("a directory")),
+            ("Directory", "none", Some("a directory")),
+            ("DirectoryOrCreate", "dir", None),
+            ("DirectoryOrCreate", "file", Some("a directory")),
+            ("File", "file", None),
+            ("File", "dir", Some("a file")),
+            ("File", "none", Some("a file")),
+            ("FileOrCreate", "file", None),
+            ("FileOrCreate", "dir", Some("a file")),
+            ("Socket", "sock", None),
+            ("Socket", "file", Some("a socket file")),
+            ("CharDevice", "file", Some("a character device")),
+            ("BlockDevice", "none", Some("a block device")),
+        ];
+        for (kind, name, wrong) in table {
+            let path = at(name);
+            let wanted = match wrong {
+                None => Ok(()),
+                Some(wrong) => {
+                    Err(format!("volume \"v\": hostPath type check failed: {} is not {wrong}", path.display()))
+                }
+            };
+            assert_eq!(check(&path, kind), wanted, "{kind:?} {name}");
+        }
+        assert_eq!(check(Path::new("/dev/null"), "CharDevice"), Ok(()));
+        assert_eq!(std::fs::read_to_string(at("file")).unwrap(), "kept");
+        assert_eq!(check(&at("dir"), "Dir"), Err("volume \"v\": \"Dir\" is an invalid hostPath type".to_owned()));
+    }
+
+    #[test]
+    fn what_is_made() {
+        let base = tempfile::tempdir().unwrap();
+        for (kind, name, mode) in
+            [("DirectoryOrCreate", "a/b", 0o40755), ("FileOrCreate", "a/f", 0o100_644), ("", "c/d", 0o40755)]
+        {
+            let path = base.path().join(name);
+            check(&path, kind).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode(), mode, "{kind:?}");
+        }
+        let error = check(&base.path().join("no/f"), "FileOrCreate").unwrap_err();
+        assert!(error.starts_with("cannot make file "), "{error}");
+    }
+}

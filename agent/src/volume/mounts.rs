@@ -1,0 +1,216 @@
+//! One container's mounts, in the order in which they are to be made.
+//!
+//! As kubelet and containerd make them: the container's `volumeMounts`; then `/etc/hosts` (writable, also with a
+//! read-only root), `/etc/hostname` and `/etc/resolv.conf` (read-only with one) unless the container mounts
+//! something there itself; then the termination message's file. All are sorted by depth, so that a mount on `/etc`
+//! does not hide the one on `/etc/hosts`.
+
+use std::path::{Component, Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Container, VolumeMount};
+
+use super::preparation::VolumeKind;
+use super::sub_path::SubPath;
+use super::{Mount, Propagation, VolumeError, resolver, termination};
+use crate::pod::PodRecord;
+
+/// The path of the termination message in the container, unless it names another.
+const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
+
+/// Makes what the container needs of its own (termination message, subPaths) and lists its mounts.
+pub(super) fn of(
+    pod: &PodRecord,
+    container: &Container,
+    container_id: &str,
+    pod_dir: &Path,
+) -> Result<Vec<Mount>, VolumeError> {
+    let mut mounts = Vec::new();
+    for (index, wanted) in container.volume_mounts.iter().flatten().enumerate() {
+        mounts.push(volume_mount(pod, container, wanted, index, pod_dir)?);
+    }
+    let read_only_root =
+        container.security_context.as_ref().and_then(|context| context.read_only_root_filesystem).unwrap_or(false);
+    for (target, file, read_only) in [
+        ("/etc/hosts", "etc-hosts", false),
+        ("/etc/hostname", "etc-hostname", read_only_root),
+        ("/etc/resolv.conf", resolver::FILE, read_only_root),
+    ] {
+        add_file(&mut mounts, target.into(), pod_dir.join(file), read_only);
+    }
+    let message = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
+    let message = absolute(message.unwrap_or(DEFAULT_TERMINATION_PATH));
+    add_file(&mut mounts, message, termination::make(pod_dir, &container.name, container_id)?, false);
+    mounts.sort_by_key(|mount| mount.container_path.components().count());
+    Ok(mounts)
+}
+
+/// Adds a file of the agent's where the container mounts nothing itself.
+fn add_file(mounts: &mut Vec<Mount>, container_path: PathBuf, host_path: PathBuf, read_only: bool) {
+    if !mounts.iter().any(|mount| mount.container_path == container_path) {
+        mounts.push(Mount { host_path, container_path, read_only, propagation: Propagation::Private });
+    }
+}
+
+fn volume_mount(
+    pod: &PodRecord,
+    container: &Container,
+    wanted: &VolumeMount,
+    index: usize,
+    pod_dir: &Path,
+) -> Result<Mount, VolumeError> {
+    refuse_unsupported(wanted)?;
+    let volumes = pod.spec().volumes.as_deref().unwrap_or_default();
+    let volume = volumes
+        .iter()
+        .find(|volume| volume.name == wanted.name)
+        .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
+    let volume = VolumeKind::of(volume, pod_dir, None)?;
+    let host_path = match wanted.sub_path.as_deref().filter(|path| !path.is_empty()) {
+        None => volume.path().to_owned(),
+        Some(sub_path) => {
+            let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
+            part.bind(pod_dir, volume.path())?
+        }
+    };
+    Ok(Mount {
+        host_path,
+        container_path: absolute(&wanted.mount_path),
+        read_only: wanted.read_only.unwrap_or(false),
+        propagation: match wanted.mount_propagation.as_deref() {
+            Some("HostToContainer") => Propagation::HostToContainer,
+            Some("Bidirectional") => Propagation::Bidirectional,
+            _ => Propagation::Private,
+        },
+    })
+}
+
+/// What would silently be less than the manifest asks for is refused.
+fn refuse_unsupported(wanted: &VolumeMount) -> Result<(), VolumeError> {
+    let refuse = |reason: &str| {
+        Err(VolumeError::Unsupported { volume: wanted.name.clone(), reason: format!("{reason} is not supported") })
+    };
+    if wanted.sub_path_expr.as_deref().is_some_and(|path| !path.is_empty()) {
+        return refuse("subPathExpr");
+    }
+    if wanted.recursive_read_only.as_deref() == Some("Enabled") {
+        return refuse("recursiveReadOnly: Enabled");
+    }
+    if wanted.bind_mount_options.as_ref().is_some_and(|options| !options.is_empty()) {
+        return refuse("bindMountOptions");
+    }
+    Ok(())
+}
+
+/// The path from the container's root, without `.` and `..`: `a/../b/` is `/b`.
+fn absolute(path: &str) -> PathBuf {
+    let mut clean = PathBuf::from("/");
+    for component in Path::new(path).components() {
+        match component {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => {
+                clean.pop();
+            }
+            _ => {}
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::record;
+    use super::*;
+
+    /// Container path, host path below the pod's directory (or absolute), `ro` or `rw`.
+    fn list(container: serde_json::Value) -> Result<Vec<(String, String, &'static str)>, VolumeError> {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = record(json!({"volumes": [
+            {"name": "data", "emptyDir": {}},
+            {"name": "conf", "hostPath": {"path": "/etc/app"}},
+            {"name": "map", "configMap": {"name": "x"}},
+        ]}));
+        let container: Container = serde_json::from_value(container).unwrap();
+        let mounts = of(&pod, &container, "id", dir.path())?;
+        let text = |path: &Path| path.strip_prefix(dir.path()).unwrap_or(path).display().to_string();
+        let row = |mount: &Mount| {
+            (text(&mount.container_path), text(&mount.host_path), if mount.read_only { "ro" } else { "rw" })
+        };
+        Ok(mounts.iter().map(row).collect())
+    }
+
+    fn rows(rows: &[(&str, &str, &'static str)]) -> Vec<(String, String, &'static str)> {
+        rows.iter().map(|(inside, outside, mode)| ((*inside).to_owned(), (*outside).to_owned(), *mode)).collect()
+    }
+
+    #[test]
+    fn the_agents_files() {
+        let wanted = rows(&[
+            ("/etc/hosts", "etc-hosts", "rw"),
+            ("/etc/hostname", "etc-hostname", "rw"),
+            ("/etc/resolv.conf", "etc-resolv.conf", "rw"),
+            ("/dev/termination-log", "containers/c/id", "rw"),
+        ]);
+        assert_eq!(list(json!({"name": "c"})).unwrap(), wanted);
+        let wanted = rows(&[
+            ("/last", "containers/c/id", "rw"),
+            ("/etc/hosts", "etc-hosts", "rw"),
+            ("/etc/hostname", "etc-hostname", "ro"),
+            ("/etc/resolv.conf", "etc-resolv.conf", "ro"),
+        ]);
+        let container = json!({
+            "name": "c", "terminationMessagePath": "/last", "securityContext": {"readOnlyRootFilesystem": true},
+        });
+        assert_eq!(list(container).unwrap(), wanted);
+    }
+
+    #[test]
+    fn parents_come_first_and_the_containers_own_win() {
+        let container = json!({"name": "c", "volumeMounts": [
+            {"name": "data", "mountPath": "/etc/app/data"},
+            {"name": "conf", "mountPath": "/etc/app", "readOnly": true},
+            {"name": "data", "mountPath": "/etc/"},
+            {"name": "conf", "mountPath": "etc/./resolv.conf"},
+        ]});
+        let data = "volumes/kubernetes.io~empty-dir/data";
+        let wanted = rows(&[
+            ("/etc", data, "rw"),
+            ("/etc/app", "/etc/app", "ro"),
+            ("/etc/resolv.conf", "/etc/app", "rw"),
+            ("/etc/hosts", "etc-hosts", "rw"),
+            ("/etc/hostname", "etc-hostname", "rw"),
+            ("/dev/termination-log", "containers/c/id", "rw"),
+            ("/etc/app/data", data, "rw"),
+        ]);
+        assert_eq!(list(container).unwrap(), wanted);
+    }
+
+    #[test]
+    fn refusals() {
+        let table = [
+            (
+                json!({"name": "none", "mountPath": "/x"}),
+                "container \"c\" mounts volume \"none\", which the pod does not have",
+            ),
+            (
+                json!({"name": "map", "mountPath": "/x"}),
+                "volume \"map\": configMap is not supported; use emptyDir or hostPath",
+            ),
+            (
+                json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),
+                "volume \"data\": subPathExpr is not supported",
+            ),
+            (
+                json!({"name": "data", "mountPath": "/x", "recursiveReadOnly": "Enabled"}),
+                "volume \"data\": recursiveReadOnly: Enabled is not supported",
+            ),
+        ];
+        for (mount, message) in table {
+            let error = list(json!({"name": "c", "volumeMounts": [mount]})).unwrap_err();
+            assert_eq!(error.to_string(), message);
+            assert!(error.is_final());
+        }
+    }
+}

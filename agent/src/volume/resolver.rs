@@ -1,0 +1,115 @@
+//! The pods' `resolv.conf` files and the node's that they follow.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::dns::{self, DnsRequest, Resolver};
+use super::{Settings, VolumeError, Volumes, Warning, blocking, files};
+use crate::pod::PodRecord;
+use crate::watch::PathWatch;
+
+/// The file's name in a pod's directory.
+pub(super) const FILE: &str = "etc-resolv.conf";
+
+/// What the node's own file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum NodeResolver {
+    /// `resolvConf` is empty: lookups are turned off.
+    Off,
+    /// The file is not there: not yet, on a node that boots without a network, or just now, in its replacement.
+    Missing,
+    /// This.
+    Says(Resolver),
+}
+
+pub(super) fn read_nodes(settings: &Settings) -> Result<NodeResolver, VolumeError> {
+    let Some(path) = &settings.resolv_conf else { return Ok(NodeResolver::Off) };
+    Ok(match files::read(path)? {
+        None => NodeResolver::Missing,
+        Some(text) => NodeResolver::Says(Resolver::parse(&text)),
+    })
+}
+
+/// Writes a pod's file, in place, where it does not say so already. While the node's is missing, a pod keeps the
+/// one it has, and a new pod starts with what there is without the node's.
+pub(super) fn write(
+    pod_dir: &Path,
+    pod: &DnsRequest,
+    node: &NodeResolver,
+    settings: &Settings,
+) -> Result<Vec<Warning>, VolumeError> {
+    let path = pod_dir.join(FILE);
+    let nothing = Resolver::default();
+    let node = match node {
+        NodeResolver::Missing if path.exists() => return Ok(Vec::new()),
+        NodeResolver::Missing => Some(&nothing),
+        NodeResolver::Off => None,
+        NodeResolver::Says(resolver) => Some(resolver),
+    };
+    let (resolver, warnings) = dns::resolve(pod, node, &settings.cluster);
+    files::write_in_place(&path, &resolver.render(), false)?;
+    Ok(warnings)
+}
+
+impl Volumes {
+    /// Makes the files of `pods` follow the node's, in place, so that running containers see it. Pods that are not
+    /// prepared yet are left to [`Self::prepare`]. A pod whose file cannot be written is logged, the others go on.
+    pub async fn rewrite_resolv_conf(&self, pods: &[Arc<PodRecord>]) {
+        let requests: Vec<_> = pods.iter().map(|pod| (pod.uid.clone(), DnsRequest::of(pod))).collect();
+        let settings = self.settings.clone();
+        let rewrite = move || {
+            let node = read_nodes(&settings)?;
+            for (uid, request) in requests {
+                let pod_dir = settings.pod_dir(&uid);
+                if !pod_dir.join(FILE).exists() {
+                    continue;
+                }
+                if let Err(error) = write(&pod_dir, &request, &node, &settings) {
+                    tracing::warn!(pod = %request.pod, %error, "the pod keeps its old nameservers");
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = blocking(self.settings.pods_dir(), rewrite).await {
+            tracing::warn!(%error, "the pods keep their old nameservers");
+        }
+    }
+
+    /// Calls `changed` each time the node's resolv.conf says something else, until `stop`. The file may be a symlink,
+    /// may be replaced, and may appear late. Where the kernel gives no notice, this is logged once and nothing comes.
+    pub async fn watch_resolv_conf(&self, stop: CancellationToken, changed: impl Fn()) {
+        let Some(path) = &self.settings.resolv_conf else { return stop.cancelled().await };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            ended = self.follow_resolv_conf(path, &changed) => if let Err(error) = ended {
+                tracing::warn!(file = %path.display(), %error, "changes go unnoticed until a pod is started");
+                stop.cancelled().await;
+            },
+        }
+    }
+
+    async fn follow_resolv_conf(&self, path: &Path, changed: &impl Fn()) -> Result<(), VolumeError> {
+        let mut watch = PathWatch::file(path).map_err(VolumeError::io("watch", path))?;
+        let mut known = self.read_resolv_conf(path).await;
+        loop {
+            watch.changed().await.map_err(VolumeError::io("watch", path))?;
+            watch.arm().map_err(VolumeError::io("watch", path))?;
+            // A file that cannot be read or is missing (in the middle of a replacement) is not taken for an empty one.
+            let Some(now) = self.read_resolv_conf(path).await else { continue };
+            if known.as_ref() != Some(&now) {
+                known = Some(now);
+                changed();
+            }
+        }
+    }
+
+    async fn read_resolv_conf(&self, path: &Path) -> Option<Resolver> {
+        let settings = self.settings.clone();
+        match blocking(path.to_owned(), move || read_nodes(&settings)).await {
+            Ok(NodeResolver::Says(resolver)) => Some(resolver),
+            _ => None,
+        }
+    }
+}

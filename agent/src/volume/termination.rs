@@ -1,0 +1,70 @@
+//! Termination messages: the file a container writes its last words to.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::{VolumeError, files};
+
+/// Bytes of a termination message that count, kubelet's limit.
+pub const MAX_TERMINATION_MESSAGE: u64 = 4096;
+
+/// Where the file of that container lies.
+pub(super) fn path(pod_dir: &Path, container: &str, container_id: &str) -> PathBuf {
+    pod_dir.join("containers").join(container).join(container_id)
+}
+
+/// Makes the file, writable by whoever the container runs as.
+pub(super) fn make(pod_dir: &Path, container: &str, container_id: &str) -> Result<PathBuf, VolumeError> {
+    let path = path(pod_dir, container, container_id);
+    if let Some(dir) = path.parent() {
+        files::make_dirs(dir, 0o750)?;
+    }
+    files::make_file(&path, 0o666)?;
+    Ok(path)
+}
+
+/// The last `limit` bytes of the message ([`MAX_TERMINATION_MESSAGE`] as a rule), as kubelet takes them. No file is no
+/// message; what is not UTF-8 is replaced. Reads one small file.
+pub fn read_termination_message(path: &Path, limit: u64) -> Result<String, VolumeError> {
+    let fail = VolumeError::io("read", path);
+    match read_tail(path, limit) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(fail(error)),
+    }
+}
+
+fn read_tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut file = OpenOptions::new().read(true).custom_flags(files::nofollow()).open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_tail_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_termination_message(&dir.path().join("none"), 9).unwrap(), "");
+        let file = make(dir.path(), "c", "id").unwrap();
+        assert_eq!(file, dir.path().join("containers/c/id"));
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode(), 0o100_666);
+        assert_eq!(read_termination_message(&file, 9).unwrap(), "");
+        std::fs::write(&file, "first last").unwrap();
+        assert_eq!(read_termination_message(&file, 4).unwrap(), "last");
+        make(dir.path(), "c", "id").unwrap();
+        assert_eq!(read_termination_message(&file, 4096).unwrap(), "first last");
+        std::fs::write(&file, b"\xff!").unwrap();
+        assert_eq!(read_termination_message(&file, 4096).unwrap(), "\u{fffd}!");
+    }
+}

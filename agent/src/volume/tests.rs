@@ -1,0 +1,311 @@
+#![allow(clippy::unwrap_used)]
+//! Pods' directories made, used and removed for real. What mounts needs root and says so where there is none.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::mount::UnmountFlags;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::pod::{Fingerprint, PodKey};
+use crate::source::SourceKind;
+
+/// A pod `default/web-node` with `spec`.
+pub(super) fn record(spec: serde_json::Value) -> PodRecord {
+    let mut spec = spec;
+    spec["containers"] = json!([]);
+    PodRecord {
+        key: PodKey::new("default", "web-node"),
+        uid: PodUid::new("uid"),
+        fingerprint: Fingerprint([0; 16]),
+        immutable_fingerprint: Fingerprint([0; 16]),
+        source: SourceKind::File,
+        origin: "web.yaml".into(),
+        manifest: Arc::from(&b"{}"[..]),
+        pod: serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap(),
+    }
+}
+
+/// A node: its root directory and its own files; mounts left in it go with it.
+struct Node {
+    dir: tempfile::TempDir,
+    volumes: Volumes,
+}
+
+impl Node {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.1\n").unwrap();
+        std::fs::write(dir.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
+        let settings = Settings {
+            root_dir: dir.path().join("root"),
+            resolv_conf: Some(dir.path().join("resolv.conf")),
+            hosts_file: dir.path().join("hosts"),
+            cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
+        };
+        Self { dir, volumes: Volumes { settings: Arc::new(settings) } }
+    }
+
+    fn pod_dir(&self) -> PathBuf {
+        self.dir.path().join("root/pods/uid")
+    }
+
+    fn volume(&self, name: &str) -> PathBuf {
+        self.pod_dir().join("volumes/kubernetes.io~empty-dir").join(name)
+    }
+
+    async fn prepare(&self, spec: serde_json::Value) -> Result<Vec<Warning>, VolumeError> {
+        let addresses = PodAddresses { ips: vec!["10.1.0.5".parse().unwrap()] };
+        self.volumes.prepare(&record(spec), &addresses, "web-node").await
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for mounted in mount_table::mount_points().unwrap().iter().rev() {
+            if mounted.starts_with(self.dir.path()) {
+                let _ = rustix::mount::unmount(mounted, UnmountFlags::DETACH);
+            }
+        }
+    }
+}
+
+fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: mounts and groups need root");
+    }
+    root
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[tokio::test]
+async fn a_pods_files() {
+    let node = Node::new();
+    let warnings = node.prepare(json!({"dnsPolicy": "Default"})).await.unwrap();
+    assert_eq!(warnings, []);
+    let read = |name: &str| std::fs::read_to_string(node.pod_dir().join(name)).unwrap();
+    assert!(read("etc-hosts").ends_with("10.1.0.5\tweb-node\n"));
+    assert_eq!(read("etc-hostname"), "web-node\n");
+    assert_eq!(read("etc-resolv.conf"), "nameserver 10.0.0.1\n");
+    assert_eq!((mode(&node.pod_dir()), mode(&node.pod_dir().join("etc-hosts"))), (0o750, 0o644));
+    assert_eq!(node.volumes.list().await, [PodUid::new("uid")]);
+
+    let warnings = node.prepare(json!({"dnsPolicy": "ClusterFirst"})).await.unwrap();
+    assert_eq!(warnings.iter().map(|warning| warning.reason).collect::<Vec<_>>(), ["MissingClusterDNS"]);
+    node.volumes.remove(&PodUid::new("uid")).await.unwrap();
+    assert_eq!(node.volumes.list().await, []);
+    node.volumes.remove(&PodUid::new("uid")).await.unwrap();
+}
+
+#[tokio::test]
+async fn host_network_takes_the_nodes_hosts() {
+    let node = Node::new();
+    let aliases = json!([{"ip": "10.0.0.9", "hostnames": ["db"]}]);
+    node.prepare(json!({"hostNetwork": true, "hostAliases": aliases})).await.unwrap();
+    let hosts = std::fs::read_to_string(node.pod_dir().join("etc-hosts")).unwrap();
+    assert!(hosts.contains("(host network).\n127.0.0.1 localhost\n") && hosts.ends_with("10.0.0.9\tdb\n"), "{hosts}");
+}
+
+#[tokio::test]
+async fn preparing_again_keeps_what_containers_wrote() {
+    let node = Node::new();
+    let spec = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
+    node.prepare(spec.clone()).await.unwrap();
+    assert_eq!(mode(&node.volume("data")), 0o777);
+    std::fs::write(node.volume("data").join("file"), "mine").unwrap();
+    std::fs::set_permissions(node.volume("data"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let hosts = node.pod_dir().join("etc-hosts");
+    let inode = std::fs::metadata(&hosts).unwrap().ino();
+    let text = std::fs::read_to_string(&hosts).unwrap() + "10.9.9.9 mine\n";
+    std::fs::write(&hosts, &text).unwrap();
+
+    node.prepare(spec.clone()).await.unwrap();
+    assert_eq!(std::fs::read_to_string(node.volume("data").join("file")).unwrap(), "mine");
+    assert_eq!(mode(&node.volume("data")), 0o700);
+    assert_eq!(std::fs::read_to_string(&hosts).unwrap(), text);
+
+    // Another address is another file, in the same inode: containers have it mounted.
+    let addresses = PodAddresses { ips: vec!["10.1.0.6".parse().unwrap()] };
+    node.volumes.prepare(&record(spec), &addresses, "web-node").await.unwrap();
+    assert!(std::fs::read_to_string(&hosts).unwrap().ends_with("10.1.0.6\tweb-node\n"));
+    assert_eq!(std::fs::metadata(&hosts).unwrap().ino(), inode);
+}
+
+#[tokio::test]
+async fn fs_group_owns_the_empty_dirs() {
+    if !root() {
+        return;
+    }
+    let node = Node::new();
+    let volumes = json!([{"name": "disk", "emptyDir": {}}, {"name": "ram", "emptyDir": {"medium": "Memory"}}]);
+    node.prepare(json!({"volumes": volumes, "securityContext": {"fsGroup": 2000}})).await.unwrap();
+    for name in ["disk", "ram"] {
+        let metadata = std::fs::metadata(node.volume(name)).unwrap();
+        assert_eq!((metadata.gid(), metadata.mode() & 0o7777), (2000, 0o2777), "{name}");
+        std::fs::write(node.volume(name).join("file"), "").unwrap();
+        assert_eq!(std::fs::metadata(node.volume(name).join("file")).unwrap().gid(), 2000, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn memory_is_a_tmpfs_of_its_limit_mounted_once() {
+    if !root() {
+        return;
+    }
+    let node = Node::new();
+    let spec = json!({"volumes": [{"name": "ram", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]});
+    node.prepare(spec.clone()).await.unwrap();
+    let ram = node.volume("ram");
+    std::fs::write(ram.join("file"), "kept").unwrap();
+    node.prepare(spec.clone()).await.unwrap();
+    assert_eq!(std::fs::read_to_string(ram.join("file")).unwrap(), "kept");
+    assert_eq!(mode(&ram), 0o777);
+    let full = std::fs::write(ram.join("big"), vec![0; 2 << 20]).unwrap_err();
+    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+
+    // As after a reboot: the directory is there, the mount is not.
+    rustix::mount::unmount(&ram, UnmountFlags::DETACH).unwrap();
+    node.prepare(spec).await.unwrap();
+    assert!(is_mount_point(&ram).unwrap());
+    // A busy one goes too.
+    let _busy = std::fs::File::create(ram.join("open")).unwrap();
+    node.volumes.remove(&PodUid::new("uid")).await.unwrap();
+    assert!(!node.pod_dir().exists());
+}
+
+#[tokio::test]
+async fn a_sub_path_is_bound_and_stays_within_its_volume() {
+    if !root() {
+        return;
+    }
+    let node = Node::new();
+    let spec = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
+    node.prepare(spec.clone()).await.unwrap();
+    let mounts = |sub_path: &str| {
+        let container = json!({"name": "c", "volumeMounts": [
+            {"name": "data", "mountPath": "/data", "subPath": sub_path},
+        ]});
+        node.volumes.mounts(&record(spec.clone()), &serde_json::from_value(container).unwrap(), "id")
+    };
+    let target = node.pod_dir().join("volume-subpaths/data/c/0");
+    for _restart in 0..2 {
+        let found = mounts("a/b").unwrap();
+        assert_eq!((found[0].container_path.as_path(), &found[0].host_path), (Path::new("/data"), &target));
+        assert_eq!(mode(&target), 0o777);
+    }
+    std::fs::write(target.join("seen"), "").unwrap();
+    assert!(node.volume("data").join("a/b/seen").exists());
+
+    std::os::unix::fs::symlink("/etc", node.volume("data").join("out")).unwrap();
+    std::os::unix::fs::symlink("a/b", node.volume("data").join("in")).unwrap();
+    assert!(matches!(mounts("out").unwrap_err(), VolumeError::SubPathEscapes { .. }));
+    assert!(matches!(mounts("../x").unwrap_err(), VolumeError::SubPathEscapes { .. }));
+    assert!(matches!(mounts("/etc").unwrap_err(), VolumeError::SubPathEscapes { .. }));
+    assert_eq!(mounts("in").unwrap()[0].host_path, target);
+    assert!(target.join("seen").exists());
+
+    node.volumes.remove(&PodUid::new("uid")).await.unwrap();
+    assert!(!node.pod_dir().exists());
+}
+
+#[tokio::test]
+async fn removal_does_not_reach_what_is_mounted_below() {
+    if !root() {
+        return;
+    }
+    let node = Node::new();
+    node.prepare(json!({"volumes": [{"name": "data", "emptyDir": {}}]})).await.unwrap();
+    let precious = node.dir.path().join("precious");
+    std::fs::create_dir(&precious).unwrap();
+    std::fs::write(precious.join("kept"), "").unwrap();
+    let below = node.volume("data").join("a dir");
+    std::fs::create_dir(&below).unwrap();
+    rustix::mount::mount_bind(&precious, &below).unwrap();
+    node.volumes.remove(&PodUid::new("uid")).await.unwrap();
+    assert!(!node.pod_dir().exists());
+    assert!(precious.join("kept").exists());
+}
+
+#[tokio::test]
+async fn pods_follow_the_nodes_resolver() {
+    let node = Node::new();
+    let spec = json!({"dnsPolicy": "Default"});
+    node.prepare(spec.clone()).await.unwrap();
+    let file = node.pod_dir().join("etc-resolv.conf");
+    let inode = std::fs::metadata(&file).unwrap().ino();
+
+    let (told, mut news) = tokio::sync::mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let (volumes, until) = (node.volumes.clone(), stop.clone());
+    let watching = tokio::spawn(async move {
+        let changed = || {
+            let _ = told.send(());
+        };
+        volumes.watch_resolv_conf(until, changed).await;
+    });
+    // A DHCP client replaces the file, again and again until the watch stands and has told of it.
+    let replace = |text: &str| {
+        std::fs::write(node.dir.path().join("new"), text).unwrap();
+        std::fs::rename(node.dir.path().join("new"), node.dir.path().join("resolv.conf")).unwrap();
+    };
+    let mut address = 2;
+    while news.try_recv().is_err() {
+        replace(&format!("nameserver 10.0.0.{address}\n"));
+        address = if address == 250 { 2 } else { address + 1 };
+        tokio::task::yield_now().await;
+    }
+    replace("nameserver 10.9.9.9\n");
+    let pods = [Arc::new(record(spec))];
+    node.volumes.rewrite_resolv_conf(&pods).await;
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "nameserver 10.9.9.9\n");
+    assert_eq!(std::fs::metadata(&file).unwrap().ino(), inode);
+    stop.cancel();
+    watching.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_without_a_resolver_file_runs_pods() {
+    let node = Node::new();
+    std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
+    let spec = json!({"dnsPolicy": "Default"});
+    let pods = [Arc::new(record(spec.clone()))];
+    let said = || std::fs::read_to_string(node.pod_dir().join("etc-resolv.conf")).unwrap();
+    node.prepare(spec.clone()).await.unwrap();
+    assert_eq!(said(), "");
+    // It appears, and is missing again for a moment: nobody loses nameservers over that.
+    std::fs::write(node.dir.path().join("resolv.conf"), "nameserver 10.0.0.7\n").unwrap();
+    node.volumes.rewrite_resolv_conf(&pods).await;
+    assert_eq!(said(), "nameserver 10.0.0.7\n");
+    std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
+    node.volumes.rewrite_resolv_conf(&pods).await;
+    node.prepare(spec).await.unwrap();
+    assert_eq!(said(), "nameserver 10.0.0.7\n");
+}
+
+#[tokio::test]
+async fn a_full_or_read_only_disk_is_named_with_its_remedy() {
+    if !root() {
+        return;
+    }
+    let node = Node::new();
+    let root_dir = node.dir.path().join("root");
+    std::fs::create_dir(&root_dir).unwrap();
+    rustix::mount::mount("t", &root_dir, "tmpfs", rustix::mount::MountFlags::RDONLY, None).unwrap();
+    let error = node.prepare(json!({})).await.unwrap_err().to_string();
+    assert!(
+        error.starts_with("cannot make directory ") && error.contains("/root/pods: Read-only file system"),
+        "{error}"
+    );
+    assert!(error.contains("mount it writable"), "{error}");
+    rustix::mount::unmount(&root_dir, UnmountFlags::DETACH).unwrap();
+    let tiny = Some(c"nr_inodes=3");
+    rustix::mount::mount("t", &root_dir, "tmpfs", rustix::mount::MountFlags::empty(), tiny).unwrap();
+    let error = node.prepare(json!({})).await.unwrap_err().to_string();
+    assert!(error.contains("No space left on device") && error.contains("df -i"), "{error}");
+}

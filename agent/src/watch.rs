@@ -1,0 +1,315 @@
+//! Directory change notification from the kernel.
+//!
+//! In: the path of one directory, and the names in it that are symlinks. Out: [`WatchEvent`]s. An event says
+//! *look*, never *what*: the kernel merges, reorders and loses events, so the reader stats what is named and
+//! lists the directory when asked to rescan. The path may be missing, replaced, mounted over or reached through
+//! symlinks; what is watched is always what the path leads to now.
+//!
+//! inotify needs no privilege and works on every kernel, so it alone is the truth. Backends that know more (who
+//! wrote) join behind [`DirectoryWatch`].
+
+mod inotify;
+mod path_watch;
+mod trail;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify::{ReadFlags, WatchFlags};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+
+use inotify::{Change, Queue, Wd};
+pub(crate) use path_watch::PathWatch;
+use trail::Trail;
+
+/// What happens to names in a directory whose files are read.
+const NAMES: WatchFlags = WatchFlags::CLOSE_WRITE
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::CREATE)
+    .union(WatchFlags::ATTRIB);
+/// What happens to a directory's own name; silent for everything inside it.
+const ITSELF: WatchFlags = WatchFlags::DELETE_SELF.union(WatchFlags::MOVE_SELF);
+/// A watched inode went away, or stopped being where it was.
+const GONE: ReadFlags =
+    ReadFlags::DELETE_SELF.union(ReadFlags::MOVE_SELF).union(ReadFlags::UNMOUNT).union(ReadFlags::IGNORED);
+/// How often a path that keeps changing under the watch is followed anew before the next event is awaited.
+const SETTLE_ROUNDS: usize = 4;
+
+/// Which directory it is, whatever its path: device and inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DirectoryId {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
+}
+
+impl DirectoryId {
+    /// The identity of the directory `path` leads to.
+    ///
+    /// # Errors
+    /// The path does not lead to a directory, or may not be searched.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let metadata = path.metadata()?;
+        if !metadata.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// Why the whole directory has to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RescanReason {
+    /// The watch has just begun.
+    Start,
+    /// The kernel's queue overflowed: events were lost.
+    Overflow,
+    /// The path leads to another directory than before.
+    Replaced,
+    /// The path leads nowhere.
+    Removed,
+    /// The path leads to a directory again.
+    Returned,
+}
+
+/// What a reader of the directory should do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WatchEvent {
+    /// Look at these names; other names have not changed.
+    Hint(BTreeSet<OsString>),
+    /// Read the whole directory.
+    Rescan(RescanReason),
+}
+
+/// Watches what one path leads to.
+#[derive(Debug)]
+pub struct DirectoryWatch {
+    directory: PathBuf,
+    queue: Queue,
+    /// Readable when a mount of this mount namespace changes: a card mounted over the directory is no inotify event.
+    mounts: Option<AsyncFd<File>>,
+    main: Option<(Wd, DirectoryId)>,
+    /// Directories along the path, with the names in them that decide where it leads.
+    path: HashMap<Wd, HashSet<OsString>>,
+    /// Directories that symlinked files lead through: name there -> names in the watched directory.
+    links: HashMap<Wd, HashMap<OsString, BTreeSet<OsString>>>,
+    pending: Option<RescanReason>,
+}
+
+impl DirectoryWatch {
+    /// Watches `directory`, which need not exist yet. The first event is `Rescan(Start)`.
+    ///
+    /// # Errors
+    /// The kernel gives no inotify instance (`EMFILE`: `fs.inotify.max_user_instances`) or no watch
+    /// (`ENOSPC`: `fs.inotify.max_user_watches`).
+    pub fn new(directory: &Path) -> io::Result<Self> {
+        let mounts = File::open("/proc/self/mountinfo")
+            .and_then(|file| inotify::register(file, Interest::PRIORITY.add(Interest::ERROR)))
+            .inspect_err(|error| tracing::warn!(%error, "changes of mounts are not seen: /proc/self/mountinfo"))
+            .ok();
+        let mut watch = Self {
+            directory: std::path::absolute(directory)?,
+            queue: Queue::new()?,
+            mounts,
+            main: None,
+            path: HashMap::new(),
+            links: HashMap::new(),
+            pending: Some(RescanReason::Start),
+        };
+        watch.arm()?;
+        Ok(watch)
+    }
+
+    /// The next thing to do. Everything the kernel has queued is drained into one event.
+    ///
+    /// Cancel safe: an event is either returned or still to come.
+    ///
+    /// # Errors
+    /// Reading the kernel's queue failed; the watch is of no use any more.
+    pub async fn next(&mut self) -> io::Result<WatchEvent> {
+        loop {
+            if let Some(reason) = self.pending.take() {
+                return Ok(WatchEvent::Rescan(reason));
+            }
+            tokio::select! {
+                changes = self.queue.drain() => {
+                    let names = self.judge(changes?);
+                    if self.pending.is_none() && !names.is_empty() {
+                        return Ok(WatchEvent::Hint(names));
+                    }
+                }
+                () = mounts_changed(self.mounts.as_ref()) => self.recheck(),
+            }
+        }
+    }
+
+    /// Follows the path again and rescans if it leads elsewhere: for callers that have reason to doubt.
+    pub fn recheck(&mut self) {
+        let before = self.main;
+        if let Err(error) = self.arm() {
+            tracing::warn!(%error, directory = %self.directory.display(), "directory cannot be watched");
+        }
+        self.pending = match (before, self.main) {
+            (None, Some(_)) => Some(RescanReason::Returned),
+            (Some(_), None) => Some(RescanReason::Removed),
+            (before, now) if before != now => Some(RescanReason::Replaced),
+            _ => self.pending,
+        };
+    }
+
+    /// Watches what the symlinks `names` of the directory lead through and to, instead of what was followed before.
+    ///
+    /// Returns whether something is watched that was not: it may have changed before, so look at the names again.
+    pub fn follow<'a>(&mut self, names: impl IntoIterator<Item = &'a OsStr>) -> bool {
+        let mut steps: BTreeMap<(PathBuf, OsString), BTreeSet<OsString>> = BTreeMap::new();
+        for name in names {
+            for step in trail::from(&self.directory, name).steps {
+                steps.entry((step.directory, step.name)).or_default().insert(name.to_owned());
+            }
+        }
+        let before = std::mem::take(&mut self.links);
+        for ((directory, name), dependents) in steps {
+            match self.queue.add(&directory, NAMES | ITSELF) {
+                Ok(wd) => self.links.entry(wd).or_default().entry(name).or_default().extend(dependents),
+                Err(error) => {
+                    tracing::warn!(%error, directory = %directory.display(), "target of a symlinked manifest is not watched");
+                }
+            }
+        }
+        for wd in before.keys() {
+            self.release(*wd);
+        }
+        self.links.keys().any(|wd| !before.contains_key(wd) && self.main.is_none_or(|(main, _)| main != *wd))
+    }
+
+    /// Puts watches on the path's way and its end as they are now; watches that stay lose no event.
+    fn arm(&mut self) -> io::Result<()> {
+        for _ in 0..SETTLE_ROUNDS {
+            let trail = trail::of(&self.directory);
+            let armed = self.arm_trail(&trail);
+            let settled = DirectoryId::of(&self.directory).ok() == self.main.map(|(_, id)| id);
+            if settled {
+                return armed;
+            }
+        }
+        Ok(())
+    }
+
+    fn arm_trail(&mut self, trail: &Trail) -> io::Result<()> {
+        let old_path = std::mem::take(&mut self.path);
+        let old_main = self.main.take();
+        let mut failure = None;
+        for step in &trail.steps {
+            // A step that is neither a symlink nor missing is left by the directory itself moving away.
+            let decides = step.link || !step.directory_follows;
+            let mask = if decides { ITSELF | NAMES } else { ITSELF };
+            match self.queue.add(&step.directory, mask) {
+                Ok(wd) => {
+                    let names = self.path.entry(wd).or_default();
+                    if decides {
+                        names.insert(step.name.clone());
+                    }
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(end) = &trail.end {
+            match DirectoryId::of(end).and_then(|id| Ok((self.queue.add(end, NAMES | ITSELF)?, id))) {
+                Ok(main) => self.main = Some(main),
+                Err(error) => failure = Some(error),
+            }
+        }
+        for wd in old_path.into_keys().chain(old_main.map(|(wd, _)| wd)) {
+            self.release(wd);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Ends a watch that nothing needs any more.
+    fn release(&mut self, wd: Wd) {
+        let needed = self.main.is_some_and(|(main, _)| main == wd)
+            || self.path.contains_key(&wd)
+            || self.links.contains_key(&wd);
+        if !needed {
+            self.queue.remove(wd);
+        }
+    }
+
+    /// What drained events mean: names to look at, and a pending rescan when one is due.
+    fn judge(&mut self, changes: Vec<Change>) -> BTreeSet<OsString> {
+        let mut names = BTreeSet::new();
+        let mut doubt = false;
+        for change in changes {
+            if change.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                self.pending = Some(RescanReason::Overflow);
+                doubt = true;
+                continue;
+            }
+            let is_main = self.main.is_some_and(|(main, _)| main == change.wd);
+            let gone = change.flags.intersects(GONE);
+            if let Some(decisive) = self.path.get(&change.wd) {
+                doubt |= gone || change.name.as_ref().is_some_and(|name| decisive.contains(name));
+            }
+            doubt |= is_main && gone;
+            if is_main && change.flags.contains(ReadFlags::IGNORED) {
+                // The watch is dead even if the same inode number is back.
+                self.main = self.main.map(|(_, id)| (Wd::DEAD, id));
+            }
+            self.hint(&change, is_main, gone, &mut names);
+        }
+        if doubt {
+            let overflow = self.pending;
+            self.recheck();
+            self.pending = self.pending.or(overflow);
+        }
+        names
+    }
+
+    fn hint(&self, change: &Change, is_main: bool, gone: bool, names: &mut BTreeSet<OsString>) {
+        let followed = self.links.get(&change.wd);
+        let Some(name) = &change.name else {
+            if let (true, Some(followed)) = (gone, followed) {
+                names.extend(followed.values().flatten().cloned());
+            }
+            return;
+        };
+        if change.flags.contains(ReadFlags::CREATE) && !change.flags.contains(ReadFlags::ISDIR) {
+            // A regular file that was just created is still being written; its close is the event to act on.
+            let directory = self.queue.path(change.wd).unwrap_or(&self.directory);
+            if !complete_at_creation(&directory.join(name)) {
+                return;
+            }
+        }
+        if is_main && !change.flags.contains(ReadFlags::ISDIR) {
+            names.insert(name.clone());
+        }
+        if let Some(dependents) = followed.and_then(|followed| followed.get(name)) {
+            names.extend(dependents.iter().cloned());
+        }
+    }
+}
+
+/// Symlinks and hard links hold their content when they appear, and no close follows.
+fn complete_at_creation(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+}
+
+/// Resolves when the mount table changed; never when it cannot be watched.
+async fn mounts_changed(mounts: Option<&AsyncFd<File>>) {
+    let Some(mounts) = mounts else { return std::future::pending().await };
+    match mounts.ready(Interest::PRIORITY.add(Interest::ERROR)).await {
+        Ok(mut guard) => guard.clear_ready_matching(Ready::PRIORITY | Ready::ERROR),
+        Err(_) => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! One inotify instance: watches by descriptor, events drained whole.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Bytes read at once: some 200 events with short names.
+const BUFFER: usize = 8 << 10;
+
+/// A watch descriptor. The kernel does not use a number twice in one instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Wd(i32);
+
+impl Wd {
+    /// No watch has this descriptor.
+    pub(super) const DEAD: Self = Self(-1);
+}
+
+/// One event as the kernel sent it.
+#[derive(Debug, Clone)]
+pub(super) struct Change {
+    pub(super) wd: Wd,
+    pub(super) flags: ReadFlags,
+    pub(super) name: Option<OsString>,
+}
+
+/// Hands an owned descriptor to the reactor.
+#[allow(unsafe_code)]
+pub(super) fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: both types below own their descriptor, never exchange it, and close it only when dropped.
+    unsafe { AsyncFd::register_with_interest(owner, interest) }.map_err(io::Error::from)
+}
+
+/// Types whose one descriptor stays open and the same for as long as they live.
+pub(super) trait OwnsDescriptor: AsRawFd {}
+impl OwnsDescriptor for OwnedFd {}
+impl OwnsDescriptor for File {}
+
+/// The instance and the paths its watches were put on.
+#[derive(Debug)]
+pub(super) struct Queue {
+    fd: AsyncFd<OwnedFd>,
+    paths: HashMap<Wd, PathBuf>,
+}
+
+impl Queue {
+    pub(super) fn new() -> io::Result<Self> {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        Ok(Self { fd: register(fd, Interest::READABLE)?, paths: HashMap::new() })
+    }
+
+    /// Watches the directory `path` for `mask` besides what it is watched for already.
+    pub(super) fn add(&mut self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
+        let wd = Wd(inotify::add_watch(self.fd.get_ref(), path, mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR)?);
+        self.paths.insert(wd, path.to_owned());
+        Ok(wd)
+    }
+
+    /// Ends a watch; one the kernel has ended already is no error.
+    pub(super) fn remove(&mut self, wd: Wd) {
+        self.paths.remove(&wd);
+        let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
+    }
+
+    /// The path a watch was put on.
+    pub(super) fn path(&self, wd: Wd) -> Option<&Path> {
+        self.paths.get(&wd).map(PathBuf::as_path)
+    }
+
+    /// Waits for events and takes all there are. Cancel safe: nothing is taken before the wait is over.
+    pub(super) async fn drain(&self) -> io::Result<Vec<Change>> {
+        loop {
+            let mut ready = self.fd.readable().await?;
+            let mut buffer = [MaybeUninit::uninit(); BUFFER];
+            let mut changes = Vec::new();
+            let mut reader = Reader::new(self.fd.get_ref(), &mut buffer);
+            loop {
+                match reader.next() {
+                    Ok(event) => changes.push(Change {
+                        wd: Wd(event.wd()),
+                        flags: event.events(),
+                        name: event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned()),
+                    }),
+                    Err(Errno::AGAIN) => break,
+                    Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            ready.clear_ready();
+            if !changes.is_empty() {
+                return Ok(changes);
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! One task per pod: decide what to do next, do it, wait for the next event.
+//!
+//! [`state`] is what is known of one pod, [`plan`] the whole policy as a pure function of it, [`perform`] the hands,
+//! [`pod_worker`] the task that joins them, [`supervisor`] the owner of all such tasks.
+
+pub mod adopt;
+pub mod backoff;
+pub mod inbox;
+pub mod outcome;
+pub mod perform;
+pub mod plan;
+pub mod pod_worker;
+pub mod state;
+pub mod supervisor;

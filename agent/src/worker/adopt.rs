@@ -1,0 +1,149 @@
+//! Taking over what runs: containerd's view of a pod's containers becomes, or corrects, the worker's state.
+//!
+//! Pure but for the pidfds handed in. A container whose end nobody saw ended with 137, `ContainerStatusUnknown`;
+//! one that was made and never started is made again.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::runtime::container::{FoundContainer, Task};
+use crate::runtime::record::{ContainerId, Exit};
+
+use super::state::{Busy, Instance, Life, Now, PodState};
+
+/// The reason of an end nobody saw.
+pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
+
+/// Opens the process of a pid, if it is still there.
+pub type OpenProcess<'a> = &'a dyn Fn(u32) -> Option<Arc<OwnedFd>>;
+
+/// Brings `pod` in line with what containerd has of it. Returns containers that never ran and are to be removed.
+pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, open: OpenProcess<'_>, now: Now) -> Vec<ContainerId> {
+    let mut never_ran = Vec::new();
+    mark_missing(pod, &found, now);
+    let mut found: Vec<FoundContainer> =
+        found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
+    found.sort_by_key(|container| container.recorded.identity.attempt);
+    for container in found {
+        let identity = &container.recorded.identity;
+        let Some(slot) =
+            pod.containers.iter_mut().find(|slot| slot.name == identity.container && slot.init == identity.init)
+        else {
+            continue;
+        };
+        if matches!(&slot.busy, Some(Busy::Starting(id)) if *id == container.id) {
+            continue; // Its own start will tell.
+        }
+        if let Some(known) = slot.instances_mut().find(|instance| instance.id == container.id) {
+            refresh(known, &container, now);
+            continue;
+        }
+        match instance(&container, open, now) {
+            Some(instance) => slot.succeed(instance),
+            None => never_ran.push(container.id.clone()),
+        }
+    }
+    if let Some(first) = pod.containers.iter().filter_map(|slot| slot.instance.as_ref()?.started_at).min() {
+        pod.start_time = pod.start_time.min(first);
+    }
+    never_ran
+}
+
+/// A known running instance that containerd does not have any more was removed behind limpet's back, or its shim died.
+fn mark_missing(pod: &mut PodState, found: &[FoundContainer], now: Now) {
+    for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
+        let Life::Running { pidfd, .. } = &instance.life else { continue };
+        // One that was started after the state was read is not in it, and lives.
+        let lives = pidfd.as_deref().is_some_and(is_alive);
+        if !lives && !found.iter().any(|container| container.id == instance.id) {
+            instance.end(unknown_end(now), now);
+        }
+    }
+}
+
+/// Corrects a known instance by what containerd says now.
+fn refresh(known: &mut Instance, container: &FoundContainer, now: Now) {
+    let Life::Running { pidfd, .. } = &known.life else { return };
+    match container.task {
+        Some(Task::Stopped { code, at }) => known.end(seen_end(code, at, known.out_of_memory), now),
+        Some(Task::Running { .. } | Task::Created) => {}
+        // containerd cannot tell (yet): the process itself can.
+        Some(Task::Unknown { .. }) | None => {
+            if !pidfd.as_deref().is_some_and(is_alive) {
+                let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_end(now));
+                known.end(exit, now);
+            }
+        }
+    }
+}
+
+/// The instance a found container stands for; `None` when it never ran.
+fn instance(container: &FoundContainer, open: OpenProcess<'_>, now: Now) -> Option<Instance> {
+    let identity = &container.recorded.identity;
+    let state = &container.recorded.state;
+    let mut instance = Instance {
+        id: container.id.clone(),
+        attempt: identity.attempt,
+        fingerprint: identity.fingerprint.clone(),
+        image: identity.image.clone(),
+        image_digest: identity.image_digest.clone(),
+        log_path: PathBuf::from(&identity.log_path),
+        started_at: state.started_at,
+        pause: Duration::from_secs(identity.backoff_seconds),
+        out_of_memory: false,
+        life: Life::Running { pid: 0, pidfd: None, stopping: None },
+    };
+    match (container.task, &state.exit) {
+        (Some(Task::Running { pid } | Task::Unknown { pid }), _) => {
+            instance.life = Life::Running { pid, pidfd: open(pid), stopping: None };
+        }
+        (_, Some(exit)) => {
+            let task_left = container.task.is_some();
+            instance.end(exit.clone(), now);
+            if let Life::Exited { reaped, .. } = &mut instance.life {
+                *reaped = !task_left;
+            }
+        }
+        (Some(Task::Stopped { code, at }), None) => instance.end(seen_end(code, at, false), now),
+        (Some(Task::Created), None) => return None,
+        (None, None) => {
+            state.started_at?;
+            instance.pause = Duration::ZERO; // Not its fault: after a reboot it starts at once.
+            instance.end(unknown_end(now), now);
+        }
+    }
+    Some(instance)
+}
+
+/// The end of a process that containerd saw.
+pub fn seen_end(code: i32, at: jiff::Timestamp, out_of_memory: bool) -> Exit {
+    let reason = match code {
+        0 => "Completed",
+        137 if out_of_memory => "OOMKilled",
+        _ => "Error",
+    };
+    Exit { code, reason: reason.to_owned(), message: String::new(), finished_at: at }
+}
+
+/// The end of a process that nobody saw.
+pub fn unknown_end(now: Now) -> Exit {
+    Exit {
+        code: 137,
+        reason: STATUS_UNKNOWN.to_owned(),
+        message: "the container could not be located when its end was looked for".to_owned(),
+        finished_at: now.wall,
+    }
+}
+
+fn is_alive(pidfd: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&at_once)), Ok(0))
+}
+
+#[cfg(test)]
+#[path = "adopt_tests.rs"]
+mod tests;

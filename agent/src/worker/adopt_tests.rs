@@ -1,0 +1,145 @@
+#![allow(clippy::unwrap_used)]
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use tokio::time::Instant;
+
+use super::*;
+use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use crate::runtime::record::{ContainerIdentity, ContainerState, Recorded};
+use crate::source::SourceKind;
+
+fn pod() -> PodState {
+    let spec = PodSpec {
+        containers: vec![Container { name: "a".into(), image: Some("app:1".into()), ..Container::default() }],
+        ..PodSpec::default()
+    };
+    let record = PodRecord {
+        key: PodKey::new("default", "web-node"),
+        uid: PodUid::new("0123"),
+        fingerprint: Fingerprint([1; 16]),
+        immutable_fingerprint: Fingerprint([1; 16]),
+        source: SourceKind::File,
+        origin: Arc::from("web.yaml"),
+        manifest: Arc::from(&b"{}"[..]),
+        pod: Pod { spec: Some(spec), ..Pod::default() },
+    };
+    PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
+}
+
+fn now() -> Now {
+    Now { mono: Instant::now(), wall: Timestamp::from_second(1000).unwrap() }
+}
+
+fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundContainer {
+    let identity = ContainerIdentity {
+        namespace: "default".into(),
+        pod: "web-node".into(),
+        uid: "0123".into(),
+        container: "a".into(),
+        init: false,
+        attempt,
+        source: "file".into(),
+        origin: "web.yaml".into(),
+        fingerprint: "f".into(),
+        image: "app:1".into(),
+        image_digest: "sha256:1".into(),
+        log_path: String::new(),
+        backoff_seconds: 40,
+    };
+    FoundContainer {
+        id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
+        recorded: Recorded { identity, state, manifest: Arc::from(&b"{}"[..]) },
+        task,
+    }
+}
+
+fn started() -> ContainerState {
+    ContainerState { started_at: Some(Timestamp::from_second(500).unwrap()), exit: None }
+}
+
+fn ended(code: i32) -> ContainerState {
+    let exit = Exit {
+        code,
+        reason: "Error".into(),
+        message: String::new(),
+        finished_at: Timestamp::from_second(990).unwrap(),
+    };
+    ContainerState { exit: Some(exit), ..started() }
+}
+
+fn adopted(found: Vec<FoundContainer>) -> (PodState, Vec<ContainerId>) {
+    let mut pod = pod();
+    let removed = adopt(&mut pod, found, &|_| None, now());
+    (pod, removed)
+}
+
+#[test]
+fn a_running_task_is_taken_over_with_its_attempt_and_predecessor() {
+    let (pod, removed) =
+        adopted(vec![container(1, started(), Some(Task::Running { pid: 7 })), container(0, ended(1), None)]);
+    let slot = &pod.containers[0];
+    assert!(slot.is_running() && removed.is_empty());
+    assert_eq!((slot.instance.as_ref().unwrap().attempt, slot.previous.as_ref().unwrap().attempt), (1, 0));
+    assert!(matches!(slot.previous.as_ref().unwrap().life, Life::Exited { reaped: true, .. }));
+    assert_eq!(pod.start_time, Timestamp::UNIX_EPOCH);
+}
+
+#[test]
+fn an_end_that_was_written_down_stands_and_its_pause_goes_on() {
+    let (pod, _) = adopted(vec![container(0, ended(3), None)]);
+    let Life::Exited { exit, retry_at, reaped } = &pod.containers[0].instance.as_ref().unwrap().life else { panic!() };
+    assert_eq!((exit.code, *reaped), (3, true));
+    // Ten of its forty seconds are over.
+    let left = retry_at.duration_since(Instant::now());
+    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(28), "{left:?}");
+}
+
+#[test]
+fn an_end_nobody_saw_is_137_and_restarts_at_once() {
+    let (pod, _) = adopted(vec![container(0, started(), None)]);
+    let instance = pod.containers[0].instance.as_ref().unwrap();
+    let exit = instance.exit().unwrap();
+    assert_eq!((exit.code, exit.reason.as_str()), (137, STATUS_UNKNOWN));
+    let Life::Exited { retry_at, .. } = instance.life else { panic!() };
+    assert!(retry_at <= Instant::now());
+}
+
+#[test]
+fn a_task_that_ended_while_nobody_looked_is_read_from_containerd() {
+    let at = Timestamp::from_second(995).unwrap();
+    let (pod, _) = adopted(vec![container(0, started(), Some(Task::Stopped { code: 0, at }))]);
+    let instance = pod.containers[0].instance.as_ref().unwrap();
+    assert_eq!(instance.exit().unwrap().reason, "Completed");
+    assert!(matches!(instance.life, Life::Exited { reaped: false, .. }));
+}
+
+#[test]
+fn what_never_ran_is_made_again() {
+    for task in [None, Some(Task::Created)] {
+        let (pod, removed) = adopted(vec![container(0, ContainerState::default(), task)]);
+        assert!(pod.containers[0].instance.is_none());
+        assert_eq!(removed.len(), 1);
+    }
+}
+
+#[test]
+fn after_a_reconnect_what_still_runs_is_left_alone_and_what_is_gone_has_ended() {
+    let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
+    adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &|_| None, now());
+    assert!(pod.containers[0].is_running());
+    adopt(&mut pod, Vec::new(), &|_| None, now());
+    assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
+}
+
+#[test]
+fn a_task_containerd_has_lost_lives_on_while_its_process_does() {
+    let own = || {
+        let pid = rustix::process::getpid();
+        Some(Arc::new(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap()))
+    };
+    let mut pod = pod();
+    adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &|_| own(), now());
+    adopt(&mut pod, vec![container(0, started(), None)], &|_| own(), now());
+    assert!(pod.containers[0].is_running());
+}

@@ -1,0 +1,42 @@
+//! kubelet's two back-offs, crash loop and image pull: 10 s doubling to 300 s (kubelet-semantics 4.5).
+
+use std::time::Duration;
+
+/// The first pause.
+pub const FIRST: Duration = Duration::from_secs(10);
+/// The longest pause.
+pub const MOST: Duration = Duration::from_secs(300);
+/// A container that ran longer than this begins anew: twice the longest pause.
+pub const RESET_AFTER: Duration = Duration::from_secs(600);
+
+/// The pause after the one just taken; zero means that none was taken yet.
+pub fn next(pause: Duration) -> Duration {
+    if pause.is_zero() { FIRST } else { (pause * 2).min(MOST) }
+}
+
+/// How long the end of a container that ran for `ran` must be followed by a pause, when its start came with `pause`.
+pub fn after_exit(pause: Duration, ran: Duration) -> Duration {
+    if ran > RESET_AFTER { Duration::ZERO } else { pause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_restart_is_at_once_then_ten_seconds_doubling_to_five_minutes() {
+        let mut pause = Duration::ZERO;
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            pauses.push(pause.as_secs());
+            pause = next(pause);
+        }
+        assert_eq!(pauses, [0, 10, 20, 40, 80, 160, 300, 300]);
+    }
+
+    #[test]
+    fn a_long_run_begins_anew() {
+        assert_eq!(after_exit(MOST, Duration::from_secs(601)), Duration::ZERO);
+        assert_eq!(after_exit(MOST, Duration::from_secs(600)), MOST);
+    }
+}

@@ -1,0 +1,59 @@
+//! A pod worker's inbox: the newest wish, and what became of its containers. Nothing queues up: a newer wish
+//! replaces an older one, and there is at most one end per container.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use tokio::sync::Notify;
+
+use crate::pod::PodRecord;
+use crate::runtime::container::FoundContainer;
+use crate::runtime::record::ContainerId;
+
+/// What is wanted of a pod.
+#[derive(Debug, Clone)]
+pub enum Wish {
+    /// It shall run, in this version.
+    Run(Arc<PodRecord>),
+    /// It shall end.
+    End,
+}
+
+/// Everything that came since the worker looked last.
+#[derive(Debug, Default)]
+pub struct Mail {
+    /// The newest wish.
+    pub wish: Option<Wish>,
+    /// Containers whose first process ended: code and time.
+    pub exits: BTreeMap<ContainerId, (i32, Timestamp)>,
+    /// Containers in which the kernel killed for want of memory.
+    pub out_of_memory: BTreeSet<ContainerId>,
+    /// containerd's whole view of the pod's containers, read anew.
+    pub found: Option<Vec<FoundContainer>>,
+}
+
+/// The letter box between the supervisor and one worker.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    mail: Mutex<Mail>,
+    bell: Notify,
+}
+
+impl Inbox {
+    /// Changes what lies in the box and rings.
+    pub fn put(&self, change: impl FnOnce(&mut Mail)) {
+        change(&mut self.mail.lock().unwrap_or_else(PoisonError::into_inner));
+        self.bell.notify_one();
+    }
+
+    /// Empties the box.
+    pub fn take(&self) -> Mail {
+        std::mem::take(&mut *self.mail.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Resolves when something was put in since the last time; never misses one.
+    pub async fn arrived(&self) {
+        self.bell.notified().await;
+    }
+}

@@ -1,0 +1,243 @@
+//! What came of an action, and what that makes of the pod's state. Pure: the hands report, this takes it in.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::plan::Action;
+use super::state::{
+    Busy, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState, Stopping, Trouble,
+};
+use crate::runtime::image::LocalImage;
+use crate::runtime::record::{ContainerId, Exit};
+
+/// Why an action did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// kubelet's reason.
+    pub reason: &'static str,
+    /// The sentence people read.
+    pub message: String,
+    /// It is expected to pass by itself (containerd gone, a call that hung): tried again soon, without back-off.
+    pub passing: bool,
+}
+
+impl Failure {
+    /// The trouble that follows it.
+    fn trouble(self, previous: Option<&Trouble>, now: Instant) -> Trouble {
+        if self.passing {
+            Trouble::passing(self.reason, self.message, now)
+        } else {
+            Trouble::after(previous, self.reason, self.message, now)
+        }
+    }
+}
+
+/// What came of an action.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Of [`Action::PrepareSandbox`].
+    SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
+    /// Of [`Action::ReleaseSandbox`].
+    SandboxReleased(Result<(), Failure>),
+    /// Of [`Action::EnsureImage`].
+    ImageEnsured {
+        /// The container.
+        index: usize,
+        /// Hash of image and resources it was asked for.
+        fingerprint: String,
+        /// The attempt it is good for.
+        attempt: u32,
+        /// The image.
+        result: Result<Arc<LocalImage>, Failure>,
+    },
+    /// Of [`Action::Start`]. An instance that could not be started as asked comes as one that has ended.
+    Started {
+        /// The container.
+        index: usize,
+        /// The new instance.
+        result: Result<Box<Instance>, Failure>,
+    },
+    /// A process that ran has ended, and what there is to say of its end has been gathered.
+    Ended {
+        /// The instance.
+        id: ContainerId,
+        /// How it ended.
+        exit: Exit,
+    },
+    /// Of [`Action::Terminate`] and [`Action::Kill`].
+    Signalled {
+        /// The container.
+        index: usize,
+        /// How its end stands now.
+        stopping: Stopping,
+        /// Whether the signal was delivered. An end: the process was gone, and nobody had said so.
+        result: Result<Option<Exit>, Failure>,
+    },
+    /// Of [`Action::Reap`] and [`Action::ReapPrevious`].
+    Reaped {
+        /// The container.
+        index: usize,
+        /// The instance.
+        id: ContainerId,
+        /// Its end as it was written down.
+        result: Result<Exit, Failure>,
+    },
+    /// Of [`Action::Forget`], and of removing what never ran.
+    Forgotten {
+        /// The container.
+        index: usize,
+        /// What is gone.
+        ids: Vec<ContainerId>,
+    },
+    /// Of [`Action::TearDown`].
+    TornDown(Result<(), Failure>),
+}
+
+/// Marks what `action` is about as under way, so that it is not planned again.
+pub fn begin(pod: &mut PodState, action: &Action) {
+    match action {
+        Action::PrepareSandbox => pod.sandbox = SandboxState::Preparing,
+        Action::ReleaseSandbox | Action::TearDown => pod.sandbox = SandboxState::Releasing,
+        Action::EnsureImage(index) => pod.containers[*index].image = ImageState::Pulling,
+        Action::Start(index) => {
+            let slot = &mut pod.containers[*index];
+            let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+            slot.busy = Some(Busy::Starting(id));
+        }
+        Action::Terminate(index, ..) | Action::Kill(index) => {
+            pod.containers[*index].busy = Some(Busy::Signalling);
+        }
+        Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) => {
+            pod.containers[*index].busy = Some(Busy::Reaping);
+        }
+    }
+}
+
+/// Takes an outcome in.
+pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) {
+    match outcome {
+        Outcome::SandboxPrepared(Ok(sandbox)) => {
+            pod.sandbox = SandboxState::Ready(sandbox);
+            pod.trouble = None;
+        }
+        Outcome::SandboxPrepared(Err(failure)) => sandbox_failed(pod, failure, now),
+        Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },
+        Outcome::TornDown(Ok(())) => pod.sandbox = SandboxState::Gone,
+        Outcome::SandboxReleased(Err(failure)) | Outcome::TornDown(Err(failure)) => sandbox_failed(pod, failure, now),
+        Outcome::ImageEnsured { index, fingerprint, attempt, result } => {
+            image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
+        }
+        Outcome::Started { index, result } => started(&mut pod.containers[index], result, now.mono),
+        Outcome::Ended { id, exit } => {
+            exited(pod, &id, exit, now);
+        }
+        Outcome::Signalled { index, stopping, result } => {
+            signalled(&mut pod.containers[index], stopping, result, now);
+        }
+        Outcome::Reaped { index, id, result } => reaped(&mut pod.containers[index], &id, result, now.mono),
+        Outcome::Forgotten { index, ids } => {
+            let slot = &mut pod.containers[index];
+            slot.busy = None;
+            slot.stale.retain(|instance| !ids.contains(&instance.id));
+        }
+    }
+}
+
+fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
+    pod.sandbox = SandboxState::Absent { dirty: true };
+    pod.trouble = Some(failure.trouble(pod.trouble.as_ref(), now.mono));
+}
+
+fn image_ensured(
+    slot: &mut ContainerSlot,
+    fingerprint: &str,
+    attempt: u32,
+    result: Result<Arc<LocalImage>, Failure>,
+    now: Instant,
+) {
+    if slot.fingerprint != fingerprint {
+        return; // Asked for before an edit: of no use now, and the edit has asked anew.
+    }
+    slot.image = match result {
+        Ok(image) => {
+            slot.pull_trouble = None;
+            ImageState::Ready { image, attempt }
+        }
+        Err(failure) => {
+            let trouble = failure.trouble(slot.pull_trouble.as_ref(), now);
+            slot.pull_trouble = Some(trouble.clone());
+            ImageState::Failed(trouble)
+        }
+    };
+}
+
+fn started(slot: &mut ContainerSlot, result: Result<Box<Instance>, Failure>, now: Instant) {
+    slot.busy = None;
+    match result {
+        Ok(mut instance) => {
+            slot.trouble = None;
+            if let Some((_, exit, out_of_memory)) = slot.early_end.take_if(|(id, ..)| *id == instance.id) {
+                instance.out_of_memory = out_of_memory;
+                instance.end(exit, Now { mono: now, wall: jiff::Timestamp::now() });
+            }
+            slot.succeed(*instance);
+        }
+        Err(failure) => {
+            // What made the image unusable may be mended by looking for it anew.
+            slot.image = ImageState::Unknown;
+            slot.trouble = Some(failure.trouble(slot.trouble.as_ref(), now));
+        }
+    }
+}
+
+fn signalled(slot: &mut ContainerSlot, stopping: Stopping, result: Result<Option<Exit>, Failure>, now: Now) {
+    slot.busy = None;
+    match (result, &mut slot.instance) {
+        (Ok(Some(exit)), Some(instance)) if instance.is_running() => instance.end(exit, now),
+        (Ok(_), Some(Instance { life: Life::Running { stopping: current, .. }, .. })) => {
+            *current = Some(stopping);
+            slot.trouble = None;
+        }
+        (Ok(_), _) => {}
+        // Tried again after a second; the signal is what matters, the reason is in the log.
+        (Err(failure), _) => slot.trouble = Some(Trouble::passing(failure.reason, failure.message, now.mono)),
+    }
+}
+
+fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failure>, now: Instant) {
+    slot.busy = None;
+    match result {
+        Ok(written) => {
+            slot.trouble = None;
+            for instance in slot.instances_mut().filter(|instance| instance.id == *id) {
+                if let Life::Exited { exit, reaped, .. } = &mut instance.life {
+                    *exit = written.clone();
+                    *reaped = true;
+                }
+            }
+        }
+        Err(failure) => slot.trouble = Some(Trouble::passing(failure.reason, failure.message, now)),
+    }
+}
+
+/// Takes the end of a container in. Returns the container it belongs to, by place, when it is a new end.
+pub fn exited(pod: &mut PodState, id: &ContainerId, exit: Exit, now: Now) -> Option<usize> {
+    for (index, slot) in pod.containers.iter_mut().enumerate() {
+        if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
+            // It ended before its start was reported.
+            slot.early_end = Some((id.clone(), exit, false));
+            return None;
+        }
+        let known = slot.instances_mut().find(|instance| instance.id == *id && instance.is_running());
+        if let Some(instance) = known {
+            instance.end(exit, now);
+            return Some(index);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+#[path = "outcome_tests.rs"]
+mod tests;

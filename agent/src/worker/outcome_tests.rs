@@ -1,0 +1,116 @@
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+
+use super::*;
+use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use crate::source::SourceKind;
+
+fn pod() -> PodState {
+    let spec = PodSpec {
+        containers: vec![Container { name: "a".into(), image: Some("app:1".into()), ..Container::default() }],
+        ..PodSpec::default()
+    };
+    let record = PodRecord {
+        key: PodKey::new("default", "web-node"),
+        uid: PodUid::new("0123"),
+        fingerprint: Fingerprint([1; 16]),
+        immutable_fingerprint: Fingerprint([1; 16]),
+        source: SourceKind::File,
+        origin: Arc::from("web.yaml"),
+        manifest: Arc::from(&b"{}"[..]),
+        pod: Pod { spec: Some(spec), ..Pod::default() },
+    };
+    PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
+}
+
+fn now() -> Now {
+    Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH }
+}
+
+fn instance(attempt: u32) -> Instance {
+    Instance {
+        id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
+        attempt,
+        fingerprint: String::new(),
+        image: "app:1".into(),
+        image_digest: "sha256:1".into(),
+        log_path: PathBuf::new(),
+        started_at: None,
+        pause: Duration::ZERO,
+        out_of_memory: false,
+        life: Life::Running { pid: 1, pidfd: None, stopping: None },
+    }
+}
+
+fn exit(code: i32) -> Exit {
+    Exit { code, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH }
+}
+
+#[test]
+fn an_end_that_overtakes_its_start_is_not_lost() {
+    let mut pod = pod();
+    begin(&mut pod, &Action::Start(0));
+    assert_eq!(exited(&mut pod, &instance(0).id, exit(4), now()), None);
+    apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
+    assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 4);
+}
+
+#[test]
+fn an_image_asked_for_before_an_edit_is_not_taken() {
+    let mut pod = pod();
+    begin(&mut pod, &Action::EnsureImage(0));
+    let failure = Failure { reason: "ErrImagePull", message: "no".into(), passing: false };
+    let outcome = Outcome::ImageEnsured { index: 0, fingerprint: "old".into(), attempt: 0, result: Err(failure) };
+    apply(&mut pod, outcome, now());
+    assert!(matches!(pod.containers[0].image, ImageState::Pulling));
+}
+
+#[test]
+fn pull_failures_back_off_and_passing_ones_do_not() {
+    let mut pod = pod();
+    let fingerprint = pod.containers[0].fingerprint.clone();
+    let mut pauses = Vec::new();
+    for passing in [false, false, true] {
+        let failure = Failure { reason: "ErrImagePull", message: "no".into(), passing };
+        let outcome =
+            Outcome::ImageEnsured { index: 0, fingerprint: fingerprint.clone(), attempt: 0, result: Err(failure) };
+        let now = now();
+        apply(&mut pod, outcome, now);
+        let ImageState::Failed(trouble) = &pod.containers[0].image else { panic!() };
+        pauses.push(trouble.retry_at.duration_since(now.mono).as_secs());
+    }
+    assert_eq!(pauses, [10, 20, 1]);
+}
+
+#[test]
+fn the_newest_dead_record_stays_and_older_ones_go() {
+    let mut pod = pod();
+    for attempt in 0..3 {
+        begin(&mut pod, &Action::Start(0));
+        apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(attempt))) }, now());
+        exited(&mut pod, &instance(attempt).id, exit(1), now());
+    }
+    let slot = &pod.containers[0];
+    assert_eq!(slot.stale.iter().map(|instance| instance.attempt).collect::<Vec<_>>(), [0]);
+    assert_eq!(slot.previous.as_ref().unwrap().attempt, 1);
+    let written = exit(137);
+    apply(&mut pod, Outcome::Reaped { index: 0, id: instance(1).id, result: Ok(written.clone()) }, now());
+    assert_eq!(pod.containers[0].previous.as_ref().unwrap().exit(), Some(&written));
+    apply(&mut pod, Outcome::Forgotten { index: 0, ids: vec![instance(0).id] }, now());
+    assert!(pod.containers[0].stale.is_empty());
+}
+
+#[test]
+fn a_kill_that_finds_the_process_gone_ends_it() {
+    let mut pod = pod();
+    pod.containers[0].succeed(instance(0));
+    begin(&mut pod, &Action::Kill(0));
+    let stopping = Stopping { kill_at: Instant::now(), killed_at: Some(Instant::now()) };
+    apply(&mut pod, Outcome::Signalled { index: 0, stopping, result: Ok(Some(exit(137))) }, now());
+    assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
+}

@@ -1,0 +1,320 @@
+//! The hands of the pod workers: each action of the plan, done with containerd, the kernel and the disk.
+//!
+//! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
+
+mod image;
+mod report;
+mod sandbox;
+mod start;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{PidfdFlags, Signal};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::adopt::{seen_end, unknown_end};
+use super::outcome::{Failure, Outcome};
+use super::plan::{Action, KillCause};
+use super::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
+use crate::config::Config;
+use crate::network::Network;
+use crate::pod::{PodKey, PodRecord, PodUid};
+use crate::runtime::cgroup::Cgroups;
+use crate::runtime::client::Client;
+use crate::runtime::container::{Containers, FoundContainer, Task};
+use crate::runtime::error::RuntimeError;
+use crate::runtime::image::Images;
+use crate::runtime::log::LogPaths;
+use crate::runtime::record::{ContainerId, Exit};
+use crate::runtime::sandbox::Sandboxes;
+use crate::runtime::spec::NodeFacts;
+use crate::runtime::user::AccountsCache;
+use crate::server::Health;
+use crate::status::event::{EventType, Events};
+use crate::status::metrics::Metrics;
+use crate::status::observed::Observed;
+use crate::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_message};
+
+/// Everything the actions are done with. One for the node, shared by all workers.
+#[derive(Debug)]
+pub struct Performer {
+    /// The agent's configuration.
+    pub config: Arc<Config>,
+    /// What is true of the node.
+    pub node: NodeFacts,
+    /// The path of limpet's own executable, which the shim runs as logger.
+    pub executable: std::path::PathBuf,
+    /// The connection to containerd.
+    pub client: Client,
+    /// containerd's containers and tasks.
+    pub containers: Containers,
+    /// containerd's images.
+    pub images: Images,
+    /// Namespaces.
+    pub sandboxes: Sandboxes,
+    /// CNI.
+    pub network: Network,
+    /// Volumes and provided files.
+    pub volumes: Volumes,
+    /// Pod cgroups.
+    pub cgroups: Cgroups,
+    /// Users of images, resolved once.
+    pub accounts: AccountsCache,
+    /// Where logs are.
+    pub logs: LogPaths,
+    /// What people see.
+    pub events: Events,
+    /// What machines see.
+    pub metrics: Metrics,
+    /// What runs, for readers.
+    pub observed: Observed,
+    /// Whether containerd is there, for those who ask how the agent is.
+    pub health: Health,
+    /// Bounds how many containers are started at once: as many as there are cores.
+    pub starts: Semaphore,
+    /// Bounds how many images are pulled at once.
+    pub pulls: Semaphore,
+}
+
+impl Performer {
+    /// Does `action`, planned from `pod`.
+    pub async fn perform(&self, pod: PodState, action: Action) -> Outcome {
+        match action {
+            Action::PrepareSandbox => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
+            Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),
+            Action::TearDown => Outcome::TornDown(self.tear_down(&pod).await),
+            Action::EnsureImage(index) => {
+                let slot = &pod.containers[index];
+                let result = self.ensure_image(&pod, slot).await;
+                Outcome::ImageEnsured {
+                    index,
+                    fingerprint: slot.fingerprint.clone(),
+                    attempt: slot.next_attempt(),
+                    result,
+                }
+            }
+            Action::Start(index) => Outcome::Started { index, result: self.start(&pod, index).await },
+            Action::Terminate(index, grace, cause) => self.terminate(&pod, index, grace, cause).await,
+            Action::Kill(index) => self.kill(&pod, index).await,
+            Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
+            Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
+            Action::Forget(index) => self.forget(&pod, index).await,
+        }
+    }
+
+    async fn terminate(&self, pod: &PodState, index: usize, grace: Duration, cause: KillCause) -> Outcome {
+        let slot = &pod.containers[index];
+        self.report_killing(pod, slot, cause);
+        let stopping = Stopping { kill_at: Instant::now() + grace, killed_at: None };
+        let result = self.signal(slot, Signal::TERM, false).await;
+        Outcome::Signalled { index, stopping, result }
+    }
+
+    async fn kill(&self, pod: &PodState, index: usize) -> Outcome {
+        let slot = &pod.containers[index];
+        tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
+        let now = Instant::now();
+        let mut result = self.signal(slot, Signal::KILL, true).await;
+        let again = matches!(
+            slot.instance.as_ref().map(|instance| &instance.life),
+            Some(Life::Running { stopping: Some(Stopping { killed_at: Some(_), .. }), .. })
+        );
+        if again && result.is_ok() {
+            result = self.unseen_end(slot).await;
+        }
+        Outcome::Signalled { index, stopping: Stopping { kill_at: now, killed_at: Some(now) }, result }
+    }
+
+    /// A SIGKILL that brought no end: perhaps the end was there, and its event was lost.
+    async fn unseen_end(&self, slot: &ContainerSlot) -> Result<Option<Exit>, Failure> {
+        let Some(instance) = &slot.instance else { return Ok(None) };
+        let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
+        Ok(match task {
+            None => Some(unknown_end(Now::read())),
+            Some(Task::Stopped { code, at }) => Some(seen_end(code, at, instance.out_of_memory)),
+            Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => None,
+        })
+    }
+
+    async fn signal(&self, slot: &ContainerSlot, signal: Signal, all: bool) -> Result<Option<Exit>, Failure> {
+        let Some(instance) = &slot.instance else { return Ok(None) };
+        let signal = u32::try_from(signal.as_raw()).unwrap_or(9);
+        self.timed("stop_container", self.containers.kill(&instance.id, signal, all))
+            .await
+            .map(|()| None)
+            .map_err(|error| failure("FailedKillPod", &error))
+    }
+
+    /// Writes an end down, then deletes what is left of the process: task and snapshot. The record stays.
+    async fn reap(&self, pod: &PodState, index: usize, instance: Option<&Instance>) -> Outcome {
+        let Some((instance, exit)) = instance.and_then(|instance| Some((instance, instance.exit()?))) else {
+            return Outcome::Forgotten { index, ids: Vec::new() };
+        };
+        let exit = self.complete_exit(pod, &pod.containers[index], instance, exit.clone()).await;
+        let state =
+            crate::runtime::record::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
+        let reaped = async {
+            self.containers.write_state(&instance.id, &state).await?;
+            self.containers.delete_task(&instance.id).await?;
+            self.containers.remove_snapshot(&instance.id).await
+        };
+        let result = self.timed("remove_task", reaped).await;
+        let result = result.map(|()| exit).map_err(|error| failure("FailedToReap", &error));
+        Outcome::Reaped { index, id: instance.id.clone(), result }
+    }
+
+    /// Gathers what there is to say of an end that was just seen, and writes it to the container at once: whatever
+    /// happens next, it is not forgotten.
+    pub(super) async fn witness(&self, pod: &PodState, index: usize, instance: &Instance, exit: Exit) -> Exit {
+        let exit = self.complete_exit(pod, &pod.containers[index], instance, exit).await;
+        let state =
+            crate::runtime::record::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
+        if let Err(error) = self.containers.write_state(&instance.id, &state).await {
+            // Its task is still there, and tells the same until the end is written at the reaping.
+            tracing::debug!(pod = %pod.record.key, %error, "an end is not written down yet");
+        }
+        exit
+    }
+
+    /// What the kernel and the container itself have to say about an end: OOM and termination message.
+    async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
+        if exit.code == 137
+            && exit.reason == "Error"
+            && self.cgroups.oom_kills(&pod.record, instance.id.as_str()).unwrap_or(0) > 0
+        {
+            exit.reason = "OOMKilled".to_owned();
+        }
+        if exit.message.is_empty()
+            && let Some(container) = pod.container_spec(&slot.name)
+        {
+            exit.message = self.termination_message(pod, slot, instance).await;
+            let fall_back = container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
+            if exit.message.is_empty() && fall_back && exit.code != 0 {
+                let log = instance.log_path.clone();
+                exit.message =
+                    crate::runtime::log::reader::tail_for_termination_message(&log).await.unwrap_or_default();
+            }
+        }
+        exit
+    }
+
+    async fn termination_message(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance) -> String {
+        let path = self.volumes.termination_log(&pod.record.uid, &slot.name, instance.id.as_str());
+        let read = tokio::task::spawn_blocking(move || read_termination_message(&path, MAX_TERMINATION_MESSAGE)).await;
+        match read {
+            Ok(Ok(message)) => message,
+            Ok(Err(error)) => {
+                tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "no termination message");
+                String::new()
+            }
+            Err(_panicked) => String::new(),
+        }
+    }
+
+    /// Removes the records and logs of instances that nobody asks for any more.
+    async fn forget(&self, pod: &PodState, index: usize) -> Outcome {
+        let mut ids = Vec::new();
+        for instance in &pod.containers[index].stale {
+            match self.containers.remove(&instance.id).await {
+                Ok(()) => {
+                    let removed = self.volumes.remove_termination_log(
+                        &pod.record.uid,
+                        &pod.containers[index].name,
+                        instance.id.as_str(),
+                    );
+                    if let Err(error) = removed {
+                        tracing::warn!(pod = %pod.record.key, %error, "an old termination message stays");
+                    }
+                    self.logs.remove_attempt(
+                        &pod.record,
+                        &pod.containers[index].name,
+                        instance.attempt,
+                        instance.id.as_str(),
+                    );
+                    ids.push(instance.id.clone());
+                }
+                Err(error) => {
+                    tracing::warn!(pod = %pod.record.key, %error, "an old container record stays for now");
+                    break;
+                }
+            }
+        }
+        Outcome::Forgotten { index, ids }
+    }
+
+    /// Removes a container that was made and never started.
+    pub async fn discard(&self, index: usize, id: ContainerId) -> Outcome {
+        if let Err(error) = self.containers.remove(&id).await {
+            tracing::warn!(container = %id, %error, "a container that never ran stays for now");
+        }
+        Outcome::Forgotten { index, ids: vec![id] }
+    }
+
+    /// The process of a pid, as long as it is there.
+    pub fn open_process(&self, pid: u32) -> Option<Arc<OwnedFd>> {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
+        rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok().map(Arc::new)
+    }
+
+    /// containerd's whole state; `first`: what a crash in mid-start left is swept before.
+    pub async fn list(&self, first: bool) -> Result<Vec<FoundContainer>, RuntimeError> {
+        if first {
+            self.containers.sweep_leases().await?;
+            crate::runtime::exec::sweep(&self.client, &self.config.exec_dir()).await;
+        }
+        let (found, unreadable) = self.timed("list_containers", self.containers.list()).await?;
+        for (id, reason) in unreadable {
+            tracing::error!(container = %id, reason, "a container of limpet's that cannot be read; left alone");
+        }
+        Ok(found)
+    }
+
+    /// The pod that found containers belong to, from the newest manifest written on them.
+    pub fn restore(&self, found: &[FoundContainer]) -> Option<PodRecord> {
+        let newest = found
+            .iter()
+            .max_by_key(|container| (container.recorded.state.started_at, container.recorded.identity.attempt))?;
+        let identity = &newest.recorded.identity;
+        match crate::pod::restore(&newest.recorded.manifest, &identity.origin, identity.source(), &self.node.name) {
+            Ok(mut record) => {
+                record.uid = PodUid::new(identity.uid.as_str());
+                record.key = PodKey::new(identity.namespace.as_str(), identity.pod.as_str());
+                Some(record)
+            }
+            Err(faults) => {
+                let fault = faults.first().map(ToString::to_string).unwrap_or_default();
+                tracing::error!(pod = %identity.pod_key(), fault, "a running pod's manifest cannot be read; left alone");
+                None
+            }
+        }
+    }
+
+    /// Runs a call and counts it, as kubelet counts its runtime's operations.
+    async fn timed<T, E>(&self, operation: &'static str, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let began = Instant::now();
+        let result = call.await;
+        self.metrics.runtime_operation(operation, began.elapsed(), result.is_ok());
+        result
+    }
+
+    fn event(&self, pod: &PodState, container: Option<&str>, kind: EventType, reason: &'static str, message: String) {
+        self.events.emit(Some((pod.record.key.clone(), pod.record.uid.clone())), container, kind, reason, message);
+    }
+}
+
+/// A failure of containerd's as the worker takes it.
+fn failure(reason: &'static str, error: &RuntimeError) -> Failure {
+    let passing = matches!(error, RuntimeError::Unavailable { .. } | RuntimeError::Deadline { .. });
+    Failure { reason, message: error.to_string(), passing }
+}
+
+/// The sandbox of a pod that has one.
+fn sandbox_of(pod: &PodState) -> Option<Arc<super::state::PodSandbox>> {
+    match &pod.sandbox {
+        SandboxState::Ready(sandbox) => Some(Arc::clone(sandbox)),
+        _ => None,
+    }
+}

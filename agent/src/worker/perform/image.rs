@@ -1,0 +1,112 @@
+//! The image of a container start, as the pull policy says.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::super::outcome::Failure;
+use super::super::state::{ContainerSlot, PodState};
+use super::Performer;
+use crate::runtime::image::{ImageError, LocalImage};
+use crate::status::event::EventType;
+
+impl Performer {
+    pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {
+        let Some(container) = pod.container_spec(&slot.name) else {
+            return Err(Failure {
+                reason: "InvalidImageName",
+                message: "no such container".to_owned(),
+                passing: false,
+            });
+        };
+        let reference = container.image.as_deref().unwrap_or_default();
+        // What lies in the archives directory is here without a registry: it is taken in before anyone is asked.
+        self.images.archives_ready().await;
+        let local = self.images.find(reference).await.map_err(|error| self.image_failure(pod, slot, &error))?;
+        match (container.image_pull_policy.as_deref(), local) {
+            (Some("Never") | Some("IfNotPresent") | None, Some(image)) => {
+                let message = format!("Container image \"{reference}\" already present on machine");
+                self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+                Ok(image)
+            }
+            (Some("Never"), None) => {
+                let message = format!("Container image \"{reference}\" is not present with pull policy of Never");
+                self.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
+                Err(Failure { reason: "ErrImageNeverPull", message, passing: false })
+            }
+            _ => self.pull_image(pod, slot, reference).await,
+        }
+    }
+
+    /// Lets go of what broken-off pulls of images nobody wants left in containerd.
+    pub async fn forget_pulls(&self, wanted: &HashSet<String>) {
+        if let Err(error) = self.images.forget_unwanted(|image| wanted.contains(image)).await {
+            tracing::debug!(%error, "unfinished pulls stay for now");
+        }
+    }
+
+    async fn pull_image(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        reference: &str,
+    ) -> Result<Arc<LocalImage>, Failure> {
+        // Never closed; without a permit the pull goes on all the same.
+        let _permit = self.pulls.acquire().await.ok();
+        self.event(pod, Some(&slot.name), EventType::Normal, "Pulling", format!("Pulling image \"{reference}\""));
+        let began = tokio::time::Instant::now();
+        let pulled = self.timed("pull_image", self.pull_in_sight(pod, reference)).await;
+        let image = pulled.map_err(|error| self.image_failure(pod, slot, &error))?;
+        let took = began.elapsed();
+        tracing::info!(pod = %pod.record.key, container = slot.name, image = reference, bytes = image.size, took = ?took, "image pulled");
+        let message = format!(
+            "Successfully pulled image \"{reference}\" in {}ms. Image size: {} bytes.",
+            took.as_millis(),
+            image.size
+        );
+        self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+        Ok(image)
+    }
+
+    /// Pulls, and shows in the pod's note how far it is.
+    async fn pull_in_sight(&self, pod: &PodState, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
+        let mut pull = std::pin::pin!(self.images.pull(reference));
+        if let Poll::Ready(done) = futures_util::poll!(pull.as_mut()) {
+            return done;
+        }
+        let Some(mut progress) = self.images.progress(reference) else { return pull.await };
+        loop {
+            tokio::select! {
+                done = &mut pull => return done,
+                Ok(()) = progress.changed() => {
+                    let now = *progress.borrow_and_update();
+                    self.publish_note(&pod.record, format!("pulling {reference}: {now}"));
+                }
+                else => return pull.await,
+            }
+        }
+    }
+
+    /// kubelet's two reasons: the first failure names the error, later ones the back-off.
+    fn image_failure(&self, pod: &PodState, slot: &ContainerSlot, error: &ImageError) -> Failure {
+        let image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
+        let message = format!("Failed to pull image \"{image}\": {error}");
+        self.event(pod, Some(&slot.name), EventType::Warning, "Failed", message.clone());
+        tracing::warn!(pod = %pod.record.key, container = slot.name, image, %error, "image is not to be had");
+        if error.is_invalid_name() {
+            return Failure { reason: "InvalidImageName", message, passing: false };
+        }
+        if slot.pull_trouble.is_some() {
+            let message = format!("Back-off pulling image \"{image}\": {error}");
+            self.event(
+                pod,
+                Some(&slot.name),
+                EventType::Normal,
+                "BackOff",
+                format!("Back-off pulling image \"{image}\""),
+            );
+            return Failure { reason: "ImagePullBackOff", message, passing: error.is_runtime_unavailable() };
+        }
+        Failure { reason: "ErrImagePull", message, passing: error.is_runtime_unavailable() }
+    }
+}

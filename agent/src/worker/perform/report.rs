@@ -1,0 +1,207 @@
+//! What the hands tell people and machines: status, events, log lines, counts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::plan::{self, KillCause, Surroundings};
+use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
+use super::Performer;
+use crate::merge::{DesiredPods, PodChange};
+use crate::pod::{PodKey, PodRecord};
+use crate::runtime::spec::qos_class;
+use crate::status::event::EventType;
+use crate::status::generate::generate;
+use crate::status::metrics::MergeChange;
+use crate::status::observed::{ObservedContainer, ObservedPod};
+
+impl Performer {
+    /// Publishes what readers see of the pod, if it differs from what they saw.
+    pub fn publish(&self, pod: &PodState, around: Surroundings, now: Now) {
+        let known = self.observed.load().pods.get(&pod.record.key).cloned();
+        let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
+        let qos = qos_class(pod.record.spec());
+        let before = same_pod.map(|known| &known.status);
+        let status = generate(pod, around, &self.node.addresses, qos.as_str(), now, before);
+        let observed = ObservedPod {
+            record: Arc::clone(&pod.record),
+            status,
+            note: note(pod),
+            terminating_since: pod.ending.map(|ending| ending.since),
+            containers: containers(pod),
+        };
+        if same_pod.is_some_and(|known| **known == observed) {
+            return;
+        }
+        if before.and_then(|status| status.phase.as_deref()) == Some("Pending")
+            && observed.status.phase.as_deref() == Some("Running")
+        {
+            self.metrics.pod_started(now.wall.duration_since(pod.start_time).try_into().unwrap_or_default());
+        }
+        self.observed.publish(&pod.record.key, Some(Arc::new(observed)));
+    }
+
+    /// Shows a passing remark on the pod until its worker publishes it anew.
+    pub(super) fn publish_note(&self, record: &PodRecord, note: String) {
+        let known = self.observed.load().pods.get(&record.key).cloned();
+        if let Some(known) = known.filter(|known| known.record.uid == record.uid) {
+            let noted = ObservedPod { note: Some(note), ..(*known).clone() };
+            self.observed.publish(&record.key, Some(Arc::new(noted)));
+        }
+    }
+
+    /// How many pods the node may have.
+    pub fn max_pods(&self) -> usize {
+        usize::try_from(self.config.max_pods).unwrap_or(usize::MAX)
+    }
+
+    /// The node has as many pods as it may have: this one waits for a place.
+    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>) {
+        let message =
+            format!("Node has too many pods: maxPods is {}; it starts when another one is gone", self.config.max_pods);
+        let pod = Some((record.key.clone(), record.uid.clone()));
+        if self.events.emit(pod, None, EventType::Warning, "OutOfpods", message.clone()) == 1 {
+            tracing::warn!(pod = %record.key, message, "pod waits");
+        }
+        let now = Now::read();
+        let mut waiting = PodState::new(Arc::clone(record), now.wall);
+        waiting.trouble = Some(Trouble::passing("OutOfpods", message, now.mono));
+        self.publish(&waiting, Surroundings { runtime_ready: true, network_ready: true }, now);
+    }
+
+    /// The pod is gone.
+    pub fn retire(&self, key: &PodKey) {
+        self.observed.publish(key, None);
+    }
+
+    /// The pod waits for a CNI configuration: said once a pod.
+    pub fn report_network_wait(&self, pod: &PodState) {
+        let message = format!("network is not ready: {}", self.network.status());
+        let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
+        let known = self.events.snapshot().into_iter().any(|event| event.pod == key && event.message == message);
+        if !known {
+            tracing::warn!(pod = %pod.record.key, message, "pod waits");
+            self.events.emit(key, None, EventType::Warning, plan::NETWORK_NOT_READY, message);
+        }
+    }
+
+    pub(super) fn report_killing(&self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
+        let message = match cause {
+            KillCause::PodEnds => format!("Stopping container {}", slot.name),
+            KillCause::DefinitionChanged => format!("Container {} definition changed, will be restarted", slot.name),
+            KillCause::SandboxLost => "Pod sandbox changed, it will be killed and re-created.".to_owned(),
+        };
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, cause = message, "SIGTERM");
+        self.event(pod, Some(&slot.name), EventType::Normal, "Killing", message);
+    }
+
+    pub(super) fn report_start_failure(&self, pod: &PodState, slot: &ContainerSlot, reason: &str, message: &str) {
+        tracing::warn!(pod = %pod.record.key, container = slot.name, reason, message, "container not started");
+        self.event(pod, Some(&slot.name), EventType::Warning, "Failed", format!("Error: {message}"));
+    }
+
+    /// A container ended: one line, and an event when a pause follows.
+    pub fn report_exit(&self, pod: &PodState, index: usize, now: Now) {
+        let slot = &pod.containers[index];
+        let Some(Instance { life: Life::Exited { exit, retry_at, .. }, attempt, .. }) = &slot.instance else { return };
+        tracing::info!(
+            pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, attempt, code = exit.code,
+            reason = exit.reason, "container exited"
+        );
+        if pod.ending.is_none() && *retry_at > now.mono {
+            let message = format!(
+                "Back-off restarting failed container {} in pod {}_{}({})",
+                slot.name,
+                pod.record.key.name(),
+                pod.record.key.namespace(),
+                pod.record.uid
+            );
+            self.event(pod, Some(&slot.name), EventType::Warning, "BackOff", message);
+        }
+    }
+
+    /// Two sources, or two files, claim one key: both are told, once per pair.
+    pub fn report_duplicates(&self, desired: &DesiredPods) {
+        for duplicate in desired.duplicates.values().flatten() {
+            let (winner, loser) = (&duplicate.winner, &duplicate.loser);
+            let message = format!(
+                "{} {} also defines this pod; {} {} wins",
+                loser.source, loser.origin, winner.source, winner.origin
+            );
+            let pod = Some((winner.key.clone(), winner.uid.clone()));
+            if self.events.emit(pod, None, EventType::Warning, "DuplicatePod", message) == 1 {
+                tracing::warn!(pod = %winner.key, winner = %winner.origin, loser = %loser.origin, "two sources claim one pod");
+            }
+        }
+    }
+
+    /// Counts what a merge brought.
+    pub fn count_changes(&self, changes: &[PodChange]) {
+        for change in changes {
+            self.metrics.merge_change(match change {
+                PodChange::Added(_) => MergeChange::Added,
+                PodChange::Updated { .. } => MergeChange::Updated,
+                PodChange::Deleting(_) => MergeChange::Deleting,
+                PodChange::Removed(_) => MergeChange::Removed,
+                PodChange::Reconciled(_) => MergeChange::Reconciled,
+            });
+        }
+    }
+
+    /// containerd is there and its state is read.
+    pub fn runtime_ready(&self, containers: usize, adopted: usize) {
+        self.connected(true);
+        let socket = self.config.runtime_endpoint.display();
+        tracing::info!(%socket, containers, adopted, "containerd is there");
+    }
+
+    fn connected(&self, connected: bool) {
+        self.metrics.set_containerd_connected(connected);
+        self.health.set_containerd(connected);
+    }
+
+    /// containerd is gone.
+    pub fn runtime_gone(&self, pods: usize) {
+        self.connected(false);
+        let socket = self.config.runtime_endpoint.display();
+        tracing::warn!(%socket, "containerd gone; {pods} pods keep running, waiting for it");
+    }
+
+    /// containerd was not there when the agent started.
+    pub fn runtime_absent(&self) {
+        self.connected(false);
+        let socket = self.config.runtime_endpoint.display();
+        tracing::warn!(%socket, "containerd is not there, waiting for it; see: limpet doctor");
+    }
+}
+
+fn containers(pod: &PodState) -> BTreeMap<String, ObservedContainer> {
+    let observed = |slot: &ContainerSlot| {
+        let instance = slot.instance.as_ref()?;
+        let pid = match instance.life {
+            Life::Running { pid, .. } => Some(pid),
+            Life::Exited { .. } => None,
+        };
+        Some((
+            slot.name.clone(),
+            ObservedContainer {
+                id: instance.id.to_string(),
+                pid,
+                log_path: instance.log_path.parent().unwrap_or(&instance.log_path).to_owned(),
+                restart_count: instance.attempt,
+            },
+        ))
+    };
+    pod.containers.iter().filter_map(observed).collect()
+}
+
+/// The one thing about the pod that people should know and its status column does not say.
+fn note(pod: &PodState) -> Option<String> {
+    if let Some(trouble) = &pod.trouble {
+        return Some(trouble.message.clone());
+    }
+    pod.containers.iter().find_map(|slot| match (&slot.trouble, &slot.image) {
+        (Some(trouble), _) => Some(trouble.message.clone()),
+        (None, ImageState::Failed(trouble)) => Some(trouble.message.clone()),
+        _ => None,
+    })
+}

@@ -1,0 +1,176 @@
+//! The pod around its containers: cgroup, namespaces, network, volumes; made, given back, taken down, swept.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::super::outcome::Failure;
+use super::super::state::{PodSandbox, PodState, SandboxState};
+use super::{Performer, failure};
+use crate::network::{AttachRequest, PodAddresses};
+use crate::pod::{PodRecord, PodUid};
+use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, Sandbox, SandboxRequest, sysctl};
+use crate::status::event::EventType;
+use crate::volume::pod_hostname;
+
+const FAILED: &str = "FailedCreatePodSandBox";
+
+fn sandbox_failure(error: impl std::fmt::Display) -> Failure {
+    Failure { reason: FAILED, message: format!("Failed to create pod sandbox: {error}"), passing: false }
+}
+
+impl Performer {
+    /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
+    pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
+        self.metrics.pod_start_begun();
+        let prepared = self.timed("run_podsandbox", self.make_sandbox(&pod.record)).await;
+        if let Err(failure) = &prepared {
+            self.metrics.pod_start_failed();
+            tracing::warn!(pod = %pod.record.key, reason = failure.reason, message = failure.message, "no sandbox");
+            self.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
+        }
+        prepared.map(Arc::new)
+    }
+
+    async fn make_sandbox(&self, record: &PodRecord) -> Result<PodSandbox, Failure> {
+        sysctl::check_sysctls(record.spec(), &self.config.allowed_unsafe_sysctls).map_err(|error| Failure {
+            reason: "SysctlForbidden",
+            message: error.to_string(),
+            passing: false,
+        })?;
+        let hostname = pod_hostname(record, &self.config.cluster_domain)
+            .map_err(|error| Failure { reason: FAILED, message: error.to_string(), passing: false })?
+            .kernel;
+        let sysctls = sysctl::sysctls(record.spec());
+        let request = self.sandbox_request(record, &hostname, &sysctls);
+        let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
+            match self.sandboxes.find(&request).await? {
+                Some(sandbox) => Ok(sandbox),
+                None => self.sandboxes.create(&request).await,
+            }
+        });
+        cgroup.map_err(|error| Failure { passing: error.may_pass(), ..sandbox_failure(error) })?;
+        let sandbox = sandbox.map_err(sandbox_failure)?;
+        let addresses = self.attach(record, &sandbox).await?;
+        let warnings = self.volumes.prepare(record, &addresses, &sandbox.hostname).await.map_err(|error| Failure {
+            reason: "FailedMount",
+            message: error.to_string(),
+            passing: false,
+        })?;
+        for warning in warnings {
+            self.events.emit(
+                Some((record.key.clone(), record.uid.clone())),
+                None,
+                EventType::Warning,
+                warning.reason,
+                warning.message,
+            );
+        }
+        Ok(PodSandbox { sandbox, addresses })
+    }
+
+    async fn attach(&self, record: &PodRecord, sandbox: &Sandbox) -> Result<PodAddresses, Failure> {
+        let Some(netns) = &sandbox.namespaces.network else {
+            return Ok(PodAddresses { ips: self.node.addresses.clone() });
+        };
+        let request = AttachRequest::new(record, netns);
+        self.network.attach(&request).await.map_err(sandbox_failure)
+    }
+
+    fn sandbox_request<'a>(
+        &'a self,
+        record: &'a PodRecord,
+        hostname: &'a str,
+        sysctls: &'a [(String, String)],
+    ) -> SandboxRequest<'a> {
+        SandboxRequest {
+            uid: &record.uid,
+            host_network: record.host_network(),
+            host_ipc: record.spec().host_ipc.unwrap_or(false),
+            hostname,
+            node_hostname: &self.node.name,
+            sysctls,
+            shm_size: DEFAULT_SHM_SIZE,
+        }
+    }
+
+    /// Takes over the sandbox of a pod that was found running.
+    pub async fn find_sandbox(&self, pod: &mut PodState) {
+        let Ok(hostname) = pod_hostname(&pod.record, &self.config.cluster_domain) else { return };
+        let request = self.sandbox_request(&pod.record, &hostname.kernel, &[]);
+        // Its requests count for its QoS class from now on.
+        if let Err(error) = self.cgroups.ensure_pod(&pod.record).await {
+            tracing::warn!(pod = %pod.record.key, %error, "the cgroup of a pod that was found running");
+        }
+        let Ok(Some(sandbox)) = self.sandboxes.find(&request).await else { return };
+        let addresses = if pod.record.host_network() {
+            Some(PodAddresses { ips: self.node.addresses.clone() })
+        } else {
+            self.network.addresses(&pod.record.uid)
+        };
+        if let Some(addresses) = addresses {
+            pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox { sandbox, addresses }));
+        }
+    }
+
+    /// The pod has run to its end: address, namespaces and cgroup go back; records, logs and volumes stay.
+    pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
+        self.release(&pod.record.uid).await
+    }
+
+    async fn release(&self, uid: &PodUid) -> Result<(), Failure> {
+        let stays = |what: &str, error: &dyn std::fmt::Display| Failure {
+            reason: "FailedKillPod",
+            message: format!("{what}: {error}"),
+            passing: false,
+        };
+        self.network.detach(uid).await.map_err(|error| stays("network", &error))?;
+        self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
+        // A process that was killed a moment ago may still be in it: that passes.
+        let removed = self.cgroups.remove_pod(uid).await;
+        removed.map_err(|error| Failure { passing: error.may_pass(), ..stays("cgroup", &error) })
+    }
+
+    /// Everything of the pod goes: containers, sandbox, volumes, logs.
+    pub(super) async fn tear_down(&self, pod: &PodState) -> Result<(), Failure> {
+        let began = tokio::time::Instant::now();
+        for slot in &pod.containers {
+            for instance in slot.instance.iter().chain(&slot.previous).chain(&slot.stale) {
+                let removed = self.timed("remove_container", self.containers.remove(&instance.id)).await;
+                removed.map_err(|error| failure("FailedKillPod", &error))?;
+                self.logs.remove_link(&pod.record, &slot.name, instance.id.as_str());
+            }
+        }
+        self.release(&pod.record.uid).await?;
+        self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
+            reason: "FailedKillPod",
+            message: error.to_string(),
+            passing: false,
+        })?;
+        self.logs.remove_pod_logs(&pod.record);
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, took = ?began.elapsed(), "pod removed");
+        Ok(())
+    }
+
+    /// Every pod that has something on disk or in the kernel.
+    pub async fn traces(&self) -> HashSet<PodUid> {
+        let mut found: HashSet<PodUid> = HashSet::new();
+        found.extend(self.network.attached());
+        found.extend(self.sandboxes.list().await.unwrap_or_default());
+        found.extend(self.volumes.list().await);
+        found.extend(self.cgroups.pods().await.unwrap_or_default());
+        found
+    }
+
+    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile.
+    pub async fn clear(&self, uid: &PodUid) {
+        tracing::info!(%uid, "clearing what a pod that is gone left behind");
+        if let Err(failure) = self.release(uid).await {
+            tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
+            return;
+        }
+        if let Err(error) = self.volumes.remove(uid).await {
+            tracing::warn!(%uid, %error, "left behind, and stays for now");
+        }
+        self.logs.remove_logs_of(uid);
+    }
+}

@@ -1,0 +1,287 @@
+//! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use containerd_client::types::Mount as SnapshotMount;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Container;
+use tokio::time::Instant;
+
+use super::super::outcome::Failure;
+use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState};
+use super::{Performer, failure, sandbox_of};
+use crate::runtime::container::NewContainer;
+use crate::runtime::error::RuntimeError;
+use crate::runtime::image::LocalImage;
+use crate::runtime::record::{ContainerId, ContainerIdentity, ContainerState, Exit};
+use crate::runtime::spec::{self, ProcessUser, SpecInput};
+use crate::runtime::user::{self, UserRequest, read_accounts};
+use crate::status::event::EventType;
+use crate::status::metrics::ContainerType;
+
+/// kubelet's exit code for a container whose process could not be started.
+const START_ERROR: i32 = 128;
+
+/// What one start is made from.
+struct Start<'a> {
+    pod: &'a PodState,
+    slot: &'a ContainerSlot,
+    container: &'a Container,
+    image: &'a LocalImage,
+    sandbox: &'a PodSandbox,
+    id: ContainerId,
+    attempt: u32,
+    pause: Duration,
+}
+
+/// How far a start came before it failed.
+enum StartFailure {
+    /// Nothing was left behind that counts as an attempt: tried again.
+    Before(Failure),
+    /// runc could not run it: the attempt counts, with kubelet's `StartError`.
+    Ended(String),
+}
+
+impl Performer {
+    pub(super) async fn start(&self, pod: &PodState, index: usize) -> Result<Box<Instance>, Failure> {
+        let slot = &pod.containers[index];
+        let attempt = slot.next_attempt();
+        let (Some(container), ImageState::Ready { image, .. }, Some(sandbox)) =
+            (pod.container_spec(&slot.name), &slot.image, sandbox_of(pod))
+        else {
+            let message = format!("container {} was planned before its image and sandbox were ready", slot.name);
+            return Err(Failure { reason: "CreateContainerError", message, passing: true });
+        };
+        let start = Start {
+            pod,
+            slot,
+            container,
+            image,
+            sandbox: &sandbox,
+            id: ContainerId::derive(&pod.record.uid, &slot.name, attempt),
+            attempt,
+            pause: slot.next_pause(),
+        };
+        // The semaphore is never closed; without a permit the start goes on all the same.
+        let _permit = self.starts.acquire().await.ok();
+        let container_type = if slot.init { ContainerType::InitContainer } else { ContainerType::Container };
+        self.metrics.container_start_begun(container_type);
+        let began = Instant::now();
+        match self.timed("start_container", self.run(&start)).await {
+            Ok((pid, created)) => Ok(Box::new(self.started(&start, pid, began, created).await)),
+            Err(StartFailure::Before(failure)) => {
+                self.metrics.container_start_failed(container_type, failure.reason);
+                self.report_start_failure(pod, slot, failure.reason, &failure.message);
+                Err(failure)
+            }
+            Err(StartFailure::Ended(message)) => {
+                self.metrics.container_start_failed(container_type, "StartError");
+                self.report_start_failure(pod, slot, "StartError", &message);
+                Ok(Box::new(self.start_error(&start, message).await))
+            }
+        }
+    }
+
+    /// Snapshot, container, task, process. Returns the process and how long its creation took.
+    async fn run(&self, start: &Start<'_>) -> Result<(u32, Duration), StartFailure> {
+        let began = Instant::now();
+        let refused = |reason| move |error: RuntimeError| StartFailure::Before(failure(reason, &error));
+        let lease = self.containers.lease(&start.id).await.map_err(refused("CreateContainerError"))?;
+        let rootfs = self
+            .containers
+            .prepare_rootfs(&start.id, &start.image.chain_id, &lease)
+            .await
+            .map_err(refused("CreateContainerError"))?;
+        let mounts = self
+            .volumes
+            .mounts(&start.pod.record, start.container, start.id.as_str())
+            .map_err(|error| config_error(error.to_string()))?;
+        let user = self.user(start, &rootfs).await?;
+        let cgroups_path = self.cgroups.container_path(&start.pod.record, start.id.as_str());
+        let input = SpecInput {
+            pod: &start.pod.record,
+            container: start.container,
+            image: start.image,
+            user: &user,
+            sandbox: &start.sandbox.sandbox,
+            addresses: &start.sandbox.addresses,
+            mounts: &mounts,
+            cgroups_path: &cgroups_path,
+            node: &self.node,
+        };
+        let spec = spec::build(&input).map_err(|error| config_error(error.to_string()))?;
+        let spec = serde_json::to_vec(&spec).map_err(|error| config_error(error.to_string()))?;
+        let identity = self.identity(start);
+        let new = NewContainer {
+            id: &start.id,
+            identity: &identity,
+            manifest: &start.pod.record.manifest,
+            image: &start.image.name,
+            spec,
+        };
+        self.containers.create(&new).await.map_err(refused("CreateContainerError"))?;
+        self.create_link(start);
+        let terminal = start.container.tty.unwrap_or(false);
+        let log_uri =
+            crate::runtime::log::writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start));
+        // The container holds its snapshot now: the lease goes back while the shim works.
+        let (released, created) =
+            tokio::join!(self.containers.release(&lease), self.create_task(start, rootfs, &log_uri, terminal));
+        if let Err(error) = released {
+            tracing::debug!(%error, "a start's lease is left to the next sweep");
+        }
+        let pid = created?;
+        let took = began.elapsed();
+        self.containers.start_task(&start.id).await.map_err(run_error)?;
+        Ok((pid, took))
+    }
+
+    /// Who it runs as: the Pod's wish and the image's own `USER`, by the image's account files.
+    async fn user(&self, start: &Start<'_>, rootfs: &[SnapshotMount]) -> Result<ProcessUser, StartFailure> {
+        let image_user = start.image.config.config().as_ref().and_then(|config| config.user().clone());
+        let request = UserRequest::new(start.pod.record.spec(), start.container, image_user.as_deref());
+        let accounts = match self.accounts.get(&start.image.chain_id) {
+            Some(accounts) => accounts,
+            None => {
+                let mounts = rootfs.iter().map(accounts_mount).collect::<Vec<_>>();
+                let read = tokio::task::spawn_blocking(move || read_accounts(&mounts)).await;
+                let read = read.map_err(|error| config_error(error.to_string()))?;
+                let accounts = Arc::new(read.map_err(|error| config_error(error.to_string()))?);
+                self.accounts.put(Arc::clone(&start.image.chain_id), Arc::clone(&accounts));
+                accounts
+            }
+        };
+        user::resolve(&request, accounts.passwd.as_deref(), accounts.group.as_deref())
+            .map_err(|error| config_error(error.to_string()))
+    }
+
+    /// `Tasks.Create`; a mount that vanished between two quick starts is worth one more try.
+    async fn create_task(
+        &self,
+        start: &Start<'_>,
+        rootfs: Vec<SnapshotMount>,
+        log_uri: &str,
+        terminal: bool,
+    ) -> Result<u32, StartFailure> {
+        let first = self.containers.create_task(&start.id, rootfs.clone(), log_uri, terminal).await;
+        match first {
+            Err(RuntimeError::Refused { message, .. }) if is_lost_mount(&message) => {
+                tracing::debug!(container = %start.id, message, "task is created once more");
+                self.containers.delete_task(&start.id).await.map_err(run_error)?;
+                self.containers.create_task(&start.id, rootfs, log_uri, terminal).await.map_err(run_error)
+            }
+            other => other.map_err(run_error),
+        }
+    }
+
+    fn log_path(&self, start: &Start<'_>) -> std::path::PathBuf {
+        self.logs.log_path(&start.pod.record, &start.slot.name, start.attempt)
+    }
+
+    fn create_link(&self, start: &Start<'_>) {
+        let linked = self.logs.create_link(&start.pod.record, &start.slot.name, start.id.as_str(), start.attempt);
+        if let Err(error) = linked {
+            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "no log link");
+        }
+    }
+
+    fn identity(&self, start: &Start<'_>) -> ContainerIdentity {
+        let record = &start.pod.record;
+        ContainerIdentity {
+            namespace: record.key.namespace().to_owned(),
+            pod: record.key.name().to_owned(),
+            uid: record.uid.to_string(),
+            container: start.slot.name.clone(),
+            init: start.slot.init,
+            attempt: start.attempt,
+            source: record.source.to_string(),
+            origin: record.origin.to_string(),
+            fingerprint: start.slot.fingerprint.clone(),
+            image: start.image.name.to_string(),
+            image_digest: start.image.digest.to_string(),
+            log_path: self.log_path(start).to_string_lossy().into_owned(),
+            backoff_seconds: start.pause.as_secs(),
+        }
+    }
+
+    fn instance(&self, start: &Start<'_>, started_at: Option<Timestamp>, life: Life) -> Instance {
+        Instance {
+            id: start.id.clone(),
+            attempt: start.attempt,
+            fingerprint: start.slot.fingerprint.clone(),
+            image: start.image.name.to_string(),
+            image_digest: start.image.digest.to_string(),
+            log_path: self.log_path(start),
+            started_at,
+            pause: start.pause,
+            out_of_memory: false,
+            life,
+        }
+    }
+
+    /// It runs: says so on the container, in the log and as events.
+    async fn started(&self, start: &Start<'_>, pid: u32, began: Instant, created: Duration) -> Instance {
+        let now = Timestamp::now();
+        let took = began.elapsed();
+        let pidfd = self.open_process(pid);
+        let state = ContainerState { started_at: Some(now), exit: None };
+        if let Err(error) = self.containers.write_state(&start.id, &state).await {
+            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its start is not written down");
+        }
+        let name = start.slot.name.as_str();
+        tracing::info!(
+            pod = %start.pod.record.key, uid = %start.pod.record.uid, container = name, attempt = start.attempt, pid,
+            "container started took={}ms (create {}, start {})",
+            took.as_millis(), created.as_millis(), took.saturating_sub(created).as_millis()
+        );
+        self.event(start.pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
+        self.event(start.pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
+        self.instance(start, Some(now), Life::Running { pid, pidfd, stopping: None })
+    }
+
+    /// runc could not run it: an attempt that ended before it began, written down as any other end.
+    async fn start_error(&self, start: &Start<'_>, message: String) -> Instance {
+        let now = Now::read();
+        let exit = Exit { code: START_ERROR, reason: "StartError".to_owned(), message, finished_at: now.wall };
+        let state = ContainerState { started_at: Some(now.wall), exit: Some(exit.clone()) };
+        if let Err(error) = self.containers.write_state(&start.id, &state).await {
+            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its end is not written down");
+        }
+        let mut instance = self.instance(start, Some(now.wall), Life::Running { pid: 0, pidfd: None, stopping: None });
+        instance.end(exit, now);
+        instance
+    }
+}
+
+fn accounts_mount(mount: &SnapshotMount) -> user::SnapshotMount {
+    user::SnapshotMount { fs_type: mount.r#type.clone(), source: mount.source.clone(), options: mount.options.clone() }
+}
+
+fn config_error(message: String) -> StartFailure {
+    StartFailure::Before(Failure { reason: "CreateContainerConfigError", message, passing: false })
+}
+
+/// What `Tasks.Create` or `Tasks.Start` said: runc's own refusal ends the attempt, anything else does not count.
+fn run_error(error: RuntimeError) -> StartFailure {
+    match &error {
+        RuntimeError::Refused { message, .. } if is_shim_trouble(message) => {
+            StartFailure::Before(Failure { passing: true, ..failure("RunContainerError", &error) })
+        }
+        RuntimeError::Refused { message, .. } if !is_disk_full(message) => StartFailure::Ended(message.clone()),
+        _ => StartFailure::Before(failure("RunContainerError", &error)),
+    }
+}
+
+/// The shim, not the container: it could not be started or reached, and the next try gets another one.
+fn is_shim_trouble(message: &str) -> bool {
+    ["failed to start shim", "TTRPC connection", "ttrpc: closed"].iter().any(|words| message.contains(words))
+}
+
+fn is_disk_full(message: &str) -> bool {
+    message.contains("no space left on device")
+}
+
+fn is_lost_mount(message: &str) -> bool {
+    message.contains("no such file or directory") && message.contains("mount")
+}

@@ -1,0 +1,295 @@
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use oci_spec::image::ImageConfiguration;
+
+use super::super::state::{Now, PodSandbox, Trouble};
+use super::*;
+use crate::network::PodAddresses;
+use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use crate::runtime::image::LocalImage;
+use crate::runtime::record::{ContainerId, Exit};
+use crate::runtime::sandbox::Sandbox;
+use crate::source::SourceKind;
+
+const READY: Surroundings = Surroundings { runtime_ready: true, network_ready: true };
+
+fn container(name: &str) -> Container {
+    Container { name: name.into(), image: Some("app:1".into()), ..Container::default() }
+}
+
+fn record(policy: &str, inits: &[&str], mains: &[&str]) -> Arc<PodRecord> {
+    let spec = PodSpec {
+        restart_policy: Some(policy.into()),
+        init_containers: (!inits.is_empty()).then(|| inits.iter().map(|name| container(name)).collect()),
+        containers: mains.iter().map(|name| container(name)).collect(),
+        ..PodSpec::default()
+    };
+    version(Pod { spec: Some(spec), ..Pod::default() })
+}
+
+/// A record whose manifest says what its pod says.
+fn version(pod: Pod) -> Arc<PodRecord> {
+    Arc::new(PodRecord {
+        key: PodKey::new("default", "web-node"),
+        uid: PodUid::new("0123"),
+        fingerprint: Fingerprint([1; 16]),
+        immutable_fingerprint: Fingerprint([1; 16]),
+        source: SourceKind::File,
+        origin: Arc::from("web.yaml"),
+        manifest: Arc::from(serde_json::to_vec(&pod).unwrap()),
+        pod,
+    })
+}
+
+fn pod(policy: &str, inits: &[&str], mains: &[&str]) -> PodState {
+    PodState::new(record(policy, inits, mains), Timestamp::UNIX_EPOCH)
+}
+
+fn image() -> ImageState {
+    let image = LocalImage {
+        name: Arc::from("app:1"),
+        digest: Arc::from("sha256:1"),
+        chain_id: Arc::from("sha256:2"),
+        config: ImageConfiguration::default(),
+        size: 1,
+    };
+    ImageState::Ready { image: Arc::new(image), attempt: 0 }
+}
+
+fn ready(mut pod: PodState) -> PodState {
+    let sandbox = PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() };
+    pod.sandbox = SandboxState::Ready(Arc::new(sandbox));
+    pod.containers.iter_mut().for_each(|slot| slot.image = image());
+    pod
+}
+
+fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
+    Instance {
+        id: ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt),
+        attempt,
+        fingerprint: slot.fingerprint.clone(),
+        image: "app:1".into(),
+        image_digest: "sha256:1".into(),
+        log_path: PathBuf::new(),
+        started_at: Some(Timestamp::UNIX_EPOCH),
+        pause: Duration::ZERO,
+        out_of_memory: false,
+        life: Life::Running { pid: 1, pidfd: None, stopping: None },
+    }
+}
+
+fn running(pod: &mut PodState, index: usize) {
+    let instance = instance(&pod.containers[index], 0);
+    pod.containers[index].succeed(instance);
+}
+
+fn exited(pod: &mut PodState, index: usize, code: i32, now: Instant) {
+    exited_with_pause(pod, index, code, Duration::ZERO, now);
+}
+
+fn exited_with_pause(pod: &mut PodState, index: usize, code: i32, pause: Duration, now: Instant) {
+    let slot = &mut pod.containers[index];
+    let mut instance = instance(slot, 0);
+    instance.pause = pause;
+    let exit = Exit { code, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };
+    instance.end(exit, Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    slot.instance = Some(instance);
+}
+
+fn reaped(pod: &mut PodState, index: usize) {
+    if let Some(Instance { life: Life::Exited { reaped, .. }, .. }) = &mut pod.containers[index].instance {
+        *reaped = true;
+    }
+}
+
+fn actions(pod: &PodState, now: Instant) -> Vec<Action> {
+    match plan(pod, READY, now) {
+        Step::Do(actions) => actions,
+        Step::Wait(_) | Step::Finished => Vec::new(),
+    }
+}
+
+#[test]
+fn sandbox_and_images_are_prepared_side_by_side() {
+    let pod = pod("Always", &["init"], &["a", "b"]);
+    let now = Instant::now();
+    assert_eq!(
+        actions(&pod, now),
+        [Action::PrepareSandbox, Action::EnsureImage(0), Action::EnsureImage(1), Action::EnsureImage(2)]
+    );
+}
+
+#[test]
+fn without_a_network_a_pod_that_needs_one_waits_and_still_gets_its_images() {
+    let state = pod("Always", &[], &["a"]);
+    let around = Surroundings { network_ready: false, ..READY };
+    assert_eq!(plan(&state, around, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
+    let mut spec = state.record.pod.clone();
+    spec.spec.as_mut().unwrap().host_network = Some(true);
+    let host = PodState::new(version(spec), Timestamp::UNIX_EPOCH);
+    assert_eq!(plan(&host, around, Instant::now()), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
+}
+
+#[test]
+fn without_containerd_nothing_is_planned() {
+    let around = Surroundings { runtime_ready: false, ..READY };
+    assert_eq!(plan(&pod("Always", &[], &["a"]), around, Instant::now()), Step::Wait(None));
+}
+
+#[test]
+fn init_containers_run_in_order_then_all_mains_together() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &["i", "j"], &["a", "b"]));
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    running(&mut pod, 0);
+    assert_eq!(actions(&pod, now), []);
+    exited(&mut pod, 0, 0, now);
+    assert_eq!(actions(&pod, now), [Action::Start(1)], "the shim is kept by what starts, then the first is cleared");
+    pod.containers[0].busy = Some(Busy::Reaping);
+    assert_eq!(actions(&pod, now), [], "a start waits for a deletion that is under way");
+    pod.containers[0].busy = None;
+    reaped(&mut pod, 0);
+    exited(&mut pod, 1, 0, now);
+    reaped(&mut pod, 1);
+    assert_eq!(actions(&pod, now), [Action::Start(2), Action::Start(3)]);
+}
+
+#[test]
+fn a_failed_init_container_is_tried_again_or_fails_the_pod() {
+    let now = Instant::now();
+    let mut again = ready(pod("Always", &["i"], &["a"]));
+    exited(&mut again, 0, 1, now);
+    assert_eq!(actions(&again, now), [Action::Start(0)]);
+
+    let mut never = ready(pod("Never", &["i"], &["a"]));
+    exited(&mut never, 0, 1, now);
+    assert!(is_finished(&never));
+    assert_eq!(actions(&never, now), [Action::Reap(0)]);
+    reaped(&mut never, 0);
+    assert_eq!(actions(&never, now), [Action::ReleaseSandbox]);
+}
+
+#[test]
+fn restart_policy_decides_what_an_exit_means() {
+    let now = Instant::now();
+    for (policy, code, restarts) in
+        [("Always", 0, true), ("Always", 1, true), ("OnFailure", 0, false), ("OnFailure", 1, true), ("Never", 1, false)]
+    {
+        let mut pod = ready(pod(policy, &[], &["a"]));
+        exited(&mut pod, 0, code, now);
+        let expected = if restarts { vec![Action::Start(0)] } else { vec![Action::Reap(0)] };
+        assert_eq!(actions(&pod, now), expected, "{policy} {code}");
+        assert_eq!(is_finished(&pod), !restarts, "{policy} {code}");
+    }
+}
+
+#[test]
+fn a_successor_starts_before_its_predecessor_is_cleared() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited(&mut pod, 0, 1, now);
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    let next = instance(&pod.containers[0], 1);
+    pod.containers[0].succeed(next);
+    assert_eq!(actions(&pod, now), [Action::ReapPrevious(0)]);
+}
+
+#[test]
+fn in_back_off_the_dead_instance_is_cleared_and_the_start_waits() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited_with_pause(&mut pod, 0, 1, Duration::from_secs(20), now);
+    assert_eq!(actions(&pod, now), [Action::Reap(0)]);
+    reaped(&mut pod, 0);
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(20))));
+    assert_eq!(actions(&pod, now + Duration::from_secs(20)), [Action::Start(0)]);
+}
+
+#[test]
+fn an_edited_image_is_fetched_before_the_old_process_is_asked_to_end() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a", "b"]));
+    running(&mut pod, 0);
+    running(&mut pod, 1);
+    let mut edited = pod.record.pod.clone();
+    edited.spec.as_mut().unwrap().containers[1].image = Some("app:2".into());
+    pod.update(version(edited));
+    assert_eq!(actions(&pod, now), [Action::EnsureImage(1)]);
+    let trouble = Trouble::after(None, "ErrImagePull", "no".into(), now);
+    pod.containers[1].image = ImageState::Failed(trouble);
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one runs on");
+    pod.containers[1].image = image();
+    assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::DefinitionChanged)]);
+}
+
+#[test]
+fn an_edit_ends_a_crash_back_off() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited_with_pause(&mut pod, 0, 1, Duration::from_secs(300), now);
+    reaped(&mut pod, 0);
+    let mut edited = pod.record.pod.clone();
+    edited.spec.as_mut().unwrap().containers[0].image = Some("app:2".into());
+    pod.update(version(edited));
+    pod.containers[0].image = image();
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    assert_eq!(pod.containers[0].next_pause(), Duration::ZERO);
+}
+
+#[test]
+fn an_image_that_is_always_pulled_is_looked_for_at_each_start() {
+    let now = Instant::now();
+    let mut state = pod("Always", &[], &["a"]);
+    let mut spec = state.record.pod.clone();
+    spec.spec.as_mut().unwrap().containers[0].image_pull_policy = Some("Always".into());
+    state = ready(PodState::new(version(spec), Timestamp::UNIX_EPOCH));
+    exited(&mut state, 0, 1, now);
+    assert_eq!(actions(&state, now), [Action::EnsureImage(0), Action::Reap(0)]);
+}
+
+#[test]
+fn a_pod_ends_by_term_then_kill_then_teardown() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    running(&mut pod, 0);
+    pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(3), KillCause::PodEnds)]);
+    let stop = |pod: &mut PodState, stopping| {
+        pod.containers[0].instance.as_mut().unwrap().life =
+            Life::Running { pid: 1, pidfd: None, stopping: Some(stopping) };
+    };
+    let kill_at = now + Duration::from_secs(3);
+    stop(&mut pod, Stopping { kill_at, killed_at: None });
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(kill_at)));
+    assert_eq!(actions(&pod, kill_at), [Action::Kill(0)]);
+    stop(&mut pod, Stopping { kill_at, killed_at: Some(kill_at) });
+    assert_eq!(plan(&pod, READY, kill_at), Step::Wait(Some(kill_at + KILL_AGAIN)));
+    exited(&mut pod, 0, 137, now);
+    assert_eq!(actions(&pod, now), [Action::TearDown]);
+    pod.sandbox = SandboxState::Gone;
+    assert_eq!(plan(&pod, READY, now), Step::Finished);
+}
+
+#[test]
+fn a_pod_that_ends_waits_for_what_is_under_way() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
+    pod.containers[0].busy = Some(Busy::Starting(id));
+    pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert_eq!(plan(&pod, READY, now), Step::Wait(None));
+}
+
+#[test]
+fn containers_that_outlived_their_sandbox_are_ended_first() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    running(&mut pod, 0);
+    pod.sandbox = SandboxState::Absent { dirty: true };
+    assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(30), KillCause::SandboxLost)]);
+}

@@ -1,0 +1,325 @@
+//! The task of one pod: takes its mail, plans, lets the hands act, takes outcomes in, waits.
+//!
+//! Actions run beside the loop, so a pull or a hanging call never keeps a newer wish waiting; a wish never cuts an
+//! action but a pull in half.
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::adopt::{adopt, seen_end};
+use super::inbox::{Inbox, Mail, Wish};
+use super::outcome::{self, Outcome};
+use super::perform::Performer;
+use super::plan::{Action, Step, Surroundings, plan};
+use super::state::{ContainerSlot, Life, Now, PodState, SandboxState};
+use crate::merge::table::same_incarnation;
+use crate::pod::{PodKey, PodRecord};
+use crate::runtime::container::FoundContainer;
+use crate::runtime::record::ContainerId;
+
+/// How long actions under way may take once the agent stops.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// One pod's task.
+#[derive(Debug)]
+pub struct PodWorker {
+    key: PodKey,
+    inbox: Arc<Inbox>,
+    hands: Arc<Performer>,
+    surroundings: watch::Receiver<Surroundings>,
+    stop: CancellationToken,
+    /// The incarnation being worked on; others found beside it are ended first, one after the other.
+    current: Option<PodState>,
+    others: VecDeque<PodState>,
+    /// The version that is to run once everything else of this key is gone.
+    next: Option<Arc<PodRecord>>,
+    /// Nothing of this key is to run any more.
+    unwanted: bool,
+    jobs: JoinSet<(u64, Outcome)>,
+    pulls: HashMap<usize, AbortHandle>,
+    /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
+    generation: u64,
+}
+
+impl PodWorker {
+    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last.
+    pub fn new(
+        key: PodKey,
+        inbox: Arc<Inbox>,
+        hands: Arc<Performer>,
+        surroundings: watch::Receiver<Surroundings>,
+        stop: CancellationToken,
+        adopted: Vec<PodState>,
+    ) -> Self {
+        let mut others: VecDeque<PodState> = adopted.into();
+        let current = others.pop_front();
+        Self {
+            key,
+            inbox,
+            hands,
+            surroundings,
+            stop,
+            current,
+            others,
+            next: None,
+            unwanted: false,
+            jobs: JoinSet::new(),
+            pulls: HashMap::new(),
+            generation: 0,
+        }
+    }
+
+    /// Works until the pod is gone and nothing more is wished, or the agent stops. Returns the pod's key.
+    pub async fn run(mut self) -> PodKey {
+        loop {
+            let now = Now::read();
+            let mail = self.inbox.take();
+            self.read(mail, now);
+            let around = *self.surroundings.borrow_and_update();
+            let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, around, now.mono));
+            if let Some(pod) = &self.current {
+                self.hands.publish(pod, around, now);
+                if waits_for_network(pod, around) {
+                    self.hands.report_network_wait(pod);
+                }
+            }
+            match step {
+                Step::Do(actions) => actions.into_iter().for_each(|action| self.begin(action)),
+                Step::Finished if self.advance(now) => {}
+                Step::Finished => {
+                    self.hands.retire(&self.key);
+                    return self.key;
+                }
+                Step::Wait(until) => {
+                    if self.wait(until).await {
+                        self.drain().await;
+                        return self.key;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for mail, an outcome, other surroundings, or `until`. True: the agent stops.
+    async fn wait(&mut self, until: Option<tokio::time::Instant>) -> bool {
+        let alarm = async {
+            match until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.stop.cancelled() => return true,
+            () = self.inbox.arrived() => {}
+            Some(joined) = self.jobs.join_next() => self.finish(joined),
+            Ok(()) = self.surroundings.changed() => {}
+            () = alarm => {}
+        }
+        false
+    }
+
+    /// The agent stops: what is under way is finished, pulls are cut (they resume), containers run on.
+    async fn drain(&mut self) {
+        self.abort_pulls();
+        let finish = async { while self.jobs.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN, finish).await.is_err() {
+            tracing::warn!(pod = %self.key, actions = self.jobs.len(), "stopped with actions under way");
+        }
+    }
+
+    fn finish(&mut self, joined: Result<(u64, Outcome), tokio::task::JoinError>) {
+        match joined {
+            Ok((generation, outcome)) if generation == self.generation => {
+                if let Outcome::ImageEnsured { index, .. } = &outcome {
+                    self.pulls.remove(index);
+                }
+                let ended = match &outcome {
+                    Outcome::Ended { id, .. } => Some(id.clone()),
+                    _ => None,
+                };
+                let now = Now::read();
+                let Some(pod) = &mut self.current else { return };
+                // An end that overtook its start goes the way of every other end: gathered, written down, then shown.
+                let early = match &outcome {
+                    Outcome::Started { index, result: Ok(instance) } => {
+                        pod.containers[*index].early_end.take_if(|(id, ..)| *id == instance.id)
+                    }
+                    _ => None,
+                };
+                outcome::apply(pod, outcome, now);
+                if let Some((id, exit, _)) = early {
+                    self.exited(&id, exit.code, exit.finished_at, now);
+                    return;
+                }
+                let newest = |slot: &ContainerSlot| slot.instance.as_ref().map(|instance| instance.id.clone());
+                if let Some(index) =
+                    ended.and_then(|id| pod.containers.iter().position(|slot| newest(slot) == Some(id.clone())))
+                {
+                    self.hands.report_exit(pod, index, now);
+                }
+            }
+            Ok(_) => {}
+            Err(error) if error.is_cancelled() => {}
+            Err(error) => tracing::error!(pod = %self.key, %error, "an action panicked"),
+        }
+    }
+
+    fn begin(&mut self, action: Action) {
+        let Some(pod) = &mut self.current else { return };
+        if action == Action::TearDown {
+            self.pulls.drain().for_each(|(_, pull)| pull.abort());
+        }
+        let hands = Arc::clone(&self.hands);
+        let (generation, before) = (self.generation, pod.clone());
+        outcome::begin(pod, &action);
+        let index = match action {
+            Action::EnsureImage(index) => Some(index),
+            _ => None,
+        };
+        let job = self.jobs.spawn(async move { (generation, hands.perform(before, action).await) });
+        if let Some(index) = index {
+            self.pulls.insert(index, job);
+        }
+    }
+
+    fn abort_pulls(&mut self) {
+        self.pulls.drain().for_each(|(_, pull)| pull.abort());
+    }
+
+    /// Goes on to the next incarnation. False: there is none.
+    fn advance(&mut self, now: Now) -> bool {
+        self.abort_pulls();
+        self.generation += 1;
+        self.current = self.others.pop_front();
+        if self.current.is_none()
+            && let Some(next) = self.next.take()
+        {
+            self.current = Some(PodState::new(next, now.wall));
+        }
+        self.settle(now);
+        self.current.is_some()
+    }
+
+    fn read(&mut self, mail: Mail, now: Now) {
+        if let Some(found) = mail.found {
+            self.found(found, now);
+        }
+        for id in mail.out_of_memory {
+            self.out_of_memory(&id);
+        }
+        for (id, (code, at)) in mail.exits {
+            self.exited(&id, code, at, now);
+        }
+        match mail.wish {
+            Some(Wish::Run(record)) => {
+                self.unwanted = false;
+                self.next = Some(record);
+                self.settle(now);
+            }
+            Some(Wish::End) => {
+                self.unwanted = true;
+                self.next = None;
+                self.settle(now);
+            }
+            None => {}
+        }
+    }
+
+    /// Brings the current incarnation and the wish together: the same one is updated in place, another one ends.
+    fn settle(&mut self, now: Now) {
+        let others = !self.others.is_empty();
+        match (&mut self.current, &self.next) {
+            (Some(pod), Some(next)) if !others && pod.ending.is_none() && same_incarnation(&pod.record, next) => {
+                let edited = pod.record.fingerprint != next.fingerprint;
+                if edited {
+                    let before: Vec<String> = pod.containers.iter().map(|slot| slot.fingerprint.clone()).collect();
+                    pod.update(Arc::clone(next));
+                    for (index, slot) in pod.containers.iter().enumerate() {
+                        // What is being pulled for the version before is of no use any more.
+                        if slot.fingerprint != before[index]
+                            && let Some(pull) = self.pulls.remove(&index)
+                        {
+                            pull.abort();
+                        }
+                    }
+                } else {
+                    pod.record = Arc::clone(next);
+                }
+                self.next = None;
+            }
+            (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
+            (Some(pod), None) if others || self.unwanted => {
+                pod.end(Duration::from_secs(pod.record.grace_seconds()), now)
+            }
+            (None, Some(next)) => {
+                self.current = Some(PodState::new(Arc::clone(next), now.wall));
+                self.next = None;
+            }
+            _ => {}
+        }
+    }
+
+    fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
+        let hands = Arc::clone(&self.hands);
+        let Some(pod) = &mut self.current else { return };
+        let never_ran = adopt(pod, found, &|pid| hands.open_process(pid), now);
+        self.discard(never_ran);
+    }
+
+    /// Removes containers that were made and never started.
+    pub fn discard(&mut self, never_ran: Vec<ContainerId>) {
+        let Some(pod) = &mut self.current else { return };
+        for id in never_ran {
+            let slot = pod.containers.iter_mut().enumerate().find(|(_, slot)| {
+                ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt()) == id && slot.busy.is_none()
+            });
+            let Some((index, slot)) = slot else { continue };
+            slot.busy = Some(super::state::Busy::Reaping);
+            let (hands, generation) = (Arc::clone(&self.hands), self.generation);
+            self.jobs.spawn(async move { (generation, hands.discard(index, id).await) });
+        }
+    }
+
+    fn out_of_memory(&mut self, id: &ContainerId) {
+        let instances =
+            self.current.iter_mut().flat_map(|pod| &mut pod.containers).filter_map(|slot| slot.instance.as_mut());
+        for instance in instances.filter(|instance| instance.id == *id) {
+            instance.out_of_memory = true;
+            if let Life::Exited { exit, .. } = &mut instance.life
+                && exit.code == 137
+            {
+                exit.reason = "OOMKilled".to_owned();
+            }
+        }
+    }
+
+    /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
+    fn exited(&mut self, id: &ContainerId, code: i32, at: jiff::Timestamp, now: Now) {
+        let Some(pod) = &mut self.current else { return };
+        let running = |slot: &ContainerSlot| slot.instance.clone().filter(|one| one.id == *id && one.is_running());
+        let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
+        let Some((index, instance)) = found else {
+            // Its start has not been reported yet; its end is kept until then.
+            outcome::exited(pod, id, seen_end(code, at, false), now);
+            return;
+        };
+        let exit = seen_end(code, at, instance.out_of_memory);
+        let (hands, generation, pod) = (Arc::clone(&self.hands), self.generation, pod.clone());
+        self.jobs.spawn(async move {
+            let exit = hands.witness(&pod, index, &instance, exit).await;
+            (generation, Outcome::Ended { id: instance.id, exit })
+        });
+    }
+}
+
+/// Whether a missing network is what keeps the pod from starting.
+fn waits_for_network(pod: &PodState, around: Surroundings) -> bool {
+    let no_sandbox = matches!(pod.sandbox, SandboxState::Absent { .. });
+    around.runtime_ready && !around.network_ready && no_sandbox && pod.ending.is_none() && !pod.record.host_network()
+}

@@ -1,0 +1,386 @@
+//! What is known of one pod: the desired record, the sandbox, and each container's instances.
+//!
+//! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Container;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::backoff;
+use crate::network::PodAddresses;
+use crate::pod::PodRecord;
+use crate::runtime::image::LocalImage;
+use crate::runtime::record::{ContainerId, Exit};
+use crate::runtime::sandbox::Sandbox;
+
+/// One moment on both clocks: monotonic for pauses, wall for what people read.
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// For pauses and deadlines; never jumps.
+    pub mono: Instant,
+    /// For people and for records; may jump.
+    pub wall: Timestamp,
+}
+
+impl Now {
+    /// This moment.
+    pub fn read() -> Self {
+        Self { mono: Instant::now(), wall: Timestamp::now() }
+    }
+}
+
+/// A sandbox with its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSandbox {
+    /// Namespaces, shm, hostname.
+    pub sandbox: Sandbox,
+    /// What the pod answers to.
+    pub addresses: PodAddresses,
+}
+
+/// Where the pod's sandbox stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SandboxState {
+    /// There is none. `dirty`: something of an earlier one (an address, a pin) may be left.
+    Absent {
+        /// Something may have to be cleared.
+        dirty: bool,
+    },
+    /// Being made.
+    Preparing,
+    /// Ready to be joined.
+    Ready(Arc<PodSandbox>),
+    /// Being taken down.
+    Releasing,
+    /// Taken down for good, with everything else of the pod.
+    Gone,
+}
+
+/// Something that did not work and will be tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// kubelet's reason: `ImagePullBackOff`, `CreateContainerError`…
+    pub reason: &'static str,
+    /// The sentence people read.
+    pub message: String,
+    /// Not before this moment.
+    pub retry_at: Instant,
+    /// The pause that led there.
+    pub pause: Duration,
+}
+
+impl Trouble {
+    /// The next trouble of the same kind, `previous` being the one before: its pause doubles.
+    pub fn after(previous: Option<&Self>, reason: &'static str, message: String, now: Instant) -> Self {
+        let pause = backoff::next(previous.map_or(Duration::ZERO, |trouble| trouble.pause));
+        Self { reason, message, retry_at: now + pause, pause }
+    }
+
+    /// A trouble that is expected to pass by itself: tried again after a second.
+    pub fn passing(reason: &'static str, message: String, now: Instant) -> Self {
+        let pause = Duration::from_secs(1);
+        Self { reason, message, retry_at: now + pause, pause: Duration::ZERO }
+    }
+}
+
+/// How a container's image stands.
+#[derive(Debug, Clone, Default)]
+pub enum ImageState {
+    /// Not looked for yet.
+    #[default]
+    Unknown,
+    /// Being looked for or pulled. The text tells how far it is.
+    Pulling,
+    /// Here, and good for the start of that attempt (`Always` looks anew for each).
+    Ready {
+        /// The image.
+        image: Arc<LocalImage>,
+        /// The attempt it was made ready for.
+        attempt: u32,
+    },
+    /// Not to be had now.
+    Failed(Trouble),
+}
+
+/// A request to end, and how far it has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stopping {
+    /// When SIGKILL follows.
+    pub kill_at: Instant,
+    /// When SIGKILL was sent last.
+    pub killed_at: Option<Instant>,
+}
+
+/// Whether a container's process runs.
+#[derive(Debug, Clone)]
+pub enum Life {
+    /// It runs.
+    Running {
+        /// Its process in the host's pid namespace.
+        pid: u32,
+        /// The process itself, whoever gets its number later.
+        pidfd: Option<Arc<OwnedFd>>,
+        /// It was asked to end.
+        stopping: Option<Stopping>,
+    },
+    /// It ended.
+    Exited {
+        /// How.
+        exit: Exit,
+        /// When a successor may be started, if the policy wants one.
+        retry_at: Instant,
+        /// Its end is written to its record, its task and its snapshot are gone.
+        reaped: bool,
+    },
+}
+
+/// One attempt at a container.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    /// Its id in containerd.
+    pub id: ContainerId,
+    /// How many came before it.
+    pub attempt: u32,
+    /// Hash of image and resources it was started with.
+    pub fingerprint: String,
+    /// Its image's name.
+    pub image: String,
+    /// The digest that name meant.
+    pub image_digest: String,
+    /// Its log.
+    pub log_path: PathBuf,
+    /// When its process was started; `None`: it never ran.
+    pub started_at: Option<Timestamp>,
+    /// The pause its end brings.
+    pub pause: Duration,
+    /// The kernel killed something in it for want of memory.
+    pub out_of_memory: bool,
+    /// Whether it runs.
+    pub life: Life,
+}
+
+impl Instance {
+    /// Whether its process runs.
+    pub fn is_running(&self) -> bool {
+        matches!(self.life, Life::Running { .. })
+    }
+
+    /// How it ended, if it did.
+    pub fn exit(&self) -> Option<&Exit> {
+        match &self.life {
+            Life::Exited { exit, .. } => Some(exit),
+            Life::Running { .. } => None,
+        }
+    }
+
+    /// Takes its end in. `now` decides when a successor may follow.
+    pub fn end(&mut self, exit: Exit, now: Now) {
+        let ran = self
+            .started_at
+            .and_then(|started| Duration::try_from(exit.finished_at.duration_since(started)).ok())
+            .unwrap_or_default();
+        let since = Duration::try_from(now.wall.duration_since(exit.finished_at)).unwrap_or_default();
+        let pause = backoff::after_exit(self.pause, ran);
+        // The wall clock may have jumped while nobody looked: never wait longer than the pause itself.
+        let retry_at = now.mono + pause.saturating_sub(since);
+        self.pause = pause;
+        self.life = Life::Exited { exit, retry_at, reaped: false };
+    }
+}
+
+/// What is being done to a container right now; one thing at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Busy {
+    /// Its next attempt is being started, under this id.
+    Starting(ContainerId),
+    /// A signal is on its way.
+    Signalling,
+    /// A dead instance is being cleared.
+    Reaping,
+}
+
+/// One container of the pod.
+#[derive(Debug, Clone)]
+pub struct ContainerSlot {
+    /// Its name.
+    pub name: String,
+    /// Whether it is an init container.
+    pub init: bool,
+    /// Hash of image and resources as desired.
+    pub fingerprint: String,
+    /// The newest attempt.
+    pub instance: Option<Instance>,
+    /// The one before it, dead; kept for `--previous`.
+    pub previous: Option<Instance>,
+    /// Older ones whose records are to go.
+    pub stale: Vec<Instance>,
+    /// Its image.
+    pub image: ImageState,
+    /// The last trouble with its image; a later one waits longer.
+    pub pull_trouble: Option<Trouble>,
+    /// Why it cannot be started, signalled or cleared now.
+    pub trouble: Option<Trouble>,
+    /// What is being done to it.
+    pub busy: Option<Busy>,
+    /// The end of an instance whose start has not been reported yet; true: for want of memory.
+    pub early_end: Option<(ContainerId, Exit, bool)>,
+}
+
+impl ContainerSlot {
+    /// A container nothing is known of yet.
+    pub fn new(name: &str, init: bool, fingerprint: String) -> Self {
+        Self {
+            name: name.to_owned(),
+            init,
+            fingerprint,
+            instance: None,
+            previous: None,
+            stale: Vec::new(),
+            image: ImageState::Unknown,
+            pull_trouble: None,
+            trouble: None,
+            busy: None,
+            early_end: None,
+        }
+    }
+
+    /// The attempt the next start would be.
+    pub fn next_attempt(&self) -> u32 {
+        self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1))
+    }
+
+    /// The pause that the end of the next attempt will bring.
+    pub fn next_pause(&self) -> Duration {
+        match &self.instance {
+            None => Duration::ZERO,
+            // A changed image or limit begins anew, as kubelet's back-off key does.
+            Some(instance) if instance.fingerprint != self.fingerprint => Duration::ZERO,
+            Some(instance) => backoff::next(instance.pause),
+        }
+    }
+
+    /// Whether the newest instance runs.
+    pub fn is_running(&self) -> bool {
+        self.instance.as_ref().is_some_and(Instance::is_running)
+    }
+
+    /// Whether what runs, or ran last, is what is desired.
+    pub fn is_current(&self) -> bool {
+        self.instance.as_ref().is_none_or(|instance| instance.fingerprint == self.fingerprint)
+    }
+
+    /// Makes `instance` the newest one; what it replaces is kept, what that replaced is to go.
+    pub fn succeed(&mut self, instance: Instance) {
+        if let Some(old) = self.instance.replace(instance)
+            && let Some(older) = self.previous.replace(old)
+        {
+            self.stale.push(older);
+        }
+    }
+
+    /// Every instance that is known, the newest first.
+    pub fn instances_mut(&mut self) -> impl Iterator<Item = &mut Instance> {
+        self.instance.iter_mut().chain(self.previous.iter_mut()).chain(self.stale.iter_mut())
+    }
+}
+
+/// Hash of what of each container can change in place, by name: a change of it restarts that container alone.
+///
+/// Taken from the manifest as authored, as the pod's identity is: an agent that defaults otherwise restarts nothing.
+fn fingerprints(manifest: &[u8]) -> HashMap<String, String> {
+    let manifest: Value = serde_json::from_slice(manifest).unwrap_or_default();
+    let spec = &manifest["spec"];
+    [&spec["initContainers"], &spec["containers"]]
+        .into_iter()
+        .filter_map(Value::as_array)
+        .flatten()
+        .map(|container| {
+            let name = container["name"].as_str().unwrap_or_default().to_owned();
+            let text = serde_json::json!([container["image"], container["resources"]]).to_string();
+            let digest = Sha256::digest(text)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+            (name, digest)
+        })
+        .collect()
+}
+
+/// Why the pod is to end, and how gently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ending {
+    /// When the wish came.
+    pub since: Timestamp,
+    /// Between SIGTERM and SIGKILL.
+    pub grace: Duration,
+}
+
+/// Everything known of one incarnation of one pod.
+#[derive(Debug, Clone)]
+pub struct PodState {
+    /// The newest accepted version of it.
+    pub record: Arc<PodRecord>,
+    /// When limpet first saw it, or its first container started.
+    pub start_time: Timestamp,
+    /// Its sandbox.
+    pub sandbox: SandboxState,
+    /// Why the sandbox is not there.
+    pub trouble: Option<Trouble>,
+    /// Init containers in order, then the others in order.
+    pub containers: Vec<ContainerSlot>,
+    /// Set once it is to end.
+    pub ending: Option<Ending>,
+}
+
+impl PodState {
+    /// A pod nothing runs of.
+    pub fn new(record: Arc<PodRecord>, now: Timestamp) -> Self {
+        let spec = record.spec();
+        let mut fingerprints = fingerprints(&record.manifest);
+        let mut slot = |container: &Container, init| {
+            ContainerSlot::new(&container.name, init, fingerprints.remove(&container.name).unwrap_or_default())
+        };
+        let mut containers: Vec<ContainerSlot> =
+            spec.init_containers.iter().flatten().map(|container| slot(container, true)).collect();
+        containers.extend(spec.containers.iter().map(|container| slot(container, false)));
+        Self {
+            record,
+            start_time: now,
+            sandbox: SandboxState::Absent { dirty: false },
+            trouble: None,
+            containers,
+            ending: None,
+        }
+    }
+
+    /// Takes a version in that can be reached in place: only containers whose image or resources differ are touched.
+    pub fn update(&mut self, record: Arc<PodRecord>) {
+        for (name, fingerprint) in fingerprints(&record.manifest) {
+            let Some(slot) = self.containers.iter_mut().find(|slot| slot.name == name) else { continue };
+            if slot.fingerprint != fingerprint {
+                slot.fingerprint = fingerprint;
+                slot.image = ImageState::Unknown;
+                slot.pull_trouble = None;
+                slot.trouble = None;
+            }
+        }
+        self.record = record;
+    }
+
+    /// Asks the pod to end. A second wish can only shorten the grace (kubelet-semantics 4.1).
+    pub fn end(&mut self, grace: Duration, now: Now) {
+        let grace = self.ending.map_or(grace, |ending| ending.grace.min(grace));
+        self.ending = Some(Ending { since: self.ending.map_or(now.wall, |ending| ending.since), grace });
+    }
+
+    /// The spec of the container called `name`.
+    pub fn container_spec(&self, name: &str) -> Option<&Container> {
+        let spec = self.record.spec();
+        spec.init_containers.iter().flatten().chain(&spec.containers).find(|container| container.name == name)
+    }
+}

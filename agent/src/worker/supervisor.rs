@@ -1,0 +1,340 @@
+//! The owner of all pod workers: hands them wishes and events, adopts what runs, and notices what nobody owns.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::adopt::adopt;
+use super::inbox::{Inbox, Wish};
+use super::perform::Performer;
+use super::plan::Surroundings;
+use super::pod_worker::PodWorker;
+use super::state::{Now, PodState};
+use crate::lifecycle::LifecycleEvent;
+use crate::merge::{DesiredPods, Merged, PodChange};
+use crate::network::NetworkStatus;
+use crate::pod::{PodKey, PodRecord, PodUid};
+use crate::runtime::container::FoundContainer;
+use crate::runtime::image::normalize;
+use crate::runtime::record::ContainerId;
+use crate::server::Heartbeat;
+use crate::source::SourceKind;
+
+/// What the supervisor listens to.
+#[derive(Debug)]
+pub struct Intake {
+    /// From the merge.
+    pub merged: mpsc::Receiver<Merged>,
+    /// From containerd.
+    pub lifecycle: mpsc::Receiver<LifecycleEvent>,
+    /// From the CNI configuration directory.
+    pub network: watch::Receiver<NetworkStatus>,
+    /// From those who want to know whether this loop is alive.
+    pub heartbeat: Heartbeat,
+}
+
+/// Owns the workers.
+#[derive(Debug)]
+pub struct Supervisor {
+    hands: Arc<Performer>,
+    surroundings: watch::Sender<Surroundings>,
+    /// The sources this node has; only when all of them have spoken is the disk swept.
+    sources: Vec<SourceKind>,
+    desired: Arc<DesiredPods>,
+    workers: HashMap<PodKey, Arc<Inbox>>,
+    tasks: JoinSet<PodKey>,
+    /// The second half of a container's id leads to its pod.
+    routes: HashMap<String, PodKey>,
+    /// Pods that were found running before their source had spoken.
+    provisional: HashMap<PodKey, SourceKind>,
+    adopted: bool,
+    absence_told: bool,
+    swept: bool,
+    stop: CancellationToken,
+}
+
+impl Supervisor {
+    /// A supervisor without workers.
+    pub fn new(hands: Arc<Performer>, sources: Vec<SourceKind>, network_ready: bool, stop: CancellationToken) -> Self {
+        let (surroundings, _) = watch::channel(Surroundings { runtime_ready: false, network_ready });
+        Self {
+            hands,
+            surroundings,
+            sources,
+            desired: Arc::default(),
+            workers: HashMap::new(),
+            tasks: JoinSet::new(),
+            routes: HashMap::new(),
+            provisional: HashMap::new(),
+            adopted: false,
+            absence_told: false,
+            swept: false,
+            stop,
+        }
+    }
+
+    /// Supervises until the agent stops; then waits for the workers to put down what they are doing.
+    pub async fn run(mut self, mut intake: Intake) {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                Some(merged) = intake.merged.recv() => self.merged(merged),
+                Some(event) = intake.lifecycle.recv() => self.lifecycle(event).await,
+                Ok(()) = intake.network.changed() => {
+                    let ready = intake.network.borrow_and_update().is_ready();
+                    self.surroundings.send_modify(|around| around.network_ready = ready);
+                }
+                Some(ended) = self.tasks.join_next() => self.ended(ended),
+                () = intake.heartbeat.beat() => {}
+            }
+            self.sweep().await;
+        }
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    fn merged(&mut self, merged: Merged) {
+        log_changes(&merged.changes);
+        self.hands.count_changes(&merged.changes);
+        self.desired = merged.desired;
+        for change in &merged.changes {
+            let record = change.record();
+            self.provisional.remove(&record.key);
+            match change {
+                PodChange::Removed(_) => self.wish(&record.key, Wish::End),
+                PodChange::Added(_) | PodChange::Updated { .. } | PodChange::Deleting(_) | PodChange::Reconciled(_) => {
+                    self.wish(&record.key, wish_for(record));
+                }
+            }
+        }
+        self.hands.report_duplicates(&self.desired);
+        self.end_unclaimed();
+    }
+
+    /// Ends what was found running once its source has spoken and does not want it.
+    fn end_unclaimed(&mut self) {
+        let unclaimed: Vec<PodKey> = self
+            .provisional
+            .iter()
+            .filter(|(key, source)| self.desired.is_ready(**source) && !self.desired.pods.contains_key(*key))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in unclaimed {
+            self.provisional.remove(&key);
+            tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
+            self.wish(&key, Wish::End);
+        }
+    }
+
+    fn wish(&mut self, key: &PodKey, wish: Wish) {
+        if let Wish::Run(record) = &wish {
+            self.routes.insert(ContainerId::pod_digits(&record.uid), key.clone());
+        }
+        match (self.workers.get(key), wish) {
+            (Some(inbox), wish) => inbox.put(|mail| mail.wish = Some(wish)),
+            // Before the first look at containerd nobody knows what runs.
+            (None, Wish::Run(_)) if !self.adopted => {}
+            (None, Wish::Run(record)) if self.workers.len() >= self.hands.max_pods() => {
+                self.hands.report_out_of_pods(&record)
+            }
+            (None, Wish::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(Wish::Run(record))),
+            // It may have been waiting for a place.
+            (None, Wish::End) => self.hands.retire(key),
+        }
+    }
+
+    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, wish: Option<Wish>) {
+        for pod in &adopted {
+            self.routes.insert(ContainerId::pod_digits(&pod.record.uid), key.clone());
+        }
+        let inbox = Arc::new(Inbox::default());
+        if let Some(wish) = wish {
+            inbox.put(|mail| mail.wish = Some(wish));
+        }
+        self.workers.insert(key.clone(), Arc::clone(&inbox));
+        let worker = PodWorker::new(
+            key,
+            inbox,
+            Arc::clone(&self.hands),
+            self.surroundings.subscribe(),
+            self.stop.child_token(),
+            adopted,
+        );
+        self.tasks.spawn(worker.run());
+    }
+
+    async fn lifecycle(&mut self, event: LifecycleEvent) {
+        match event {
+            LifecycleEvent::Connected => self.read_all().await,
+            LifecycleEvent::Disconnected => self.disconnected(),
+            LifecycleEvent::Exited { id, code, at } => {
+                self.route(&id, |mail| {
+                    mail.exits.insert(id.clone(), (code, at));
+                });
+            }
+            LifecycleEvent::OutOfMemory { id } => self.route(&id, |mail| {
+                mail.out_of_memory.insert(id.clone());
+            }),
+        }
+    }
+
+    /// Said once, however often the reconnection fails.
+    fn disconnected(&mut self) {
+        if self.surroundings.borrow().runtime_ready {
+            self.surroundings.send_modify(|around| around.runtime_ready = false);
+            self.hands.runtime_gone(self.workers.len());
+        } else if !self.adopted && !self.absence_told {
+            self.hands.runtime_absent();
+        }
+        self.absence_told = true;
+    }
+
+    fn route(&self, id: &ContainerId, change: impl FnOnce(&mut super::inbox::Mail)) {
+        if let Some(inbox) = self.routes.get(id.pod_part()).and_then(|key| self.workers.get(key)) {
+            inbox.put(change);
+        }
+    }
+
+    /// Reads containerd's whole state once and brings every worker in line with it.
+    async fn read_all(&mut self) {
+        let found = match self.hands.list(!self.adopted).await {
+            Ok(found) => found,
+            Err(error) => {
+                // The stream that said it is connected will end, and a later one says so again.
+                tracing::warn!(%error, "containerd answers events and not its state");
+                return;
+            }
+        };
+        let count = found.len();
+        let mut by_pod: BTreeMap<PodKey, Vec<FoundContainer>> = BTreeMap::new();
+        for container in found {
+            by_pod.entry(container.recorded.identity.pod_key()).or_default().push(container);
+        }
+        for (key, inbox) in &self.workers {
+            let own = by_pod.remove(key).unwrap_or_default();
+            inbox.put(|mail| mail.found = Some(own));
+        }
+        let pods = by_pod.len();
+        for (key, containers) in by_pod {
+            self.adopt(key, containers).await;
+        }
+        self.adopted = true;
+        self.start_waiting();
+        self.end_unclaimed();
+        self.surroundings.send_modify(|around| around.runtime_ready = true);
+        self.hands.runtime_ready(count, pods);
+    }
+
+    /// A worker for a pod that was found running.
+    async fn adopt(&mut self, key: PodKey, containers: Vec<FoundContainer>) {
+        let now = Now::read();
+        let mut by_uid: BTreeMap<String, Vec<FoundContainer>> = BTreeMap::new();
+        for container in &containers {
+            by_uid.entry(container.recorded.identity.uid.clone()).or_default().push(container.clone());
+        }
+        let desired = self.desired.pods.get(&key).cloned();
+        let mut incarnations: Vec<PodState> = Vec::new();
+        for found in by_uid.into_values() {
+            let Some(record) = self.hands.restore(&found) else { continue };
+            let mut pod = PodState::new(Arc::new(record), now.wall);
+            pod.sandbox = super::state::SandboxState::Absent { dirty: true };
+            self.hands.find_sandbox(&mut pod).await;
+            // What never ran is found again, and removed, when the worker reads its mail.
+            adopt(&mut pod, found, &|pid| self.hands.open_process(pid), now);
+            incarnations.push(pod);
+        }
+        // The one that is wanted comes last: everything else of the key ends first.
+        incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
+        if let Some(last) = incarnations.last()
+            && desired.is_none()
+        {
+            self.provisional.insert(key.clone(), last.record.source);
+        }
+        if incarnations.is_empty() && desired.is_none() {
+            return;
+        }
+        self.spawn(key.clone(), incarnations, desired.map(|record| wish_for(&record)));
+        if let Some(inbox) = self.workers.get(&key) {
+            inbox.put(|mail| mail.found = Some(containers));
+        }
+    }
+
+    fn ended(&mut self, ended: Result<PodKey, tokio::task::JoinError>) {
+        let key = match ended {
+            Ok(key) => key,
+            Err(error) => {
+                // A worker has no code path that panics on purpose; the next start of the agent takes its pod over.
+                tracing::error!(%error, "a pod's worker failed");
+                return;
+            }
+        };
+        self.workers.remove(&key);
+        self.routes.retain(|_, owner| *owner != key);
+        // A wish that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
+        if !self.stop.is_cancelled() {
+            self.start_waiting();
+        }
+    }
+
+    /// Starts the workers of pods that are wanted and have none, as far as there are places.
+    fn start_waiting(&mut self) {
+        let waiting: Vec<Arc<PodRecord>> = self
+            .desired
+            .pods
+            .iter()
+            .filter(|(key, _)| !self.workers.contains_key(*key))
+            .map(|(_, r)| Arc::clone(r))
+            .collect();
+        for record in waiting {
+            self.wish(&record.key, wish_for(&record));
+        }
+    }
+
+    /// Once everything is known, what no pod owns is cleared: once a start. No pod is begun meanwhile, so that nothing
+    /// of a new pod is taken for something left behind.
+    async fn sweep(&mut self) {
+        if self.swept || !self.adopted || !self.sources.iter().all(|source| self.desired.is_ready(*source)) {
+            return;
+        }
+        self.swept = true;
+        let desired: HashSet<PodUid> = self.desired.pods.values().map(|record| record.uid.clone()).collect();
+        for uid in self.hands.traces().await {
+            if !desired.contains(&uid) && !self.routes.contains_key(&ContainerId::pod_digits(&uid)) {
+                self.hands.clear(&uid).await;
+            }
+        }
+        let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images(record)).collect();
+        self.hands.forget_pulls(&wanted).await;
+    }
+}
+
+/// The normalised names of a pod's images.
+fn images(record: &PodRecord) -> Vec<String> {
+    let spec = record.spec();
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.filter_map(|container| normalize(container.image.as_deref()?).ok()).collect()
+}
+
+fn wish_for(record: &Arc<PodRecord>) -> Wish {
+    if record.pod.metadata.deletion_timestamp.is_some() { Wish::End } else { Wish::Run(Arc::clone(record)) }
+}
+
+/// One line per verb and source, as kubelet's sync loop has it.
+fn log_changes(changes: &[PodChange]) {
+    let mut lines: Vec<(&'static str, SourceKind, Vec<&Arc<PodRecord>>)> = Vec::new();
+    for change in changes {
+        let record = change.record();
+        match lines.iter_mut().find(|(verb, source, _)| *verb == change.verb() && *source == record.source) {
+            Some((_, _, records)) => records.push(record),
+            None => lines.push((change.verb(), record.source, vec![record])),
+        }
+    }
+    for (verb, source, records) in lines {
+        let pods: Vec<String> = records.iter().map(|record| record.key.to_string()).collect();
+        let uids: Vec<&str> = records.iter().map(|record| record.uid.as_str()).collect();
+        let origins: Vec<&str> = records.iter().map(|record| &*record.origin).collect();
+        tracing::info!(%source, ?pods, ?uids, files = ?origins, "SyncLoop {verb}");
+    }
+}

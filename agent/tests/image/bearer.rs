@@ -1,0 +1,82 @@
+//! A registry that wants a bearer token and knows no ranges, with its token server, in a few lines: docker-registry has
+//! neither a token server nor a way to be without ranges.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::made::{MANIFEST, Made};
+
+struct Inner {
+    made: Made,
+    address: String,
+    /// The `Authorization` header the token server wants; `None`: anybody may have a token.
+    login: Option<&'static str>,
+    asked: Mutex<Vec<String>>,
+}
+
+pub(crate) struct Bearer {
+    pub(crate) address: String,
+    inner: Arc<Inner>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Bearer {
+    pub(crate) async fn start(made: Made, login: Option<&'static str>) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let inner = Arc::new(Inner { made, address: address.clone(), login, asked: Mutex::default() });
+        let router = Router::new()
+            .route("/token", get(token))
+            .route("/v2/demo/app/{kind}/{reference}", get(content))
+            .with_state(Arc::clone(&inner));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { address, inner, task }
+    }
+
+    /// The queries of the token server.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.inner.asked.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Bearer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn token(State(inner): State<Arc<Inner>>, headers: HeaderMap, uri: Uri) -> Response {
+    inner.asked.lock().unwrap().push(uri.query().unwrap_or_default().to_owned());
+    let sent = headers.get("authorization").and_then(|value| value.to_str().ok());
+    match inner.login {
+        Some(wanted) if sent != Some(wanted) => StatusCode::UNAUTHORIZED.into_response(),
+        _ => r#"{"token": "t0ken", "expires_in": 300}"#.into_response(),
+    }
+}
+
+async fn content(
+    State(inner): State<Arc<Inner>>,
+    Path((kind, reference)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Response {
+    if headers.get("authorization").is_none_or(|value| value != "Bearer t0ken") {
+        let challenge = format!(
+            "Bearer realm=\"http://{}/token\",service=\"demo\",scope=\"repository:demo/app:pull\"",
+            inner.address
+        );
+        return (StatusCode::UNAUTHORIZED, [("www-authenticate", challenge)]).into_response();
+    }
+    if kind == "manifests" {
+        return ([("content-type", MANIFEST)], inner.made.manifest.bytes.clone()).into_response();
+    }
+    let blobs = inner.made.layers.iter().chain([&inner.made.config]);
+    match blobs.into_iter().find(|blob| blob.digest == reference) {
+        Some(blob) => blob.bytes.clone().into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}

@@ -1,0 +1,277 @@
+//! The agent as a process: its configuration file, its life and its command line.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::Signal;
+
+use crate::process::{self, Daemon, tail};
+use crate::{tools, wait};
+
+/// Names the executable under test; without it the harness has cargo build one.
+pub const PROGRAM_VARIABLE: &str = "LIMPET_TEST_BINARY";
+
+/// The executable under test.
+pub fn program() -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    if let Some(path) = std::env::var_os(PROGRAM_VARIABLE) {
+        return Ok(path.into());
+    }
+    let mut built = BUILT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match &*built {
+        Some(path) => Ok(path.clone()),
+        None => Ok(built.insert(build(&[])?).clone()),
+    }
+}
+
+/// Has cargo build the executable with further arguments such as `--release`, and returns its path.
+pub fn build(args: &[&str]) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--package", "limpet", "--bin", "limpet", "--message-format=json-render-diagnostics"]);
+    command.args(args).current_dir(workspace_dir()).stderr(std::process::Stdio::inherit());
+    let output = command.output().context("run cargo")?;
+    if !output.status.success() {
+        bail!("cargo could not build the agent");
+    }
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let executable = artifacts.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
+    executable.context("cargo built no executable")
+}
+
+/// The root of the workspace.
+pub fn workspace_dir() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// The places and settings of one agent.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Holds everything below.
+    pub dir: PathBuf,
+    /// The node's name. No two nodes share one: it is part of a pod's identity, and runc's state, which is the
+    /// machine's, knows containers by ids that are made of it.
+    pub node_name: String,
+    /// containerd's socket.
+    pub endpoint: PathBuf,
+    /// The parent of its cgroups.
+    pub cgroup: String,
+    /// containerd's `certs.d`.
+    pub certs_d: PathBuf,
+    /// The CNI configuration; an empty directory when there is none.
+    pub cni_config: PathBuf,
+    /// Further lines of the KubeletConfiguration.
+    pub kubelet: Vec<String>,
+    /// Further lines of the LimpetConfiguration.
+    pub limpet: Vec<String>,
+}
+
+impl Settings {
+    /// `--root-dir`.
+    pub fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// The run directory.
+    pub fn run(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+
+    /// The manifest directory.
+    pub fn manifests(&self) -> PathBuf {
+        self.dir.join("manifests")
+    }
+
+    /// `podLogsDir`.
+    pub fn pod_logs(&self) -> PathBuf {
+        self.dir.join("logs/pods")
+    }
+
+    /// The directory of kubelet's log symlinks.
+    pub fn container_logs(&self) -> PathBuf {
+        self.dir.join("logs/containers")
+    }
+
+    /// The resolver configuration that pods get.
+    pub fn resolv_conf(&self) -> PathBuf {
+        self.dir.join("resolv.conf")
+    }
+
+    /// The configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("config.yaml")
+    }
+
+    /// The agent's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.run().join("limpet.sock")
+    }
+
+    /// Makes the directories and writes the configuration file.
+    pub fn write(&self) -> Result<()> {
+        for dir in [self.root(), self.run(), self.manifests(), self.pod_logs(), self.container_logs()] {
+            fs::create_dir_all(&dir).with_context(|| format!("{}", dir.display()))?;
+        }
+        if !self.resolv_conf().exists() {
+            fs::write(self.resolv_conf(), "nameserver 192.0.2.53\n")?;
+        }
+        let plugin_dirs = serde_json::to_string(&crate::cni::plugin_dirs())?;
+        let text = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {}\n\
+             containerRuntimeEndpoint: unix://{}\ncgroupDriver: cgroupfs\ncgroupRoot: {}\npodLogsDir: {}\n\
+             resolvConf: {}\n{}---\napiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
+             rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
+             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: overlayfs\n{}",
+            self.manifests().display(),
+            self.endpoint.display(),
+            self.cgroup,
+            self.pod_logs().display(),
+            self.resolv_conf().display(),
+            lines(&self.kubelet),
+            self.root().display(),
+            self.run().display(),
+            self.container_logs().display(),
+            self.certs_d.display(),
+            self.cni_config.display(),
+            lines(&self.limpet),
+        );
+        fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))
+    }
+}
+
+fn lines(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// What a command of the agent's answered.
+#[derive(Debug)]
+pub struct Reply {
+    /// Its exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained of.
+    pub stderr: String,
+}
+
+impl Reply {
+    fn of(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// What it printed, when it succeeded.
+    pub fn success(self) -> Result<String> {
+        match self.code {
+            Some(0) => Ok(self.stdout),
+            code => bail!("exit code {code:?}: {}{}", self.stdout, self.stderr),
+        }
+    }
+}
+
+/// The agent's process.
+#[derive(Debug)]
+pub struct Agent {
+    program: Option<PathBuf>,
+    settings: Settings,
+    daemon: Option<Daemon>,
+}
+
+impl Agent {
+    /// Prepares an agent; nothing is started. Without a `program` it is the one cargo builds when first needed.
+    pub fn prepare(program: Option<PathBuf>, settings: Settings) -> Result<Self> {
+        settings.write()?;
+        Ok(Self { program, settings, daemon: None })
+    }
+
+    fn program(&self) -> Result<PathBuf> {
+        self.program.clone().map_or_else(program, Ok)
+    }
+
+    /// Its places and settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Changes the settings and writes the file anew; the next start reads it.
+    pub fn reconfigure(&mut self, change: impl FnOnce(&mut Settings)) -> Result<()> {
+        change(&mut self.settings);
+        self.settings.write()
+    }
+
+    /// `limpet run`, not started.
+    pub fn command(&self) -> Result<Command> {
+        let mut command = Command::new(self.program()?);
+        command.args(["run", "--hostname-override", &self.settings.node_name, "--v", "4", "--config"]);
+        command.arg(self.settings.config());
+        command.env("RUST_BACKTRACE", "1");
+        if let Ok(path) = std::env::join_paths(tools::search_path()) {
+            command.env("PATH", path);
+        }
+        Ok(command)
+    }
+
+    /// Starts it and waits until its socket answers.
+    pub fn start(&mut self) -> Result<()> {
+        let mut daemon = Daemon::start(&mut self.command()?, &self.settings.dir.join("agent.log"))?;
+        let socket = self.settings.socket();
+        let mut ended = None;
+        let started = wait::until_true(Duration::from_secs(30), "the agent's socket", || {
+            ended = daemon.ended().ok().flatten();
+            ended.is_some() || UnixStream::connect(&socket).is_ok()
+        });
+        let log = daemon.log();
+        self.daemon = Some(daemon);
+        if let Some(status) = ended {
+            bail!("the agent ended at once, {status}; its log ends with:\n{}", tail(&log, 20));
+        }
+        started.with_context(|| format!("the agent's log ends with:\n{}", tail(&log, 20)))
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.as_ref().map(Daemon::pid)
+    }
+
+    /// Ends it with SIGKILL, as a crash would.
+    pub fn kill(&mut self) {
+        self.daemon = None;
+    }
+
+    /// Ends it with SIGTERM and waits for its end.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        let mut daemon = self.daemon.take().context("the agent does not run")?;
+        daemon.signal(Signal::TERM);
+        daemon.wait(Duration::from_secs(30))
+    }
+
+    /// All it has logged, over all its starts.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.settings.dir.join("agent.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// A command of the agent's, addressed to this one, not started.
+    pub fn cli_command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = Command::new(self.program()?);
+        command.arg("--socket").arg(self.settings.socket()).args(args).env("NO_COLOR", "1");
+        Ok(command)
+    }
+
+    /// Runs a command of the agent's: `pods`, `logs`, `exec`…
+    pub fn cli(&self, args: &[&str]) -> Result<Reply> {
+        process::run(&mut self.cli_command(args)?, b"").map(Reply::of)
+    }
+
+    /// The same with `input` as stdin.
+    pub fn cli_with_input(&self, args: &[&str], input: &[u8]) -> Result<Reply> {
+        process::run(&mut self.cli_command(args)?, input).map(Reply::of)
+    }
+}

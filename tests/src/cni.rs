@@ -1,0 +1,79 @@
+//! A pod network of a node's own: bridge, host-local and loopback, with a bridge name and a subnet nobody else has.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use crate::{process, tools};
+
+/// The configuration of one node's pod network.
+#[derive(Debug)]
+pub struct Cni {
+    /// The directory with the conflist.
+    pub config_dir: PathBuf,
+    /// Where host-local keeps the addresses it has given out.
+    pub allocations: PathBuf,
+}
+
+impl Cni {
+    /// Writes the conflist below `dir`. `number` tells apart the nodes of one process and makes the subnet.
+    pub fn prepare(dir: &Path, bridge: &str, number: u32) -> Result<Self> {
+        let config_dir = dir.join("net.d");
+        let allocations = dir.join("addresses");
+        fs::create_dir_all(&config_dir).with_context(|| format!("{}", config_dir.display()))?;
+        let conflist = json!({
+            "cniVersion": "1.0.0",
+            "name": bridge,
+            "plugins": [
+                {
+                    "type": "bridge",
+                    "bridge": bridge,
+                    "isGateway": true,
+                    "ipam": {
+                        "type": "host-local",
+                        "dataDir": &allocations,
+                        "ranges": [[{ "subnet": subnet(std::process::id(), number) }]],
+                        "routes": [{ "dst": "0.0.0.0/0" }],
+                    },
+                },
+            ],
+        });
+        fs::write(config_dir.join("10-limpet.conflist"), serde_json::to_vec_pretty(&conflist)?)?;
+        Ok(Self { config_dir, allocations })
+    }
+
+    /// The addresses given out now.
+    pub fn allocated(&self) -> Vec<String> {
+        let networks = fs::read_dir(&self.allocations).into_iter().flatten().flatten();
+        let files = networks.flat_map(|network| fs::read_dir(network.path()).into_iter().flatten().flatten());
+        files
+            .filter_map(|file| file.file_name().into_string().ok())
+            .filter(|name| name.starts_with(|c: char| c.is_ascii_digit()))
+            .collect()
+    }
+}
+
+/// A /24 of the private range 10.0.0.0/8 that differs between concurrent processes and their nodes.
+fn subnet(process: u32, number: u32) -> String {
+    format!("10.{}.{}.0/24", 100 + process % 100, number % 256)
+}
+
+/// Where the agent is to look for plugins.
+pub fn plugin_dirs() -> Vec<PathBuf> {
+    tools::cni_plugins().into_iter().collect()
+}
+
+/// Removes the bridge, if it is there.
+pub fn remove_bridge(bridge: &str) {
+    if let (true, Some(busybox)) = (bridge_exists(bridge), tools::busybox()) {
+        process::checked(Command::new(busybox).args(["ip", "link", "delete", bridge])).ok();
+    }
+}
+
+/// Whether the bridge is there.
+pub fn bridge_exists(bridge: &str) -> bool {
+    Path::new("/sys/class/net").join(bridge).exists()
+}

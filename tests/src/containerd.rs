@@ -1,0 +1,160 @@
+//! A private containerd: root, state, socket and configuration of its own, beside whatever the machine runs.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::Signal;
+
+use crate::process::{self, Daemon, tail};
+use crate::tools::{self, ContainerdPrograms};
+use crate::wait;
+
+/// containerd's namespace for everything Kubernetes.
+pub const NAMESPACE: &str = "k8s.io";
+
+/// One task as `ctr tasks ls` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Task {
+    /// The container's id.
+    pub id: String,
+    /// The first process.
+    pub pid: u32,
+    /// `RUNNING`, `STOPPED`, `CREATED`…
+    pub state: String,
+}
+
+/// The daemon and where it keeps its things.
+#[derive(Debug)]
+pub struct Containerd {
+    programs: ContainerdPrograms,
+    dir: PathBuf,
+    daemon: Option<Daemon>,
+}
+
+impl Containerd {
+    /// Writes the configuration below `dir`; nothing is started. `cri` enables the CRI plugin beside the agent,
+    /// `choice` is as for [`ContainerdPrograms::chosen`].
+    pub fn prepare(dir: &Path, cri: bool, choice: Option<&str>) -> Result<Self> {
+        let programs = ContainerdPrograms::chosen(choice)?;
+        fs::create_dir_all(dir.join("certs.d")).with_context(|| format!("{}", dir.display()))?;
+        let at = dir.display();
+        let disabled = match (cri, programs.version.0) {
+            (true, _) => "",
+            (false, 1) => r#""io.containerd.grpc.v1.cri""#,
+            (false, _) => {
+                r#""io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri""#
+            }
+        };
+        let config = format!(
+            r#"version = 2
+root = "{at}/root"
+state = "{at}/state"
+disabled_plugins = [{disabled}]
+[grpc]
+  address = "{at}/containerd.sock"
+[debug]
+  level = "info"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{at}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "{at}/certs.d"
+"#
+        );
+        fs::write(dir.join("config.toml"), config).context("containerd's config.toml")?;
+        Ok(Self { programs, dir: dir.to_owned(), daemon: None })
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("containerd.sock")
+    }
+
+    /// The directory of `hosts.toml` files that both containerd and the agent read.
+    pub fn certs_d(&self) -> PathBuf {
+        self.dir.join("certs.d")
+    }
+
+    /// Major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        self.programs.version
+    }
+
+    /// Starts it and waits until it answers.
+    pub fn start(&mut self) -> Result<()> {
+        let mut command = Command::new(self.programs.dir.join("containerd"));
+        command.arg("--config").arg(self.dir.join("config.toml")).env("PATH", self.path()?);
+        self.daemon = Some(Daemon::start(&mut command, &self.dir.join("containerd.log"))?);
+        let answers = wait::until_true(Duration::from_secs(30), "containerd's socket", || {
+            UnixStream::connect(self.socket()).is_ok()
+        });
+        answers.with_context(|| format!("containerd's log ends with:\n{}", tail(&self.log(), 15)))
+    }
+
+    /// Its search path: its own directory first, so that it finds its own shim.
+    fn path(&self) -> Result<std::ffi::OsString> {
+        let dirs = std::iter::once(self.programs.dir.clone()).chain(tools::search_path());
+        std::env::join_paths(dirs).context("search path")
+    }
+
+    /// Ends it as a crash would; what it runs lives on.
+    pub fn kill(&mut self) {
+        self.daemon = None;
+    }
+
+    /// Ends it as an administrator would; what it runs lives on.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
+        daemon.signal(Signal::TERM);
+        daemon.wait(Duration::from_secs(30)).map(drop)
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.daemon.as_ref().map(Daemon::log).unwrap_or_default()
+    }
+
+    /// Runs `ctr` in the Kubernetes namespace and returns what it printed.
+    pub fn ctr(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new(self.programs.dir.join("ctr"));
+        process::checked(command.arg("--address").arg(self.socket()).args(["--namespace", NAMESPACE]).args(args))
+    }
+
+    /// Imports and unpacks an image archive.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        let path = archive.to_str().context("the archive's path is not UTF-8")?;
+        self.ctr(&["images", "import", "--local", path])
+            .or_else(|_| self.ctr(&["images", "import", path]))
+            .with_context(|| format!("import {path}"))
+            .map(drop)
+    }
+
+    /// All tasks, ordered by container id.
+    pub fn tasks(&self) -> Result<Vec<Task>> {
+        let listing = self.ctr(&["tasks", "ls"])?;
+        let mut tasks = Vec::new();
+        for line in listing.lines().skip(1) {
+            let [id, pid, state] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+                bail!("an unexpected line of ctr tasks ls: {line}");
+            };
+            let pid = pid.parse().with_context(|| format!("an unexpected line of ctr tasks ls: {line}"))?;
+            tasks.push(Task { id: id.to_owned(), pid, state: state.to_owned() });
+        }
+        tasks.sort();
+        Ok(tasks)
+    }
+
+    /// The ids of all containers, ordered.
+    pub fn containers(&self) -> Result<Vec<String>> {
+        let mut ids: Vec<_> = self.ctr(&["containers", "ls", "-q"])?.lines().map(str::to_owned).collect();
+        ids.sort();
+        Ok(ids)
+    }
+}

@@ -1,0 +1,19 @@
+//! The harness behind limpet's end-to-end tests, its demo and its benches: a node of its own beside whatever the
+//! machine runs, made of a real containerd, runc, CNI plugins, registry and images, and the agent as a process.
+//!
+//! [`TestNode`] puts the parts together and takes them down again; each module below is one part. Nothing here
+//! knows the agent's code: it is driven by its command line and seen through containerd's own `ctr`.
+
+pub mod agent;
+pub mod cni;
+pub mod containerd;
+pub mod image;
+pub mod manifest;
+pub mod node;
+pub mod process;
+pub mod registry;
+pub mod suite;
+pub mod tools;
+pub mod wait;
+
+pub use node::TestNode;

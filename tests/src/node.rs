@@ -1,0 +1,385 @@
+//! A whole node in a directory of its own: containerd, images, network and agent, put together and taken down.
+
+mod take_down;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+pub use self::take_down::sweep;
+use self::take_down::{cgroup_dirs, take_down};
+use crate::agent::{Agent, Settings};
+use crate::cni::Cni;
+use crate::containerd::Containerd;
+use crate::process::tail;
+use crate::{image, wait};
+
+/// What kind of node a test wants.
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// Whether pods get a network by CNI.
+    pub cni: bool,
+    /// Whether containerd runs at boot.
+    pub containerd: bool,
+    /// `1`, `2` or a directory of programs; without it what the environment says.
+    pub containerd_choice: Option<String>,
+    /// Whether the agent runs at boot.
+    pub agent: bool,
+    /// Whether containerd's CRI plugin is enabled beside the agent.
+    pub cri: bool,
+    /// Whether the demo images are in containerd before the agent starts.
+    pub images: bool,
+    /// Makes the agent's root directory a small disk of its own, of so many bytes.
+    pub root_size: Option<u64>,
+    /// Further lines of the KubeletConfiguration.
+    pub kubelet: Vec<String>,
+    /// Further lines of the LimpetConfiguration.
+    pub limpet: Vec<String>,
+    /// The executable to run; the one cargo builds when there is none.
+    pub program: Option<PathBuf>,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            cni: false,
+            containerd: true,
+            containerd_choice: None,
+            agent: true,
+            cri: false,
+            images: true,
+            root_size: None,
+            kubelet: Vec::new(),
+            limpet: Vec::new(),
+            program: None,
+        }
+    }
+}
+
+/// A booted node. Dropping it takes it down; [`TestNode::finish`] also checks that nothing is left.
+#[derive(Debug)]
+pub struct TestNode {
+    /// Its containerd.
+    pub containerd: Containerd,
+    /// Its agent.
+    pub agent: Agent,
+    /// Its pod network, when it has one.
+    pub cni: Option<Cni>,
+    place: Place,
+}
+
+/// The names from which all a node leaves on the machine can be found again.
+#[derive(Debug, Clone)]
+struct Place {
+    name: String,
+    dir: PathBuf,
+}
+
+/// How the directories of nodes begin, and where they lie: a disk, and a path short enough for sockets.
+const PREFIX: &str = "limpet-test-";
+const PARENT: &str = "/var/tmp";
+
+impl Place {
+    fn new() -> (Self, u32) {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        (Self::named(&format!("{PREFIX}{}-{number}", std::process::id())), number)
+    }
+
+    fn named(name: &str) -> Self {
+        Self { name: name.to_owned(), dir: Path::new(PARENT).join(name) }
+    }
+
+    fn node_name(&self) -> String {
+        format!("edge-{}", self.name.trim_start_matches(PREFIX))
+    }
+
+    /// The bridge of its pods: at most 15 characters.
+    fn bridge(&self) -> String {
+        format!("lt{}", self.name.trim_start_matches(PREFIX).replace('-', "x"))
+    }
+
+    /// The process that made it.
+    fn owner(&self) -> Option<u32> {
+        self.name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+    }
+}
+
+impl TestNode {
+    /// A node with everything running and the demo images present.
+    pub fn boot(options: &NodeOptions) -> Result<Self> {
+        let (place, number) = Place::new();
+        let dir = place.dir.clone();
+        let guard = Guard(Some(place.clone()));
+        fs::create_dir_all(dir.join("cni-none")).with_context(|| format!("{}", dir.display()))?;
+        let mut containerd = Containerd::prepare(&dir.join("ctd"), options.cri, options.containerd_choice.as_deref())?;
+        let cni = options.cni.then(|| Cni::prepare(&dir.join("cni"), &place.bridge(), number)).transpose()?;
+        let settings = Settings {
+            dir: dir.clone(),
+            node_name: place.node_name(),
+            endpoint: containerd.socket(),
+            cgroup: format!("/{}", place.name),
+            certs_d: containerd.certs_d(),
+            cni_config: cni.as_ref().map_or(dir.join("cni-none"), |cni| cni.config_dir.clone()),
+            kubelet: options.kubelet.clone(),
+            limpet: options.limpet.clone(),
+        };
+        if let Some(size) = options.root_size {
+            small_disk(&settings.root(), size)?;
+        }
+        for cgroup in cgroup_dirs(&place.name) {
+            fs::create_dir_all(&cgroup).with_context(|| format!("{}", cgroup.display()))?;
+        }
+        let agent = Agent::prepare(options.program.clone(), settings)?;
+        if options.containerd {
+            containerd.start()?;
+        }
+        guard.disarm();
+        let mut node = Self { containerd, agent, cni, place };
+        if options.containerd && options.images {
+            node.import_demo_images()?;
+        }
+        if options.agent {
+            node.agent.start()?;
+        }
+        Ok(node)
+    }
+
+    /// Puts both versions of the demo image into containerd.
+    pub fn import_demo_images(&self) -> Result<()> {
+        let [first, second] = image::demo_images()?;
+        let archive = self.dir().join("demo.tar");
+        image::write_oci_archive(&[&first, &second], &archive)?;
+        self.containerd.import(&archive)
+    }
+
+    /// The node's name.
+    pub fn name(&self) -> &str {
+        &self.agent.settings().node_name
+    }
+
+    /// The name a static pod has on this node.
+    pub fn full_name(&self, pod: &str) -> String {
+        format!("{pod}-{}", self.name())
+    }
+
+    /// The node's own directory.
+    pub fn dir(&self) -> &Path {
+        &self.place.dir
+    }
+
+    /// The name of the cgroup that holds all its pods.
+    pub fn cgroup(&self) -> &str {
+        &self.place.name
+    }
+
+    /// Puts a manifest into place as careful tools do: written beside and renamed.
+    pub fn drop_text(&self, file: &str, text: &str) -> Result<()> {
+        let dir = self.agent.settings().manifests();
+        let partial = dir.join(format!(".{file}.partial"));
+        fs::write(&partial, text).with_context(|| format!("{}", partial.display()))?;
+        fs::rename(&partial, dir.join(file)).with_context(|| format!("rename {file}"))
+    }
+
+    /// The same for a manifest made of values; the file is called as the pod is.
+    pub fn apply(&self, manifest: &Value) -> Result<()> {
+        let name = manifest["metadata"]["name"].as_str().context("a manifest needs a name")?;
+        self.drop_text(&format!("{name}.yaml"), &serde_json::to_string_pretty(manifest)?)
+    }
+
+    /// Removes the manifest of the pod `name`.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let path = self.agent.settings().manifests().join(format!("{name}.yaml"));
+        fs::remove_file(&path).with_context(|| format!("{}", path.display()))
+    }
+
+    /// All pods as `limpet pods -o json` shows them.
+    pub fn pods(&self) -> Result<Vec<Value>> {
+        let text = self.agent.cli(&["pods", "-o", "json"])?.success()?;
+        let list: Value = serde_json::from_str(&text).context("limpet pods -o json")?;
+        match (&list["kind"], &list["items"]) {
+            (Value::String(kind), Value::Array(items)) if kind == "PodList" => Ok(items.clone()),
+            _ => bail!("not a PodList: {text}"),
+        }
+    }
+
+    /// The pod whose manifest is called `name`, if the agent shows it.
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        let full = self.full_name(name);
+        self.pods().ok()?.into_iter().find(|pod| pod["metadata"]["name"] == full.as_str())
+    }
+
+    /// Waits until the agent shows the pod `name` as `accept` wants it; `what` says how that is.
+    pub fn wait_pod(&self, name: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
+        let what = format!("pod {name}: {what}");
+        wait::until(wait::SOON, &what, || self.pod(name).filter(|pod| accept(pod))).with_context(|| {
+            format!("the pod now: {}", self.pod(name).map_or_else(|| "gone".into(), |p| p["status"].to_string()))
+        })
+    }
+
+    /// Waits until every container of the pod `name` runs and is ready.
+    pub fn wait_running(&self, name: &str) -> Result<Value> {
+        self.wait_pod(name, "running", |pod| {
+            let all = containers(pod);
+            pod["status"]["phase"] == "Running"
+                && !all.is_empty()
+                && all.iter().all(|c| c["state"]["running"].is_object())
+        })
+    }
+
+    /// Waits until the pod `name` is no longer shown.
+    pub fn wait_gone(&self, name: &str) -> Result<()> {
+        let full = self.full_name(name);
+        wait::until_true(wait::SOON, &format!("the end of pod {name}"), || {
+            self.pods().is_ok_and(|pods| pods.iter().all(|pod| pod["metadata"]["name"] != full.as_str()))
+        })
+    }
+
+    /// Runs a command in a container and returns what it printed.
+    pub fn exec(&self, pod: &str, container: &str, command: &[&str]) -> Result<String> {
+        let full = self.full_name(pod);
+        let args = [&["exec", &full, "-c", container, "--"], command].concat();
+        self.agent.cli(&args)?.success()
+    }
+
+    /// What a container has logged.
+    pub fn logs(&self, pod: &str, container: &str) -> Result<String> {
+        self.agent.cli(&["logs", &self.full_name(pod), "-c", container])?.success()
+    }
+
+    /// Waits until a container has logged `text`, and returns the log.
+    pub fn wait_logged(&self, pod: &str, container: &str, text: &str) -> Result<String> {
+        wait::until(wait::SOON, &format!("{text:?} in the log of {pod}/{container}"), || {
+            self.logs(pod, container).ok().filter(|log| log.contains(text))
+        })
+    }
+
+    /// What `limpet events` shows.
+    pub fn events(&self) -> Result<String> {
+        self.agent.cli(&["events"])?.success()
+    }
+
+    /// Waits until an event that contains `text` is shown.
+    pub fn wait_event(&self, text: &str) -> Result<()> {
+        wait::until_true(wait::SOON, &format!("an event with {text:?}"), || {
+            self.events().is_ok_and(|events| events.contains(text))
+        })
+    }
+
+    /// Waits until containerd holds no container, task, lease or snapshot but those of its images, and the agent
+    /// no mount, cgroup or address.
+    pub fn wait_nothing_runs(&self) -> Result<()> {
+        wait::until(Duration::from_secs(20), "nothing of any pod on the node", || {
+            self.leftovers().is_empty().then_some(())
+        })
+        .with_context(|| format!("left: {}", self.leftovers().join(", ")))
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let listings = [&["tasks", "ls", "-q"][..], &["containers", "ls", "-q"], &["leases", "ls", "-q"]];
+        for args in listings {
+            let listing = self.containerd.ctr(args).unwrap_or_else(|error| format!("{error:#}"));
+            left.extend(listing.lines().map(|id| format!("{} {id}", args[0])));
+        }
+        let snapshots = self.containerd.ctr(&["snapshots", "ls"]).unwrap_or_default();
+        left.extend(snapshots.lines().filter(|line| line.ends_with("Active")).map(str::to_owned));
+        let own = self.agent.settings();
+        for dir in [own.root().join("pods"), own.pod_logs()] {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            left.extend(entries.map(|entry| entry.path().display().to_string()));
+        }
+        let pods = |dir: &PathBuf| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pod"));
+        left.extend(
+            take_down::cgroups_below(self.cgroup()).iter().filter(|dir| pods(dir)).map(|dir| dir.display().to_string()),
+        );
+        left.extend(self.cni.iter().flat_map(Cni::allocated));
+        left
+    }
+
+    /// What helps to understand a failure: the ends of the logs, the pods and the events.
+    pub fn evidence(&self) -> String {
+        let said = |args: &[&str]| match self.agent.cli(args) {
+            Ok(reply) => format!("{}{}", reply.stdout, reply.stderr),
+            Err(error) => format!("{error:#}\n"),
+        };
+        if self.agent.log().is_empty() {
+            return format!("--- containerd's log\n{}\n", tail(&self.containerd.log(), 20));
+        }
+        format!(
+            "--- limpet pods\n{}--- limpet events\n{}--- the agent's log\n{}\n--- containerd's log\n{}\n",
+            said(&["pods"]),
+            tail(&said(&["events"]), 20) + "\n",
+            tail(&self.agent.log(), 60),
+            tail(&self.containerd.log(), 8),
+        )
+    }
+
+    /// Takes the node down and checks that nothing of it is left on the machine.
+    pub fn finish(mut self) -> Result<()> {
+        let left = self.stop();
+        if left.is_empty() { Ok(()) } else { bail!("left on the machine: {}", left.join(", ")) }
+    }
+
+    fn stop(&mut self) -> Vec<String> {
+        self.agent.kill();
+        self.containerd.kill();
+        take_down(&self.place)
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        if self.place.dir.exists() {
+            for left in self.stop() {
+                eprintln!("left on the machine: {left}");
+            }
+        }
+    }
+}
+
+/// Takes down what a failed boot has made so far.
+struct Guard(Option<Place>);
+
+impl Guard {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(place) = &self.0 {
+            take_down(place);
+        }
+    }
+}
+
+/// Mounts a disk of `size` bytes at `path`.
+fn small_disk(path: &Path, size: u64) -> Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("{}", path.display()))?;
+    let options = std::ffi::CString::new(format!("size={size}"))?;
+    rustix::mount::mount("limpet-test", path, "tmpfs", rustix::mount::MountFlags::empty(), &*options)
+        .with_context(|| format!("mount a small disk at {}", path.display()))
+}
+
+/// The statuses of a pod's containers, init containers not among them.
+pub fn containers(pod: &Value) -> &[Value] {
+    pod["status"]["containerStatuses"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The status of the container `name`, init containers among them; null when there is none.
+pub fn container<'a>(pod: &'a Value, name: &str) -> &'a Value {
+    let init = pod["status"]["initContainerStatuses"].as_array().map_or(&[][..], Vec::as_slice);
+    containers(pod).iter().chain(init).find(|status| status["name"] == name).unwrap_or(&Value::Null)
+}
+
+/// containerd's id of the container `name`.
+pub fn container_id(pod: &Value, name: &str) -> Result<String> {
+    let id = container(pod, name)["containerID"].as_str().and_then(|id| id.strip_prefix("containerd://"));
+    id.map(str::to_owned).with_context(|| format!("container {name} has no id: {}", pod["status"]))
+}

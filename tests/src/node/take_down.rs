@@ -1,0 +1,139 @@
+//! Takes a node down without its agent's help: processes, mounts, cgroups, links and files, each found by the
+//! node's unique name, so that what a killed run left can be removed by the next one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::mount::UnmountFlags;
+use rustix::process::Signal;
+
+use super::{PARENT, Place};
+use crate::containerd::NAMESPACE;
+use crate::{cni, process, wait};
+
+/// How long the kernel gets to end processes and to let go of what they held.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Ends and removes everything of the node; returns what would not go.
+pub(super) fn take_down(place: &Place) -> Vec<String> {
+    let mut left = Vec::new();
+    left.extend(end_processes(place));
+    remove_shared_state(&place.dir);
+    left.extend(unmount_below(&place.dir));
+    left.extend(remove_network(place));
+    left.extend(remove_cgroups(&place.name));
+    if let Err(error) = fs::remove_dir_all(&place.dir) {
+        left.push(format!("{}: {error}", place.dir.display()));
+    }
+    left
+}
+
+/// Removes what runs that were killed have left.
+pub fn sweep() {
+    let entries = fs::read_dir(PARENT).into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let place = Place::named(&name);
+        if place.owner().is_some_and(|owner| !process::is_alive(owner)) {
+            take_down(&place);
+        }
+    }
+}
+
+/// What a node runs outside its cgroups: daemons, shims, loggers and what they call. Somebody's pager is not among it.
+const PROGRAMS: [&str; 5] = ["containerd", "ctr", "docker-registry", "limpet", "runc"];
+
+/// The node's processes are those in its cgroups and those of its programs that name its directory.
+fn end_processes(place: &Place) -> Option<String> {
+    let find = || {
+        let in_cgroups = cgroups_below(&place.name).into_iter().flat_map(|dir| {
+            let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            text.lines().filter_map(|line| line.parse().ok()).collect::<Vec<u32>>()
+        });
+        let mentioning = process::mentioning(&format!("{}/", place.dir.display()));
+        let programs = mentioning.into_iter().filter(|pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            PROGRAMS.iter().any(|program| name.starts_with(program))
+        });
+        let mut pids: Vec<_> = in_cgroups.chain(programs).collect();
+        pids.retain(|pid| *pid != std::process::id() && process::is_alive(*pid));
+        pids
+    };
+    let gone = wait::until_true(PATIENCE, "processes to end", || {
+        let pids = find();
+        pids.iter().for_each(|pid| process::signal_pid(*pid, Signal::KILL));
+        pids.is_empty()
+    });
+    if gone.is_ok() { None } else { Some(format!("processes {:?}", find())) }
+}
+
+/// What runc and the shims keep where all containerds of a machine keep it: runc's state of each container, under the
+/// container's bare id, and the shims' sockets. Left behind, a container of the same id could not be created again.
+fn remove_shared_state(dir: &Path) {
+    let bundles = dir.join("ctd/state/io.containerd.runtime.v2.task").join(NAMESPACE);
+    for bundle in fs::read_dir(bundles).into_iter().flatten().flatten() {
+        for file in ["address", "bootstrap.json"] {
+            let text = fs::read_to_string(bundle.path().join(file)).unwrap_or_default();
+            let socket = text.split_once("unix://").map(|(_, rest)| rest.split(['"', '\n']).next().unwrap_or(rest));
+            socket.map(fs::remove_file).and_then(Result::ok);
+        }
+    }
+    let own = format!("{}/", dir.display());
+    for state in fs::read_dir(Path::new("/run/containerd/runc").join(NAMESPACE)).into_iter().flatten().flatten() {
+        if fs::read_to_string(state.path().join("state.json")).is_ok_and(|text| text.contains(&own)) {
+            fs::remove_dir_all(state.path()).ok();
+        }
+    }
+}
+
+/// Unmounts everything at or below `dir`, the latest first.
+fn unmount_below(dir: &Path) -> Option<String> {
+    for mount in mounts_below(dir).iter().rev() {
+        rustix::mount::unmount(mount, UnmountFlags::DETACH).ok();
+    }
+    let left = mounts_below(dir);
+    (!left.is_empty()).then(|| format!("mounts {left:?}"))
+}
+
+/// The mount points at or below `dir`, in the order they were made.
+fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    points.filter(|point| point.starts_with(dir)).collect()
+}
+
+/// The node's cgroup in every hierarchy: one on v2, one for each controller on v1.
+pub(super) fn cgroup_dirs(name: &str) -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let hierarchies = text.lines().filter_map(|line| {
+        let (point, rest) = line.split_once(" - ")?;
+        rest.starts_with("cgroup").then(|| point.split(' ').nth(4))?
+    });
+    hierarchies.map(|point| Path::new(point).join(name)).collect()
+}
+
+/// The node's cgroups and all below them, parents first.
+pub(super) fn cgroups_below(name: &str) -> Vec<PathBuf> {
+    let mut found: Vec<_> = cgroup_dirs(name).into_iter().filter(|dir| dir.is_dir()).collect();
+    let mut next = 0;
+    while next < found.len() {
+        let entries = fs::read_dir(&found[next]).into_iter().flatten().flatten();
+        found.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+        next += 1;
+    }
+    found
+}
+
+/// The network is found by its name alone, so that it can be removed after its maker has died.
+fn remove_network(place: &Place) -> Option<String> {
+    cni::remove_bridge(&place.bridge());
+    cni::bridge_exists(&place.bridge()).then(|| place.bridge())
+}
+
+fn remove_cgroups(name: &str) -> Option<String> {
+    let gone = wait::until_true(PATIENCE, "cgroups to empty", || {
+        cgroups_below(name).iter().rev().for_each(|dir| drop(fs::remove_dir(dir)));
+        cgroups_below(name).is_empty()
+    });
+    if gone.is_ok() { None } else { Some(format!("cgroups {:?}", cgroups_below(name))) }
+}

@@ -1,0 +1,93 @@
+//! How a file of end-to-end tests runs: each case on a node of its own, with evidence when it fails, and counted
+//! as ignored, with the reason, when the machine lacks what it needs.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, anyhow};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::node::{NodeOptions, TestNode, sweep};
+use crate::tools::{self, ContainerdPrograms};
+use crate::wait;
+
+/// One test and the node it wants.
+#[derive(Debug)]
+pub struct Case {
+    name: &'static str,
+    test: fn(&mut TestNode) -> Result<()>,
+    options: NodeOptions,
+}
+
+impl Case {
+    /// The case `name`; see [`case!`](crate::case).
+    pub fn new(name: &'static str, test: fn(&mut TestNode) -> Result<()>) -> Self {
+        Self { name, test, options: NodeOptions::default() }
+    }
+
+    /// Changes the node it runs on.
+    pub fn on(mut self, change: impl FnOnce(&mut NodeOptions)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
+    /// What the machine lacks for it.
+    fn lacks(&self) -> Option<&'static str> {
+        if !tools::is_root() {
+            return Some("not root");
+        }
+        if ContainerdPrograms::chosen(self.options.containerd_choice.as_deref()).is_err() {
+            return Some("no containerd 1.7 or newer; run: cargo xtask setup");
+        }
+        if tools::busybox().is_none() {
+            return Some("no static busybox; run: cargo xtask setup");
+        }
+        if tools::on_path("runc").is_none() {
+            return Some("no runc; run: cargo xtask setup");
+        }
+        (self.options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
+    }
+
+    fn run(self) -> Result<()> {
+        let mut node = TestNode::boot(&self.options).context("boot a node")?;
+        let result = (self.test)(&mut node);
+        if let Err(error) = result {
+            return Err(anyhow!("{}\n{}", chain(&error), node.evidence()));
+        }
+        node.finish()
+    }
+
+    fn into_trial(self) -> Trial {
+        let name = self.name;
+        let lacking = self.lacks();
+        if let Some(reason) = lacking {
+            eprintln!("{name} is skipped: {reason}");
+        }
+        let run = move || self.run().map_err(|error| Failed::from(chain(&error)));
+        Trial::test(name, run).with_ignored_flag(lacking.is_some())
+    }
+}
+
+/// The error and its causes, one a line and without a stack: the evidence says more.
+fn chain(error: &anyhow::Error) -> String {
+    let causes: Vec<_> = error.chain().map(ToString::to_string).collect();
+    causes.join("\nbecause: ")
+}
+
+/// Names a case after its function.
+#[macro_export]
+macro_rules! case {
+    ($test:ident) => {
+        $crate::suite::Case::new(stringify!($test), $test)
+    };
+}
+
+/// Runs the cases as `cargo test` runs tests, with its arguments and its output.
+pub fn run(cases: impl IntoIterator<Item = Case>) -> ExitCode {
+    let arguments = Arguments::from_args();
+    if tools::is_root() && !arguments.list {
+        sweep();
+        wait::end_on_signal();
+    }
+    let trials = cases.into_iter().map(Case::into_trial).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,130 @@
+//! The agent or containerd ends, by a crash or in order, while pods run: nothing restarted, doubled or orphaned.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::containerd::Task;
+use limpet_tests::manifest::{IDLE, pod, shell, simple};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, case, process, suite, wait};
+use serde_json::json;
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(a_killed_agent_finds_its_pods_again),
+        case!(a_manifest_removed_while_the_agent_is_down),
+        case!(sigterm_leaves_the_pods_running),
+        case!(a_second_agent_is_refused_by_name),
+        case!(containerd_may_come_after_the_agent).on(|node| (node.containerd, node.images) = (false, false)),
+        case!(containerd_killed_under_twenty_pods),
+    ])
+}
+
+/// The tasks that run; an init container's may still be about to be deleted.
+fn running(node: &TestNode) -> Result<Vec<Task>> {
+    let mut tasks = node.containerd.tasks()?;
+    tasks.retain(|task| task.state == "RUNNING");
+    Ok(tasks)
+}
+
+/// Starts a pod the agent did not know and waits until it runs: by then the agent has taken up its work again.
+/// Returns all other tasks that run.
+fn tasks_after_settling(node: &TestNode, marker: &str) -> Result<Vec<Task>> {
+    node.apply(&simple(marker, IDLE))?;
+    let id = container_id(&node.wait_running(marker)?, "main")?;
+    node.remove(marker)?;
+    node.wait_gone(marker)?;
+    let mut tasks = running(node)?;
+    tasks.retain(|task| task.id != id);
+    Ok(tasks)
+}
+
+fn a_killed_agent_finds_its_pods_again(node: &mut TestNode) -> Result<()> {
+    let count = "i=0; while :; do echo $i; i=$((i+1)); usleep 20000; done";
+    node.apply(&simple("counter", count))?;
+    let init =
+        json!({ "initContainers": [shell("init", "true")], "containers": [shell("main", IDLE), shell("side", IDLE)] });
+    node.apply(&pod("web", init))?;
+    node.wait_running("counter")?;
+    node.wait_running("web")?;
+    let (tasks, containers) = (running(node)?, node.containerd.containers()?);
+    for round in 0..3 {
+        node.agent.kill();
+        node.agent.start()?;
+        let after = tasks_after_settling(node, &format!("marker-{round}"))?;
+        ensure!(after == tasks, "before: {tasks:?}\nafter: {after:?}");
+        ensure!(node.containerd.containers()? == containers, "{:?}", node.containerd.containers()?);
+    }
+    ensure!(container(&node.wait_running("web")?, "side")["restartCount"] == 0);
+    let numbers: Vec<u64> = node.logs("counter", "main")?.lines().filter_map(|line| line.parse().ok()).collect();
+    let expected: Vec<u64> = (0..numbers.len() as u64).collect();
+    ensure!(numbers.len() > 10 && numbers == expected, "lines were lost: {numbers:?}");
+    Ok(())
+}
+
+fn a_manifest_removed_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("gone", IDLE))?;
+    node.apply(&simple("stays", IDLE))?;
+    node.wait_running("gone")?;
+    let stays = node.wait_running("stays")?;
+    node.agent.kill();
+    node.remove("gone")?;
+    node.agent.start()?;
+    node.wait_gone("gone")?;
+    let id = container_id(&stays, "main")?;
+    wait::until_true(wait::SOON, "only the other pod's task", || {
+        node.containerd.tasks().is_ok_and(|tasks| tasks.iter().all(|task| task.id == id) && tasks.len() == 1)
+    })
+}
+
+fn sigterm_leaves_the_pods_running(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    node.wait_running("web")?;
+    let tasks = running(node)?;
+    let status = node.agent.terminate()?;
+    ensure!(status.success(), "{status}");
+    ensure!(node.containerd.tasks()? == tasks, "{:?}", node.containerd.tasks()?);
+    node.agent.start()?;
+    let after = tasks_after_settling(node, "marker")?;
+    ensure!(after == tasks, "{after:?}");
+    Ok(())
+}
+
+fn a_second_agent_is_refused_by_name(node: &mut TestNode) -> Result<()> {
+    let first = node.agent.pid().context("no agent")?;
+    let output = process::run(&mut node.agent.command()?, b"")?;
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(!output.status.success(), "{said}");
+    ensure!(said.contains("limpet") && said.contains(&first.to_string()), "the first is {first}: {said}");
+    ensure!(process::is_alive(first));
+    node.pods().map(drop)
+}
+
+fn containerd_may_come_after_the_agent(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    wait::until_true(wait::SOON, "word of the missing containerd", || node.agent.log().contains("containerd"))?;
+    node.containerd.start()?;
+    node.import_demo_images()?;
+    node.wait_running("web").map(drop)
+}
+
+fn containerd_killed_under_twenty_pods(node: &mut TestNode) -> Result<()> {
+    let names: Vec<_> = (0..20).map(|number| format!("pod-{number:02}")).collect();
+    for name in &names {
+        node.apply(&simple(name, IDLE))?;
+    }
+    for name in &names {
+        node.wait_running(name)?;
+    }
+    let tasks = running(node)?;
+    ensure!(tasks.len() == 20);
+    node.containerd.kill();
+    ensure!(tasks.iter().all(|task| process::is_alive(task.pid)));
+    node.containerd.start()?;
+    let after = tasks_after_settling(node, "marker")?;
+    ensure!(after == tasks, "before: {tasks:?}\nafter: {after:?}");
+    for pod in node.pods()? {
+        ensure!(container(&pod, "main")["restartCount"] == 0, "{}", pod["status"]);
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! The harness itself, without the agent: what the other tests stand on is there and goes away again.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use limpet_tests::image::{self, ImageBuilder, V1, V2};
+use limpet_tests::registry::{self, Proxy, Registry};
+use limpet_tests::{TestNode, case, suite, wait};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(both_archive_formats_are_images).on(|node| (node.agent, node.images) = (false, false)),
+        case!(tasks_outlive_containerd).on(|node| node.agent = false),
+        case!(a_closed_registry_wants_its_password).on(|node| node.agent = false),
+        case!(a_line_is_cut_once).on(|node| node.agent = false),
+    ])
+}
+
+/// Runs a container to its end and returns what it printed.
+fn run_once(node: &TestNode, image: &str, command: &[&str]) -> Result<String> {
+    let (id, cgroup) = (format!("{}-once", node.name()), format!("/{}/once", node.cgroup()));
+    node.containerd.ctr(&[&["run", "--rm", "--cgroup", &cgroup, image, &id], command].concat())
+}
+
+fn both_archive_formats_are_images(node: &mut TestNode) -> Result<()> {
+    let [first, second] = image::demo_images()?;
+    let (oci, docker) = (node.dir().join("oci.tar"), node.dir().join("docker.tar"));
+    image::write_oci_archive(&[&first], &oci)?;
+    image::write_docker_archive(&[&second], &docker)?;
+    node.containerd.import(&oci)?;
+    node.containerd.import(&docker)?;
+    for (name, version) in [(V1, "1\n"), (V2, "2\n")] {
+        let said = run_once(node, name, &["cat", "/version"])?;
+        ensure!(said == version, "{name} says {said:?}");
+    }
+    Ok(())
+}
+
+fn tasks_outlive_containerd(node: &mut TestNode) -> Result<()> {
+    // runc knows containers of all containerds of a machine by their bare ids.
+    let id = format!("{}-lasting", node.name());
+    let cgroup = format!("/{}/lasting", node.cgroup());
+    node.containerd.ctr(&["run", "--detach", "--cgroup", &cgroup, V1, &id, "sleep", "1000"])?;
+    let before = node.containerd.tasks()?;
+    ensure!(before.len() == 1, "{before:?}");
+    // containerd answers before it has found all its shims again.
+    let found_again = |node: &TestNode| {
+        wait::until_true(wait::SOON, "the task, found again", || node.containerd.tasks().is_ok_and(|now| now == before))
+    };
+    node.containerd.kill();
+    node.containerd.start()?;
+    found_again(node)?;
+    node.containerd.stop()?;
+    node.containerd.start()?;
+    found_again(node)
+}
+
+fn a_closed_registry_wants_its_password(node: &mut TestNode) -> Result<()> {
+    let registry = Registry::start(&node.dir().join("registry"), true)?;
+    let image = ImageBuilder::new("registry.test/closed:v1").file("closed", "yes\n", 0o644).build()?;
+    registry.add(&image, "closed", "v1")?;
+    let name = format!("{}/closed:v1", registry.address());
+    let pull = |more: &[&str]| node.containerd.ctr(&[&["images", "pull", "--plain-http"], more, &[&name]].concat());
+    ensure!(pull(&[]).is_err(), "the registry gave an image without a password");
+    pull(&["--user", &format!("{}:{}", registry::USER, registry::PASSWORD)])?;
+    let said = run_once(node, &name, &["cat", "/closed"])?;
+    ensure!(said == "yes\n", "{said:?}");
+    Ok(())
+}
+
+fn a_line_is_cut_once(node: &mut TestNode) -> Result<()> {
+    let registry = Registry::start(&node.dir().join("registry"), false)?;
+    let image = ImageBuilder::new("registry.test/big:v1").file("big", vec![7; 4 << 20], 0o644).build()?;
+    registry.add(&image, "big", "v1")?;
+    let proxy = Proxy::start(registry.address(), Some(1 << 20))?;
+    registry::allow_plain_http(&node.containerd.certs_d(), "registry.test", proxy.address())?;
+    let certs = node.containerd.certs_d().display().to_string();
+    // containerd may try again by itself; what counts is that the line broke and works afterwards.
+    for _ in 0..2 {
+        node.containerd.ctr(&["images", "pull", "--hosts-dir", &certs, &image.name]).ok();
+    }
+    ensure!(proxy.was_cut());
+    ensure!(proxy.bytes() > 4 << 20, "{} bytes", proxy.bytes());
+    ensure!(proxy.requests().iter().any(|head| head.starts_with("GET /v2/big/manifests/")), "{:?}", proxy.requests());
+    let said = run_once(node, &image.name, &["stat", "-c", "%s", "/big"])?;
+    ensure!(said == format!("{}\n", 4 << 20), "{said:?}");
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! Images: absent ones, registries that want a password or break off, archives without any registry, a full disk.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::image::{self, Image, ImageBuilder};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::container;
+use limpet_tests::registry::{self, Proxy, Registry};
+use limpet_tests::{TestNode, case, process, suite, tools, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(an_absent_image_is_tried_until_it_is_there),
+        case!(a_password_is_taken_from_the_auth_file),
+        case!(a_wrong_password_is_said),
+        case!(a_broken_download_goes_on_where_it_stopped),
+        case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
+        case!(an_archive_that_appears).on(|node| node.images = false),
+        case!(an_archive_cut_short_is_said).on(|node| node.images = false),
+        case!(a_full_disk_is_said_and_passes).on(|node| node.root_size = Some(24 << 20)),
+    ])
+}
+
+/// The name under which the tests' registry is known to the node.
+const HOST: &str = "registry.test:5000";
+
+fn start_registry(node: &TestNode, closed: bool) -> Result<Registry> {
+    let registry = Registry::start(&node.dir().join("registry"), closed)?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
+    Ok(registry)
+}
+
+fn build(repository: &str, size: usize) -> Result<Image> {
+    let filler: Vec<u8> = (0..size).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    ImageBuilder::new(&format!("{HOST}/{repository}:v1")).file("filler", filler, 0o644).build()
+}
+
+fn running(image: &Image) -> Value {
+    pod("web", json!({ "containers": [with(shell("main", IDLE), json!({ "image": &image.name }))] }))
+}
+
+/// Why the pod's container waits, when it does.
+fn waits(pod: &Value) -> (String, String) {
+    let waiting = &container(pod, "main")["state"]["waiting"];
+    let text = |key: &str| waiting[key].as_str().unwrap_or_default().to_owned();
+    (text("reason"), text("message"))
+}
+
+fn an_absent_image_is_tried_until_it_is_there(node: &mut TestNode) -> Result<()> {
+    let registry = start_registry(node, false)?;
+    let image = build("late", 1000)?;
+    node.apply(&running(&image))?;
+    let web = node.wait_pod("web", "ImagePullBackOff", |pod| waits(pod).0 == "ImagePullBackOff")?;
+    ensure!(waits(&web).1.contains("late"), "{}", web["status"]);
+    ensure!(web["status"]["phase"] == "Pending");
+    node.wait_event("Failed")?;
+    registry.add(&image, "late", "v1")?;
+    node.wait_running("web").map(drop)
+}
+
+fn write_auth_file(node: &TestNode, password: &str) -> Result<()> {
+    let auths = json!({ "auths": { HOST: { "username": registry::USER, "password": password } } });
+    fs::write(node.agent.settings().root().join("config.json"), auths.to_string()).context("config.json")
+}
+
+fn a_password_is_taken_from_the_auth_file(node: &mut TestNode) -> Result<()> {
+    let registry = start_registry(node, true)?;
+    let image = build("closed", 1000)?;
+    registry.add(&image, "closed", "v1")?;
+    write_auth_file(node, registry::PASSWORD)?;
+    node.apply(&running(&image))?;
+    node.wait_running("web").map(drop)
+}
+
+fn a_wrong_password_is_said(node: &mut TestNode) -> Result<()> {
+    let registry = start_registry(node, true)?;
+    let image = build("closed", 1000)?;
+    registry.add(&image, "closed", "v1")?;
+    write_auth_file(node, "not-it")?;
+    node.apply(&running(&image))?;
+    node.wait_pod("web", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
+    let said = format!("{}{}", node.events()?, node.agent.log()).to_lowercase();
+    ensure!(said.contains("401") || said.contains("unauthorized") || said.contains("not authorized"), "{said}");
+    ensure!(!said.contains("not-it"), "the password is in the log");
+    write_auth_file(node, registry::PASSWORD)?;
+    node.wait_running("web").map(drop)
+}
+
+fn a_broken_download_goes_on_where_it_stopped(node: &mut TestNode) -> Result<()> {
+    const SIZE: u64 = 16 << 20;
+    let registry = Registry::start(&node.dir().join("registry"), false)?;
+    let image = build("big", SIZE as usize)?;
+    registry.add(&image, "big", "v1")?;
+    let proxy = Proxy::start(registry.address(), Some(SIZE * 3 / 4))?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, proxy.address())?;
+    node.apply(&running(&image))?;
+    node.wait_running("web")?;
+    ensure!(proxy.was_cut());
+    let resumed = proxy.requests().iter().any(|head| head.to_lowercase().contains("\r\nrange: bytes="));
+    ensure!(resumed, "no request asked for the rest: {:#?}", proxy.requests());
+    let whole = SIZE + (image.layers[0].bytes.len() as u64);
+    ensure!(proxy.bytes() < whole + SIZE / 2, "{} bytes for an image of {whole}", proxy.bytes());
+    ensure!(node.exec("web", "main", &["stat", "-c", "%s", "/filler"])? == format!("{SIZE}\n"));
+    Ok(())
+}
+
+fn write_archive(dir: &Path, name: &str) -> Result<Image> {
+    fs::create_dir_all(dir)?;
+    let image = build(name, 1000)?;
+    image::write_docker_archive(&[&image], &dir.join(format!("{name}.tar")))?;
+    Ok(image)
+}
+
+fn an_archive_present_at_start(node: &mut TestNode) -> Result<()> {
+    let image = write_archive(&node.agent.settings().root().join("images"), "saved")?;
+    node.apply(&running(&image))?;
+    node.agent.start()?;
+    node.wait_running("web").map(drop)
+}
+
+fn an_archive_that_appears(node: &mut TestNode) -> Result<()> {
+    let image = write_archive(node.dir(), "packed")?;
+    node.apply(&running(&image))?;
+    node.wait_pod("web", "waiting for its image", |pod| !waits(pod).0.is_empty())?;
+    let busybox = tools::busybox().context("no busybox")?;
+    process::checked(Command::new(busybox).arg("gzip").arg(node.dir().join("packed.tar")))?;
+    let images = node.agent.settings().root().join("images");
+    fs::create_dir_all(&images)?;
+    fs::copy(node.dir().join("packed.tar.gz"), images.join("packed.tar.gz"))?;
+    node.wait_running("web").map(drop)
+}
+
+fn an_archive_cut_short_is_said(node: &mut TestNode) -> Result<()> {
+    write_archive(node.dir(), "whole")?;
+    let bytes = fs::read(node.dir().join("whole.tar"))?;
+    let images = node.agent.settings().root().join("images");
+    fs::create_dir_all(&images)?;
+    fs::write(images.join("short.tar"), &bytes[..bytes.len() / 2])?;
+    wait::until_true(wait::SOON, "word of the broken archive", || node.agent.log().contains("short.tar"))?;
+    let image = write_archive(&images, "good")?;
+    node.apply(&running(&image))?;
+    node.wait_running("web").map(drop)
+}
+
+fn a_full_disk_is_said_and_passes(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("before", IDLE))?;
+    let before = node.wait_running("before")?;
+    let filler = node.agent.settings().root().join("filler");
+    // Written until the disk is full, in small pieces at last so that no block is left.
+    for block in [1 << 16, 1 << 12, 1] {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(&filler)?;
+        while std::io::Write::write_all(&mut file, &vec![0; block]).is_ok() {}
+    }
+    let volume = json!({
+        "containers": [with(
+            shell("main", &format!("echo x > /data/x && {IDLE}")),
+            json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] }),
+        )],
+        "volumes": [{ "name": "data", "emptyDir": {} }],
+    });
+    node.apply(&pod("web", volume))?;
+    let said = || {
+        let describe =
+            node.agent.cli(&["describe", &node.full_name("web")]).map(|reply| reply.stdout).unwrap_or_default();
+        format!("{}{describe}{}", node.events().unwrap_or_default(), node.agent.log()).to_lowercase()
+    };
+    wait::until_true(wait::SOON, "word of the full disk", || {
+        let said = said();
+        said.contains("no space left") || said.contains("disk full") || said.contains("disk is full")
+    })?;
+    let still = node.wait_running("before")?;
+    ensure!(container(&still, "main")["containerID"] == container(&before, "main")["containerID"]);
+    fs::remove_file(&filler)?;
+    node.wait_running("web").map(drop)
+}

@@ -1,0 +1,125 @@
+//! Logs: nothing is lost, files are rotated, and `limpet logs` reads them all.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell, simple};
+use limpet_tests::{TestNode, case, suite, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(a_flood_is_kept_whole).on(|node| node.kubelet = vec!["containerLogMaxSize: 512Mi".to_owned()]),
+        case!(a_log_is_rotated).on(|node| {
+            node.kubelet = vec!["containerLogMaxSize: 1Mi".to_owned(), "containerLogMaxFiles: 3".to_owned()];
+        }),
+        case!(both_streams_and_an_unfinished_line),
+        case!(a_followed_log_ends_with_its_container),
+    ])
+}
+
+/// Writes `lines` numbered lines of 100 bytes as fast as it can.
+fn flood(lines: u32) -> String {
+    format!(
+        "awk 'BEGIN {{ pad = sprintf(\"%090d\", 0); for (i = 0; i < {lines}; i++) printf \"%08d %s\\n\", i, pad }}'"
+    )
+}
+
+fn once(name: &str, script: &str) -> Value {
+    pod(name, json!({ "restartPolicy": "Never", "containers": [shell("main", script)] }))
+}
+
+fn log_dir(node: &TestNode, pod: &Value) -> Result<PathBuf> {
+    let text = |key: &str| pod["metadata"][key].as_str().with_context(|| format!("no {key}"));
+    let name = format!("{}_{}_{}", text("namespace")?, text("name")?, text("uid")?);
+    Ok(node.agent.settings().pod_logs().join(name).join("main"))
+}
+
+/// The number at the beginning of each line's text in a file in CRI format.
+fn numbers(text: &str) -> Vec<u32> {
+    let message = |line: &str| line.splitn(4, ' ').nth(3).and_then(|message| message.get(..8)?.parse().ok());
+    text.lines().filter_map(message).collect()
+}
+
+fn a_flood_is_kept_whole(node: &mut TestNode) -> Result<()> {
+    const LINES: u32 = 1_000_000;
+    node.apply(&once("web", &flood(LINES)))?;
+    let web = node.wait_pod("web", "started", |pod| pod["status"]["phase"] != "Pending")?;
+    // The agent's death is nothing to the logger.
+    node.agent.kill();
+    node.agent.start()?;
+    let file = log_dir(node, &web)?.join("0.log");
+    let last = format!(" stdout F {:08} ", LINES - 1);
+    wait::until_true(wait::SOON, "the last line", || {
+        let Ok(mut log) = fs::File::open(&file) else { return false };
+        let mut end = Vec::new();
+        std::io::Seek::seek(&mut log, std::io::SeekFrom::End(-300)).ok();
+        std::io::Read::read_to_end(&mut log, &mut end).is_ok() && String::from_utf8_lossy(&end).contains(&last)
+    })?;
+    let seen = numbers(&fs::read_to_string(&file)?);
+    ensure!(seen.len() == LINES as usize, "{} lines of {LINES}", seen.len());
+    ensure!(seen.iter().copied().eq(0..LINES), "lines are out of order");
+    let tail = node.agent.cli(&["logs", "--tail", "2", &node.full_name("web")])?.success()?;
+    let tail: Vec<_> = tail.lines().filter_map(|line| line.get(..8)?.parse::<u32>().ok()).collect();
+    ensure!(tail == [LINES - 2, LINES - 1], "{tail:?}");
+    node.wait_pod("web", "succeeded", |pod| pod["status"]["phase"] == "Succeeded").map(drop)
+}
+
+fn a_log_is_rotated(node: &mut TestNode) -> Result<()> {
+    const LINES: u32 = 60_000;
+    node.apply(&once("web", &flood(LINES)))?;
+    let web = node.wait_pod("web", "succeeded", |pod| pod["status"]["phase"] == "Succeeded")?;
+    let dir = log_dir(node, &web)?;
+    let files = || {
+        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let mut files: Vec<_> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+        // The current file has the shortest name and is the newest.
+        files.sort_by_key(|path| (path.ends_with("0.log"), path.clone()));
+        files
+    };
+    let read =
+        |path: &PathBuf| fs::read(path).map(|bytes| numbers(&String::from_utf8_lossy(&bytes))).unwrap_or_default();
+    wait::until_true(wait::SOON, "the last line", || {
+        files().last().is_some_and(|path| read(path).last() == Some(&(LINES - 1)))
+    })?;
+    let files = files();
+    ensure!((2..=3).contains(&files.len()), "{files:?}");
+    for file in &files {
+        ensure!(fs::metadata(file)?.len() <= (1 << 20) + 200, "{} is too long", file.display());
+    }
+    let plain = files.iter().filter(|path| path.extension().is_none_or(|extension| extension != "gz"));
+    let kept: Vec<_> = plain.flat_map(read).collect();
+    let first = *kept.first().context("nothing is kept")?;
+    ensure!(kept.iter().copied().eq(first..LINES), "lines were lost in a rotation");
+    Ok(())
+}
+
+fn both_streams_and_an_unfinished_line(node: &mut TestNode) -> Result<()> {
+    node.apply(&once("web", "echo out; sleep 0.1; echo err >&2; sleep 0.1; printf unfinished"))?;
+    let web = node.wait_pod("web", "succeeded", |pod| pod["status"]["phase"] == "Succeeded")?;
+    let text = wait::until(wait::SOON, "the unfinished line", || {
+        fs::read_to_string(log_dir(node, &web).ok()?.join("0.log")).ok().filter(|text| text.contains("unfinished"))
+    })?;
+    let streams: Vec<_> = text.lines().filter_map(|line| line.split_once(' ').map(|(_, rest)| rest)).collect();
+    ensure!(streams[..2] == ["stdout F out", "stderr F err"], "{text}");
+    let read = node.logs("web", "main")?;
+    ensure!(read.trim_end() == "out\nerr\nunfinished", "{read:?}");
+    Ok(())
+}
+
+fn a_followed_log_ends_with_its_container(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("idle", IDLE))?;
+    node.apply(&once("web", "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.2; done"))?;
+    node.wait_pod("web", "started", |pod| pod["status"]["phase"] != "Pending")?;
+    let mut follow = node.agent.cli_command(&["logs", "-f", &node.full_name("web")])?;
+    let mut child = follow.stdout(std::process::Stdio::piped()).spawn()?;
+    let ended = wait::until(Duration::from_secs(30), "the end of the followed log", || child.try_wait().ok().flatten());
+    child.kill().ok();
+    ended?;
+    let output = child.wait_with_output()?;
+    ensure!(String::from_utf8_lossy(&output.stdout) == "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n", "{output:?}");
+    Ok(())
+}

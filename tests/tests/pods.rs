@@ -1,0 +1,239 @@
+//! What a pod's spec asks for is what its processes find: volumes, environment, users, rights and limits.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::image::{self, ImageBuilder};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, case, suite};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(empty_dirs_are_shared),
+        case!(host_paths_of_every_type),
+        case!(the_environment_knows_the_pod),
+        case!(the_termination_message_is_shown),
+        case!(the_image_says_the_user),
+        case!(the_pod_says_the_user),
+        case!(a_root_file_system_may_be_read_only),
+        case!(capabilities_are_dropped_and_added),
+        case!(seccomp_is_as_asked),
+        case!(limits_are_the_cgroups),
+    ])
+}
+
+/// Runs a pod of one container, `main`, with more keys for container and pod, and returns it when it runs.
+fn run(node: &TestNode, main: Value, spec: Value) -> Result<Value> {
+    node.apply(&pod("web", with(json!({ "containers": [with(shell("main", IDLE), main)] }), spec)))?;
+    node.wait_running("web")
+}
+
+fn sh(node: &TestNode, script: &str) -> Result<String> {
+    node.exec("web", "main", &["/bin/sh", "-c", script])
+}
+
+fn empty_dirs_are_shared(node: &mut TestNode) -> Result<()> {
+    let mounts = json!({ "volumeMounts": [
+        { "name": "disk", "mountPath": "/disk" },
+        { "name": "memory", "mountPath": "/memory" },
+    ] });
+    let containers = [with(shell("main", IDLE), mounts.clone()), with(shell("side", IDLE), mounts)];
+    let volumes = json!([
+        { "name": "disk", "emptyDir": {} },
+        { "name": "memory", "emptyDir": { "medium": "Memory", "sizeLimit": "8Mi" } },
+    ]);
+    node.apply(&pod("web", json!({ "containers": containers, "volumes": volumes })))?;
+    node.wait_running("web")?;
+    sh(node, "echo one > /disk/file; echo two > /memory/file")?;
+    ensure!(node.exec("web", "side", &["cat", "/disk/file", "/memory/file"])? == "one\ntwo\n");
+    let mounts = sh(node, "cat /proc/mounts")?;
+    let memory = mounts.lines().find(|line| line.contains(" /memory ")).context("no mount at /memory")?;
+    ensure!(memory.contains("tmpfs") && memory.contains("size=8192k"), "{memory}");
+    ensure!(sh(node, "stat -c %a /disk")? == "777\n");
+    Ok(())
+}
+
+fn host_paths_of_every_type(node: &mut TestNode) -> Result<()> {
+    let dir = node.dir().join("host");
+    fs::create_dir_all(dir.join("directory"))?;
+    fs::write(dir.join("file"), "content\n")?;
+    let _listener = std::os::unix::net::UnixListener::bind(dir.join("socket"))?;
+    let types = [
+        ("any", "", "directory"),
+        ("directory", "Directory", "directory"),
+        ("made-directory", "DirectoryOrCreate", "made/directory"),
+        ("file", "File", "file"),
+        ("made-file", "FileOrCreate", "made-file"),
+        ("socket", "Socket", "socket"),
+        ("char", "CharDevice", "/dev/null"),
+    ];
+    let volume = |(name, kind, path): (&str, &str, &str)| json!({ "name": name, "hostPath": { "path": dir.join(path), "type": kind } });
+    let volumes: Vec<_> = types.into_iter().map(volume).collect();
+    let mounts: Vec<_> =
+        types.iter().map(|(name, ..)| json!({ "name": name, "mountPath": format!("/host/{name}") })).collect();
+    run(node, json!({ "volumeMounts": mounts }), json!({ "volumes": volumes }))?;
+    let tests = "test -d /host/any && test -d /host/directory && test -d /host/made-directory && cat /host/file && \
+        test -f /host/made-file && test -S /host/socket && test -c /host/char && echo all";
+    ensure!(sh(node, tests)? == "content\nall\n");
+    ensure!(fs::metadata(dir.join("made/directory"))?.permissions().mode() & 0o777 == 0o755);
+    ensure!(fs::metadata(dir.join("made-file"))?.permissions().mode() & 0o777 == 0o644);
+    ensure!(fs::metadata(dir.join("socket"))?.file_type().is_socket());
+
+    let wrong = json!({ "name": "wrong", "hostPath": { "path": dir.join("file"), "type": "Directory" } });
+    let main = with(shell("main", IDLE), json!({ "volumeMounts": [{ "name": "wrong", "mountPath": "/wrong" }] }));
+    node.apply(&pod("wrong", json!({ "containers": [main], "volumes": [wrong] })))?;
+    node.wait_event("FailedMount")?;
+    ensure!(node.pod("wrong").is_some_and(|pod| pod["status"]["phase"] == "Pending"));
+    Ok(())
+}
+
+fn the_environment_knows_the_pod(node: &mut TestNode) -> Result<()> {
+    let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let resource = json!({ "name": "CPU", "valueFrom": { "resourceFieldRef": { "resource": "limits.cpu" } } });
+    let env = json!([
+        { "name": "PLAIN", "value": "a" },
+        { "name": "TWICE", "value": "$(PLAIN)$(PLAIN) $$(PLAIN) $(ABSENT)" },
+        field("NAME", "metadata.name"),
+        field("NAMESPACE", "metadata.namespace"),
+        field("ID", "metadata.uid"),
+        field("NODE", "spec.nodeName"),
+        field("COLOUR", "metadata.labels['colour']"),
+        resource,
+    ]);
+    let main = json!({ "env": env, "args": ["$(PLAIN)"], "resources": { "limits": { "cpu": "2" } } });
+    let manifest = pod("web", json!({ "containers": [with(shell("main", IDLE), main)] }));
+    node.apply(&with(manifest, json!({ "metadata": { "labels": { "colour": "red" } } })))?;
+    let web = node.wait_running("web")?;
+    let uid = web["metadata"]["uid"].as_str().context("no UID")?;
+    let said = sh(node, "echo \"$TWICE|$NAME|$NAMESPACE|$ID|$NODE|$COLOUR|$CPU|$VERSION\"")?;
+    ensure!(
+        said == format!("aa $(PLAIN) $(ABSENT)|{}|default|{uid}|{}|red|2|1\n", node.full_name("web"), node.name()),
+        "{said}"
+    );
+    Ok(())
+}
+
+fn the_termination_message_is_shown(node: &mut TestNode) -> Result<()> {
+    let said = shell("said", "echo by file > /dev/termination-log; echo by log; exit 4");
+    let logged =
+        with(shell("logged", "echo by log; exit 4"), json!({ "terminationMessagePolicy": "FallbackToLogsOnError" }));
+    node.apply(&pod("web", json!({ "restartPolicy": "Never", "containers": [said, logged] })))?;
+    let web = node.wait_pod("web", "failed", |pod| pod["status"]["phase"] == "Failed")?;
+    for (name, message) in [("said", "by file"), ("logged", "by log")] {
+        let ended = &container(&web, name)["state"]["terminated"];
+        ensure!(ended["exitCode"] == 4 && ended["message"].as_str().map(str::trim) == Some(message), "{name}: {ended}");
+    }
+    Ok(())
+}
+
+fn the_image_says_the_user(node: &mut TestNode) -> Result<()> {
+    let image = ImageBuilder::new("registry.test/limpet/user:v1").config("User", json!("app")).build()?;
+    let archive = node.dir().join("user.tar");
+    image::write_oci_archive(&[&image], &archive)?;
+    node.containerd.import(&archive)?;
+    run(node, json!({ "image": image.name }), json!({}))?;
+    let said = sh(node, "id; echo $HOME")?;
+    ensure!(said == "uid=1000(app) gid=1000(app) groups=1000(app),2000(serial),2001(video)\n/tmp\n", "{said}");
+    Ok(())
+}
+
+fn the_pod_says_the_user(node: &mut TestNode) -> Result<()> {
+    let context = json!({ "runAsUser": 1234, "runAsGroup": 5678, "fsGroup": 4321, "supplementalGroups": [777] });
+    let spec = json!({ "securityContext": context, "volumes": [{ "name": "data", "emptyDir": {} }] });
+    run(node, json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] }), spec)?;
+    let said = sh(node, "id -u; id -g; id -G; touch /data/mine && stat -c %g /data/mine")?;
+    let lines: Vec<_> = said.lines().collect();
+    ensure!(lines[..2] == ["1234", "5678"] && lines[3] == "4321", "{said}");
+    let mut groups: Vec<_> = lines[2].split(' ').collect();
+    groups.sort_unstable();
+    ensure!(groups == ["4321", "5678", "777"], "{said}");
+    Ok(())
+}
+
+fn a_root_file_system_may_be_read_only(node: &mut TestNode) -> Result<()> {
+    run(node, json!({ "securityContext": { "readOnlyRootFilesystem": true } }), json!({}))?;
+    let said = sh(node, "touch /new 2>&1 || true; touch /dev/shm/new && echo shm")?;
+    ensure!(said.contains("Read-only file system") && said.ends_with("shm\n"), "{said}");
+    Ok(())
+}
+
+/// A line of the first process's `/proc/1/status`.
+fn status_line(node: &TestNode, key: &str) -> Result<String> {
+    let said = sh(node, "cat /proc/1/status")?;
+    let line = said.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(":\t"));
+    line.map(str::to_owned).with_context(|| format!("no {key} in {said}"))
+}
+
+fn capabilities_are_dropped_and_added(node: &mut TestNode) -> Result<()> {
+    run(node, json!({}), json!({}))?;
+    ensure!(status_line(node, "CapBnd")? == "00000000a80425fb", "{}", status_line(node, "CapBnd")?);
+    let capabilities = json!({ "drop": ["ALL"], "add": ["NET_BIND_SERVICE"] });
+    let context = json!({ "securityContext": { "capabilities": capabilities, "allowPrivilegeEscalation": false } });
+    let uid = node.pod("web").context("no pod")?["metadata"]["uid"].clone();
+    node.apply(&pod("web", json!({ "containers": [with(shell("main", IDLE), context)] })))?;
+    node.wait_pod("web", "made again", |pod| pod["metadata"]["uid"] != uid)?;
+    node.wait_running("web")?;
+    ensure!(status_line(node, "CapEff")? == "0000000000000400", "{}", status_line(node, "CapEff")?);
+    ensure!(status_line(node, "CapBnd")? == "0000000000000400");
+    ensure!(status_line(node, "NoNewPrivs")? == "1");
+    Ok(())
+}
+
+fn seccomp_is_as_asked(node: &mut TestNode) -> Result<()> {
+    let profile = |kind: &str| json!({ "securityContext": { "seccompProfile": { "type": kind } } });
+    let containers = [
+        shell("main", IDLE),
+        with(shell("default", IDLE), profile("RuntimeDefault")),
+        with(shell("none", IDLE), profile("Unconfined")),
+    ];
+    node.apply(&pod("web", json!({ "containers": containers })))?;
+    node.wait_running("web")?;
+    for (name, mode) in [("main", "0"), ("default", "2"), ("none", "0")] {
+        let said = node.exec("web", name, &["grep", "Seccomp:", "/proc/1/status"])?;
+        ensure!(said == format!("Seccomp:\t{mode}\n"), "{name}: {said}");
+    }
+    Ok(())
+}
+
+/// The value of a cgroup file of the process `pid`: of `v1` in the hierarchy of `controller`, or of `v2`.
+fn cgroup_value(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let of = |wanted: &str| {
+        text.lines().find_map(|line| {
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, path) = rest.split_once(':')?;
+            controllers.split(',').any(|one| one == wanted).then(|| path.trim_start_matches('/').to_owned())
+        })
+    };
+    let path = match of(controller) {
+        Some(path) => Path::new("/sys/fs/cgroup").join(controller).join(path).join(v1),
+        None => Path::new("/sys/fs/cgroup").join(of("").context("no cgroup")?).join(v2),
+    };
+    Ok(fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?.trim().to_owned())
+}
+
+fn limits_are_the_cgroups(node: &mut TestNode) -> Result<()> {
+    let resources = json!({
+        "requests": { "cpu": "250m", "memory": "16Mi" },
+        "limits": { "cpu": "500m", "memory": "64Mi" },
+    });
+    let web = run(node, json!({ "resources": resources }), json!({}))?;
+    ensure!(web["status"]["qosClass"] == "Burstable", "{}", web["status"]);
+    let id = container_id(&web, "main")?;
+    let pid = node.containerd.tasks()?.iter().find(|task| task.id == id).context("no task")?.pid;
+    ensure!(cgroup_value(pid, "memory", "memory.limit_in_bytes", "memory.max")? == (64 << 20).to_string());
+    let quota = cgroup_value(pid, "cpu", "cpu.cfs_quota_us", "cpu.max")?;
+    ensure!(quota == "50000" || quota == "50000 100000", "{quota}");
+    let weight = cgroup_value(pid, "cpu", "cpu.shares", "cpu.weight")?;
+    ensure!(weight == "256" || weight.parse::<u32>().is_ok_and(|weight| weight < 100), "{weight}");
+    let uid = web["metadata"]["uid"].as_str().context("no UID")?;
+    let place = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let expected = format!("/{}/kubepods/burstable/pod{uid}/{id}", node.cgroup());
+    ensure!(place.contains(&expected), "{expected} is not in {place}");
+    Ok(())
+}

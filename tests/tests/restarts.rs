@@ -1,0 +1,146 @@
+//! Containers that end: back-off, init containers, and what is not to run again.
+
+use std::fs;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, case, process, suite, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(a_crash_backs_off),
+        case!(a_killed_process_is_started_again),
+        case!(an_init_container_may_fail_before_it_succeeds),
+        case!(what_has_finished_is_not_run_again),
+        case!(the_previous_log_is_kept),
+    ])
+}
+
+fn a_crash_backs_off(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", "exit 3"))?;
+    let web = node.wait_pod("web", "in its back-off after a restart", |pod| {
+        let main = container(pod, "main");
+        main["restartCount"].as_u64() >= Some(1) && main["state"]["waiting"]["reason"] == "CrashLoopBackOff"
+    })?;
+    let last = &container(&web, "main")["lastState"]["terminated"];
+    ensure!(last["exitCode"] == 3 && last["reason"] == "Error", "{last}");
+    node.wait_event("BackOff")?;
+    let table = node.agent.cli(&["pods"])?.success()?;
+    ensure!(table.contains("CrashLoopBackOff"), "{table}");
+    Ok(())
+}
+
+fn a_killed_process_is_started_again(node: &mut TestNode) -> Result<()> {
+    node.apply(&pod("web", json!({ "containers": [shell("main", IDLE), shell("side", IDLE)] })))?;
+    let before = node.wait_running("web")?;
+    let id = container_id(&before, "main")?;
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    let after = node.wait_pod("web", "restarted once", |pod| {
+        let main = container(pod, "main");
+        main["restartCount"] == 1 && main["state"]["running"].is_object()
+    })?;
+    ensure!(container(&after, "main")["lastState"]["terminated"]["exitCode"] == 137, "{}", after["status"]);
+    ensure!(container(&after, "side")["containerID"] == container(&before, "side")["containerID"]);
+    Ok(())
+}
+
+fn an_init_container_may_fail_before_it_succeeds(node: &mut TestNode) -> Result<()> {
+    let mount = json!({ "volumeMounts": [{ "name": "work", "mountPath": "/work" }] });
+    let first = "[ -e /work/tried ] || { touch /work/tried; exit 1; }; echo first >> /work/order";
+    let containers = |name, script| with(shell(name, script), mount.clone());
+    node.apply(&pod(
+        "web",
+        json!({
+            "initContainers": [containers("first", first), containers("second", "echo second >> /work/order")],
+            "containers": [containers("main", IDLE)],
+            "volumes": [{ "name": "work", "emptyDir": {} }],
+        }),
+    ))?;
+    let web = node.wait_running("web")?;
+    ensure!(node.exec("web", "main", &["cat", "/work/order"])? == "first\nsecond\n");
+    let first = container(&web, "first");
+    ensure!(first["restartCount"] == 1 && first["state"]["terminated"]["exitCode"] == 0, "{first}");
+    Ok(())
+}
+
+/// A container that leaves a line in `/shared/runs` each time it runs.
+fn noted(name: &str, then: &str) -> Value {
+    let script = format!("echo {name} >> /shared/runs; {then}");
+    with(shell(name, &script), json!({ "volumeMounts": [{ "name": "shared", "mountPath": "/shared" }] }))
+}
+
+fn what_has_finished_is_not_run_again(node: &mut TestNode) -> Result<()> {
+    let shared = node.dir().join("shared");
+    fs::create_dir_all(&shared)?;
+    let volumes = json!([{ "name": "shared", "hostPath": { "path": &shared } }]);
+    let once = json!({
+        "restartPolicy": "Never",
+        "initContainers": [noted("once-init", "true")],
+        "containers": [noted("once-main", "exit 0"), noted("once-fail", "exit 5")],
+        "volumes": &volumes,
+    });
+    let lasting = json!({
+        "initContainers": [noted("lasting-init", "true")],
+        "containers": [noted("lasting-main", IDLE)],
+        "volumes": &volumes,
+    });
+    node.apply(&pod("once", once))?;
+    node.apply(&pod("lasting", lasting))?;
+    node.wait_running("lasting")?;
+    let failed = |pod: &Value| pod["status"]["phase"] == "Failed";
+    node.wait_pod("once", "failed", failed)?;
+    let runs = || fs::read_to_string(shared.join("runs")).map(sorted_lines);
+    let before = runs()?;
+    ensure!(before == ["lasting-init", "lasting-main", "once-fail", "once-init", "once-main"], "{before:?}");
+
+    node.agent.kill();
+    node.agent.start()?;
+    settle(node, "after-agent")?;
+    ensure!(runs()? == before, "after a restart of the agent: {:?}", runs()?);
+    let once = node.wait_pod("once", "failed", failed)?;
+    ensure!(container(&once, "once-fail")["state"]["terminated"]["exitCode"] == 5, "{}", once["status"]);
+
+    node.containerd.kill();
+    node.containerd.start()?;
+    settle(node, "after-containerd")?;
+    ensure!(runs()? == before, "after a restart of containerd: {:?}", runs()?);
+
+    node.agent.kill();
+    node.containerd.kill();
+    node.containerd.start()?;
+    node.agent.start()?;
+    settle(node, "after-both")?;
+    ensure!(runs()? == before, "after a restart of both: {:?}", runs()?);
+    node.wait_pod("once", "failed", failed)?;
+    node.wait_running("lasting").map(drop)
+}
+
+/// Waits until the agent has taken up its work again: it runs a pod it did not know before.
+fn settle(node: &TestNode, marker: &str) -> Result<()> {
+    node.apply(&simple(marker, IDLE))?;
+    node.wait_running(marker).map(drop)
+}
+
+fn sorted_lines(text: String) -> Vec<String> {
+    let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn the_previous_log_is_kept(node: &mut TestNode) -> Result<()> {
+    let count = "echo x >> /work/runs; echo run $(wc -l < /work/runs); [ $(wc -l < /work/runs) -gt 1 ] || exit 1;";
+    let main = with(
+        shell("main", &format!("{count} {IDLE}")),
+        json!({ "volumeMounts": [{ "name": "work", "mountPath": "/work" }] }),
+    );
+    node.apply(&pod("web", json!({ "containers": [main], "volumes": [{ "name": "work", "emptyDir": {} }] })))?;
+    node.wait_logged("web", "main", "run 2")?;
+    let previous = || node.agent.cli(&["logs", "--previous", &node.full_name("web"), "-c", "main"])?.success();
+    wait::until_true(wait::SOON, "the first run's log", || previous().is_ok_and(|log| log == "run 1\n"))
+        .with_context(|| format!("{:?}", previous()))
+}

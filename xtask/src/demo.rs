@@ -1,0 +1,178 @@
+//! `cargo xtask demo`: the way of a pod on a real containerd, each step said and timed, and nothing left behind.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use limpet_tests::image::{self, V1, V2};
+use limpet_tests::manifest::{pod, shell, with};
+use limpet_tests::node::{self, NodeOptions, container, container_id};
+use limpet_tests::{TestNode, agent, process, tools, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::setup;
+
+/// How the demo is to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The major version of containerd; without it the machine's own, or 1.7.
+    #[arg(long, value_name = "MAJOR", value_parser = clap::value_parser!(u32).range(1..=2))]
+    containerd: Option<u32>,
+}
+
+/// Runs all steps; what was made is taken down however they end.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    wait::end_on_signal();
+    let mut demo = Demo { start: Instant::now(), took: Vec::new() };
+    let choice = demo.step("set up", || setup::for_major(arguments.containerd))?;
+    ensure!(tools::is_root(), "containers need root: sudo -E env PATH=\"$PATH\" cargo xtask demo");
+    let program = demo.step("build the agent (release)", || agent::build(&["--release"]))?;
+    node::sweep();
+    let containerd = choice.first().map(|(_, major)| major.clone());
+    let options = NodeOptions {
+        agent: false,
+        images: false,
+        containerd_choice: containerd,
+        program: Some(program),
+        ..NodeOptions::default()
+    };
+    let node = demo.step("start a containerd of its own", || TestNode::boot(&options))?;
+    let shown = demo.show(node).and_then(|node| demo.step("take it all down", || node.finish()));
+    demo.report(shown.is_ok());
+    if shown.is_err() && wait::interrupted() {
+        bail!("interrupted; what was made has been taken down");
+    }
+    shown
+}
+
+struct Demo {
+    start: Instant,
+    took: Vec<(&'static str, Duration)>,
+}
+
+impl Demo {
+    /// Says what is done and keeps how long it took.
+    fn step<T>(&mut self, what: &'static str, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        if wait::interrupted() {
+            bail!("interrupted before: {what}");
+        }
+        println!("\n==> {what}");
+        let start = Instant::now();
+        let done = act().with_context(|| what.to_owned())?;
+        self.took.push((what, start.elapsed()));
+        Ok(done)
+    }
+
+    /// The steps on the booted node; gives it back when all went well, else takes it down.
+    fn show(&mut self, mut node: TestNode) -> Result<TestNode> {
+        match self.act(&mut node) {
+            Ok(()) => Ok(node),
+            Err(error) => Err(error.context(format!("the demo failed\n{}", node.evidence()))),
+        }
+    }
+
+    fn act(&mut self, node: &mut TestNode) -> Result<()> {
+        println!("    everything lies below {}", node.dir().display());
+        self.step("put the demo image into the agent's images directory", || save_images(node))?;
+        self.step("start the agent", || node.agent.start())?;
+        self.step("drop in a manifest of two containers", || {
+            node.apply(&manifest(V1))?;
+            println!(
+                "    {} (containers web and clock)",
+                node.agent.settings().manifests().join("demo.yaml").display()
+            );
+            node.wait_running("demo")
+        })?;
+        table(node)?;
+        let before = node.wait_running("demo")?;
+        self.step("edit the image of web: v1 becomes v2", || edit_image(node, &before))?;
+        self.step("kill the process of web: it comes again", || kill_container(node))?;
+        table(node)?;
+        self.step("read its logs", || show_logs(node))?;
+        self.step("delete the manifest: the pod ends within its grace", || {
+            node.remove("demo")?;
+            node.wait_gone("demo")?;
+            node.wait_nothing_runs()?;
+            println!("    no container, mount, cgroup or log of it is left");
+            Ok(())
+        })
+    }
+
+    fn report(&self, well: bool) {
+        println!("\n{:<58} {:>9}", "STEP", "TOOK");
+        for (what, took) in &self.took {
+            println!("{what:<58} {:>9}", readable(*took));
+        }
+        println!("{:<58} {:>9}", if well { "all" } else { "until it ended" }, readable(self.start.elapsed()));
+    }
+}
+
+fn readable(duration: Duration) -> String {
+    match duration.as_millis() {
+        millis @ 0..1000 => format!("{millis} ms"),
+        _ => format!("{:.1} s", duration.as_secs_f64()),
+    }
+}
+
+fn save_images(node: &TestNode) -> Result<()> {
+    let dir = node.agent.settings().root().join("images");
+    std::fs::create_dir_all(&dir).with_context(|| format!("{}", dir.display()))?;
+    let [first, second] = image::demo_images()?;
+    image::write_docker_archive(&[&first, &second], &dir.join("demo.tar"))?;
+    println!("    {} with {V1} and {V2}, made of busybox", dir.join("demo.tar").display());
+    Ok(())
+}
+
+/// Two containers; `web` says which version it is, `clock` only counts.
+fn manifest(image: &str) -> Value {
+    let lasting = "trap 'echo told to end; exit 0' TERM; sleep 100000 & wait";
+    let web = with(
+        shell("web", &format!("echo \"this is version $(cat /version)\"; {lasting}")),
+        json!({ "image": image, "resources": { "limits": { "memory": "32Mi" } } }),
+    );
+    pod("demo", json!({ "terminationGracePeriodSeconds": 5, "containers": [web, shell("clock", lasting)] }))
+}
+
+/// Prints `limpet pods`, as the user would see it.
+fn table(node: &TestNode) -> Result<()> {
+    println!("\n$ limpet pods\n{}", node.agent.cli(&["pods"])?.success()?.trim_end());
+    Ok(())
+}
+
+fn edit_image(node: &TestNode, before: &Value) -> Result<()> {
+    node.apply(&manifest(V2))?;
+    let old = container_id(before, "web")?;
+    let after = node.wait_pod("demo", "running the second image", |pod| {
+        container_id(pod, "web").is_ok_and(|id| id != old) && container(pod, "web")["state"]["running"].is_object()
+    })?;
+    let version = node.exec("demo", "web", &["cat", "/version"])?;
+    ensure!(version == "2\n", "web is of version {version:?}");
+    ensure!(container_id(&after, "clock")? == container_id(before, "clock")?, "clock was restarted");
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the pod was made again");
+    println!("    web is now container …{}", short(&container_id(&after, "web")?));
+    println!("    clock is still container …{}, and the pod keeps its UID", short(&container_id(&after, "clock")?));
+    Ok(())
+}
+
+/// The end of an id: its beginning is the same for all containers of a pod.
+fn short(id: &str) -> &str {
+    id.get(id.len().saturating_sub(12)..).unwrap_or(id)
+}
+
+fn kill_container(node: &TestNode) -> Result<()> {
+    let before = node.wait_running("demo")?;
+    let id = container_id(&before, "web")?;
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("web has no process")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    let after = node.wait_pod("demo", "restarted", |pod| {
+        container_id(pod, "web").is_ok_and(|now| now != id) && container(pod, "web")["state"]["running"].is_object()
+    })?;
+    println!("    process {} killed; restarts of web: {}", task.pid, container(&after, "web")["restartCount"]);
+    Ok(())
+}
+
+fn show_logs(node: &TestNode) -> Result<()> {
+    let log = node.wait_logged("demo", "web", "version")?;
+    println!("$ limpet logs {} -c web\n{}", node.full_name("demo"), log.trim_end());
+    Ok(())
+}

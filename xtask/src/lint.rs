@@ -1,0 +1,86 @@
+//! `cargo xtask lint`: what a machine can say about the code. Every check runs, and any warning is an error.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use limpet_tests::agent::workspace_dir;
+use limpet_tests::tools;
+
+use crate::{apt, cargo, setup};
+
+/// Runs all checks and names those that failed.
+pub(crate) fn run() -> Result<()> {
+    setup::default()?;
+    let (deny, machete) = (installed("cargo-deny")?, installed("cargo-machete")?);
+    let mut failed = Vec::new();
+    let mut check = |name: &'static str, command: &mut Command| {
+        eprintln!("lint: {name}");
+        match cargo::status(command) {
+            Ok(status) if status.success() => {}
+            Ok(_) => failed.push(name),
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed.push(name);
+            }
+        }
+    };
+    check("format", &mut cargo::command(&["fmt", "--all", "--check"]));
+    let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"];
+    check("clippy", &mut cargo::command(&clippy));
+    let documentation = ["doc", "--quiet", "--no-deps", "--workspace", "--document-private-items"];
+    check(
+        "documentation",
+        cargo::command(&documentation).env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"),
+    );
+    check("licences, versions and sources of dependencies", deny_command(&deny).args(["bans", "licenses", "sources"]));
+    check("unused dependencies", Command::new(&machete).arg(workspace_dir()));
+    if advisories_at_hand(&deny)? {
+        check("advisories", deny_command(&deny).args(["--disable-fetch", "advisories"]));
+    }
+    if !failed.is_empty() {
+        bail!("lint failed: {}", failed.join(", "));
+    }
+    eprintln!("lint: all well");
+    Ok(())
+}
+
+fn deny_command(deny: &Path) -> Command {
+    let mut command = Command::new(deny);
+    command.args(["--log-level", "error", "check", "--deny", "warnings", "--hide-inclusion-graph"]);
+    command.current_dir(workspace_dir());
+    command
+}
+
+/// Fetches the advisory database; says so when it is out of reach.
+fn advisories_at_hand(deny: &Path) -> Result<bool> {
+    let output =
+        Command::new(deny).args(["fetch", "db"]).current_dir(workspace_dir()).output().context("cargo-deny")?;
+    if !output.status.success() {
+        eprintln!("lint: advisories are not checked: their database cannot be fetched from here");
+    }
+    Ok(output.status.success())
+}
+
+/// One of cargo's companions: the machine's own, else one built once into the cache.
+fn installed(name: &str) -> Result<PathBuf> {
+    let root = tools::cache_dir().join("cargo-tools");
+    let own = root.join("bin").join(name);
+    if own.is_file() {
+        return Ok(own);
+    }
+    if let Some(path) = tools::on_path(name) {
+        return Ok(path);
+    }
+    apt::say(&format!("building {name} into {}", root.display()), || {
+        // Built to be there soon: it runs for seconds.
+        let profile = [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("OPT_LEVEL", "1")];
+        let mut command = cargo::command(&["install", "--quiet", "--locked", "--no-default-features", name, "--root"]);
+        command.arg(&root).envs(profile.map(|(key, value)| (format!("CARGO_PROFILE_RELEASE_{key}"), value)));
+        // Not into the workspace's target directory, whose settings differ.
+        command.env("CARGO_TARGET_DIR", root.join("build")).current_dir("/");
+        cargo::run(&mut command)
+    })?;
+    std::fs::remove_dir_all(root.join("build")).ok();
+    Ok(own)
+}

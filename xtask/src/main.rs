@@ -1,0 +1,55 @@
+//! limpet's development tasks. `cargo xtask --help` lists them.
+
+mod apt;
+mod bench;
+mod cargo;
+mod demo;
+mod lint;
+mod setup;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// limpet's development tasks.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Fetch what limpet needs to be built and tried: containerd, runc, CNI plugins, a registry, protoc.
+    ///
+    /// What the machine has is used; what it lacks is installed by apt, or unpacked into ~/.cache/limpet where an
+    /// installation could disturb what is there. Run as root on Debian or Ubuntu. Does nothing when nothing is missing.
+    Setup(setup::Arguments),
+    /// Show the way of a pod on a real containerd: create, edit, restart, logs, delete. Cleans up after itself.
+    Demo(demo::Arguments),
+    /// Set up, build, and run every test.
+    Test(test::Arguments),
+    /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
+    Lint,
+    /// Measure: criterion for the pure parts, and starts and restarts of containers end to end.
+    Bench(bench::Arguments),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Setup(arguments) => setup::run(&arguments),
+        Task::Demo(arguments) => demo::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
+        Task::Lint => lint::run(),
+        Task::Bench(arguments) => bench::run(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

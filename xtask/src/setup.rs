@@ -1,0 +1,131 @@
+//! `cargo xtask setup`: what is missing on this machine, and how it gets here.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use limpet_tests::tools::{self, ContainerdPrograms};
+
+use crate::apt::{self, Machine};
+
+/// What to set up.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Also fetch this major version of containerd, for tests and benches that compare.
+    #[arg(long, value_name = "MAJOR", value_parser = clap::value_parser!(u32).range(1..=2))]
+    containerd: Option<u32>,
+}
+
+/// A package that apt installs, and the program by which its presence is known.
+const INSTALLED: [(&str, &str); 3] = [("protobuf-compiler", "protoc"), ("runc", "runc"), ("iptables", "iptables")];
+
+/// Packages that are unpacked beside the machine: installed, they would start services, replace another package or
+/// change what a cluster on this machine uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    Busybox,
+    Registry,
+    CniPlugins,
+    Containerd,
+    ContainerdTwo,
+}
+
+impl Beside {
+    fn package(self) -> &'static str {
+        match self {
+            Self::Busybox => "busybox-static",
+            Self::Registry => "docker-registry",
+            Self::CniPlugins => "containernetworking-plugins",
+            Self::Containerd | Self::ContainerdTwo => "containerd",
+        }
+    }
+
+    fn is_missing(self) -> bool {
+        match self {
+            Self::Busybox => tools::busybox().is_none(),
+            Self::Registry => tools::registry().is_none(),
+            Self::CniPlugins => tools::cni_plugins().is_none(),
+            Self::Containerd => ContainerdPrograms::of_major(1).or_else(|| ContainerdPrograms::of_major(2)).is_none(),
+            Self::ContainerdTwo => ContainerdPrograms::of_major(2).is_none(),
+        }
+    }
+
+    fn suites(self, machine: &Machine) -> Vec<String> {
+        match (self, machine.is_debian()) {
+            (Self::Containerd, true) => vec!["trixie".to_owned()],
+            (Self::ContainerdTwo, true) => vec!["unstable".to_owned()],
+            (Self::Containerd | Self::ContainerdTwo, false) => {
+                vec![machine.codename.clone(), format!("{}-updates", machine.codename)]
+            }
+            _ => vec![machine.codename.clone()],
+        }
+    }
+}
+
+/// Brings what is missing; silent when nothing is.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let install: Vec<_> = INSTALLED
+        .iter()
+        .filter(|(_, program)| tools::on_path(program).is_none())
+        .map(|(package, _)| *package)
+        .collect();
+    let mut wanted = vec![Beside::Busybox, Beside::Registry, Beside::CniPlugins, Beside::Containerd];
+    match arguments.containerd {
+        Some(2) => wanted.push(Beside::ContainerdTwo),
+        Some(_) if ContainerdPrograms::of_major(1).is_none() => return fetch_all(&install, &wanted, true),
+        _ => {}
+    }
+    fetch_all(&install, &wanted, false)
+}
+
+/// Setup without options, for the tasks that need it.
+pub(crate) fn default() -> Result<()> {
+    run(&Arguments { containerd: None })
+}
+
+/// Setup for `--containerd MAJOR` of another task, and the choice of that version for the harness.
+pub(crate) fn for_major(major: Option<u32>) -> Result<Vec<(&'static str, String)>> {
+    run(&Arguments { containerd: major })?;
+    Ok(major.map(|major| (tools::CONTAINERD_VARIABLE, major.to_string())).into_iter().collect())
+}
+
+fn fetch_all(install: &[&str], wanted: &[Beside], containerd_one: bool) -> Result<()> {
+    let missing = |beside: &Beside| beside.is_missing() || (containerd_one && *beside == Beside::Containerd);
+    let beside: Vec<_> = wanted.iter().copied().filter(missing).collect();
+    if install.is_empty() && beside.is_empty() {
+        return Ok(());
+    }
+    let machine = able_machine(install, &beside)?;
+    if !install.is_empty() {
+        apt::install(install)?;
+    }
+    let mut rest = &beside[..];
+    while let Some(first) = rest.first() {
+        let suites = first.suites(&machine);
+        let together = rest.iter().take_while(|other| other.suites(&machine) == suites).count();
+        let packages: Vec<_> = rest[..together].iter().map(|beside| beside.package()).collect();
+        apt::unpack_beside(&machine, &suites, &packages)?;
+        rest = &rest[together..];
+    }
+    match beside.iter().find(|beside| beside.is_missing()) {
+        None => Ok(()),
+        Some(Beside::ContainerdTwo) => bail!("{} has no containerd 2 for this machine", machine.name),
+        Some(beside) => {
+            bail!("{} was fetched, but what limpet needs of it is not there or does not run", beside.package())
+        }
+    }
+}
+
+/// The machine, when this process can set it up.
+fn able_machine(install: &[&str], beside: &[Beside]) -> Result<Machine> {
+    let packages: Vec<_> = install.iter().copied().chain(beside.iter().map(|beside| beside.package())).collect();
+    let missing = packages.join(", ");
+    if !["apt-get", "dpkg-deb"].iter().all(|program| tools::on_path(program).is_some()) {
+        bail!(
+            "missing here: {missing}. Setup needs apt (Debian or Ubuntu); elsewhere install them by hand, containerd 1.7 or newer"
+        );
+    }
+    if !install.is_empty() && !tools::is_root() {
+        bail!("missing here: {missing}. Run as root to install them: sudo -E env PATH=\"$PATH\" cargo xtask setup");
+    }
+    Machine::read(Path::new("/"))
+}

@@ -1,0 +1,51 @@
+//! `cargo xtask test`: every test there is, on a machine that has been set up for it.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::agent;
+use limpet_tests::tools::{self, ContainerdPrograms};
+
+use crate::{cargo, setup};
+
+/// Which tests to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The major version of containerd to test with; without it the machine's own, or 1.7.
+    #[arg(long, value_name = "MAJOR", value_parser = clap::value_parser!(u32).range(1..=2))]
+    containerd: Option<u32>,
+    /// What `cargo test` is to be told: `-p limpet-tests --test logs -- rotated`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+/// Ends with cargo's own lines and cargo's own exit code.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let choice = setup::for_major(arguments.containerd)?;
+    let program = agent::build(&[])?;
+    let mut command = cargo::command(&["test"]);
+    if arguments.rest.is_empty() {
+        // One failure does not hide the others.
+        command.args(["--workspace", "--no-fail-fast"]);
+    }
+    command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
+    command.env("PATH", path_with_programs(arguments.containerd)?);
+    let status = cargo::status(&mut command)?;
+    if !status.success() {
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    Ok(())
+}
+
+/// The search path with what setup has unpacked in front: the agent's own tests look for containerd and registry there.
+fn path_with_programs(containerd: Option<u32>) -> Result<OsString> {
+    let chosen = match containerd {
+        Some(major) => ContainerdPrograms::of_major(major),
+        None => ContainerdPrograms::chosen(None).ok(),
+    };
+    let registry = tools::registry().and_then(|program| program.parent().map(Path::to_owned));
+    let directories = chosen.map(|programs| programs.dir).into_iter().chain(registry).chain(tools::search_path());
+    env::join_paths(directories).context("PATH")
+}
