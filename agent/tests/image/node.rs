@@ -24,7 +24,7 @@ const SNAPSHOTTER: &str = "overlayfs";
 
 pub(crate) struct Node {
     dir: PathBuf,
-    client: Client,
+    client: Mutex<Client>,
     child: Mutex<Child>,
     tmpfs: bool,
 }
@@ -98,7 +98,7 @@ impl Node {
         );
         std::fs::write(dir.join("config.toml"), config).unwrap();
         let child = boot(&dir);
-        Ok(Self { client: Client::new(&dir.join("sock")), dir, child: Mutex::new(child), tmpfs: bytes.is_some() })
+        Ok(Self { client: Mutex::new(Client::new(&dir.join("sock"))), dir, child: Mutex::new(child), tmpfs: bytes.is_some() })
     }
 
     /// As after a crash of containerd.
@@ -107,6 +107,12 @@ impl Node {
         child.kill().unwrap();
         child.wait().unwrap();
         *child = boot(&self.dir);
+        // The old connection's end may be noticed only by the next call, which then fails.
+        *self.client.lock().unwrap() = Client::new(&self.dir.join("sock"));
+    }
+
+    fn client(&self) -> Client {
+        self.client.lock().unwrap().clone()
     }
 
     /// Gives the disk another size.
@@ -118,7 +124,7 @@ impl Node {
     /// What an agent that was started just now knows.
     pub(crate) fn images(&self) -> Images {
         Images::new(
-            self.client.clone(),
+            self.client(),
             ImagesConfig {
                 snapshotter: SNAPSHOTTER.to_owned(),
                 registry_config_dir: self.dir.join("certs.d"),
@@ -154,36 +160,36 @@ impl Node {
     }
 
     pub(crate) async fn leases(&self) -> Vec<String> {
-        let mut leases = LeasesClient::new(self.client.channel());
-        let listed = leases.list(self.client.request(ListRequest::default())).await.unwrap().into_inner();
+        let mut leases = LeasesClient::new(self.client().channel());
+        let listed = leases.list(self.client().request(ListRequest::default())).await.unwrap().into_inner();
         listed.leases.into_iter().map(|lease| lease.id).collect()
     }
 
     /// Runs containerd's collector to its end.
     pub(crate) async fn collect_garbage(&self) {
-        let mut leases = LeasesClient::new(self.client.channel());
+        let mut leases = LeasesClient::new(self.client().channel());
         let id = "collect-garbage".to_owned();
-        leases.create(self.client.request(CreateRequest { id: id.clone(), ..Default::default() })).await.unwrap();
-        leases.delete(self.client.request(DeleteRequest { id, sync: true })).await.unwrap();
+        leases.create(self.client().request(CreateRequest { id: id.clone(), ..Default::default() })).await.unwrap();
+        leases.delete(self.client().request(DeleteRequest { id, sync: true })).await.unwrap();
     }
 
     fn snapshots(&self) -> SnapshotsClient<tonic::transport::Channel> {
-        SnapshotsClient::new(self.client.channel())
+        SnapshotsClient::new(self.client().channel())
     }
 
     pub(crate) async fn has_snapshot(&self, key: &str) -> bool {
         let request = StatSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key: key.to_owned() };
-        self.snapshots().stat(self.client.request(request)).await.is_ok()
+        self.snapshots().stat(self.client().request(request)).await.is_ok()
     }
 
     pub(crate) async fn remove_snapshot(&self, key: &str) {
         let request = RemoveSnapshotRequest { snapshotter: SNAPSHOTTER.to_owned(), key: key.to_owned() };
-        self.snapshots().remove(self.client.request(request)).await.unwrap();
+        self.snapshots().remove(self.client().request(request)).await.unwrap();
     }
 
     pub(crate) async fn remove_content(&self, digest: &str) {
         let request = DeleteContentRequest { digest: digest.to_owned() };
-        ContentClient::new(self.client.channel()).delete(self.client.request(request)).await.unwrap();
+        ContentClient::new(self.client().channel()).delete(self.client().request(request)).await.unwrap();
     }
 
     /// Leaves the beginning of a download behind, as an agent that was cut off does.
@@ -197,14 +203,14 @@ impl Node {
             ..Default::default()
         };
         let messages = [message(WriteAction::Stat, &[]), message(WriteAction::Write, bytes)];
-        let request = self.client.request(futures_util::stream::iter(messages));
-        let mut answers = ContentClient::new(self.client.channel()).write(request).await.unwrap().into_inner();
+        let request = self.client().request(futures_util::stream::iter(messages));
+        let mut answers = ContentClient::new(self.client().channel()).write(request).await.unwrap().into_inner();
         while let Ok(Some(_)) = answers.message().await {}
     }
 
     pub(crate) async fn is_pinned(&self, name: &str) -> bool {
-        let request = self.client.request(GetImageRequest { name: name.to_owned() });
-        let image = ImagesClient::new(self.client.channel()).get(request).await.unwrap().into_inner().image.unwrap();
+        let request = self.client().request(GetImageRequest { name: name.to_owned() });
+        let image = ImagesClient::new(self.client().channel()).get(request).await.unwrap().into_inner().image.unwrap();
         image.labels.get("io.cri-containerd.pinned").is_some_and(|value| value == "pinned")
     }
 
@@ -217,7 +223,7 @@ impl Node {
             parent: chain_id.to_owned(),
             ..Default::default()
         };
-        let mounts = self.snapshots().view(self.client.request(request)).await.unwrap().into_inner().mounts;
+        let mounts = self.snapshots().view(self.client().request(request)).await.unwrap().into_inner().mounts;
         // An overlay without an upper directory names its layers; one layer alone is a bind mount.
         let lower = mounts[0].options.iter().find_map(|option| option.strip_prefix("lowerdir="));
         let layers: Vec<&str> = lower.map_or_else(|| vec![mounts[0].source.as_str()], |dirs| dirs.split(':').collect());
