@@ -7,7 +7,9 @@ use limpet_tests::containerd::Task;
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, process, suite, wait};
-use serde_json::json;
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::Signal;
+use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
@@ -17,6 +19,8 @@ fn main() -> ExitCode {
         case!(a_second_agent_is_refused_by_name),
         case!(containerd_may_come_after_the_agent).on(|node| (node.containerd, node.images) = (false, false)),
         case!(containerd_killed_under_twenty_pods),
+        case!(a_pod_whose_namespaces_lost_their_pins),
+        case!(pins_lost_while_the_agent_is_down),
     ])
 }
 
@@ -127,4 +131,51 @@ fn containerd_killed_under_twenty_pods(node: &mut TestNode) -> Result<()> {
         ensure!(container(&pod, "main")["restartCount"] == 0, "{}", pod["status"]);
     }
     Ok(())
+}
+
+/// As somebody does who unmounts everything below the run directory.
+fn lose_pins(node: &TestNode, pod: &Value) -> Result<()> {
+    let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
+    let sandbox = node.agent.settings().run().join("sandboxes").join(uid);
+    for pin in ["ipc", "shm"] {
+        let pin = sandbox.join(pin);
+        unmount(&pin, UnmountFlags::DETACH).with_context(|| format!("cannot unmount {}", pin.display()))?;
+    }
+    Ok(())
+}
+
+/// The same pod, with each of its containers in a new process of a new sandbox.
+fn is_made_anew(node: &TestNode, before: &Value) -> Result<()> {
+    let after = node.wait_pod("web", "restarted whole", |pod| {
+        ["main", "side"].iter().all(|name| {
+            let container = container(pod, name);
+            container["restartCount"] == 1 && container["state"]["running"].is_object()
+        })
+    })?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "{}", after["metadata"]);
+    let shared = "echo seen > /dev/shm/seen";
+    node.exec("web", "main", &["/bin/sh", "-c", shared])?;
+    let seen = node.exec("web", "side", &["cat", "/dev/shm/seen"])?;
+    ensure!(seen.trim() == "seen", "both are in one sandbox: {seen}");
+    Ok(())
+}
+
+fn a_pod_whose_namespaces_lost_their_pins(node: &mut TestNode) -> Result<()> {
+    node.apply(&pod("web", json!({ "containers": [shell("main", IDLE), shell("side", IDLE)] })))?;
+    let before = node.wait_running("web")?;
+    lose_pins(node, &before)?;
+    let id = container_id(&before, "main")?;
+    let task = running(node)?.into_iter().find(|task| task.id == id).context("no task of that id")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    node.wait_event("SandboxChanged")?;
+    is_made_anew(node, &before)
+}
+
+fn pins_lost_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
+    node.apply(&pod("web", json!({ "containers": [shell("main", IDLE), shell("side", IDLE)] })))?;
+    let before = node.wait_running("web")?;
+    node.agent.kill();
+    lose_pins(node, &before)?;
+    node.agent.start()?;
+    is_made_anew(node, &before)
 }

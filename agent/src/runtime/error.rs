@@ -51,6 +51,10 @@ impl RuntimeError {
         let subject = subject.to_owned();
         match status.code() {
             Code::Unavailable => Self::Unavailable { call, message: status.message().to_owned() },
+            // The connection ended under the call, which containerd may never have seen.
+            Code::Cancelled if is_connection_lost(&status) => {
+                Self::Unavailable { call, message: status.message().to_owned() }
+            }
             Code::DeadlineExceeded | Code::Cancelled => Self::Deadline { call, subject },
             code => Self::Refused { call, subject, code, message: status.message().to_owned() },
         }
@@ -60,6 +64,17 @@ impl RuntimeError {
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
+}
+
+fn is_connection_lost(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Turns `NotFound` into `None`: for everything that ends something, "not there" is success.

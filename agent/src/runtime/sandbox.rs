@@ -160,22 +160,24 @@ impl Sandboxes {
     /// The pod's sandbox, when it is whole: every pin is a namespace and the shared memory is mounted. So it is
     /// after a restart of the agent, and not after a reboot or a crash in the middle of [`Self::create`].
     pub async fn find(&self, request: &SandboxRequest<'_>) -> Result<Option<Sandbox>, SandboxError> {
-        let dir = self.pod_dir(request.uid);
-        let sandbox = request.sandbox(&dir);
+        let sandbox = request.sandbox(&self.pod_dir(request.uid));
+        Ok(self.is_whole(request.uid, &sandbox).await?.then_some(sandbox))
+    }
+
+    /// Whether `sandbox`, which [`Self::find`] or [`Self::create`] gave for the pod, is still whole.
+    pub async fn is_whole(&self, uid: &PodUid, sandbox: &Sandbox) -> Result<bool, SandboxError> {
+        let (dir, sandbox) = (self.pod_dir(uid), sandbox.clone());
         blocking(move || {
             if !exists(&dir)? {
-                return Ok(None);
+                return Ok(false);
             }
             for pin in sandbox.namespaces.pins() {
                 if file_system_of(pin)? != Some(NSFS_MAGIC) {
-                    return Ok(None);
+                    return Ok(false);
                 }
             }
             let own_shm = sandbox.namespaces.ipc.is_some();
-            if own_shm && (file_system_of(&sandbox.shm)? != Some(TMPFS_MAGIC) || !is_mount_point(&sandbox.shm)?) {
-                return Ok(None);
-            }
-            Ok(Some(sandbox))
+            Ok(!own_shm || (file_system_of(&sandbox.shm)? == Some(TMPFS_MAGIC) && is_mount_point(&sandbox.shm)?))
         })
         .await
     }

@@ -58,6 +58,13 @@ pub enum Outcome {
         /// The new instance.
         result: Result<Box<Instance>, Failure>,
     },
+    /// Of [`Action::Start`], when the pins that the container was to join are gone.
+    SandboxLost {
+        /// The container.
+        index: usize,
+        /// The sandbox that is not whole any more.
+        sandbox: Arc<PodSandbox>,
+    },
     /// A process that ran has ended, and what there is to say of its end has been gathered.
     Ended {
         /// The instance.
@@ -114,8 +121,9 @@ pub fn begin(pod: &mut PodState, action: &Action) {
     }
 }
 
-/// Takes an outcome in.
-pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) {
+/// Takes an outcome in. Returns the end of a container that overtook the start just reported: it has yet to be gathered
+/// and written down, as every other end.
+pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(ContainerId, Exit)> {
     match outcome {
         Outcome::SandboxPrepared(Ok(sandbox)) => {
             pod.sandbox = SandboxState::Ready(sandbox);
@@ -128,7 +136,14 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) {
         Outcome::ImageEnsured { index, fingerprint, attempt, result } => {
             image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
         }
-        Outcome::Started { index, result } => started(&mut pod.containers[index], result, now.mono),
+        Outcome::Started { index, result } => return started(&mut pod.containers[index], result, now.mono),
+        Outcome::SandboxLost { index, sandbox } => {
+            pod.containers[index].busy = None;
+            // Another start may have told the same, and the sandbox may be a new one already.
+            if matches!(&pod.sandbox, SandboxState::Ready(current) if Arc::ptr_eq(current, &sandbox)) {
+                pod.sandbox = SandboxState::Absent { dirty: true };
+            }
+        }
         Outcome::Ended { id, exit } => {
             exited(pod, &id, exit, now);
         }
@@ -142,6 +157,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) {
             slot.stale.retain(|instance| !ids.contains(&instance.id));
         }
     }
+    None
 }
 
 fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
@@ -172,21 +188,24 @@ fn image_ensured(
     };
 }
 
-fn started(slot: &mut ContainerSlot, result: Result<Box<Instance>, Failure>, now: Instant) {
+fn started(
+    slot: &mut ContainerSlot,
+    result: Result<Box<Instance>, Failure>,
+    now: Instant,
+) -> Option<(ContainerId, Exit)> {
     slot.busy = None;
     match result {
-        Ok(mut instance) => {
+        Ok(instance) => {
             slot.trouble = None;
-            if let Some((_, exit, out_of_memory)) = slot.early_end.take_if(|(id, ..)| *id == instance.id) {
-                instance.out_of_memory = out_of_memory;
-                instance.end(exit, Now { mono: now, wall: jiff::Timestamp::now() });
-            }
+            let early_end = slot.early_end.take_if(|(id, _)| *id == instance.id);
             slot.succeed(*instance);
+            early_end
         }
         Err(failure) => {
             // What made the image unusable may be mended by looking for it anew.
             slot.image = ImageState::Unknown;
             slot.trouble = Some(failure.trouble(slot.trouble.as_ref(), now));
+            None
         }
     }
 }
@@ -226,7 +245,7 @@ pub fn exited(pod: &mut PodState, id: &ContainerId, exit: Exit, now: Now) -> Opt
     for (index, slot) in pod.containers.iter_mut().enumerate() {
         if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
             // It ended before its start was reported.
-            slot.early_end = Some((id.clone(), exit, false));
+            slot.early_end = Some((id.clone(), exit));
             return None;
         }
         let known = slot.instances_mut().find(|instance| instance.id == *id && instance.is_running());

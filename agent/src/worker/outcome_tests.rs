@@ -7,7 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use super::*;
+use crate::network::PodAddresses;
 use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use crate::runtime::sandbox::Sandbox;
 use crate::source::SourceKind;
 
 fn pod() -> PodState {
@@ -56,8 +58,24 @@ fn an_end_that_overtakes_its_start_is_not_lost() {
     let mut pod = pod();
     begin(&mut pod, &Action::Start(0));
     assert_eq!(exited(&mut pod, &instance(0).id, exit(4), now()), None);
-    apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
-    assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 4);
+    let early = apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
+    assert_eq!(early, Some((instance(0).id, exit(4))));
+    assert!(pod.containers[0].is_running());
+}
+
+#[test]
+fn a_lost_sandbox_is_made_anew_once() {
+    let sandbox = || Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() });
+    let (old, new) = (sandbox(), sandbox());
+    let mut pod = pod();
+    pod.sandbox = SandboxState::Ready(Arc::clone(&old));
+    begin(&mut pod, &Action::Start(0));
+    apply(&mut pod, Outcome::SandboxLost { index: 0, sandbox: Arc::clone(&old) }, now());
+    assert!(matches!(pod.sandbox, SandboxState::Absent { dirty: true }) && pod.containers[0].busy.is_none());
+
+    pod.sandbox = SandboxState::Ready(new);
+    apply(&mut pod, Outcome::SandboxLost { index: 0, sandbox: old }, now());
+    assert!(matches!(pod.sandbox, SandboxState::Ready(_)), "a late report is not about the new one");
 }
 
 #[test]

@@ -96,7 +96,10 @@ impl Performer {
                     result,
                 }
             }
-            Action::Start(index) => Outcome::Started { index, result: self.start(&pod, index).await },
+            Action::Start(index) => match self.lost_sandbox(&pod).await {
+                Some(sandbox) => Outcome::SandboxLost { index, sandbox },
+                None => Outcome::Started { index, result: self.start(&pod, index).await },
+            },
             Action::Terminate(index, grace, cause) => self.terminate(&pod, index, grace, cause).await,
             Action::Kill(index) => self.kill(&pod, index).await,
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,

@@ -145,15 +145,7 @@ impl PodWorker {
                 };
                 let now = Now::read();
                 let Some(pod) = &mut self.current else { return };
-                // An end that overtook its start goes the way of every other end: gathered, written down, then shown.
-                let early = match &outcome {
-                    Outcome::Started { index, result: Ok(instance) } => {
-                        pod.containers[*index].early_end.take_if(|(id, ..)| *id == instance.id)
-                    }
-                    _ => None,
-                };
-                outcome::apply(pod, outcome, now);
-                if let Some((id, exit, _)) = early {
+                if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, exit.code, exit.finished_at, now);
                     return;
                 }

@@ -231,7 +231,7 @@ pub struct ContainerSlot {
     /// What is being done to it.
     pub busy: Option<Busy>,
     /// The end of an instance whose start has not been reported yet; true: for want of memory.
-    pub early_end: Option<(ContainerId, Exit, bool)>,
+    pub early_end: Option<(ContainerId, Exit)>,
 }
 
 impl ContainerSlot {

@@ -98,7 +98,12 @@ impl Node {
         );
         std::fs::write(dir.join("config.toml"), config).unwrap();
         let child = boot(&dir);
-        Ok(Self { client: Mutex::new(Client::new(&dir.join("sock"))), dir, child: Mutex::new(child), tmpfs: bytes.is_some() })
+        Ok(Self {
+            client: Mutex::new(Client::new(&dir.join("sock"))),
+            dir,
+            child: Mutex::new(child),
+            tmpfs: bytes.is_some(),
+        })
     }
 
     /// As after a crash of containerd.

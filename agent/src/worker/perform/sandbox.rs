@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::outcome::Failure;
 use super::super::state::{PodSandbox, PodState, SandboxState};
-use super::{Performer, failure};
+use super::{Performer, failure, sandbox_of};
 use crate::network::{AttachRequest, PodAddresses};
 use crate::pod::{PodRecord, PodUid};
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, Sandbox, SandboxRequest, sysctl};
@@ -109,6 +109,24 @@ impl Performer {
         };
         if let Some(addresses) = addresses {
             pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox { sandbox, addresses }));
+        }
+    }
+
+    /// The pod's sandbox, when containers cannot be started in it any more: somebody has unmounted its pins.
+    pub(super) async fn lost_sandbox(&self, pod: &PodState) -> Option<Arc<PodSandbox>> {
+        let sandbox = sandbox_of(pod)?;
+        match self.sandboxes.is_whole(&pod.record.uid, &sandbox.sandbox).await {
+            Ok(false) => {
+                tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, "the pins of its namespaces are gone");
+                let message = "Pod sandbox changed, it will be killed and re-created.".to_owned();
+                self.event(pod, None, EventType::Normal, "SandboxChanged", message);
+                Some(sandbox)
+            }
+            Ok(true) => None,
+            Err(error) => {
+                tracing::warn!(pod = %pod.record.key, %error, "whether its sandbox is whole is not known");
+                None
+            }
         }
     }
 
