@@ -15,6 +15,8 @@ use crate::{tools, wait};
 
 /// Names the executable under test; without it the harness has cargo build one.
 pub const PROGRAM_VARIABLE: &str = "LIMPET_TEST_BINARY";
+/// Names the cgroup driver of the nodes: `cgroupfs` or `systemd`.
+const CGROUP_DRIVER_VARIABLE: &str = "LIMPET_TEST_CGROUP_DRIVER";
 
 /// The executable under test.
 pub fn program() -> Result<PathBuf> {
@@ -125,12 +127,13 @@ impl Settings {
         let plugin_dirs = serde_json::to_string(&crate::cni::plugin_dirs())?;
         let text = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {}\n\
-             containerRuntimeEndpoint: unix://{}\ncgroupDriver: cgroupfs\ncgroupRoot: {}\npodLogsDir: {}\n\
+             containerRuntimeEndpoint: unix://{}\ncgroupDriver: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
              resolvConf: {}\n{}---\napiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
              rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
              cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: overlayfs\n{}",
             self.manifests().display(),
             self.endpoint.display(),
+            cgroup_driver(),
             self.cgroup,
             self.pod_logs().display(),
             self.resolv_conf().display(),
@@ -144,6 +147,11 @@ impl Settings {
         );
         fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))
     }
+}
+
+/// The cgroup driver of all nodes: `cgroupfs`, or what the environment says.
+pub fn cgroup_driver() -> String {
+    std::env::var(CGROUP_DRIVER_VARIABLE).unwrap_or_else(|_| "cgroupfs".to_owned())
 }
 
 fn lines(lines: &[String]) -> String {

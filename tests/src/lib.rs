@@ -14,6 +14,7 @@ pub mod process;
 pub mod registry;
 pub mod suite;
 pub mod tools;
+pub mod vm;
 pub mod wait;
 
 pub use node::TestNode;

@@ -8,6 +8,9 @@ use anyhow::{Result, bail};
 /// How long a test waits for what should happen soon. Generous: it is reached on failure only.
 pub const SOON: Duration = Duration::from_secs(60);
 
+/// Multiplies every wait on a machine that is slow because it is emulated.
+const PATIENCE_VARIABLE: &str = "LIMPET_TEST_PATIENCE";
+
 /// How often the observation is made.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -36,7 +39,7 @@ pub fn interrupted() -> bool {
 /// # Errors
 /// After `limit`, naming `what`; or when the run is interrupted.
 pub fn until<T>(limit: Duration, what: &str, mut observe: impl FnMut() -> Option<T>) -> Result<T> {
-    let start = Instant::now();
+    let (start, limit) = (Instant::now(), limit * patience());
     loop {
         if let Some(seen) = observe() {
             return Ok(seen);
@@ -54,4 +57,9 @@ pub fn until<T>(limit: Duration, what: &str, mut observe: impl FnMut() -> Option
 /// Waits until `fact` holds.
 pub fn until_true(limit: Duration, what: &str, mut fact: impl FnMut() -> bool) -> Result<()> {
     until(limit, what, || fact().then_some(()))
+}
+
+fn patience() -> u32 {
+    let set = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
+    set.unwrap_or(1)
 }

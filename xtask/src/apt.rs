@@ -52,6 +52,16 @@ impl Machine {
         self.id == "debian"
     }
 
+    /// The mirror its packages come from.
+    pub(crate) fn mirror(&self) -> &str {
+        &self.archive.uri
+    }
+
+    /// The keys the mirror's lists are signed with, when its source names them.
+    pub(crate) fn keyring(&self) -> Option<&str> {
+        self.archive.keyring.as_deref()
+    }
+
     /// The private sources.list for `suites`.
     fn source_lines(&self, suites: &[String]) -> String {
         let components = if self.is_debian() { "main" } else { "main universe" };

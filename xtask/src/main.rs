@@ -7,6 +7,8 @@ mod demo;
 mod lint;
 mod setup;
 mod test;
+mod test_vm;
+mod vm_image;
 
 use std::process::ExitCode;
 
@@ -31,6 +33,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Set up, build, and run every test.
     Test(test::Arguments),
+    /// Boot a whole Debian under emulation and test installation, cgroup v2 with systemd, reboots and power cuts.
+    TestVm(test_vm::Arguments),
     /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
     Lint,
     /// Measure: criterion for the pure parts, and starts and restarts of containers end to end.
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
+        Task::TestVm(arguments) => test_vm::run(&arguments),
         Task::Lint => lint::run(),
         Task::Bench(arguments) => bench::run(&arguments),
     };

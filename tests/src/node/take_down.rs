@@ -114,7 +114,8 @@ pub(super) fn cgroup_dirs(name: &str) -> Vec<PathBuf> {
 
 /// The node's cgroups and all below them, parents first.
 pub(super) fn cgroups_below(name: &str) -> Vec<PathBuf> {
-    let mut found: Vec<_> = cgroup_dirs(name).into_iter().filter(|dir| dir.is_dir()).collect();
+    let slices = cgroup_dirs(&slice(name));
+    let mut found: Vec<_> = cgroup_dirs(name).into_iter().chain(slices).filter(|dir| dir.is_dir()).collect();
     let mut next = 0;
     while next < found.len() {
         let entries = fs::read_dir(&found[next]).into_iter().flatten().flatten();
@@ -130,7 +131,15 @@ fn remove_network(place: &Place) -> Option<String> {
     cni::bridge_exists(&place.bridge()).then(|| place.bridge())
 }
 
+/// The node's cgroup with the systemd driver.
+fn slice(name: &str) -> String {
+    format!("{}.slice", name.replace('-', "_"))
+}
+
 fn remove_cgroups(name: &str) -> Option<String> {
+    if cgroup_dirs(&slice(name)).iter().any(|dir| dir.is_dir()) {
+        process::output("systemctl", &["stop", &slice(name)]).ok();
+    }
     let gone = wait::until_true(PATIENCE, "cgroups to empty", || {
         cgroups_below(name).iter().rev().for_each(|dir| drop(fs::remove_dir(dir)));
         cgroups_below(name).is_empty()

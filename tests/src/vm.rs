@@ -1,0 +1,210 @@
+//! A whole machine under QEMU's emulation: Debian with systemd and cgroup v2, which reboots and loses power for real.
+//!
+//! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a layer of its own
+//! over that image or over another disk; a [`Guest`] is one boot of it. Commands reach the guest through its second
+//! serial port, where a shell answers each base64 line with an exit code and base64 output.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
+use crate::process::{self, Daemon, tail};
+use crate::wait;
+
+/// Names the directory that holds `disk.img`, `vmlinuz` and `initrd.img`.
+pub const IMAGE_VARIABLE: &str = "LIMPET_TEST_VM";
+/// Set: the long tests, too.
+pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
+/// The end-to-end suites to run inside the machine, separated by colons.
+pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
+/// The emulator.
+pub const EMULATOR: &str = "qemu-system-x86_64";
+/// What the guest's shell says first.
+const GREETING: &str = "ready";
+/// How long an emulated machine may take to boot, and any one command.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The directory of the image, when there is one.
+pub fn image() -> Option<PathBuf> {
+    std::env::var_os(IMAGE_VARIABLE).map(PathBuf::from)
+}
+
+/// The guest's root disk: what it writes goes to a file of its own, over a base that stays as it is.
+#[derive(Debug)]
+pub struct Disk {
+    layer: PathBuf,
+}
+
+impl Disk {
+    /// A new disk over the image.
+    pub fn over_image(image: &Path, layer: &Path) -> Result<Self> {
+        Self::over(&image.join("disk.img"), "raw", layer)
+    }
+
+    /// A new disk that begins as this one is now. This one may not be booted any more.
+    pub fn fork(&self, layer: &Path) -> Result<Self> {
+        Self::over(&self.layer, "qcow2", layer)
+    }
+
+    fn over(base: &Path, format: &str, layer: &Path) -> Result<Self> {
+        let mut command = Command::new("qemu-img");
+        command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(base).arg(layer);
+        process::checked(&mut command)?;
+        Ok(Self { layer: layer.to_owned() })
+    }
+}
+
+/// How a guest is booted.
+#[derive(Debug, Clone)]
+pub struct Boot<'a> {
+    /// The image's directory, for kernel and initrd.
+    pub image: &'a Path,
+    /// A second disk, read only, with the files of the test; the guest mounts it at `/payload`.
+    pub payload: &'a Path,
+    /// Where the console's log and the control socket go.
+    pub dir: &'a Path,
+    /// What the hardware clock says: `2026-01-01T00:00:00`; the host's time without.
+    pub clock: Option<&'a str>,
+}
+
+/// A machine that runs.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Daemon,
+    control: BufReader<UnixStream>,
+    console: PathBuf,
+    disk: Disk,
+}
+
+impl Guest {
+    /// Boots `disk` and waits until its shell answers.
+    pub fn boot(disk: Disk, boot: &Boot<'_>) -> Result<Self> {
+        let (console, socket) = (boot.dir.join("console.log"), boot.dir.join("control.sock"));
+        fs::remove_file(&socket).ok();
+        let mut command = Command::new(EMULATOR);
+        // Without cx16: QEMU 7.2 emulates cmpxchg16b wrongly now and then.
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "1536"]);
+        command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-net", "none"]);
+        command.arg("-kernel").arg(boot.image.join("vmlinuz")).arg("-initrd").arg(boot.image.join("initrd.img"));
+        command.args(["-append", "console=ttyS0 root=/dev/vda rw panic=1 quiet systemd.show_status=0"]);
+        command.arg("-drive").arg(format!("file={},format=qcow2,if=virtio", disk.layer.display()));
+        command.arg("-drive").arg(format!("file={},format=raw,if=virtio,readonly=on", boot.payload.display()));
+        command.arg("-serial").arg(format!("file:{}", console.display()));
+        command.arg("-serial").arg(format!("unix:{},server=on,wait=on", socket.display()));
+        if let Some(clock) = boot.clock {
+            command.arg("-rtc").arg(format!("base={clock}"));
+        }
+        let mut qemu = Daemon::start(&mut command, &boot.dir.join("qemu.log"))?;
+        let stream = wait::until(wait::SOON, "the emulator's control socket", || {
+            UnixStream::connect(&socket).ok().map(Ok).or_else(|| {
+                let ended = qemu.ended().ok().flatten()?;
+                Some(Err(anyhow!("{EMULATOR} ended, {ended}: {}", qemu.log())))
+            })
+        })??;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut guest = Self { qemu, control: BufReader::new(stream), console, disk };
+        let greeting = guest.line().context("boot")?;
+        ensure!(greeting == GREETING, "the guest said {greeting:?} at its start\n{}", guest.console());
+        Ok(guest)
+    }
+
+    /// Runs `script` in the guest's bash; an exit code other than 0 is an error that holds what it printed.
+    pub fn run(&mut self, script: &str) -> Result<String> {
+        let (code, output) = self.attempt(script)?;
+        ensure!(code == 0, "{script}: exit {code}: {output}\n{}", self.console());
+        Ok(output)
+    }
+
+    /// The same with any exit code.
+    pub fn attempt(&mut self, script: &str) -> Result<(i32, String)> {
+        self.send(script)?;
+        let line = self.line().with_context(|| script.to_owned())?;
+        let (code, output) = line.split_once(' ').with_context(|| format!("{script}: odd answer {line:?}"))?;
+        let bytes = BASE64.decode(output).with_context(|| format!("{script}: odd answer {line:?}"))?;
+        Ok((code.parse().with_context(|| line.clone())?, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Begins `script` and does not wait for it: what comes next may be the guest's end.
+    pub fn send(&mut self, script: &str) -> Result<()> {
+        let line = format!("{}\n", BASE64.encode(script));
+        self.control.get_mut().write_all(line.as_bytes()).context("the guest's control port")
+    }
+
+    /// Runs `script` until it succeeds and `accept` takes its output.
+    pub fn until<T>(
+        &mut self,
+        limit: Duration,
+        what: &str,
+        script: &str,
+        accept: impl Fn(&str) -> Option<T>,
+    ) -> Result<T> {
+        let mut last = String::new();
+        let found = wait::until(limit, what, || match self.attempt(script) {
+            Ok((0, output)) => {
+                let accepted = accept(&output).map(Ok);
+                last = output;
+                accepted
+            }
+            Ok((_, output)) => {
+                last = output;
+                None
+            }
+            Err(error) => Some(Err(error)),
+        });
+        found.with_context(|| format!("{script} said last: {last}"))?
+    }
+
+    /// Takes the power away, at once.
+    pub fn power_cut(mut self) -> Disk {
+        self.qemu.kill();
+        self.disk
+    }
+
+    /// Waits until the guest has shut itself down.
+    pub fn wait_off(mut self) -> Result<Disk> {
+        let ended = self.qemu.wait(PATIENCE).with_context(|| self.console())?;
+        ensure!(ended.success(), "{EMULATOR}: {ended}: {}", self.qemu.log());
+        Ok(self.disk)
+    }
+
+    /// The last lines of the guest's console.
+    pub fn console(&self) -> String {
+        let text = fs::read(&self.console).unwrap_or_default();
+        format!("console:\n{}", tail(&String::from_utf8_lossy(&text), 30))
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        let read = self.control.read_line(&mut line);
+        match read {
+            Ok(0) => bail!("the machine ended\n{}", self.console()),
+            Ok(_) => Ok(line.trim_end().to_owned()),
+            Err(error) => Err(error).with_context(|| format!("no answer within {PATIENCE:?}\n{}", self.console())),
+        }
+    }
+}
+
+/// Writes everything below `dir` into a file system image at `path`.
+pub fn write_payload(dir: &Path, path: &Path) -> Result<()> {
+    let size = size_of(dir)? / (1 << 20) + 64;
+    let mut command = Command::new("mkfs.ext4");
+    command.args(["-q", "-F", "-O", "^has_journal,^metadata_csum", "-d"]).arg(dir).arg(path).arg(format!("{size}M"));
+    process::checked(&mut command).map(drop)
+}
+
+fn size_of(dir: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).with_context(|| format!("{}", dir.display()))? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() { size_of(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,52 @@
+//! `cargo xtask test-vm`: the tests that need a machine of their own, under QEMU's emulation.
+
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, bail};
+use limpet_tests::{agent, vm};
+
+use crate::{cargo, setup, vm_image};
+
+/// Which of them to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Also the long ones: every power cut three times, and the end-to-end suites inside the machine.
+    #[arg(long)]
+    all: bool,
+    /// What the tests are to be told: part of a name, `--nocapture`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+/// Makes the image where there is none, builds, and runs the tests.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    setup::default()?;
+    let image = vm_image::ensure()?;
+    let program = agent::build(&[])?;
+    let mut command = cargo::command(&["test", "-p", "limpet-tests", "--test", "vm", "--"]);
+    command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).env(vm::IMAGE_VARIABLE, image);
+    if arguments.all {
+        command.env(vm::ALL_VARIABLE, "1").env(vm::SUITES_VARIABLE, suites()?);
+    }
+    let status = cargo::status(&mut command)?;
+    if !status.success() {
+        std::process::exit(status.code().unwrap_or(1));
+    }
+    Ok(())
+}
+
+/// The executables of the end-to-end suites, built, separated by colons.
+fn suites() -> Result<String> {
+    let mut command = cargo::command(&["test", "-p", "limpet-tests", "--tests", "--no-run", "--message-format=json"]);
+    let output = command.stderr(Stdio::inherit()).output().context("cargo test --no-run")?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", output.status);
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let programs = messages.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_suite = message["target"]["kind"][0] == "test" && message["target"]["name"] != "vm";
+        is_suite.then(|| message["executable"].as_str().map(str::to_owned))?
+    });
+    Ok(programs.collect::<Vec<_>>().join(":"))
+}

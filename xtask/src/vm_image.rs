@@ -1,0 +1,129 @@
+//! The image of `cargo xtask test-vm`: Debian 13 with systemd, containerd and a shell on the second serial port.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use limpet_tests::{process, tools, vm};
+
+use crate::apt::{self, Machine};
+
+/// Counts changes of this file that make another image.
+const VERSION: u32 = 1;
+const SUITE: &str = "trixie";
+const SIZE: &str = "3G";
+const PACKAGES: [&str; 15] = [
+    "systemd-sysv",
+    "dbus",
+    "udev",
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "linux-image-cloud-amd64",
+    "initramfs-tools",
+    "iproute2",
+    "iptables",
+    "busybox-static",
+    "kmod",
+    "ca-certificates",
+    "procps",
+    "e2fsprogs",
+];
+
+/// What the emulator and the making of the image need: a package, and a program of it.
+const INSTALLED: [(&str, &str); 4] = [
+    ("qemu-system-x86", vm::EMULATOR),
+    ("qemu-utils", "qemu-img"),
+    ("debootstrap", "debootstrap"),
+    ("e2fsprogs", "mkfs.ext4"),
+];
+
+/// A root shell on the second serial port: one base64 line in, exit code and base64 output out.
+const SHELL: &str = r#"#!/bin/bash
+stty -F /dev/ttyS1 raw -echo
+exec < /dev/ttyS1 > /dev/ttyS1
+mkdir -p /payload && mount -o ro /dev/vdb /payload
+echo ready
+while IFS= read -r line; do
+    output=$(printf %s "$line" | base64 -d | bash 2>&1 < /dev/null)
+    code=$?
+    printf '%s %s\n' "$code" "$(printf %s "$output" | base64 -w0)"
+done
+"#;
+
+const SHELL_UNIT: &str = "[Unit]\nDescription=shell on the second serial port\nAfter=basic.target\n\n\
+    [Service]\nExecStart=/usr/local/sbin/serial-shell\nEnvironment=HOME=/root\nKillMode=process\nOOMScoreAdjust=-500\n\n\
+    [Install]\nWantedBy=multi-user.target\n";
+
+/// The directory of the image, made if it is not there yet (about four minutes).
+pub(crate) fn ensure() -> Result<PathBuf> {
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("the machine under emulation is an x86-64 one; run this on such a machine");
+    }
+    let image = tools::cache_dir().join(format!("vm-{SUITE}-{VERSION}"));
+    let missing: Vec<_> = INSTALLED.iter().filter(|(_, program)| tools::on_path(program).is_none()).collect();
+    if !missing.is_empty() {
+        apt::install(&missing.iter().map(|(package, _)| *package).collect::<Vec<_>>())?;
+    }
+    if image.is_dir() {
+        return Ok(image);
+    }
+    let machine = Machine::read(Path::new("/"))?;
+    if !machine.is_debian() {
+        bail!("the image is made from Debian's own mirror, and this is {}", machine.name);
+    }
+    let work = tools::cache_dir().join(format!(".vm-{}", std::process::id()));
+    let made = apt::say(&format!("making a machine of {SUITE} in {}", image.display()), || make(&machine, &work));
+    if made.is_ok() {
+        fs::rename(work.join("image"), &image).with_context(|| format!("{}", image.display()))?;
+    }
+    fs::remove_dir_all(&work).ok();
+    made.map(|()| image)
+}
+
+fn make(machine: &Machine, work: &Path) -> Result<()> {
+    let (root, image) = (work.join("root"), work.join("image"));
+    fs::create_dir_all(&image).with_context(|| format!("{}", image.display()))?;
+    let mut bootstrap = Command::new("debootstrap");
+    bootstrap.arg("--variant=minbase").arg(format!("--include={}", PACKAGES.join(",")));
+    if let Some(keyring) = machine.keyring() {
+        bootstrap.arg(format!("--keyring={keyring}"));
+    }
+    bootstrap.arg(SUITE).arg(&root).arg(machine.mirror());
+    process::checked(&mut bootstrap)?;
+    furnish(&root)?;
+    for (link, name) in [("vmlinuz", "vmlinuz"), ("initrd.img", "initrd.img")] {
+        // The link points from the root directory: /boot/vmlinuz-6.12…
+        let target = fs::read_link(root.join(link)).with_context(|| format!("{link} of the new machine"))?;
+        let target = root.join(target.strip_prefix("/").unwrap_or(&target));
+        fs::copy(&target, image.join(name)).with_context(|| format!("{}", target.display()))?;
+    }
+    let mut command = Command::new("mkfs.ext4");
+    command.args(["-q", "-F", "-O", "^metadata_csum", "-d"]).arg(&root).arg(image.join("disk.img")).arg(SIZE);
+    process::checked(&mut command).map(drop)
+}
+
+/// The shell, a name, and nothing that works by itself at times of its own.
+fn furnish(root: &Path) -> Result<()> {
+    let write = |path: &str, text: &str, mode: u32| -> Result<()> {
+        let path = root.join(path);
+        fs::write(&path, text).with_context(|| format!("{}", path.display()))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).with_context(|| format!("{}", path.display()))
+    };
+    write("etc/hostname", "gateway\n", 0o644)?;
+    write("etc/hosts", "127.0.0.1 localhost gateway\n", 0o644)?;
+    write("usr/local/sbin/serial-shell", SHELL, 0o755)?;
+    write("etc/systemd/system/serial-shell.service", SHELL_UNIT, 0o644)?;
+    fs::create_dir_all(root.join("etc/systemd/system/multi-user.target.wants"))?;
+    let link = |target: &str, name: &str| {
+        let name = root.join("etc/systemd/system").join(name);
+        symlink(target, &name).with_context(|| format!("{}", name.display()))
+    };
+    link("/etc/systemd/system/serial-shell.service", "multi-user.target.wants/serial-shell.service")?;
+    for unit in ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"] {
+        link("/dev/null", unit)?;
+    }
+    Ok(())
+}
