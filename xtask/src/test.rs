@@ -27,8 +27,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let program = agent::build(&[])?;
     let mut command = cargo::command(&["test"]);
     if arguments.rest.is_empty() {
-        // One failure does not hide the others.
-        command.args(["--workspace", "--no-fail-fast"]);
+        // One failure does not hide the others. There are no doc tests.
+        command.args(["--workspace", "--tests", "--no-fail-fast"]);
     }
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
     command.env("PATH", path_with_programs(arguments.containerd)?);
