@@ -100,7 +100,7 @@ install /payload/limpet /usr/bin/limpet
 install -D /payload/deploy/config.yaml /etc/limpet/config.yaml
 install -D /payload/deploy/10-limpet.conflist /etc/cni/net.d/10-limpet.conflist
 install /payload/deploy/limpet.service /etc/systemd/system/
-mkdir -p /var/lib/limpet/images && cp /payload/demo.tar /var/lib/limpet/images/
+mkdir -p /etc/limpet/manifests /var/lib/limpet/images && cp /payload/demo.tar /var/lib/limpet/images/
 systemctl enable --now limpet";
 
 impl Machine {
@@ -210,10 +210,14 @@ fn nothing_doubled(guest: &mut Guest) -> Result<()> {
 fn installed_as_the_readme_says_it_runs_pods(machine: &Machine) -> Result<()> {
     let mut guest = machine.fresh()?;
     guest.until(SOON, "the agent", "systemctl is-active limpet && limpet pods", |_| Some(()))?;
-    let limits = json!({ "limits": { "memory": "64Mi", "cpu": "500m" }, "requests": { "memory": "32Mi", "cpu": "100m" } });
+    let limits =
+        json!({ "limits": { "memory": "64Mi", "cpu": "500m" }, "requests": { "memory": "32Mi", "cpu": "100m" } });
     let mut web = shell("web", image::V1, IDLE);
     web["resources"] = limits;
-    guest.run(&manifest("web", json!({ "terminationGracePeriodSeconds": 2, "containers": [web, shell("side", image::V1, IDLE)] })))?;
+    guest.run(&manifest(
+        "web",
+        json!({ "terminationGracePeriodSeconds": 2, "containers": [web, shell("side", image::V1, IDLE)] }),
+    ))?;
     let pod = running(&mut guest, "web")?;
     ensure!(pod["status"]["podIP"].as_str().is_some_and(|ip| ip.starts_with("10.88.")), "{}", pod["status"]);
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?.replace('-', "_");
@@ -232,8 +236,12 @@ fn installed_as_the_readme_says_it_runs_pods(machine: &Machine) -> Result<()> {
     ensure!(container_id(&after, "web")? == id, "restarted by a restart of containerd");
     // An edit of the image in place, and the end.
     let mut web = shell("web", image::V2, IDLE);
-    web["resources"] = json!({ "limits": { "memory": "64Mi", "cpu": "500m" }, "requests": { "memory": "32Mi", "cpu": "100m" } });
-    guest.run(&manifest("web", json!({ "terminationGracePeriodSeconds": 2, "containers": [web, shell("side", image::V1, IDLE)] })))?;
+    web["resources"] =
+        json!({ "limits": { "memory": "64Mi", "cpu": "500m" }, "requests": { "memory": "32Mi", "cpu": "100m" } });
+    guest.run(&manifest(
+        "web",
+        json!({ "terminationGracePeriodSeconds": 2, "containers": [web, shell("side", image::V1, IDLE)] }),
+    ))?;
     let edited = wait_pod(&mut guest, "web", "with its new image", |pod| {
         container_id(pod, "web").is_ok_and(|new| new != id) && pod["metadata"]["uid"] == after["metadata"]["uid"]
     })?;
@@ -329,8 +337,8 @@ fn power_cut_in_edit(machine: &Machine, round: u32) -> Result<()> {
     guest.run(&manifest("edited", version("first")))?;
     let first = running(&mut guest, "edited")?;
     guest.run(&format!("sync; {}; sync", manifest("edited", version("second"))))?;
-    let stage = ["limpet events | grep Killing", "limpet events | grep Killing; sync", "ctr -n k8s.io tasks ls -q | wc -l | grep 0; true"];
-    guest.until(SOON, "the edit to be under way", stage[round as usize % 3], |_| Some(()))?;
+    let stage = ["grep Killing", "grep -c Created | grep -v 1", "grep -c Started | grep -v 1"][round as usize % 3];
+    guest.until(SOON, "the edit to be under way", &format!("limpet events | {stage}"), |_| Some(()))?;
     let mut guest = machine.again(guest.power_cut())?;
     let second = wait_pod(&mut guest, "edited", "running as edited", |pod| {
         pod["metadata"]["uid"] != first["metadata"]["uid"]
@@ -350,7 +358,10 @@ fn a_clock_in_1970_that_jumps(machine: &Machine) -> Result<()> {
     let mut guest = Guest::boot(disk, &machine.boot(Some("1970-01-02T00:00:00")))?;
     let before = running(&mut guest, "stays")?;
     guest.run("date -s 2026-11-21T12:00:00 && limpet pods")?;
-    guest.run(&manifest("later", json!({ "hostNetwork": true, "containers": [noting("later", IDLE)], "volumes": runs_volume() })))?;
+    guest.run(&manifest(
+        "later",
+        json!({ "hostNetwork": true, "containers": [noting("later", IDLE)], "volumes": runs_volume() }),
+    ))?;
     running(&mut guest, "later")?;
     let after = running(&mut guest, "stays")?;
     ensure!(container_id(&before, "stays")? == container_id(&after, "stays")?, "the jump restarted a container");

@@ -21,9 +21,16 @@ const PRIVATE: [&str; 9] = [
     "RootDirectory",
 ];
 
+/// The file that the unit in `deploy/` starts the agent with: examined unless flags say what else.
+const PACKAGED_CONFIG: &str = "/etc/limpet/config.yaml";
+
 /// The configuration in effect, and what there is to say of it. With a broken one the defaults are examined.
 pub(super) fn configuration(flags: &RunFlags) -> (Config, Vec<Finding>) {
-    match crate::config::load(flags) {
+    let mut flags = flags.clone();
+    if flags == RunFlags::default() && Path::new(PACKAGED_CONFIG).exists() {
+        flags.config = Some(PACKAGED_CONFIG.into());
+    }
+    match crate::config::load(&flags) {
         Ok((config, warnings)) => {
             let mut findings: Vec<Finding> = warnings
                 .iter()
