@@ -47,7 +47,7 @@ exec < /dev/ttyS1 > /dev/ttyS1
 mkdir -p /payload && mount -o ro /dev/vdb /payload
 echo ready
 while IFS= read -r line; do
-    output=$(printf %s "$line" | base64 -d | bash 2>&1 < /dev/null)
+    output=$(bash -c "$(printf %s "$line" | base64 -d)" 2>&1 < /dev/null)
     code=$?
     printf '%s %s\n' "$code" "$(printf %s "$output" | base64 -w0)"
 done
@@ -122,7 +122,7 @@ fn furnish(root: &Path) -> Result<()> {
         symlink(target, &name).with_context(|| format!("{}", name.display()))
     };
     link("/etc/systemd/system/serial-shell.service", "multi-user.target.wants/serial-shell.service")?;
-    for unit in ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"] {
+    for unit in ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service"] {
         link("/dev/null", unit)?;
     }
     Ok(())
