@@ -1,6 +1,7 @@
-//! Every interleaving of the merge's exchange, by the model checker: no publication is lost, nobody sleeps on one.
+//! The interleavings of the merge's exchange, by the model checker: no publication is lost, nobody sleeps on one.
 //!
 //! What is checked is the agent's own file, compiled against loom's primitives.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../src/merge/exchange.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -88,6 +89,7 @@ fn the_last_of_a_burst_is_taken() {
 
 #[test]
 fn two_publishers_are_both_heard() {
+    // Three threads have too many interleavings for a test; all with up to three preemptions take a second.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

@@ -95,7 +95,8 @@ mod tests {
     fn what_runs_ends_only_by_the_word_of_its_own_source() {
         let key = PodKey::new("default", "web");
         // Where it came from, who has spoken, who wants the key: is it provisional at first, is it still afterwards?
-        let cases: &[(SourceKind, &[SourceKind], Option<SourceKind>, bool, bool)] = &[
+        type Case<'a> = (SourceKind, &'a [SourceKind], Option<SourceKind>, bool, bool);
+        let cases: &[Case<'_>] = &[
             (File, &[], None, true, true),
             (File, &[Http], None, true, true),
             (File, &[File], None, true, false),
