@@ -89,6 +89,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let state = ServerState {
         node_name,
         config: Arc::clone(&config),
+        desired: shared.desired.clone(),
         observed: shared.observed.clone(),
         sources: Arc::new(ConfiguredSources(sources)),
         events: shared.events.clone(),

@@ -3,7 +3,9 @@
 //! Each source publishes into its own [`slot::Slots`]; one task owns the [`table::MergeTable`] and turns what
 //! differs into [`PodChange`]s; everyone else loads [`DesiredPods`]. Publishing and reading take no lock.
 
+mod exchange;
 pub mod slot;
+mod sync;
 pub mod table;
 
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use imbl::OrdMap;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::pod::{PodKey, PodRecord};
+use crate::pod::{PodDiff, PodKey, PodRecord};
 use crate::source::SourceKind;
 use slot::Slots;
 use table::MergeTable;
@@ -32,18 +34,38 @@ pub enum PodChange {
         /// As it is to be.
         new: Arc<PodRecord>,
     },
-    /// Its source asks for its graceful end (`deletionTimestamp`).
-    Deleting(Arc<PodRecord>),
+    /// Its source asks for its graceful end (`deletionTimestamp`), or asks otherwise than before.
+    Deleting {
+        /// As it was.
+        old: Arc<PodRecord>,
+        /// As it is to end.
+        new: Arc<PodRecord>,
+    },
     /// Only the status its source knows has changed.
-    Reconciled(Arc<PodRecord>),
+    Reconciled {
+        /// As it was.
+        old: Arc<PodRecord>,
+        /// With the new status.
+        new: Arc<PodRecord>,
+    },
 }
 
 impl PodChange {
     /// The pod the change is about, in its newest version.
     pub fn record(&self) -> &Arc<PodRecord> {
         match self {
-            Self::Removed(record) | Self::Added(record) | Self::Deleting(record) | Self::Reconciled(record) => record,
-            Self::Updated { new, .. } => new,
+            Self::Removed(record) | Self::Added(record) => record,
+            Self::Updated { new, .. } | Self::Deleting { new, .. } | Self::Reconciled { new, .. } => new,
+        }
+    }
+
+    /// What differs, of a pod that is there before and after.
+    pub fn diff(&self) -> Option<PodDiff<'_>> {
+        match self {
+            Self::Removed(_) | Self::Added(_) => None,
+            Self::Updated { old, new } | Self::Deleting { old, new } | Self::Reconciled { old, new } => {
+                Some(PodDiff::between(old, new))
+            }
         }
     }
 
@@ -53,19 +75,50 @@ impl PodChange {
             Self::Removed(_) => "REMOVE",
             Self::Added(_) => "ADD",
             Self::Updated { .. } => "UPDATE",
-            Self::Deleting(_) => "DELETE",
-            Self::Reconciled(_) => "RECONCILE",
+            Self::Deleting { .. } => "DELETE",
+            Self::Reconciled { .. } => "RECONCILE",
         }
     }
 }
 
-/// Two sources that claim one key: who runs and who does not.
+/// Two pods that claim one key, or one UID: who comes first and who does not run.
 #[derive(Debug, Clone)]
 pub struct Duplicate {
-    /// The pod that runs.
+    /// The pod that comes first.
     pub winner: Arc<PodRecord>,
-    /// The pod of the same key that does not.
+    /// The pod that does not run because of it.
     pub loser: Arc<PodRecord>,
+}
+
+impl Duplicate {
+    /// The sentence for the pod that runs.
+    pub fn told_to_winner(&self) -> String {
+        let Self { winner, loser } = self;
+        if winner.key == loser.key {
+            format!(
+                "{} {} also defines this pod; {} {} comes first",
+                loser.source, loser.origin, winner.source, winner.origin
+            )
+        } else {
+            format!("{} of {} {} has the same uid and does not run", loser.key, loser.source, loser.origin)
+        }
+    }
+
+    /// The sentence for the pod that does not.
+    pub fn told_to_loser(&self) -> String {
+        let Self { winner, loser } = self;
+        if winner.key == loser.key {
+            format!(
+                "not run from {} {}: {} {} defines the pod and comes first",
+                loser.source, loser.origin, winner.source, winner.origin
+            )
+        } else {
+            format!(
+                "not run: its uid {} is that of {}, from {} {}",
+                loser.uid, winner.key, winner.source, winner.origin
+            )
+        }
+    }
 }
 
 /// The merged desired state at one moment.
@@ -73,8 +126,8 @@ pub struct Duplicate {
 pub struct DesiredPods {
     /// Every pod that is to run.
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
-    /// Keys claimed by more than one source.
-    pub duplicates: OrdMap<PodKey, Vec<Duplicate>>,
+    /// Under each key the claims its pod won, and those it lost.
+    pub duplicates: OrdMap<PodKey, Arc<[Duplicate]>>,
     /// Which sources have spoken, in the order of [`SourceKind::ALL`].
     pub ready: [bool; SourceKind::ALL.len()],
 }
@@ -91,6 +144,8 @@ impl DesiredPods {
 pub struct Merged {
     /// Removed, Added, Updated, Deleting, Reconciled.
     pub changes: Vec<PodChange>,
+    /// Keys of whose duplicates there is something new to say.
+    pub contested: Vec<PodKey>,
     /// The state after them.
     pub desired: Arc<DesiredPods>,
 }
@@ -104,6 +159,11 @@ impl Desired {
     pub fn load(&self) -> Arc<DesiredPods> {
         self.0.load_full()
     }
+
+    /// Replaces it; what readers hold stays as it is.
+    pub(crate) fn store(&self, desired: Arc<DesiredPods>) {
+        self.0.store(desired);
+    }
 }
 
 /// Owns the merged state until `stop`: waits for a publication, merges, stores the snapshot, hands the changes on.
@@ -112,18 +172,25 @@ impl Desired {
 pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merged>, stop: CancellationToken) {
     let mut table = MergeTable::default();
     loop {
-        tokio::select! {
+        // The place is reserved before the slots are read, so that what is published meanwhile is part of this merge.
+        let place = async {
+            slots.published().await;
+            changes.reserve().await
+        };
+        let place = tokio::select! {
             () = stop.cancelled() => return,
-            () = slots.published() => {}
-        }
-        // The place is reserved first, so that what is published while waiting for it is part of this merge.
-        let Ok(place) = changes.reserve().await else { return };
+            place = place => place,
+        };
+        let Ok(place) = place else { return };
         let outcome = table.absorb(slots.load());
-        if outcome.changes.is_empty() && !outcome.readiness_changed {
+        if outcome.is_empty() {
             continue;
         }
         let snapshot = Arc::new(table.desired().clone());
-        desired.0.store(Arc::clone(&snapshot));
-        place.send(Merged { changes: outcome.changes, desired: snapshot });
+        desired.store(Arc::clone(&snapshot));
+        place.send(Merged { changes: outcome.changes, contested: outcome.contested, desired: snapshot });
     }
 }
+
+#[cfg(test)]
+mod tests;

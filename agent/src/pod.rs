@@ -2,8 +2,10 @@
 //!
 //! Everything here is pure: bytes and names in, values and faults out. No I/O, no clock.
 
+pub mod authored;
 mod decode;
 mod default;
+pub mod diff;
 pub mod fault;
 mod fingerprint;
 pub mod identity;
@@ -15,7 +17,11 @@ mod unsupported;
 mod validate;
 mod yaml;
 
+pub use diff::{Part, PodDiff};
 pub use fault::{Fault, Severity};
 pub use key::{PodKey, PodUid};
 pub use manifest::{Manifest, read, restore};
 pub use record::{Fingerprint, PodRecord};
+
+#[cfg(test)]
+mod kubelet_tests;

@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::merge::Desired;
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
@@ -45,6 +46,8 @@ pub struct ServerState {
     pub node_name: Arc<str>,
     /// The settled configuration, for `/configz`.
     pub config: Arc<Config>,
+    /// The pods as they are wanted.
+    pub desired: Desired,
     /// The pods as they stand.
     pub observed: Observed,
     /// The sources, their health and what they refuse.

@@ -77,6 +77,8 @@ pub enum Health {
 pub struct SourceSnapshot {
     /// Every pod of the source, last good versions included.
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
+    /// Pods that claim a key of `pods` and lose it within the source, as the second of two files does.
+    pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
     /// True once the source has read its place for the first time: from then on, what is missing is gone.
     pub ready: bool,
     /// How it is doing.

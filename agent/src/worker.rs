@@ -10,5 +10,6 @@ pub mod outcome;
 pub mod perform;
 pub mod plan;
 pub mod pod_worker;
+pub mod provisional;
 pub mod state;
 pub mod supervisor;

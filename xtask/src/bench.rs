@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 enum What {
     /// Manifest to first process and exit to restart, end to end, beside containerd's floor.
     Start,
-    /// Reading of manifests and the merge, by criterion.
+    /// The merge beside the plain way, and the way from a manifest's rename to its change; reading by criterion.
     Merge,
     /// Both.
     All,
@@ -30,11 +30,11 @@ enum What {
 
 /// Runs the benches asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let choice = setup::for_major(arguments.containerd)?;
     if arguments.what != What::Start {
-        cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure"]))?;
+        cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure", "--bench", "merge"]))?;
     }
     if arguments.what != What::Merge {
+        let choice = setup::for_major(arguments.containerd)?;
         let program = agent::build(&["--release"])?;
         let mut command = cargo::command(&["bench", "--package", "limpet-tests", "--bench", "start"]);
         command.env(agent::PROGRAM_VARIABLE, program).env("LIMPET_BENCH_RUNS", arguments.runs.to_string());

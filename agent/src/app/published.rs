@@ -1,9 +1,9 @@
 //! A source's way into the merge, and what people are told on the way: rejected manifests become events, and the
 //! source's state can be asked for at any time.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use imbl::ordmap::DiffItem;
 use jiff::Timestamp;
 
 use crate::merge::slot::Slots;
@@ -77,14 +77,13 @@ impl Published {
 }
 
 /// What `after` refuses that `before` did not, or not for the same reasons.
-fn newly_rejected<'a>(before: &SourceSnapshot, after: &'a SourceSnapshot) -> Vec<&'a Rejection> {
-    let known: HashSet<&Arc<str>> = after
-        .rejected
-        .iter()
-        .filter(|(origin, rejection)| before.rejected.get(*origin) == Some(*rejection))
-        .map(|(origin, _)| origin)
-        .collect();
-    after.rejected.iter().filter(|(origin, _)| !known.contains(origin)).map(|(_, rejection)| &**rejection).collect()
+fn newly_rejected<'a>(before: &'a SourceSnapshot, after: &'a SourceSnapshot) -> Vec<&'a Rejection> {
+    let differences = before.rejected.diff(&after.rejected);
+    let new = differences.filter_map(|difference| match difference {
+        DiffItem::Add(_, rejection) | DiffItem::Update { new: (_, rejection), .. } => Some(&**rejection),
+        DiffItem::Remove(..) => None,
+    });
+    new.collect()
 }
 
 /// The configured sources, for the server.

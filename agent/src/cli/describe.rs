@@ -62,6 +62,7 @@ fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> Strin
         let text = sources::rejection(refused);
         sheet.text(&text.lines().map(|line| format!("{}\n", screen.paint(Tone::Bad, line))).collect::<String>());
     }
+    sheet.list("Duplicates", &document.duplicates);
     for (title, containers, statuses) in [
         ("Init Containers", spec.init_containers.as_deref().unwrap_or_default(), &status.init_container_statuses),
         ("Containers", &spec.containers, &status.container_statuses),

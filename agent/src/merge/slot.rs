@@ -1,36 +1,39 @@
 //! One slot per source: the newest snapshot, published and loaded without waiting.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use tokio::sync::Notify;
-
+use super::exchange::Exchange;
 use crate::source::{SourceKind, SourceSnapshot};
 
-/// All slots and the one bell they ring.
-#[derive(Debug, Default)]
-pub struct Slots {
-    slots: [ArcSwap<SourceSnapshot>; SourceKind::ALL.len()],
-    bell: Notify,
-}
+const SOURCES: usize = SourceKind::ALL.len();
+
+/// All slots and the one bell they ring. Memory is bounded by what the sources hold: a slot keeps one snapshot.
+#[derive(Debug)]
+pub struct Slots(Exchange<SOURCES>);
 
 /// One snapshot per source, in the order of [`SourceKind::ALL`].
-pub type Snapshots = [Arc<SourceSnapshot>; SourceKind::ALL.len()];
+pub type Snapshots = [Arc<SourceSnapshot>; SOURCES];
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self(Exchange::new())
+    }
+}
 
 impl Slots {
     /// Replaces what `source` published before. Never blocks; the latest wins.
     pub fn publish(&self, source: SourceKind, snapshot: Arc<SourceSnapshot>) {
-        self.slots[source.index()].store(snapshot);
-        self.bell.notify_one();
+        self.0.publish(source.index(), snapshot);
     }
 
     /// Every source's newest snapshot.
     pub fn load(&self) -> Snapshots {
-        std::array::from_fn(|index| self.slots[index].load_full())
+        self.0.load()
     }
 
-    /// Resolves when something was published since the last time; never misses one (`notify_one` keeps a permit).
+    /// Resolves when something was published since the last time; never misses one. For one task only.
     pub async fn published(&self) {
-        self.bell.notified().await;
+        poll_fn(|context| self.0.poll_published(context)).await;
     }
 }

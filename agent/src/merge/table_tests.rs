@@ -1,121 +1,270 @@
+//! kubelet's cases of merging (kubelet-semantics 7.1) and those it does not test, as tables in our words.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
-
-use proptest::prelude::*;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
 
 use super::*;
-use crate::pod::{Fingerprint, PodUid};
-use crate::source::SourceSnapshot;
+use crate::pod::{Fingerprint, restore};
 
-fn pod(name: &str, immutable: u8, whole: u8, source: SourceKind) -> Arc<PodRecord> {
+/// A pod in a few words: its name, or `namespace/name`, then what is special about it.
+/// `image=2`: edited in place; `spec=2`: another incarnation; `uid=u`: written in the manifest; `ends`, `ends=5`:
+/// asked to end, with that grace; `status=a`; `file=b`: its origin.
+fn pod(words: &str, source: SourceKind) -> Arc<PodRecord> {
+    let mut words = words.split(' ');
+    let name = words.next().unwrap();
+    let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
+    let mut pod = Pod::default();
+    let (mut image, mut spec, mut uid, mut origin) = ("1", "1", None, "a");
+    for word in words {
+        match word.split_once('=').unwrap_or((word, "")) {
+            ("image", value) => image = value,
+            ("spec", value) => spec = value,
+            ("uid", value) => uid = Some(value.to_owned()),
+            ("file", value) => origin = value,
+            ("status", value) => pod.status = Some(PodStatus { message: Some(value.into()), ..PodStatus::default() }),
+            ("ends", grace) => {
+                pod.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
+                pod.metadata.deletion_grace_period_seconds = grace.parse().ok();
+            }
+            (other, _) => panic!("{other}"),
+        }
+    }
+    let hash = |text: String| {
+        let mut hash = [0; 16];
+        hash[..text.len()].copy_from_slice(text.as_bytes());
+        Fingerprint(hash)
+    };
     Arc::new(PodRecord {
-        key: PodKey::new("default", name),
-        uid: PodUid::new(format!("{source}-{name}-{immutable}")),
-        fingerprint: Fingerprint([whole; 16]),
-        immutable_fingerprint: Fingerprint([immutable; 16]),
+        key: PodKey::new(namespace, name),
+        uid: PodUid::new(uid.unwrap_or_else(|| format!("{source}/{namespace}/{name}/{spec}"))),
+        fingerprint: hash(format!("{spec} {image}")),
+        immutable_fingerprint: hash(spec.to_owned()),
         source,
-        origin: Arc::from("a.yaml"),
+        origin: Arc::from(origin),
         manifest: Arc::from(&b"{}"[..]),
-        pod: k8s_openapi::api::core::v1::Pod::default(),
+        pod,
     })
 }
 
-fn snapshots(file: &[(&str, u8, u8)], http: &[(&str, u8, u8)]) -> Snapshots {
-    let view = |pods: &[(&str, u8, u8)], source| {
-        let pods = pods.iter().map(|(name, immutable, whole)| {
-            let record = pod(name, *immutable, *whole, source);
-            (record.key.clone(), record)
-        });
-        Arc::new(SourceSnapshot { pods: pods.collect(), ready: true, ..SourceSnapshot::default() })
-    };
-    [view(file, SourceKind::File), Arc::default(), view(http, SourceKind::Http), Arc::default()]
+fn view(pods: &[&str], source: SourceKind) -> Arc<SourceSnapshot> {
+    let pods = pods.iter().map(|words| pod(words, source)).map(|record| (record.key.clone(), record));
+    Arc::new(SourceSnapshot { pods: pods.collect(), ready: true, ..SourceSnapshot::default() })
 }
 
-fn told(outcome: &Outcome) -> Vec<String> {
-    outcome.changes.iter().map(|change| format!("{} {}", change.verb(), change.record().uid)).collect()
+fn told(changes: &[PodChange]) -> Vec<String> {
+    changes.iter().map(|change| format!("{} {}", change.verb(), change.record().uid)).collect()
 }
+
+/// What a source publishes, and what that brings.
+type Step<'a> = (SourceKind, &'a [&'a str], &'a [&'a str]);
+
+use SourceKind::{Api, File, Http, Push};
 
 #[test]
-fn changes_come_as_remove_add_update_and_nothing_for_the_same() {
-    let mut table = MergeTable::default();
-    let first = table.absorb(snapshots(&[("1", 1, 1), ("2", 1, 1), ("3", 1, 1)], &[]));
-    assert_eq!(told(&first), ["ADD file-1-1", "ADD file-2-1", "ADD file-3-1"]);
-    assert!(first.readiness_changed);
-
-    let same = table.absorb(snapshots(&[("1", 1, 1), ("2", 1, 1), ("3", 1, 1)], &[]));
-    assert!(same.changes.is_empty() && !same.readiness_changed);
-
-    let next = table.absorb(snapshots(&[("2", 1, 2), ("3", 1, 1), ("4", 1, 1)], &[]));
-    assert_eq!(told(&next), ["REMOVE file-1-1", "ADD file-4-1", "UPDATE file-2-1"]);
-}
-
-#[test]
-fn another_incarnation_is_removed_then_added() {
-    let mut table = MergeTable::default();
-    table.absorb(snapshots(&[("1", 1, 1)], &[]));
-    let next = table.absorb(snapshots(&[("1", 2, 2)], &[]));
-    assert_eq!(told(&next), ["REMOVE file-1-1", "ADD file-1-2"]);
-}
-
-#[test]
-fn a_file_wins_over_a_url_and_the_loser_is_reported_and_takes_over() {
-    let mut table = MergeTable::default();
-    table.absorb(snapshots(&[("1", 1, 1)], &[("1", 1, 1)]));
-    let duplicate = &table.desired().duplicates[&PodKey::new("default", "1")][0];
-    assert_eq!((duplicate.winner.source, duplicate.loser.source), (SourceKind::File, SourceKind::Http));
-
-    let next = table.absorb(snapshots(&[], &[("1", 1, 1)]));
-    assert_eq!(told(&next), ["REMOVE file-1-1", "ADD http-1-1"]);
-    assert!(table.desired().duplicates.is_empty());
-}
-
-#[test]
-fn a_source_that_has_not_spoken_is_not_ready() {
-    let mut table = MergeTable::default();
-    let silent: Snapshots = Default::default();
-    assert!(!table.absorb(silent).readiness_changed);
-    assert!(!table.desired().is_ready(SourceKind::File));
-    table.absorb(snapshots(&[], &[]));
-    assert!(table.desired().is_ready(SourceKind::File) && !table.desired().is_ready(SourceKind::Api));
-}
-
-proptest! {
-    /// However the sources change, the merged state is the naive one, and the changes applied in order rebuild it.
-    #[test]
-    fn changes_rebuild_the_state(rounds in prop::collection::vec(
-        (prop::collection::btree_map(0u8..6, (0u8..3, 0u8..3), 0..6), prop::collection::btree_map(0u8..6, (0u8..3, 0u8..3), 0..6)),
-        1..8,
-    )) {
+fn kubelets_cases() {
+    let cases: &[(&str, &[Step<'_>])] = &[
+        ("one pod is added, with its source", &[(File, &["a"], &["ADD file/default/a/1"])]),
+        (
+            "the same name in another namespace is another pod",
+            &[(Api, &["a"], &["ADD api/default/a/1"]), (Api, &["a", "b/a"], &["ADD api/b/a/1"])],
+        ),
+        ("the same again is silent", &[(Http, &["a"], &["ADD http/default/a/1"]), (Http, &["a"], &[])]),
+        (
+            "an edit in place updates, and the removal carries the edited pod",
+            &[(Api, &["a uid=u"], &["ADD u"]), (Api, &["a uid=u image=2"], &["UPDATE u"]), (Api, &[], &["REMOVE u"])],
+        ),
+        (
+            "any other edit is another pod under the same name",
+            &[
+                (File, &["a"], &["ADD file/default/a/1"]),
+                (File, &["a spec=2"], &["REMOVE file/default/a/1", "ADD file/default/a/2"]),
+            ],
+        ),
+        (
+            "the same with a UID of its own: the edit is found although the UID stays",
+            &[(File, &["a uid=u"], &["ADD u"]), (File, &["a uid=u spec=2"], &["REMOVE u", "ADD u"])],
+        ),
+        (
+            "a deletion is graceful, told once, and told again when the grace is shortened or the pod edited",
+            &[
+                (Api, &["a uid=u"], &["ADD u"]),
+                (Api, &["a uid=u ends"], &["DELETE u"]),
+                (Api, &["a uid=u ends"], &[]),
+                (Api, &["a uid=u ends=5"], &["DELETE u"]),
+                (Api, &["a uid=u ends=5 image=2"], &["DELETE u"]),
+                (Api, &[], &["REMOVE u"]),
+            ],
+        ),
+        ("a pod that is new and to end is added", &[(Api, &["a uid=u ends"], &["ADD u"])]),
+        ("a deletion that was taken back", &[(Api, &["a uid=u ends"], &["ADD u"]), (Api, &["a uid=u"], &["UPDATE u"])]),
+        (
+            "removed before added before updated before deleting before reconciled",
+            &[
+                (
+                    Api,
+                    &["1 uid=1", "2 uid=2", "3 uid=3", "5 uid=5", "6 uid=6"],
+                    &["ADD 1", "ADD 2", "ADD 3", "ADD 5", "ADD 6"],
+                ),
+                (Api, &["1 uid=1", "2 uid=2", "3 uid=3", "5 uid=5", "6 uid=6"], &[]),
+                (
+                    Api,
+                    &["2 uid=2 image=2", "3 uid=3", "4 uid=4", "5 uid=5 status=a", "6 uid=6 ends"],
+                    &["REMOVE 1", "ADD 4", "UPDATE 2", "DELETE 6", "RECONCILE 5"],
+                ),
+            ],
+        ),
+        (
+            "a status alone reconciles, with an edit it is an update",
+            &[
+                (Api, &["1 uid=1", "2 uid=2", "3 uid=3"], &["ADD 1", "ADD 2", "ADD 3"]),
+                (Api, &["1 uid=1", "2 uid=2 status=a", "3 uid=3"], &["RECONCILE 2"]),
+                (Api, &["1 uid=1", "2 uid=2 status=a", "3 uid=3"], &[]),
+                (Api, &["1 uid=1", "2 uid=2 status=b image=2", "3 uid=3"], &["UPDATE 2"]),
+            ],
+        ),
+        ("an empty snapshot, then a pod", &[(Http, &[], &[]), (Http, &[], &[]), (Http, &["a uid=u"], &["ADD u"])]),
+        (
+            "a renamed file updates nothing but where the pod comes from",
+            &[(File, &["a uid=u"], &["ADD u"]), (File, &["a uid=u file=b"], &["UPDATE u"])],
+        ),
+        // Untested upstream: two sources with one name, in every order of coming and going.
+        (
+            "the first source wins, whoever came first, and the next takes over",
+            &[
+                (Http, &["a"], &["ADD http/default/a/1"]),
+                (Api, &["a"], &[]),
+                (Push, &["a"], &["REMOVE http/default/a/1", "ADD push/default/a/1"]),
+                (File, &["a"], &["REMOVE push/default/a/1", "ADD file/default/a/1"]),
+                (Push, &["a image=2"], &[]),
+                (Http, &[], &[]),
+                (File, &[], &["REMOVE file/default/a/1", "ADD push/default/a/1"]),
+                (Push, &[], &["REMOVE push/default/a/1", "ADD api/default/a/1"]),
+                (Api, &[], &["REMOVE api/default/a/1"]),
+            ],
+        ),
+        // Untested upstream: one UID twice.
+        (
+            "of two pods with one UID the first key runs, and the other once the first is gone",
+            &[
+                (File, &["b uid=u"], &["ADD u"]),
+                (File, &["a uid=u", "b uid=u"], &["REMOVE u", "ADD u"]),
+                (File, &["a uid=v", "b uid=u"], &["REMOVE u", "ADD v", "ADD u"]),
+                (File, &["a uid=u", "b uid=u"], &["REMOVE v", "REMOVE u", "ADD u"]),
+                (File, &["b uid=u"], &["REMOVE u", "ADD u"]),
+            ],
+        ),
+        (
+            "of one UID in two sources the first source's runs",
+            &[
+                (Http, &["a uid=u"], &["ADD u"]),
+                (File, &["z uid=u"], &["REMOVE u", "ADD u"]),
+                (File, &[], &["REMOVE u", "ADD u"]),
+            ],
+        ),
+    ];
+    for (case, steps) in cases {
         let mut table = MergeTable::default();
-        let mut rebuilt: BTreeMap<PodKey, Arc<PodRecord>> = BTreeMap::new();
-        for (file, http) in rounds {
-            let list = |pods: &BTreeMap<u8, (u8, u8)>| {
-                pods.iter().map(|(name, (a, b))| (name.to_string(), *a, *b)).collect::<Vec<_>>()
-            };
-            let (file, http) = (list(&file), list(&http));
-            let borrow = |pods: &[(String, u8, u8)]| -> Vec<(String, u8, u8)> { pods.to_vec() };
-            let file_refs: Vec<(&str, u8, u8)> = file.iter().map(|(n, a, b)| (n.as_str(), *a, *b)).collect();
-            let http_refs: Vec<(&str, u8, u8)> = http.iter().map(|(n, a, b)| (n.as_str(), *a, *b)).collect();
-            let outcome = table.absorb(snapshots(&file_refs, &http_refs));
-            for change in &outcome.changes {
-                match change {
-                    PodChange::Removed(old) => { prop_assert!(rebuilt.remove(&old.key).is_some()); }
-                    PodChange::Added(new) => { prop_assert!(rebuilt.insert(new.key.clone(), Arc::clone(new)).is_none()); }
-                    _ => { prop_assert!(rebuilt.insert(change.record().key.clone(), Arc::clone(change.record())).is_some()); }
-                }
-            }
-            let mut naive: BTreeMap<String, (SourceKind, u8, u8)> = BTreeMap::new();
-            for (name, a, b) in borrow(&http) { naive.insert(name, (SourceKind::Http, a, b)); }
-            for (name, a, b) in borrow(&file) { naive.insert(name, (SourceKind::File, a, b)); }
-            let merged: BTreeMap<String, (SourceKind, u8, u8)> = table.desired().pods.iter().map(|(key, record)| {
-                (key.name().to_owned(), (record.source, record.immutable_fingerprint.0[0], record.fingerprint.0[0]))
-            }).collect();
-            prop_assert_eq!(&merged, &naive);
-            let from_changes: BTreeMap<String, (SourceKind, u8, u8)> = rebuilt.iter().map(|(key, record)| {
-                (key.name().to_owned(), (record.source, record.immutable_fingerprint.0[0], record.fingerprint.0[0]))
-            }).collect();
-            prop_assert_eq!(&from_changes, &naive);
+        let mut snapshots = Snapshots::default();
+        for (number, (source, pods, expected)) in steps.iter().enumerate() {
+            snapshots[source.index()] = view(pods, *source);
+            let outcome = table.absorb(snapshots.clone());
+            assert_eq!(told(&outcome.changes), *expected, "{case}: step {number}");
         }
     }
+}
+
+#[test]
+fn metadata_of_a_manifest_is_an_update_and_says_so() {
+    let mut annotations = json!({});
+    let mut labels = json!({ "app": "web" });
+    let mut table = MergeTable::default();
+    let mut publish = |annotations: &serde_json::Value, labels: &serde_json::Value| {
+        let metadata = json!({ "name": "web", "annotations": annotations, "labels": labels });
+        let manifest = json!({ "metadata": metadata, "spec": { "containers": [{ "name": "a", "image": "a:1" }] } });
+        let web = Arc::new(restore(manifest.to_string().as_bytes(), "web.yaml", File, "edge1").unwrap());
+        let pods = [web, pod("neighbour", File)].map(|record| (record.key.clone(), record));
+        let snapshot = SourceSnapshot { pods: pods.into_iter().collect(), ready: true, ..SourceSnapshot::default() };
+        let mut snapshots = Snapshots::default();
+        snapshots[File.index()] = Arc::new(snapshot);
+        let changes = table.absorb(snapshots).changes;
+        changes.iter().filter_map(|change| Some(format!("{} {}", change.verb(), change.diff()?))).collect::<Vec<_>>()
+    };
+    assert!(publish(&annotations, &labels).is_empty(), "added");
+    annotations["note"] = json!("a");
+    assert_eq!(publish(&annotations, &labels), ["UPDATE annotations"], "key added");
+    annotations["note"] = json!("b");
+    assert_eq!(publish(&annotations, &labels), ["UPDATE annotations"], "value changed");
+    annotations = json!({});
+    assert_eq!(publish(&annotations, &labels), ["UPDATE annotations"], "key removed");
+    labels["app"] = json!("shop");
+    assert_eq!(publish(&annotations, &labels), ["UPDATE labels"]);
+    assert!(publish(&annotations, &labels).is_empty());
+}
+
+#[test]
+fn a_source_is_ready_by_itself_and_once() {
+    let mut table = MergeTable::default();
+    let mut snapshots = Snapshots::default();
+    assert!(table.absorb(snapshots.clone()).is_empty());
+    for (spoken, source) in [Http, File, Api, Push].into_iter().enumerate() {
+        snapshots[source.index()] = view(&[], source);
+        let outcome = table.absorb(snapshots.clone());
+        assert!(outcome.readiness_changed && outcome.changes.is_empty(), "told although there is no pod");
+        let ready = SourceKind::ALL.into_iter().filter(|kind| table.desired().is_ready(*kind)).count();
+        assert_eq!(ready, spoken + 1);
+        snapshots[source.index()] = view(&[], source);
+        assert!(table.absorb(snapshots.clone()).is_empty(), "empty again: silence");
+    }
+}
+
+/// `winner > loser` for every duplicate under the key, by source and key.
+fn duplicates(table: &MergeTable, key: &str) -> Vec<String> {
+    let of = |record: &PodRecord| format!("{} {}", record.source, record.key.name());
+    let found = table.desired().duplicates.get(&PodKey::new("default", key));
+    let found = found.into_iter().flat_map(|duplicates| duplicates.iter());
+    found.map(|duplicate| format!("{} > {}", of(&duplicate.winner), of(&duplicate.loser))).collect()
+}
+
+#[test]
+fn duplicates_are_told_on_both_sides_and_only_when_they_change() {
+    let mut table = MergeTable::default();
+    let mut snapshots = Snapshots::default();
+    let mut publish = |table: &mut MergeTable, source: SourceKind, pods: &[&str]| {
+        snapshots[source.index()] = view(pods, source);
+        table.absorb(snapshots.clone()).contested.iter().map(|key| key.name().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(publish(&mut table, File, &["a", "b uid=u"]).is_empty());
+    assert_eq!(publish(&mut table, Http, &["a", "c"]), ["a"]);
+    assert_eq!(publish(&mut table, Api, &["a"]), ["a"]);
+    assert_eq!(duplicates(&table, "a"), ["file a > http a", "file a > api a"]);
+
+    assert_eq!(publish(&mut table, Http, &["a", "c", "d uid=u"]), ["b", "d"], "one UID, two keys");
+    assert_eq!(duplicates(&table, "b"), ["file b > http d"]);
+    assert_eq!(duplicates(&table, "d"), ["file b > http d"]);
+    assert!(!table.desired().pods.contains_key(&PodKey::new("default", "d")));
+
+    assert!(publish(&mut table, Push, &["e"]).is_empty(), "nothing new to say of the others");
+    assert_eq!(publish(&mut table, File, &[]), ["a", "b", "d"]);
+    assert_eq!(duplicates(&table, "a"), ["http a > api a"]);
+    assert!(duplicates(&table, "b").is_empty() && duplicates(&table, "d").is_empty());
+    assert!(table.desired().pods.contains_key(&PodKey::new("default", "d")));
+}
+
+#[test]
+fn the_second_of_two_files_is_told_too() {
+    let mut table = MergeTable::default();
+    let mut snapshot = (*view(&["a"], File)).clone();
+    let rivals: Arc<[_]> = Arc::from([pod("a spec=2 file=b", File)]);
+    snapshot.rivals.insert(PodKey::new("default", "a"), rivals);
+    let mut snapshots = Snapshots::default();
+    snapshots[File.index()] = Arc::new(snapshot);
+    let outcome = table.absorb(snapshots.clone());
+    assert_eq!(told(&outcome.changes), ["ADD file/default/a/1"]);
+    assert_eq!(duplicates(&table, "a"), ["file a > file a"]);
+    snapshots[File.index()] = view(&["a"], File);
+    let outcome = table.absorb(snapshots);
+    assert!(outcome.changes.is_empty() && outcome.contested.len() == 1);
+    assert!(duplicates(&table, "a").is_empty());
 }

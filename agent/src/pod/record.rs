@@ -52,6 +52,17 @@ impl PodRecord {
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
     }
 
+    /// Whether `other` can be reached without ending the pod. A UID written in the manifest stays while the pod does
+    /// not, so the fingerprint decides as well.
+    pub fn is_same_incarnation(&self, other: &Self) -> bool {
+        self.uid == other.uid && self.immutable_fingerprint == other.immutable_fingerprint
+    }
+
+    /// Whether its source asks for its graceful end.
+    pub fn is_deleting(&self) -> bool {
+        self.pod.metadata.deletion_timestamp.is_some()
+    }
+
     /// Whether the pod shares the host's network namespace.
     pub fn host_network(&self) -> bool {
         self.spec().host_network.unwrap_or(false)
@@ -73,6 +84,10 @@ impl PartialEq for PodRecord {
             && self.source == other.source
             && self.origin == other.origin
             && self.pod.metadata.deletion_timestamp == other.pod.metadata.deletion_timestamp
+            && self.pod.metadata.deletion_grace_period_seconds == other.pod.metadata.deletion_grace_period_seconds
             && self.pod.status == other.pod.status
     }
 }
+
+/// With it, two `Arc`s of one record are equal without a look inside.
+impl Eq for PodRecord {}

@@ -140,6 +140,9 @@ pub struct DescribeDocument<P = Pod> {
     pub containers: BTreeMap<String, ContainerDocument>,
     /// Newer manifests of this pod that were refused.
     pub rejected: Vec<RejectionDocument>,
+    /// Other pods that claim its name or its UID, a sentence each.
+    #[serde(default)]
+    pub duplicates: Vec<String>,
     /// Its events, the least recent first.
     pub events: Vec<Event>,
 }

@@ -10,6 +10,7 @@ use super::ServerState;
 use super::document::{PodsDocument, SourceDocument};
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
+use crate::merge::DesiredPods;
 use crate::pod::PodKey;
 use crate::status::metrics::CONTENT_TYPE;
 
@@ -28,13 +29,13 @@ impl WatchQuery {
 
 /// kubelet's `/pods`: a PodList of the pods with their live status.
 pub(super) async fn pod_list(State(state): State<ServerState>) -> Response {
-    let rows = view::rows(&state.observed.load(), &state.sources.views());
+    let rows = view::rows(&state.observed.load(), &state.sources.views(), &state.desired.load());
     json(&rows.values().map(|row| row.pod()).collect::<PodListView<'_>>())
 }
 
 /// kubelet's `/runningpods/`: what runs, by name.
 pub(super) async fn running_pods(State(state): State<ServerState>) -> Response {
-    let rows = view::rows(&state.observed.load(), &[]);
+    let rows = view::rows(&state.observed.load(), &[], &DesiredPods::default());
     json(&rows.values().filter_map(|row| row.running()).collect::<PodListView<'_>>())
 }
 
@@ -44,16 +45,17 @@ pub(super) async fn entries(State(state): State<ServerState>, Query(query): Quer
         return watch::lines(PodWatch::new(state));
     }
     let sources = state.sources.views();
-    let rows = view::rows(&state.observed.load(), &sources);
+    let desired = state.desired.load();
+    let rows = view::rows(&state.observed.load(), &sources, &desired);
     json(&PodsDocument {
         pods: rows.values().map(|row| row.entry(&state.node_name)).collect(),
-        sources: sources.iter().map(view::source).collect(),
+        sources: sources.iter().map(|source| view::source(source, &desired)).collect(),
     })
 }
 
 /// The pods' names and their containers'.
 pub(super) async fn names(State(state): State<ServerState>) -> Response {
-    let rows = view::rows(&state.observed.load(), &state.sources.views());
+    let rows = view::rows(&state.observed.load(), &state.sources.views(), &state.desired.load());
     json(&rows.values().map(|row| row.names(&state.node_name)).collect::<Vec<_>>())
 }
 
@@ -63,17 +65,19 @@ pub(super) async fn describe(
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
     let sources = state.sources.views();
-    let rows = view::rows(&state.observed.load(), &sources);
+    let desired = state.desired.load();
+    let rows = view::rows(&state.observed.load(), &sources, &desired);
     let key = PodKey::new(namespace, name);
     match rows.get(&key) {
-        Some(row) => json(&row.describe(&state.node_name, &sources, &state.events.snapshot())),
+        Some(row) => json(&row.describe(&state.node_name, &sources, &desired, &state.events.snapshot())),
         None => (StatusCode::NOT_FOUND, format!("no pod {key} on this node")).into_response(),
     }
 }
 
 /// The sources, their health and what they refuse.
 pub(super) async fn sources(State(state): State<ServerState>) -> Response {
-    json(&state.sources.views().iter().map(view::source).collect::<Vec<SourceDocument>>())
+    let desired = state.desired.load();
+    json(&state.sources.views().iter().map(|source| view::source(source, &desired)).collect::<Vec<SourceDocument>>())
 }
 
 /// Prometheus' page.

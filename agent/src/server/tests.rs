@@ -65,6 +65,7 @@ fn fixture(name: &str) -> Fixture {
     let state = ServerState {
         node_name: "edge1".into(),
         config: Arc::default(),
+        desired: Desired::default(),
         observed: Observed::default(),
         sources: Arc::new(sources),
         events: Events::default(),

@@ -14,6 +14,7 @@ use super::document::{
     ContainerDocument, DescribeDocument, FaultDocument, PodEntry, PodNames, RejectionDocument, SourceDocument,
 };
 use super::sources::SourceView;
+use crate::merge::{DesiredPods, Duplicate};
 use crate::pod::{Fault, PodKey, PodRecord, Severity};
 use crate::source::{Health, Rejection, SourceKind};
 use crate::status::event::{Event, EventType};
@@ -58,7 +59,7 @@ pub(super) struct Row {
 }
 
 /// Every pod that is observed or wanted, by key; what only a source knows of yet is there as pending.
-pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView]) -> BTreeMap<PodKey, Row> {
+pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &DesiredPods) -> BTreeMap<PodKey, Row> {
     let mut rows = BTreeMap::new();
     for (key, pod) in &observed.pods {
         let row = Row { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)), note: pod.note.clone() };
@@ -73,18 +74,30 @@ pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView]) -> BTreeMap<
         for rejection in source.snapshot.rejected.values() {
             for key in &rejection.kept {
                 let Some(row) = rows.get_mut(key) else { continue };
-                let refused = format!("newer manifest rejected, see: limpet describe {}", row.record.key.name());
-                row.note = Some(match row.note.take() {
-                    Some(note) => format!("{note}; {refused}"),
-                    None => refused,
-                });
+                row.remark(format!("newer manifest rejected, see: limpet describe {}", row.record.key.name()));
             }
         }
+    }
+    for (key, duplicates) in &desired.duplicates {
+        let Some(row) = rows.get_mut(key) else { continue };
+        duplicates.iter().for_each(|duplicate| row.remark(told_to(key, duplicate)));
     }
     rows
 }
 
+/// What the pod of that key is told of a claim it won or lost.
+fn told_to(key: &PodKey, duplicate: &Duplicate) -> String {
+    if duplicate.winner.key == *key { duplicate.told_to_winner() } else { duplicate.told_to_loser() }
+}
+
 impl Row {
+    fn remark(&mut self, remark: String) {
+        self.note = Some(match self.note.take() {
+            Some(note) => format!("{note}; {remark}"),
+            None => remark,
+        });
+    }
+
     /// The pod with its live status.
     pub(super) fn pod(&self) -> PodView<'_> {
         let record = &self.record;
@@ -170,6 +183,7 @@ impl Row {
         &'a self,
         node: &str,
         sources: &[SourceView],
+        desired: &DesiredPods,
         events: &[Event],
     ) -> DescribeDocument<PodView<'a>> {
         let key = &self.record.key;
@@ -191,6 +205,9 @@ impl Row {
             entry: PodEntry { note, ..self.entry(node) },
             containers: containers.collect(),
             rejected,
+            duplicates: (desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter()))
+                .map(|duplicate| told_to(key, duplicate))
+                .collect(),
             events: events.iter().filter(|event| is_about(event, key)).map(|each| event(each, node)).collect(),
         }
     }
@@ -201,14 +218,17 @@ pub(super) fn is_about(event: &Event, key: &PodKey) -> bool {
     event.pod.as_ref().is_some_and(|(of, _)| of == key)
 }
 
-/// A source as people see it.
-pub(super) fn source(view: &SourceView) -> SourceDocument {
+/// A source as people see it; what it publishes and what does not run because of another source is refused too.
+pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument {
     let snapshot = &view.snapshot;
     let (health, detail) = match &snapshot.health {
         Health::Starting => ("starting", view.backend.to_string()),
         Health::Good => ("good", view.backend.to_string()),
         Health::Unavailable(why) => ("unavailable", why.to_string()),
     };
+    let lost = desired.duplicates.iter().flat_map(|(key, duplicates)| {
+        duplicates.iter().filter(move |duplicate| duplicate.loser.key == *key && loses(view.kind, duplicate))
+    });
     SourceDocument {
         source: view.kind.to_string(),
         place: view.place.to_string(),
@@ -216,8 +236,22 @@ pub(super) fn source(view: &SourceView) -> SourceDocument {
         detail,
         last_good: view.last_good.map(Time),
         pods: snapshot.pods.len(),
-        rejected: snapshot.rejected.values().map(|refused| rejection(refused)).collect(),
+        rejected: snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)).collect(),
     }
+}
+
+/// Whether a pod of the source does not run; of two files that claim one key the source itself has said so.
+fn loses(source: SourceKind, Duplicate { winner, loser }: &Duplicate) -> bool {
+    loser.source == source && (winner.source != source || winner.key != loser.key)
+}
+
+fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
+    let Duplicate { winner, loser } = duplicate;
+    let path = if winner.key == loser.key { "metadata.name" } else { "metadata.uid" };
+    let mut fault = Fault::error(path, format!("pod {} {}", loser.key, duplicate.told_to_loser()));
+    fault.origin = Arc::clone(&loser.origin);
+    let fault = fault.with_remedy("change or remove one of them");
+    rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })
 }
 
 fn rejection(refused: &Rejection) -> RejectionDocument {

@@ -58,7 +58,8 @@ impl PodWatch {
     }
 
     fn difference(&mut self) -> Vec<u8> {
-        let now = view::rows(&self.state.observed.load(), &self.state.sources.views());
+        let desired = self.state.desired.load();
+        let now = view::rows(&self.state.observed.load(), &self.state.sources.views(), &desired);
         let node = &*self.state.node_name;
         let mut batch = Vec::new();
         for (_, gone) in self.told.iter().filter(|(key, _)| !now.contains_key(*key)) {

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use imbl::ordmap::DiffItem;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
@@ -169,10 +170,13 @@ impl FileSource {
         if names.is_empty() {
             return;
         }
-        let links_named = names.iter().any(|name| self.links.contains(name));
+        let named = names.clone();
         let look = self.blocking(move |place, known| place.look_at(names, known)).await;
         self.take(look);
-        self.follow_links(links_named).await;
+        // Nothing but what was named is looked through: an event costs the same however many files there are.
+        if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
+            self.follow_links(true).await;
+        }
         self.publish(publish);
     }
 
@@ -307,6 +311,10 @@ impl FileSource {
         self.health = health;
     }
 
+    fn is_link(&self, name: &str) -> bool {
+        self.known.get(name).is_some_and(|known| known.link)
+    }
+
     /// Watches what symlinked manifests lead through, and looks again if that was not watched when they were read.
     async fn follow_links(&mut self, links_changed: bool) {
         let links: BTreeSet<Arc<str>> =
@@ -333,17 +341,19 @@ impl FileSource {
     }
 
     fn tell_rejections(&mut self, snapshot: &SourceSnapshot) {
-        for (name, rejection) in &snapshot.rejected {
-            if self.rejected.get(name) != Some(rejection) {
-                for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
-                    let line = fault.position.map(|(line, _)| line);
-                    let said = Fault { origin: Arc::from(""), ..fault.clone() };
-                    warn!(file = %name, line, error = %said, kept = ?rejection.kept, "manifest rejected");
+        for difference in self.rejected.diff(&snapshot.rejected) {
+            let (name, rejection) = match difference {
+                DiffItem::Add(name, rejection) | DiffItem::Update { new: (name, rejection), .. } => (name, rejection),
+                DiffItem::Remove(name, _) => {
+                    info!(file = %name, "manifest no longer rejected");
+                    continue;
                 }
+            };
+            for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
+                let line = fault.position.map(|(line, _)| line);
+                let said = Fault { origin: Arc::from(""), ..fault.clone() };
+                warn!(file = %name, line, error = %said, kept = ?rejection.kept, "manifest rejected");
             }
-        }
-        for name in self.rejected.keys().filter(|name| !snapshot.rejected.contains_key(*name)) {
-            info!(file = %name, "manifest no longer rejected");
         }
         self.rejected = snapshot.rejected.clone();
     }

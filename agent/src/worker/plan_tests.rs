@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use oci_spec::image::ImageConfiguration;
+use sha2::{Digest, Sha256};
 
 use super::super::state::{Now, PodSandbox, Trouble};
 use super::*;
@@ -34,14 +35,17 @@ fn record(policy: &str, inits: &[&str], mains: &[&str]) -> Arc<PodRecord> {
 
 /// A record whose manifest says what its pod says.
 fn version(pod: Pod) -> Arc<PodRecord> {
+    let manifest = serde_json::to_vec(&pod).unwrap();
+    let mut fingerprint = [0; 16];
+    fingerprint.copy_from_slice(&Sha256::digest(&manifest)[..16]);
     Arc::new(PodRecord {
         key: PodKey::new("default", "web-node"),
         uid: PodUid::new("0123"),
-        fingerprint: Fingerprint([1; 16]),
+        fingerprint: Fingerprint(fingerprint),
         immutable_fingerprint: Fingerprint([1; 16]),
         source: SourceKind::File,
         origin: Arc::from("web.yaml"),
-        manifest: Arc::from(serde_json::to_vec(&pod).unwrap()),
+        manifest: Arc::from(manifest),
         pod,
     })
 }
@@ -218,13 +222,29 @@ fn an_edited_image_is_fetched_before_the_old_process_is_asked_to_end() {
     running(&mut pod, 1);
     let mut edited = pod.record.pod.clone();
     edited.spec.as_mut().unwrap().containers[1].image = Some("app:2".into());
-    pod.update(version(edited));
+    assert_eq!(pod.update(version(edited)), [1]);
     assert_eq!(actions(&pod, now), [Action::EnsureImage(1)]);
     let trouble = Trouble::after(None, "ErrImagePull", "no".into(), now);
     pod.containers[1].image = ImageState::Failed(trouble);
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one runs on");
     pod.containers[1].image = image();
     assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::DefinitionChanged)]);
+}
+
+#[test]
+fn an_edit_of_metadata_touches_no_container() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a", "b"]));
+    running(&mut pod, 0);
+    exited_with_pause(&mut pod, 1, 1, Duration::from_secs(300), now);
+    reaped(&mut pod, 1);
+    let before = plan(&pod, READY, now);
+    let mut edited = pod.record.pod.clone();
+    edited.metadata.labels = Some([("app".to_owned(), "shop".to_owned())].into());
+    edited.spec.as_mut().unwrap().active_deadline_seconds = Some(9);
+    assert_eq!(pod.update(version(edited)), [0; 0]);
+    assert_eq!(plan(&pod, READY, now), before, "not even a back-off begins anew");
+    assert_eq!(pod.record.pod.metadata.labels.as_ref().unwrap()["app"], "shop");
 }
 
 #[test]

@@ -18,7 +18,6 @@ use super::outcome::{self, Outcome};
 use super::perform::Performer;
 use super::plan::{Action, Step, Surroundings, plan};
 use super::state::{ContainerSlot, Life, Now, PodState, SandboxState};
-use crate::merge::table::same_incarnation;
 use crate::pod::{PodKey, PodRecord};
 use crate::runtime::container::FoundContainer;
 use crate::runtime::record::ContainerId;
@@ -227,21 +226,12 @@ impl PodWorker {
     fn settle(&mut self, now: Now) {
         let others = !self.others.is_empty();
         match (&mut self.current, &self.next) {
-            (Some(pod), Some(next)) if !others && pod.ending.is_none() && same_incarnation(&pod.record, next) => {
-                let edited = pod.record.fingerprint != next.fingerprint;
-                if edited {
-                    let before: Vec<String> = pod.containers.iter().map(|slot| slot.fingerprint.clone()).collect();
-                    pod.update(Arc::clone(next));
-                    for (index, slot) in pod.containers.iter().enumerate() {
-                        // What is being pulled for the version before is of no use any more.
-                        if slot.fingerprint != before[index]
-                            && let Some(pull) = self.pulls.remove(&index)
-                        {
-                            pull.abort();
-                        }
+            (Some(pod), Some(next)) if !others && pod.ending.is_none() && pod.record.is_same_incarnation(next) => {
+                for index in pod.update(Arc::clone(next)) {
+                    // What is being pulled for the version before is of no use any more.
+                    if let Some(pull) = self.pulls.remove(&index) {
+                        pull.abort();
                     }
-                } else {
-                    pod.record = Arc::clone(next);
                 }
                 self.next = None;
             }

@@ -2,7 +2,6 @@
 //!
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,13 +9,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
-use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::backoff;
 use crate::network::PodAddresses;
-use crate::pod::PodRecord;
+use crate::pod::authored::{Authored, AuthoredContainer};
+use crate::pod::{PodDiff, PodRecord};
 use crate::runtime::image::LocalImage;
 use crate::runtime::record::{ContainerId, Exit};
 use crate::runtime::sandbox::Sandbox;
@@ -292,23 +290,9 @@ impl ContainerSlot {
     }
 }
 
-/// Hash of what of each container can change in place, by name: a change of it restarts that container alone.
-///
-/// Taken from the manifest as authored, as the pod's identity is: an agent that defaults otherwise restarts nothing.
-fn fingerprints(manifest: &[u8]) -> HashMap<String, String> {
-    let manifest: Value = serde_json::from_slice(manifest).unwrap_or_default();
-    let spec = &manifest["spec"];
-    [&spec["initContainers"], &spec["containers"]]
-        .into_iter()
-        .filter_map(Value::as_array)
-        .flatten()
-        .map(|container| {
-            let name = container["name"].as_str().unwrap_or_default().to_owned();
-            let text = serde_json::json!([container["image"], container["resources"]]).to_string();
-            let digest = Sha256::digest(text)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-            (name, digest)
-        })
-        .collect()
+/// Hash of what of the container can change in place: a change of it restarts that container alone.
+fn fingerprint(authored: &Authored<'_>, name: &str) -> String {
+    authored.container(name).map(AuthoredContainer::fingerprint).unwrap_or_default()
 }
 
 /// Why the pod is to end, and how gently.
@@ -341,9 +325,9 @@ impl PodState {
     /// A pod nothing runs of.
     pub fn new(record: Arc<PodRecord>, now: Timestamp) -> Self {
         let spec = record.spec();
-        let mut fingerprints = fingerprints(&record.manifest);
-        let mut slot = |container: &Container, init| {
-            ContainerSlot::new(&container.name, init, fingerprints.remove(&container.name).unwrap_or_default())
+        let authored = Authored::of(&record.manifest);
+        let slot = |container: &Container, init| {
+            ContainerSlot::new(&container.name, init, fingerprint(&authored, &container.name))
         };
         let mut containers: Vec<ContainerSlot> =
             spec.init_containers.iter().flatten().map(|container| slot(container, true)).collect();
@@ -358,18 +342,22 @@ impl PodState {
         }
     }
 
-    /// Takes a version in that can be reached in place: only containers whose image or resources differ are touched.
-    pub fn update(&mut self, record: Arc<PodRecord>) {
-        for (name, fingerprint) in fingerprints(&record.manifest) {
-            let Some(slot) = self.containers.iter_mut().find(|slot| slot.name == name) else { continue };
-            if slot.fingerprint != fingerprint {
-                slot.fingerprint = fingerprint;
-                slot.image = ImageState::Unknown;
-                slot.pull_trouble = None;
-                slot.trouble = None;
-            }
+    /// Takes a version in that can be reached in place. Returns the containers it touches, and touches no other: those
+    /// whose image or resources differ.
+    pub fn update(&mut self, record: Arc<PodRecord>) -> Vec<usize> {
+        let mut touched = Vec::new();
+        let authored = Authored::of(&record.manifest);
+        for name in PodDiff::between(&self.record, &record).restarts() {
+            let Some(index) = self.containers.iter().position(|slot| slot.name == name) else { continue };
+            let slot = &mut self.containers[index];
+            slot.fingerprint = fingerprint(&authored, name);
+            slot.image = ImageState::Unknown;
+            slot.pull_trouble = None;
+            slot.trouble = None;
+            touched.push(index);
         }
         self.record = record;
+        touched
     }
 
     /// Asks the pod to end. A second wish can only shorten the grace (kubelet-semantics 4.1).

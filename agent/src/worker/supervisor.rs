@@ -12,11 +12,12 @@ use super::inbox::{Inbox, Wish};
 use super::perform::Performer;
 use super::plan::Surroundings;
 use super::pod_worker::PodWorker;
+use super::provisional::Provisional;
 use super::state::{Now, PodState};
 use crate::lifecycle::LifecycleEvent;
 use crate::merge::{DesiredPods, Merged, PodChange};
 use crate::network::NetworkStatus;
-use crate::pod::{PodKey, PodRecord, PodUid};
+use crate::pod::{PodDiff, PodKey, PodRecord, PodUid};
 use crate::runtime::container::FoundContainer;
 use crate::runtime::image::normalize;
 use crate::runtime::record::ContainerId;
@@ -41,15 +42,12 @@ pub struct Intake {
 pub struct Supervisor {
     hands: Arc<Performer>,
     surroundings: watch::Sender<Surroundings>,
-    /// The sources this node has; only when all of them have spoken is the disk swept.
-    sources: Vec<SourceKind>,
     desired: Arc<DesiredPods>,
     workers: HashMap<PodKey, Arc<Inbox>>,
     tasks: JoinSet<PodKey>,
     /// The second half of a container's id leads to its pod.
     routes: HashMap<String, PodKey>,
-    /// Pods that were found running before their source had spoken.
-    provisional: HashMap<PodKey, SourceKind>,
+    provisional: Provisional,
     adopted: bool,
     absence_told: bool,
     swept: bool,
@@ -63,12 +61,11 @@ impl Supervisor {
         Self {
             hands,
             surroundings,
-            sources,
             desired: Arc::default(),
             workers: HashMap::new(),
             tasks: JoinSet::new(),
             routes: HashMap::new(),
-            provisional: HashMap::new(),
+            provisional: Provisional::new(sources),
             adopted: false,
             absence_told: false,
             swept: false,
@@ -101,36 +98,57 @@ impl Supervisor {
         self.desired = merged.desired;
         for change in &merged.changes {
             let record = change.record();
-            self.provisional.remove(&record.key);
             match change {
+                // What runs came of another source, which has not been heard.
+                PodChange::Removed(_) if self.provisional.contains(&record.key) => {}
                 PodChange::Removed(_) => self.wish(&record.key, Wish::End),
-                PodChange::Added(_) | PodChange::Updated { .. } | PodChange::Deleting(_) | PodChange::Reconciled(_) => {
-                    self.wish(&record.key, wish_for(record));
+                PodChange::Added(_)
+                | PodChange::Updated { .. }
+                | PodChange::Deleting { .. }
+                | PodChange::Reconciled { .. } => self.want(record),
+            }
+        }
+        self.hands.report_duplicates(&self.desired, &merged.contested);
+        self.settle_provisional();
+    }
+
+    /// Hands a wanted pod to its worker, unless what was found running under its key may come first.
+    fn want(&mut self, record: &Arc<PodRecord>) {
+        if self.provisional.holds_back(record, &self.desired) {
+            tracing::info!(pod = %record.key, source = %record.source, "waits: what runs came of a source not heard yet");
+        } else {
+            self.wish(&record.key, wish_for(record));
+        }
+    }
+
+    /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.
+    fn settle_provisional(&mut self) {
+        for key in self.provisional.settle(&self.desired) {
+            match self.desired.pods.get(&key).cloned() {
+                Some(record) => self.wish(&key, wish_for(&record)),
+                None => {
+                    tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
+                    self.wish(&key, Wish::End);
                 }
             }
         }
-        self.hands.report_duplicates(&self.desired);
-        self.end_unclaimed();
     }
 
-    /// Ends what was found running once its source has spoken and does not want it.
-    fn end_unclaimed(&mut self) {
-        let unclaimed: Vec<PodKey> = self
-            .provisional
-            .iter()
-            .filter(|(key, source)| self.desired.is_ready(**source) && !self.desired.pods.contains_key(*key))
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in unclaimed {
-            self.provisional.remove(&key);
-            tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
-            self.wish(&key, Wish::End);
-        }
-    }
-
-    fn wish(&mut self, key: &PodKey, wish: Wish) {
+    fn wish(&mut self, key: &PodKey, mut wish: Wish) {
         if let Wish::Run(record) = &wish {
-            self.routes.insert(ContainerId::pod_digits(&record.uid), key.clone());
+            let digits = ContainerId::pod_digits(&record.uid);
+            match self.routes.get(&digits) {
+                // A manifest was renamed and wrote its UID: containers and directories are still the other pod's. When
+                // that has ended, `start_waiting` finds this one without a worker.
+                Some(owner) if owner != key && self.workers.contains_key(owner) => {
+                    tracing::info!(pod = %key, uid = %record.uid, before = %owner, "waits for the pod that had its uid");
+                    if !self.workers.contains_key(key) {
+                        return;
+                    }
+                    wish = Wish::End;
+                }
+                _ => drop(self.routes.insert(digits, key.clone())),
+            }
         }
         match (self.workers.get(key), wish) {
             (Some(inbox), wish) => inbox.put(|mail| mail.wish = Some(wish)),
@@ -222,7 +240,7 @@ impl Supervisor {
         }
         self.adopted = true;
         self.start_waiting();
-        self.end_unclaimed();
+        self.settle_provisional();
         self.surroundings.send_modify(|around| around.runtime_ready = true);
         self.hands.runtime_ready(count, pods);
     }
@@ -234,7 +252,7 @@ impl Supervisor {
         for container in &containers {
             by_uid.entry(container.recorded.identity.uid.clone()).or_default().push(container.clone());
         }
-        let desired = self.desired.pods.get(&key).cloned();
+        let mut desired = self.desired.pods.get(&key).cloned();
         let mut incarnations: Vec<PodState> = Vec::new();
         for found in by_uid.into_values() {
             let Some(record) = self.hands.restore(&found) else { continue };
@@ -247,10 +265,10 @@ impl Supervisor {
         }
         // The one that is wanted comes last: everything else of the key ends first.
         incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
-        if let Some(last) = incarnations.last()
-            && desired.is_none()
+        if let Some(found) = incarnations.last().map(|pod| pod.record.source)
+            && self.provisional.found(&key, found, &self.desired)
         {
-            self.provisional.insert(key.clone(), last.record.source);
+            desired = None;
         }
         if incarnations.is_empty() && desired.is_none() {
             return;
@@ -288,14 +306,14 @@ impl Supervisor {
             .map(|(_, r)| Arc::clone(r))
             .collect();
         for record in waiting {
-            self.wish(&record.key, wish_for(&record));
+            self.want(&record);
         }
     }
 
     /// Once everything is known, what no pod owns is cleared: once a start. No pod is begun meanwhile, so that nothing
     /// of a new pod is taken for something left behind.
     async fn sweep(&mut self) {
-        if self.swept || !self.adopted || !self.sources.iter().all(|source| self.desired.is_ready(*source)) {
+        if self.swept || !self.adopted || !self.provisional.all_have_spoken(&self.desired) {
             return;
         }
         self.swept = true;
@@ -318,17 +336,23 @@ fn images(record: &PodRecord) -> Vec<String> {
 }
 
 fn wish_for(record: &Arc<PodRecord>) -> Wish {
-    if record.pod.metadata.deletion_timestamp.is_some() { Wish::End } else { Wish::Run(Arc::clone(record)) }
+    if record.is_deleting() { Wish::End } else { Wish::Run(Arc::clone(record)) }
 }
 
-/// One line per verb and source, as kubelet's sync loop has it.
+/// One line per verb and source, as kubelet's sync loop has it; one per pod where there is something to say of what
+/// changed.
 fn log_changes(changes: &[PodChange]) {
     let mut lines: Vec<(&'static str, SourceKind, Vec<&Arc<PodRecord>>)> = Vec::new();
     for change in changes {
-        let record = change.record();
-        match lines.iter_mut().find(|(verb, source, _)| *verb == change.verb() && *source == record.source) {
+        let (record, verb) = (change.record(), change.verb());
+        if let Some(diff) = change.diff().or_else(|| successor(change, changes)) {
+            let PodRecord { key, uid, source, origin, .. } = &**record;
+            tracing::info!(%source, pod = %key, %uid, file = %origin, changed = %diff, "SyncLoop {verb}");
+            continue;
+        }
+        match lines.iter_mut().find(|(known, source, _)| *known == verb && *source == record.source) {
             Some((_, _, records)) => records.push(record),
-            None => lines.push((change.verb(), record.source, vec![record])),
+            None => lines.push((verb, record.source, vec![record])),
         }
     }
     for (verb, source, records) in lines {
@@ -337,4 +361,12 @@ fn log_changes(changes: &[PodChange]) {
         let origins: Vec<&str> = records.iter().map(|record| &*record.origin).collect();
         tracing::info!(%source, ?pods, ?uids, files = ?origins, "SyncLoop {verb}");
     }
+}
+
+/// Why a pod that is removed and added at once is made anew: told with its addition.
+fn successor<'a>(change: &'a PodChange, changes: &'a [PodChange]) -> Option<PodDiff<'a>> {
+    let PodChange::Added(new) = change else { return None };
+    let removed = changes.iter().take_while(|change| matches!(change, PodChange::Removed(_)));
+    let old = removed.map(PodChange::record).find(|old| old.key == new.key)?;
+    Some(PodDiff::between(old, new))
 }

@@ -135,6 +135,27 @@ async fn files_come_change_and_go() {
     assert!(bench.store.last_good(SourceKind::File).unwrap().is_empty());
 }
 
+/// A change under another name of the same file tells the directory nothing: whoever looked at it would see it.
+#[tokio::test]
+async fn an_event_for_one_file_makes_nobody_look_at_the_others() {
+    let mut bench = Bench::new();
+    let elsewhere = bench.directory.parent().unwrap().join("elsewhere");
+    fs::write(&elsewhere, "pod b 1").unwrap();
+    fs::hard_link(&elsewhere, bench.directory.join("b.yaml")).unwrap();
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml", "b 1 @ b.yaml"]).await;
+    fs::write(&elsewhere, "pod b 2").unwrap();
+    bench.write("a.yaml", "pod a 2");
+    bench.until_pods(&["a 2 @ a.yaml", "b 1 @ b.yaml"]).await;
+    bench.write("c.yaml", "pod c 1");
+    let snapshot = bench.until(|now| now.pods.len() == 3).await;
+    assert_eq!(shape(&snapshot), ["a 2 @ a.yaml", "b 1 @ b.yaml", "c 1 @ c.yaml"]);
+    let link = bench.directory.join("b.yaml");
+    fs::set_permissions(&link, fs::metadata(&link).unwrap().permissions()).unwrap();
+    bench.until_pods(&["a 2 @ a.yaml", "b 2 @ b.yaml", "c 1 @ c.yaml"]).await;
+}
+
 #[tokio::test]
 async fn an_editor_that_renames_away_first_never_removes_the_pod() {
     let mut bench = Bench::new();

@@ -13,7 +13,7 @@ use crate::store::Manifests;
 #[derive(Debug, Default)]
 struct Entry {
     /// Its pods, last good versions of broken ones included.
-    pods: Vec<Arc<PodRecord>>,
+    pods: BTreeMap<PodKey, Arc<PodRecord>>,
     /// Why it, or a document of it, was refused; empty for a good file.
     faults: Vec<Fault>,
     /// The pods of it that are last good versions.
@@ -37,21 +37,23 @@ impl View {
     /// Takes what was read from the file `name`. Where it holds errors, the pods it had before and has no good
     /// version of now are kept; `restored` gives those of a file not seen since the start.
     pub(super) fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Vec<Arc<PodRecord>>) {
-        let previous = self.files.get(name).map_or_else(restored, |entry| entry.pods.clone());
+        let previous = match self.files.get(name) {
+            Some(entry) => entry.pods.clone(),
+            None => by_key(restored()),
+        };
         let faults: Vec<Fault> = read.faults;
         let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
-        let mut keys = BTreeSet::new();
-        let mut pods: Vec<Arc<PodRecord>> = Vec::with_capacity(read.pods.len());
+        let mut pods = BTreeMap::new();
         for pod in read.pods {
-            if keys.insert(pod.key.clone()) {
-                pods.push(previous.iter().find(|before| same_version(before, &pod)).map_or(pod, Arc::clone));
-            }
+            // The first of two in one file counts, and a record that is known already stays.
+            let known = previous.get(&pod.key).filter(|before| same_version(before, &pod)).cloned();
+            pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
         }
         let mut kept = Vec::new();
         if refused {
-            for pod in previous.into_iter().filter(|pod| !keys.contains(&pod.key)) {
-                kept.push(pod.key.clone());
-                pods.push(pod);
+            for (key, pod) in previous.into_iter().filter(|(key, _)| !pods.contains_key(key)).collect::<Vec<_>>() {
+                kept.push(key.clone());
+                pods.insert(key, pod);
             }
         }
         let faults = if refused { faults } else { Vec::new() };
@@ -60,14 +62,14 @@ impl View {
 
     /// Takes the last good version of a file that cannot be looked at.
     pub(super) fn restore(&mut self, name: &Arc<str>, pods: Vec<Arc<PodRecord>>) {
-        self.replace(name, Some(Entry { pods, ..Entry::default() }));
+        self.replace(name, Some(Entry { pods: by_key(pods), ..Entry::default() }));
     }
 
     /// Marks a file whose name is gone, or is back.
     pub(super) fn set_vanishing(&mut self, name: &Arc<str>, vanishing: bool) {
         if let Some(entry) = self.files.get_mut(name).filter(|entry| entry.vanishing != vanishing) {
             entry.vanishing = vanishing;
-            self.touched_keys.extend(entry.pods.iter().map(|pod| pod.key.clone()));
+            self.touched_keys.extend(entry.pods.keys().cloned());
         }
     }
 
@@ -89,7 +91,7 @@ impl View {
     /// What has to survive of the file; `None`: nothing.
     pub(super) fn manifests(&self, name: &str) -> Option<Manifests> {
         let pods = &self.files.get(name)?.pods;
-        (!pods.is_empty()).then(|| pods.iter().map(|pod| Arc::clone(&pod.manifest)).collect())
+        (!pods.is_empty()).then(|| pods.values().map(|pod| Arc::clone(&pod.manifest)).collect())
     }
 
     /// How many pods there are now.
@@ -115,46 +117,73 @@ impl View {
         self.touched_files.insert(Arc::clone(name));
         let old = match entry {
             Some(entry) => {
-                for pod in &entry.pods {
-                    self.claims.entry(pod.key.clone()).or_default().insert(Arc::clone(name));
-                    self.touched_keys.insert(pod.key.clone());
+                for key in entry.pods.keys() {
+                    self.claims.entry(key.clone()).or_default().insert(Arc::clone(name));
+                    self.touched_keys.insert(key.clone());
                 }
                 self.files.insert(Arc::clone(name), entry)
             }
             None => self.files.remove(name),
         };
-        for pod in old.into_iter().flat_map(|entry| entry.pods) {
-            let still = self.files.get(name).is_some_and(|entry| entry.pods.iter().any(|now| now.key == pod.key));
-            if !still && let Some(claimants) = self.claims.get_mut(&pod.key) {
+        for key in old.into_iter().flat_map(|entry| entry.pods.into_keys()) {
+            let still = self.files.get(name).is_some_and(|entry| entry.pods.contains_key(&key));
+            if !still && let Some(claimants) = self.claims.get_mut(&key) {
                 claimants.remove(name);
             }
-            self.touched_keys.insert(pod.key.clone());
+            self.touched_keys.insert(key);
         }
     }
 
     /// The first in byte order of the file name, those that are there before those that vanish.
     fn owner(&self, key: &PodKey) -> Option<&Arc<str>> {
         let claimants = self.claims.get(key)?;
-        claimants.iter().min_by_key(|name| (self.files.get(*name).is_none_or(|entry| entry.vanishing), *name))
+        claimants.iter().min_by_key(|name| (self.is_vanishing(name), *name))
     }
 
     fn settle_key(&mut self, key: PodKey) -> bool {
-        let owner = self.owner(&key).and_then(|name| self.files.get(name));
-        let record = owner.and_then(|entry| entry.pods.iter().find(|pod| pod.key == key)).map(Arc::clone);
-        self.touched_files.extend(self.claims.get(&key).into_iter().flatten().cloned());
+        let owner = self.owner(&key);
+        let record = owner.and_then(|name| self.claim(name, &key)).map(Arc::clone);
+        let claimants = self.claims.get(&key).into_iter().flatten();
+        let rivals = claimants.clone().filter(|name| Some(*name) != owner && !self.is_vanishing(name));
+        let rivals: Vec<Arc<PodRecord>> = rivals.filter_map(|name| self.claim(name, &key)).map(Arc::clone).collect();
+        self.touched_files.extend(claimants.cloned());
+        let contested = self.settle_rivals(&key, rivals);
         match record {
             Some(record) => {
                 if self.snapshot.pods.get(&key).is_some_and(|now| Arc::ptr_eq(now, &record)) {
-                    return false;
+                    return contested;
                 }
                 self.snapshot.pods.insert(key, record);
                 true
             }
             None => {
                 self.claims.remove(&key);
-                self.snapshot.pods.remove(&key).is_some()
+                self.snapshot.pods.remove(&key).is_some() || contested
             }
         }
+    }
+
+    fn settle_rivals(&mut self, key: &PodKey, rivals: Vec<Arc<PodRecord>>) -> bool {
+        let known = &mut self.snapshot.rivals;
+        if rivals.is_empty() {
+            return known.remove(key).is_some();
+        }
+        let same =
+            |now: &Arc<[_]>| now.len() == rivals.len() && now.iter().zip(&rivals).all(|(a, b)| Arc::ptr_eq(a, b));
+        if known.get(key).is_some_and(same) {
+            return false;
+        }
+        known.insert(key.clone(), rivals.into());
+        true
+    }
+
+    /// What the file says of the key.
+    fn claim(&self, name: &str, key: &PodKey) -> Option<&Arc<PodRecord>> {
+        self.files.get(name)?.pods.get(key)
+    }
+
+    fn is_vanishing(&self, name: &str) -> bool {
+        self.files.get(name).is_none_or(|entry| entry.vanishing)
     }
 
     fn settle_file(&mut self, name: Arc<str>) -> bool {
@@ -173,7 +202,7 @@ impl View {
 
     fn rejection(&self, name: &Arc<str>, entry: &Entry) -> Option<Rejection> {
         let mut faults = entry.faults.clone();
-        for pod in &entry.pods {
+        for pod in entry.pods.values() {
             if let Some(owner) = self.owner(&pod.key).filter(|owner| *owner != name && !entry.vanishing) {
                 let message = format!("pod {} is defined in {owner} already, which comes first", pod.key);
                 let mut fault = Fault::error("metadata.name", message).with_remedy("rename or remove one of them");
@@ -183,6 +212,10 @@ impl View {
         }
         (!faults.is_empty()).then(|| Rejection { origin: Arc::clone(name), faults, kept: entry.kept.clone() })
     }
+}
+
+fn by_key(pods: Vec<Arc<PodRecord>>) -> BTreeMap<PodKey, Arc<PodRecord>> {
+    pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect()
 }
 
 /// Equal as far as anyone downstream can tell: then the record that is known already stays, and nothing changes.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::plan::{self, KillCause, Surroundings};
 use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
 use super::Performer;
-use crate::merge::{DesiredPods, PodChange};
+use crate::merge::{DesiredPods, Duplicate, PodChange};
 use crate::pod::{PodKey, PodRecord};
 use crate::runtime::spec::qos_class;
 use crate::status::event::EventType;
@@ -119,18 +119,20 @@ impl Performer {
         }
     }
 
-    /// Two sources, or two files, claim one key: both are told, once per pair.
-    pub fn report_duplicates(&self, desired: &DesiredPods) {
-        for duplicate in desired.duplicates.values().flatten() {
-            let (winner, loser) = (&duplicate.winner, &duplicate.loser);
-            let message = format!(
-                "{} {} also defines this pod; {} {} wins",
-                loser.source, loser.origin, winner.source, winner.origin
-            );
-            let pod = Some((winner.key.clone(), winner.uid.clone()));
-            if self.events.emit(pod, None, EventType::Warning, "DuplicatePod", message) == 1 {
-                tracing::warn!(pod = %winner.key, winner = %winner.origin, loser = %loser.origin, "two sources claim one pod");
+    /// Pods that claim one key or one UID: said to the one that runs and to the one that does not, once per pair.
+    pub fn report_duplicates(&self, desired: &DesiredPods, contested: &[PodKey]) {
+        let found = contested.iter().filter_map(|key| desired.duplicates.get(key));
+        for duplicate in found.flat_map(|duplicates| duplicates.iter()) {
+            let Duplicate { winner, loser } = duplicate;
+            let of = |record: &PodRecord| Some((record.key.clone(), record.uid.clone()));
+            let to_loser = duplicate.told_to_loser();
+            self.events.emit(of(winner), None, EventType::Warning, "DuplicatePod", duplicate.told_to_winner());
+            if self.events.emit(of(loser), None, EventType::Warning, "DuplicatePod", to_loser.clone()) == 1 {
+                tracing::warn!(pod = %loser.key, source = %loser.source, file = %loser.origin, "{to_loser}");
             }
+        }
+        if !contested.is_empty() {
+            self.observed.touch();
         }
     }
 
@@ -140,9 +142,9 @@ impl Performer {
             self.metrics.merge_change(match change {
                 PodChange::Added(_) => MergeChange::Added,
                 PodChange::Updated { .. } => MergeChange::Updated,
-                PodChange::Deleting(_) => MergeChange::Deleting,
+                PodChange::Deleting { .. } => MergeChange::Deleting,
                 PodChange::Removed(_) => MergeChange::Removed,
-                PodChange::Reconciled(_) => MergeChange::Reconciled,
+                PodChange::Reconciled { .. } => MergeChange::Reconciled,
             });
         }
     }

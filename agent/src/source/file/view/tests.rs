@@ -28,6 +28,12 @@ fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
     view.accept(&Arc::from(name), Manifest { pods, faults }, Vec::new);
 }
 
+/// What loses its key within the source, as `file: name version`.
+fn rivals(snapshot: &SourceSnapshot) -> Vec<String> {
+    let rivals = snapshot.rivals.values().flat_map(|rivals| rivals.iter());
+    rivals.map(|pod| format!("{}: {}", pod.origin, String::from_utf8_lossy(&pod.manifest))).collect()
+}
+
 /// `name version` of every pod, then `!file kept…` of every rejection.
 fn shape(snapshot: &SourceSnapshot) -> Vec<String> {
     let pods = snapshot.pods.values().map(|pod| String::from_utf8_lossy(&pod.manifest).into_owned());
@@ -71,15 +77,17 @@ fn two_claims_are_settled_by_name_and_never_by_time() {
     take(&mut view, "a", (&[("x", 1)], false));
     take(&mut view, "c", (&[("x", 3), ("y", 3)], false));
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "y 3", "!b", "!c"]);
+    assert_eq!(rivals(&view.snapshot), ["b: x 2", "c: x 3"]);
     view.set_vanishing(&Arc::from("a"), true);
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 3", "!c"]);
+    assert_eq!(rivals(&view.snapshot), ["c: x 3"]);
     view.remove(&Arc::from("a"));
     assert!(view.settle(true, Health::Good).is_none());
     view.remove(&Arc::from("b"));
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 3", "y 3"]);
     view.remove(&Arc::from("c"));
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), Vec::<String>::new());
-    assert_eq!(view.pods(), 0);
+    assert_eq!((view.pods(), view.snapshot.rivals.len()), (0, 0));
 }
 
 #[test]

@@ -1,0 +1,116 @@
+//! limpet's merge, as the agent runs it: slots, the merge's task, the channel to the supervisor.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use imbl::OrdMap;
+use limpet::merge::slot::{Slots, Snapshots};
+use limpet::merge::table::MergeTable;
+use limpet::merge::{self, Desired, Merged};
+use limpet::pod::{PodKey, PodRecord};
+use limpet::source::{SourceKind, SourceSnapshot};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::fixture::Pods;
+use super::{ReadBeside, Samples};
+
+fn snapshot(pods: OrdMap<PodKey, Arc<PodRecord>>) -> Arc<SourceSnapshot> {
+    Arc::new(SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() })
+}
+
+fn snapshots(pods: &Pods) -> Snapshots {
+    SourceKind::ALL.map(|source| {
+        let own = pods.by_source[source.index()].iter().map(|record| (record.key.clone(), Arc::clone(record)));
+        snapshot(own.collect())
+    })
+}
+
+/// The whole state merged for the first time, up to the snapshot readers get.
+pub(crate) fn first_merge(pods: &Pods, runs: usize) -> Samples {
+    let all = snapshots(pods);
+    let merge = |all| {
+        let mut table = MergeTable::default();
+        let outcome = table.absorb(all);
+        let desired = Arc::new(table.desired().clone());
+        (table, outcome, desired)
+    };
+    Samples::of(runs, |_| all.clone(), merge)
+}
+
+struct Running {
+    runtime: Runtime,
+    slots: Arc<Slots>,
+    desired: Desired,
+    merged: mpsc::Receiver<Merged>,
+    /// The changing source's view with the one version and the other.
+    views: [Arc<SourceSnapshot>; 2],
+    source: SourceKind,
+}
+
+impl Running {
+    fn new(pods: &Pods) -> Self {
+        // One thread, as the agent has it.
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (sender, mut merged) = mpsc::channel(1);
+        let (slots, desired) = (Arc::<Slots>::default(), Desired::default());
+        runtime.spawn(merge::run(Arc::clone(&slots), desired.clone(), sender, CancellationToken::new()));
+        let all = snapshots(pods);
+        let (source, _) = pods.changing;
+        let own = &all[source.index()].pods;
+        let views = pods.versions.clone().map(|record| snapshot(own.update(record.key.clone(), record)));
+        SourceKind::ALL.into_iter().zip(&all).for_each(|(source, view)| slots.publish(source, Arc::clone(view)));
+        runtime.block_on(merged.recv()).unwrap();
+        Self { runtime, slots, desired, merged, views, source }
+    }
+
+    /// From publication to the change in the receiver's hands.
+    fn changes(&mut self, changes: usize) -> Samples {
+        let (slots, merged, source) = (&self.slots, &mut self.merged, self.source);
+        let views = &self.views;
+        self.runtime.block_on(async {
+            let mut samples = Samples::default();
+            for run in 1..=changes {
+                let view = Arc::clone(&views[run % 2]);
+                let start = Instant::now();
+                slots.publish(source, view);
+                let got = merged.recv().await.unwrap();
+                samples.push(start.elapsed());
+                assert_eq!(got.changes.len(), 1);
+            }
+            samples
+        })
+    }
+}
+
+pub(crate) fn changes(pods: &Pods, changes: usize) -> Samples {
+    let mut running = Running::new(pods);
+    running.changes(changes.min(100));
+    running.changes(changes)
+}
+
+pub(crate) fn changes_while_read(pods: &Pods, changes: usize, readers: usize) -> ReadBeside {
+    let mut running = Running::new(pods);
+    running.changes(changes.min(100));
+    let (reads, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let desired = running.desired.clone();
+    let key = &pods.versions[0].key;
+    thread::scope(|scope| {
+        for _ in 0..readers {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::black_box(desired.load().pods[key].pod.spec.is_some());
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let start = Instant::now();
+        let changes = running.changes(changes);
+        let reads_per_second = reads.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64();
+        stop.store(true, Ordering::Relaxed);
+        ReadBeside { changes, reads_per_second }
+    })
+}

@@ -1,0 +1,81 @@
+//! The whole way: a directory of manifests, the file source with its watch, the merge, the supervisor's end of the
+//! channel. One manifest is replaced by rename again and again.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use limpet::merge::slot::Slots;
+use limpet::merge::{self, Desired};
+use limpet::pod::{self, Manifest};
+use limpet::source::SourceKind;
+use limpet::source::file::{Decoder, FileSource};
+use limpet::store::Store;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::Samples;
+use super::fixture::manifest;
+
+/// What was seen.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) files: usize,
+    pub(crate) changes: Samples,
+    /// Files that were read for all renames together.
+    pub(crate) reads: u64,
+    pub(crate) renames: usize,
+}
+
+static READS: AtomicU64 = AtomicU64::new(0);
+
+fn counted(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
+    READS.fetch_add(1, Ordering::Relaxed);
+    pod::read(text, origin, source, node)
+}
+
+pub(crate) fn measure(files: usize, renames: usize) -> Whole {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("manifests");
+    std::fs::create_dir(&directory).unwrap();
+    for number in 0..files {
+        std::fs::write(directory.join(format!("web-{number:05}.yaml")), manifest(number, "web:1")).unwrap();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (changes, reads) = runtime.block_on(replace_one(root.path(), &directory, files, renames));
+    Whole { files, changes, reads, renames }
+}
+
+async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize) -> (Samples, u64) {
+    let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
+    let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: pod::restore });
+    let (slots, stop) = (Arc::<Slots>::default(), CancellationToken::new());
+    let (sender, mut merged) = mpsc::channel(1);
+    tokio::spawn(merge::run(Arc::clone(&slots), Desired::default(), sender, stop.clone()));
+    let reading = tokio::spawn({
+        let stop = stop.clone();
+        async move { source.run(move |snapshot| slots.publish(SourceKind::File, snapshot), stop).await }
+    });
+    while merged.recv().await.unwrap().desired.pods.len() < files {}
+
+    let (beside, place) = (root.join("beside"), directory.join(format!("web-{:05}.yaml", files / 2)));
+    let (mut samples, mut reads) = (Samples::default(), 0);
+    const WARM_UP: usize = 20;
+    for run in 1..=WARM_UP + renames {
+        std::fs::write(&beside, manifest(files / 2, &format!("web:{run}"))).unwrap();
+        let read_before = READS.load(Ordering::Relaxed);
+        let start = Instant::now();
+        std::fs::rename(&beside, &place).unwrap();
+        let changes = merged.recv().await.unwrap().changes;
+        let took = start.elapsed();
+        assert_eq!(changes.len(), 1);
+        if run > WARM_UP {
+            samples.push(took);
+            reads += READS.load(Ordering::Relaxed) - read_before;
+        }
+    }
+    stop.cancel();
+    reading.await.unwrap();
+    (samples, reads)
+}

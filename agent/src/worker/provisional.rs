@@ -1,0 +1,132 @@
+//! Pods that were found running before their source had spoken: nothing of them ends until it has. Pure.
+
+use std::collections::HashMap;
+
+use crate::merge::DesiredPods;
+use crate::pod::{PodKey, PodRecord};
+use crate::source::SourceKind;
+
+/// The pods found running whose source has not been heard, by key, and the sources this node has.
+#[derive(Debug)]
+pub struct Provisional {
+    sources: Vec<SourceKind>,
+    found: HashMap<PodKey, SourceKind>,
+}
+
+impl Provisional {
+    /// None yet.
+    pub fn new(sources: Vec<SourceKind>) -> Self {
+        Self { sources, found: HashMap::new() }
+    }
+
+    /// Whether every source of this node has spoken.
+    pub fn all_have_spoken(&self, desired: &DesiredPods) -> bool {
+        self.sources.iter().all(|source| desired.is_ready(*source))
+    }
+
+    /// Takes note of a pod that came of `source` and runs. False: what is wanted under its key takes over at once.
+    pub fn found(&mut self, key: &PodKey, source: SourceKind, desired: &DesiredPods) -> bool {
+        let waits = desired.pods.get(key).is_none_or(|wanted| self.may_claim(source, wanted.source, desired));
+        if waits {
+            self.found.insert(key.clone(), source);
+        }
+        waits
+    }
+
+    /// Whether `wanted` has to wait, because what runs under its key came of a source that comes first and has not
+    /// been heard. If not, the pod is not provisional any more.
+    pub fn holds_back(&mut self, wanted: &PodRecord, desired: &DesiredPods) -> bool {
+        let found = self.found.get(&wanted.key).copied();
+        let waits = found.is_some_and(|found| self.may_claim(found, wanted.source, desired));
+        if !waits {
+            self.found.remove(&wanted.key);
+        }
+        waits
+    }
+
+    /// Whether the pod is provisional.
+    pub fn contains(&self, key: &PodKey) -> bool {
+        self.found.contains_key(key)
+    }
+
+    /// The pods whose source has been heard by now, which are provisional no more.
+    pub fn settle(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
+        let heard = SourceKind::ALL.map(|source| self.has_spoken(source, desired));
+        self.found.extract_if(|_, source| heard[source.index()]).map(|(key, _)| key).collect()
+    }
+
+    /// Whether `found` may yet claim a key before `wanting`.
+    fn may_claim(&self, found: SourceKind, wanting: SourceKind, desired: &DesiredPods) -> bool {
+        found < wanting && self.sources.contains(&found) && !desired.is_ready(found)
+    }
+
+    /// A source that is not configured any more has nothing to say once all others have spoken; an agent without any
+    /// source leaves alone what it finds.
+    fn has_spoken(&self, source: SourceKind, desired: &DesiredPods) -> bool {
+        if self.sources.contains(&source) {
+            return desired.is_ready(source);
+        }
+        !self.sources.is_empty() && self.all_have_spoken(desired)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::status::observed::tests::record;
+
+    use SourceKind::{File, Http, Push};
+
+    fn desired(ready: &[SourceKind], wanted: Option<SourceKind>) -> DesiredPods {
+        let mut desired = DesiredPods::default();
+        ready.iter().for_each(|source| desired.ready[source.index()] = true);
+        if let Some(source) = wanted {
+            let record = Arc::new(PodRecord { source, ..(*record(json!({ "metadata": { "name": "web" } }))).clone() });
+            desired.pods.insert(record.key.clone(), record);
+        }
+        desired
+    }
+
+    #[test]
+    fn what_runs_ends_only_by_the_word_of_its_own_source() {
+        let key = PodKey::new("default", "web");
+        // Where it came from, who has spoken, who wants the key: is it provisional at first, is it still afterwards?
+        type Case<'a> = (SourceKind, &'a [SourceKind], Option<SourceKind>, bool, bool);
+        let cases: &[Case<'_>] = &[
+            (File, &[], None, true, true),
+            (File, &[Http], None, true, true),
+            (File, &[File], None, true, false),
+            (File, &[Http], Some(Http), true, true),
+            (File, &[File, Http], Some(Http), false, false),
+            (File, &[File], Some(File), false, false),
+            // The wanting source comes first: nothing the other will say matters.
+            (Http, &[File], Some(File), false, false),
+            // Not configured any more.
+            (Push, &[File], None, true, true),
+            (Push, &[File, Http], None, true, false),
+            (Push, &[Http], Some(Http), false, false),
+        ];
+        for (found, ready, wanted, first, afterwards) in cases {
+            let case = format!("found of {found}, ready {ready:?}, wanted by {wanted:?}");
+            let desired = desired(ready, *wanted);
+            let mut provisional = Provisional::new(vec![File, Http]);
+            assert_eq!(provisional.found(&key, *found, &desired), *first, "{case}");
+            if let Some(record) = desired.pods.get(&key) {
+                assert_eq!(provisional.holds_back(record, &desired), *first, "{case}");
+            }
+            provisional.settle(&desired);
+            assert_eq!(provisional.contains(&key), *afterwards, "{case}");
+        }
+    }
+
+    #[test]
+    fn an_agent_without_sources_ends_nothing() {
+        let mut provisional = Provisional::new(Vec::new());
+        provisional.found(&PodKey::new("default", "web"), File, &DesiredPods::default());
+        assert!(provisional.settle(&DesiredPods::default()).is_empty());
+    }
+}
