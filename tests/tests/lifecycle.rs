@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         case!(a_manifest_becomes_a_running_pod),
         case!(exec_carries_input_output_and_exit_code),
         case!(an_image_edit_touches_one_container),
+        case!(an_edit_of_labels_touches_no_container),
         case!(an_edit_of_the_environment_makes_a_new_pod),
         case!(deletion_gives_the_grace_and_leaves_nothing),
         case!(pods_run_side_by_side),
@@ -112,6 +113,27 @@ fn an_image_edit_touches_one_container(node: &mut TestNode) -> Result<()> {
     ensure!(container(&after, "side")["restartCount"] == 0, "{}", after["status"]);
     ensure!(node.exec("web", "main", &["cat", "/version"])? == "2\n");
     wait::until_true(wait::SOON, "two tasks", || node.containerd.tasks().is_ok_and(|tasks| tasks.len() == 2))
+}
+
+fn an_edit_of_labels_touches_no_container(node: &mut TestNode) -> Result<()> {
+    let mut manifest = simple("web", IDLE);
+    node.apply(&manifest)?;
+    let before = node.wait_running("web")?;
+    let pid = node.containerd.tasks()?.first().map(|task| task.pid);
+    manifest["metadata"]["labels"] = json!({ "app": "shop" });
+    node.apply(&manifest)?;
+    let after = node.wait_pod("web", "labelled", |pod| pod["metadata"]["labels"]["app"] == "shop")?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"]);
+    ensure!(after["status"] == before["status"], "{} {}", before["status"], after["status"]);
+    let log = node.agent.log();
+    let line = log.lines().find(|line| line.contains("SyncLoop UPDATE")).context("no SyncLoop UPDATE")?;
+    ensure!(line.contains("labels") && !line.contains("container"), "{line}");
+    // What an update restarts is restarted before the next edit of the same pod is acted on.
+    manifest["metadata"]["annotations"] = json!({ "note": "a" });
+    node.apply(&manifest)?;
+    node.wait_pod("web", "annotated", |pod| pod["metadata"]["annotations"]["note"] == "a")?;
+    ensure!(node.containerd.tasks()?.first().map(|task| task.pid) == pid, "its process is another one");
+    Ok(())
 }
 
 fn an_edit_of_the_environment_makes_a_new_pod(node: &mut TestNode) -> Result<()> {

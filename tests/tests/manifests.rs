@@ -14,6 +14,8 @@ fn main() -> ExitCode {
         case!(a_broken_manifest_leaves_its_pod_running),
         case!(a_manifest_broken_while_the_agent_is_down),
         case!(a_field_limpet_does_not_act_on_is_refused),
+        case!(two_files_that_claim_one_pod_are_both_told),
+        case!(of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first),
         case!(a_replaced_directory_is_followed),
         case!(validate_needs_no_agent).on(|node| node.agent = false),
     ])
@@ -79,6 +81,52 @@ fn a_field_limpet_does_not_act_on_is_refused(node: &mut TestNode) -> Result<()> 
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
     ensure!(node.containerd.tasks()?.len() == 1, "it was run without its probe");
+    Ok(())
+}
+
+/// What `limpet describe` says of the pod.
+fn described(node: &TestNode, name: &str) -> Result<String> {
+    node.agent.cli(&["describe", &node.full_name(name)])?.success()
+}
+
+fn two_files_that_claim_one_pod_are_both_told(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    let before = node.wait_running("web")?;
+    node.drop_text("zzz.yaml", &simple("web", "echo second; sleep 100000").to_string())?;
+    wait::until_true(wait::SOON, "the winner to be told", || {
+        described(node, "web").is_ok_and(|text| text.contains("file zzz.yaml also defines this pod"))
+    })?;
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(sources.contains("zzz.yaml") && sources.contains("web.yaml"), "{sources}");
+    node.wait_event("not run from file zzz.yaml")?;
+    same_container(node, &before)?;
+    fs::remove_file(node.agent.settings().manifests().join("zzz.yaml"))?;
+    wait::until_true(wait::SOON, "nothing more to be said", || {
+        described(node, "web").is_ok_and(|text| !text.contains("Duplicates"))
+    })?;
+    same_container(node, &before)
+}
+
+fn of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first(node: &mut TestNode) -> Result<()> {
+    let with_uid = |name: &str| {
+        let mut manifest = simple(name, IDLE);
+        manifest["metadata"]["uid"] = json!("0b5d2f1e-3c4a-4e5f-8a6b-7c8d9e0f1a2b");
+        manifest
+    };
+    node.apply(&with_uid("web"))?;
+    let first = node.wait_running("web")?;
+    node.apply(&with_uid("zoo"))?;
+    wait::until_true(wait::SOON, "the second to be told", || {
+        described(node, "zoo").is_ok_and(|text| text.contains("not run: its uid"))
+    })?;
+    ensure!(node.containerd.tasks()?.len() == 1, "both run");
+    same_container(node, &first)?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    let second = node.wait_running("zoo")?;
+    ensure!(second["metadata"]["uid"] == first["metadata"]["uid"]);
+    ensure!(container(&second, "main")["restartCount"] == 0, "{}", second["status"]);
+    ensure!(node.containerd.tasks()?.len() == 1, "the first still runs");
     Ok(())
 }
 

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, SourceDocument};
 use super::*;
 use crate::cli::client::SocketClient;
-use crate::pod::{Fault, PodKey};
+use crate::merge::{DesiredPods, Duplicate};
+use crate::pod::{Fault, PodKey, PodRecord};
 use crate::source::{Health as SourceHealth, Rejection, SourceKind, SourceSnapshot};
 use crate::status::event::{Event, EventType};
 use crate::status::observed::ObservedPod;
@@ -266,4 +267,37 @@ async fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     std::fs::write(&path, "precious").unwrap();
     assert!(matches!(bind(&path), Err(ServerError::NotASocket { .. })));
     assert!(matches!(bind_metrics("192.0.2.1:9000".parse().unwrap()).await, Err(ServerError::NotLoopback { .. })));
+}
+
+#[tokio::test]
+async fn a_pod_that_two_sources_claim_is_told_on_both_sides() {
+    let fixture = fixture("duplicates");
+    let winner = web();
+    fixture.state.observed.publish(&winner.record.key, Some(Arc::clone(&winner)));
+    let winner = Arc::clone(&winner.record);
+    let lost = |source, key: PodKey| Arc::new(PodRecord { source, key, ..(*winner).clone() });
+    let same_key = lost(SourceKind::Http, winner.key.clone());
+    let same_uid = lost(SourceKind::File, PodKey::new("default", "zoo-edge1"));
+    let duplicate = |loser: &Arc<PodRecord>| Duplicate { winner: Arc::clone(&winner), loser: Arc::clone(loser) };
+    let mut desired = DesiredPods::default();
+    desired.duplicates.insert(winner.key.clone(), Arc::from([duplicate(&same_key), duplicate(&same_uid)]));
+    desired.duplicates.insert(same_uid.key.clone(), Arc::from([duplicate(&same_uid)]));
+    fixture.state.desired.store(Arc::new(desired));
+    let pods = [&winner, &same_uid].map(|record| (record.key.clone(), Arc::clone(record))).into_iter().collect();
+    *fixture.file.lock().unwrap() = Arc::new(SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() });
+
+    let documents: PodsDocument = fixture.client.get_json("/limpet/v1/pods").await.unwrap();
+    let notes: Vec<&str> = documents.pods.iter().map(|entry| entry.note.as_deref().unwrap_or_default()).collect();
+    assert!(notes[0].contains("http web.yaml also defines this pod") && notes[0].contains("default/zoo-edge1"));
+    assert!(notes[1].starts_with("not run: its uid u1 is that of default/web-edge1"), "{notes:?}");
+    let refused: Vec<&str> = documents.sources[0].rejected.iter().map(|each| &*each.faults[0].path).collect();
+    assert_eq!(refused, ["metadata.uid"], "the file source is told what it lost, and not what another one did");
+
+    let path = |name: &str| format!("/limpet/v1/pods/default/{name}/describe");
+    let web: DescribeDocument = fixture.client.get_json(&path("web-edge1")).await.unwrap();
+    assert_eq!(web.duplicates.len(), 2);
+    let zoo: DescribeDocument = fixture.client.get_json(&path("zoo-edge1")).await.unwrap();
+    assert!(zoo.duplicates[0].starts_with("not run: its uid"), "{:?}", zoo.duplicates);
+    fixture.stop.cancel();
+    fixture.server.await.unwrap();
 }
