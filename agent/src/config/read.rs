@@ -8,6 +8,7 @@ use serde_saphyr::budget::Budget;
 
 use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
 use super::tree::{Entry, Map, Node, Position, Value};
+use super::url::UrlParts;
 use super::{CgroupDriver, Config, ConfigError, ConfigWarning, RunFlags, quantity};
 use crate::pod::{Fault, Severity};
 
@@ -23,18 +24,25 @@ const LIKENESS: f64 = 0.8;
 /// # Errors
 /// The file cannot be read, or it or the flags hold mistakes: all of them.
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
-    let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new() };
+    let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new(), url: UrlParts::default() };
     let mut config = Config::default();
     if let Some(path) = &flags.config {
         let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
         judge.origin = Arc::from(path.to_string_lossy());
         let directory = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
         judge.file(&text, directory.as_deref().unwrap_or(Path::new("/")), &mut config);
-        judge.origin = Arc::from("flags");
     }
+    let file = std::mem::replace(&mut judge.origin, Arc::from("flags"));
     judge.flags(flags, &mut config);
-    if config.manifest_path.is_none() {
-        judge.warn(None, "staticPodPath", "is not set: no pods will be read from files");
+    let (url, mistakes) = std::mem::take(&mut judge.url).settle();
+    for ((key, position), message) in mistakes {
+        judge.origin = Arc::from(if key.starts_with("--") { "flags" } else { &*file });
+        judge.error(position, key, message);
+    }
+    config.manifest_url = url;
+    judge.origin = Arc::from("flags");
+    if config.manifest_path.is_none() && config.manifest_url.is_none() {
+        judge.warn(None, "staticPodPath", "is not set, nor is staticPodURL: pods come only from limpet apply");
     }
     let (errors, warnings): (Vec<_>, Vec<_>) =
         judge.faults.into_iter().partition(|fault| fault.severity == Severity::Error);
@@ -55,6 +63,7 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
 struct Judge {
     origin: Arc<str>,
     faults: Vec<Fault>,
+    url: UrlParts,
 }
 
 impl Judge {
@@ -204,6 +213,26 @@ impl Judge {
             map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
         self.logs(map, config);
         self.pulls(map, config);
+        self.static_pod_url(map);
+    }
+
+    fn static_pod_url(&mut self, map: &Map<'_>) {
+        if let Some((url, at)) = map.text("staticPodURL").filter(|(url, _)| !url.is_empty()) {
+            self.url.address = Some((url.to_owned(), ("staticPodURL", Some(at))));
+        }
+        if let Some((frequency, at)) = map.text("httpCheckFrequency") {
+            self.url.frequency = Some((frequency.to_owned(), ("httpCheckFrequency", Some(at))));
+        }
+        for entry in map.map("staticPodURLHeader") {
+            if let Some((position, found)) = misfit(Shape::Texts, &entry.node) {
+                let message = format!("expected {}, found {found}", expected(Shape::Texts));
+                self.error(Some(position), &format!("staticPodURLHeader.{}", entry.key), message);
+            }
+            let values = Map { entries: std::slice::from_ref(entry) }.texts(&entry.key);
+            for (value, at) in values {
+                self.url.headers.push((entry.key.clone(), value.to_owned(), ("staticPodURLHeader", Some(at))));
+            }
+        }
     }
 
     fn logs(&mut self, map: &Map<'_>, config: &mut Config) {
@@ -245,6 +274,12 @@ impl Judge {
         self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
         self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
         self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
+        let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {
+            let mut path = PathBuf::new();
+            self.absolute_path(map, key, &mut path);
+            Some(path).filter(|path| path.is_absolute())
+        });
+        [self.url.ca_file, self.url.cert_file, self.url.key_file] = url;
         let directories = map.texts("cniBinaryDirectories");
         if !directories.is_empty() {
             config.cni_bin_dirs = directories.iter().map(|(path, _)| PathBuf::from(path)).collect();
@@ -304,6 +339,15 @@ impl Judge {
                 Ok(path) => config.manifest_path = Some(path),
                 Err(error) => self.error(None, name, error.to_string()),
             }
+        }
+        if let Some(url) = &flags.manifest_url {
+            self.url.address = Some((url.clone(), ("--manifest-url", None))).filter(|(url, _)| !url.is_empty());
+        }
+        if let Some(frequency) = &flags.http_check_frequency {
+            self.url.frequency = Some((frequency.clone(), ("--http-check-frequency", None)));
+        }
+        if let Err(mistake) = self.url.header_flags(&flags.manifest_url_header) {
+            self.error(None, "--manifest-url-header", mistake);
         }
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;

@@ -98,7 +98,7 @@ fn classify(old: Option<Arc<PodRecord>>, new: Option<Arc<PodRecord>>) -> Vec<Pod
             vec![PodChange::Removed(old), PodChange::Added(new)]
         }
         (Some(old), Some(new)) => {
-            if is_deleting(&new) && !is_deleting(&old) {
+            if is_deleting(&new) && (!is_deleting(&old) || grace(&new) != grace(&old)) {
                 vec![PodChange::Deleting(new)]
             } else if old.fingerprint != new.fingerprint || old.source != new.source || old.origin != new.origin {
                 vec![PodChange::Updated { old, new }]
@@ -119,6 +119,11 @@ pub fn same_incarnation(old: &PodRecord, new: &PodRecord) -> bool {
 
 fn is_deleting(record: &PodRecord) -> bool {
     record.pod.metadata.deletion_timestamp.is_some()
+}
+
+/// What its end may take.
+fn grace(record: &PodRecord) -> Option<i64> {
+    record.pod.metadata.deletion_grace_period_seconds
 }
 
 fn rank(change: &PodChange) -> usize {

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, SourceDocument};
 use super::*;
 use crate::cli::client::SocketClient;
-use crate::pod::{Fault, PodKey};
-use crate::source::{Health as SourceHealth, Rejection, SourceKind, SourceSnapshot};
+use crate::pod::{self, Fault, PodKey};
+use crate::source::{Decoder, Health as SourceHealth, Rejection, SourceKind, SourceSnapshot, push};
 use crate::status::event::{Event, EventType};
 use crate::status::observed::ObservedPod;
 use crate::status::observed::tests::observed;
@@ -58,6 +58,7 @@ fn fixture(name: &str) -> Fixture {
             place: "/etc/manifests".into(),
             backend: "inotify".into(),
             last_good: Some(Timestamp::UNIX_EPOCH),
+            next_retry: None,
             snapshot: Arc::clone(&shared.lock().unwrap()),
         }]
     };
@@ -69,6 +70,7 @@ fn fixture(name: &str) -> Fixture {
         sources: Arc::new(sources),
         events: Events::default(),
         metrics: Metrics::new("edge1"),
+        pusher: push::channel("edge1", Decoder { read: pod::read, restore: pod::restore }).0,
         health,
     };
     let stop = CancellationToken::new();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -103,7 +104,7 @@ impl Supervisor {
             let record = change.record();
             self.provisional.remove(&record.key);
             match change {
-                PodChange::Removed(_) => self.wish(&record.key, Wish::End),
+                PodChange::Removed(_) => self.wish(&record.key, Wish::End { grace: None }),
                 PodChange::Added(_) | PodChange::Updated { .. } | PodChange::Deleting(_) | PodChange::Reconciled(_) => {
                     self.wish(&record.key, wish_for(record));
                 }
@@ -124,7 +125,7 @@ impl Supervisor {
         for key in unclaimed {
             self.provisional.remove(&key);
             tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
-            self.wish(&key, Wish::End);
+            self.wish(&key, Wish::End { grace: None });
         }
     }
 
@@ -141,7 +142,7 @@ impl Supervisor {
             }
             (None, Wish::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(Wish::Run(record))),
             // It may have been waiting for a place.
-            (None, Wish::End) => self.hands.retire(key),
+            (None, Wish::End { .. }) => self.hands.retire(key),
         }
     }
 
@@ -318,7 +319,12 @@ fn images(record: &PodRecord) -> Vec<String> {
 }
 
 fn wish_for(record: &Arc<PodRecord>) -> Wish {
-    if record.pod.metadata.deletion_timestamp.is_some() { Wish::End } else { Wish::Run(Arc::clone(record)) }
+    let metadata = &record.pod.metadata;
+    if metadata.deletion_timestamp.is_none() {
+        return Wish::Run(Arc::clone(record));
+    }
+    let grace = metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Wish::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
 }
 
 /// One line per verb and source, as kubelet's sync loop has it.

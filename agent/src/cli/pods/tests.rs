@@ -102,6 +102,8 @@ fn what_has_no_row_is_remarked() {
         health: "unavailable".to_owned(),
         detail: "timeout".to_owned(),
         last_good: None,
+        next_retry: None,
+        remark: None,
         pods: 1,
         rejected: vec![refused(&[]), refused(&["default/web-edge1"])],
     };
