@@ -143,7 +143,9 @@ impl Judge {
             let path = if parent.is_empty() { entry.key.clone() } else { format!("{parent}.{}", entry.key) };
             let Some(key) = keys.iter().find(|key| key.name == entry.key) else {
                 let mut fault = Fault::error(path, "no such key");
-                if let Some(like) = most_like(&entry.key, keys) {
+                if let Some(kind) = kind_with(&entry.key).filter(|_| parent.is_empty()) {
+                    fault = fault.with_remedy(format!("it belongs to {kind}"));
+                } else if let Some(like) = most_like(&entry.key, keys) {
                     fault = fault.with_remedy(format!("did you mean {like}?"));
                 }
                 self.push(Some(entry.position), fault);
@@ -415,6 +417,12 @@ fn expected(shape: Shape) -> &'static str {
         Shape::Map | Shape::Object(_) => "a map",
         Shape::List => "a list",
     }
+}
+
+/// The kind of document that has a key of that name.
+fn kind_with(name: &str) -> Option<&'static str> {
+    let kinds = [("KubeletConfiguration", KUBELET), ("LimpetConfiguration", LIMPET)];
+    kinds.into_iter().find(|(_, keys)| keys.iter().any(|key| key.name == name)).map(|(kind, _)| kind)
 }
 
 fn most_like(wrong: &str, keys: &[Key]) -> Option<&'static str> {

@@ -144,7 +144,7 @@ fn all_mistakes_are_told_in_one_run_with_their_places() {
         "config.yaml:12:15: cgroupDriver: \"systemdd\" is neither cgroupfs nor systemd",
         "config.yaml:9:22: containerLogMaxSize: \"10MB\" is no size such as 10Mi",
         "config.yaml:13:24: maxParallelImagePulls: 4 cannot be while serializeImagePulls is true",
-        "config.yaml:20:1: staticPodPath: no such key",
+        "config.yaml:20:1: staticPodPath: no such key; it belongs to KubeletConfiguration",
         "config.yaml:19:15: runDirectory: \"run\" is not an absolute path",
         "config.yaml:18:17: metricsAddress: 0.0.0.0:80 is not on loopback; only 127.0.0.0/8 and [::1] are allowed",
         "flags: --container-runtime-endpoint: \"tcp://x\" is no socket such as unix:///run/containerd/containerd.sock",

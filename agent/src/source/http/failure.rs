@@ -77,7 +77,7 @@ fn tls_words(error: &rustls::Error, now: Timestamp) -> String {
         InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             format!("TLS: the server's certificate has expired, by this node's clock ({clock})")
         }
-        InvalidCertificate(CertificateError::UnknownIssuer) => {
+        InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             "TLS: the server's certificate is of an authority that is not trusted here; see staticPodURLCAFile".to_owned()
         }
         other => format!("TLS: {other}"),

@@ -64,7 +64,7 @@ pub(super) fn retry_after(value: &str, server_date: Option<&str>, now: Timestamp
 
 /// An HTTP date in the form that servers have to send.
 fn date(text: &str) -> Option<Timestamp> {
-    jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text.trim()).ok()
+    jiff::fmt::rfc2822::DateTimeParser::new().relaxed_weekday(true).parse_timestamp(text.trim()).ok()
 }
 
 #[cfg(test)]
