@@ -12,33 +12,23 @@
 mod quarantine;
 mod record;
 mod salvage;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
-use redb::{
-    Database, DatabaseError, ReadTransaction, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
-    TableError, WriteTransaction,
-};
+use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 use crate::source::SourceKind;
 use crate::watch::DirectoryId;
 use record::Record;
+use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, write_records};
 
-/// (source, origin) -> what was last good there, see [`record`].
-const LAST_GOOD: TableDefinition<'static, (&str, &str), &[u8]> = TableDefinition::new("last-good");
-/// Path -> (device, inode) of the directory last accepted there.
-const DIRECTORIES: TableDefinition<'static, &str, (u64, u64)> = TableDefinition::new("directories");
-/// `sequence` -> the number of the newest record.
-const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
-const SEQUENCE: &str = "sequence";
 /// Pages kept in memory. The database is read once at the start and written rarely.
 const CACHE: usize = 256 << 10;
-/// Records of what is gone that a source may have. They only matter to a salvage, which would find older ones else.
-const MAX_GONE: usize = 64;
-
 /// Manifests of one file or URL, canonical JSON, in order.
 pub type Manifests = Vec<Arc<[u8]>>;
 
@@ -139,6 +129,8 @@ pub struct Store {
     path: PathBuf,
     /// `None` after a failed write: redb refuses everything after one, so the file is opened anew.
     database: Mutex<Option<Database>>,
+    /// How often a damaged database was replaced while this one was open.
+    replaced: AtomicU64,
 }
 
 impl Store {
@@ -149,12 +141,18 @@ impl Store {
     /// The disk's own: not writable, full, broken.
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
-        Ok((Self { path: path.to_owned(), database: Mutex::new(Some(database)) }, set_aside))
+        let (path, database) = (path.to_owned(), Mutex::new(Some(database)));
+        Ok((Self { path, database, replaced: AtomicU64::new(0) }, set_aside))
     }
 
     /// Damaged databases that lie beside this one, the newest last: what is kept may lack what only they held.
     pub fn damaged(&self) -> Vec<PathBuf> {
         damaged(&self.path)
+    }
+
+    /// Grows whenever a damaged database was replaced: what was kept before has to be kept again.
+    pub fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Relaxed)
     }
 
     /// All that was last good of `source`, by origin. A record that fails its checksum is left out.
@@ -188,14 +186,7 @@ impl Store {
     /// # Errors
     /// Reading failed.
     pub fn directory(&self, path: &str) -> Result<Option<DirectoryId>, StoreError> {
-        self.transact("read", |database| match database.begin_read()?.open_table(DIRECTORIES) {
-            Ok(table) => Ok(table.get(path)?.map(|entry| {
-                let (device, inode) = entry.value();
-                DirectoryId { device, inode }
-            })),
-            Err(TableError::TableDoesNotExist(_)) => Ok(None),
-            Err(error) => Err(error.into()),
-        })
+        self.transact("read", |database| directory(database, path))
     }
 
     /// Writes `changes` of `source` in one transaction, or nothing when all is kept already.
@@ -206,14 +197,13 @@ impl Store {
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
         self.transact("write", |database| {
             let last_good = not_kept(database, source, changes)?;
-            let directory = changes.directory.as_ref();
-            if last_good.is_empty() && is_accepted(database, directory)? {
+            if last_good.is_empty() && is_accepted(database, changes.directory.as_ref())? {
                 return Ok(false);
             }
             let transaction = database.begin_write()?;
             write_records(&transaction, source, &last_good)?;
-            if let Some((path, id)) = directory {
-                transaction.open_table(DIRECTORIES)?.insert(&**path, (id.device, id.inode))?;
+            if let Some((path, id)) = &changes.directory {
+                put_directory(&transaction, path, *id)?;
             }
             transaction.commit()?;
             Ok(true)
@@ -239,6 +229,7 @@ impl Store {
                 let (database, set_aside) = open_or_rebuild(&self.path)?;
                 if let Some(SetAside { path, recovered }) = set_aside {
                     tracing::error!(aside = %path.display(), recovered, "damaged database replaced");
+                    self.replaced.fetch_add(1, Ordering::Relaxed);
                 }
                 database
             }
@@ -271,86 +262,6 @@ impl Drop for Store {
     }
 }
 
-type LastGoodTable = redb::ReadOnlyTable<(&'static str, &'static str), &'static [u8]>;
-
-/// `None` in a database nothing was written to yet.
-fn open_last_good(transaction: &ReadTransaction) -> Result<Option<LastGoodTable>, redb::Error> {
-    match transaction.open_table(LAST_GOOD) {
-        Ok(table) => Ok(Some(table)),
-        Err(TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// What of `changes` is not in the database as it is.
-fn not_kept<'a>(
-    database: &Database,
-    source: SourceKind,
-    changes: &'a Changes,
-) -> Result<Vec<(&'a str, Option<&'a Kept>)>, redb::Error> {
-    let table = open_last_good(&database.begin_read()?)?;
-    let mut missing = Vec::new();
-    for (origin, wanted) in &changes.last_good {
-        let entry = table.as_ref().map(|table| table.get((source.as_str(), &**origin))).transpose()?.flatten();
-        let same = match (entry, wanted) {
-            (None, None) => true,
-            (None, Some(_)) => false,
-            (Some(entry), wanted) => match (record::decode(entry.value()), wanted) {
-                (Some(Record { kept: None, .. }), None) => true,
-                (Some(Record { kept: Some(kept), .. }), Some(wanted)) => kept.same(wanted),
-                _ => false,
-            },
-        };
-        if !same {
-            missing.push((&**origin, wanted.as_ref()));
-        }
-    }
-    Ok(missing)
-}
-
-fn is_accepted(database: &Database, directory: Option<&(Arc<str>, DirectoryId)>) -> Result<bool, redb::Error> {
-    let Some((path, id)) = directory else { return Ok(true) };
-    match database.begin_read()?.open_table(DIRECTORIES) {
-        Ok(table) => Ok(table.get(&**path)?.is_some_and(|entry| entry.value() == (id.device, id.inode))),
-        Err(TableError::TableDoesNotExist(_)) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Writes records under the next number. What is gone leaves a record that says so, see [`salvage`].
-fn write_records(
-    transaction: &WriteTransaction,
-    source: SourceKind,
-    records: &[(&str, Option<&Kept>)],
-) -> Result<(), redb::Error> {
-    let mut meta = transaction.open_table(META)?;
-    let sequence = meta.get(SEQUENCE)?.map_or(0, |entry| entry.value()).saturating_add(1);
-    meta.insert(SEQUENCE, sequence)?;
-    let mut table = transaction.open_table(LAST_GOOD)?;
-    for (origin, kept) in records {
-        let record = record::encode(sequence, source, origin, *kept);
-        table.insert((source.as_str(), *origin), record.as_slice())?;
-    }
-    if records.iter().any(|(_, kept)| kept.is_none()) {
-        let mut gone = Vec::new();
-        for entry in table.range((source.as_str(), "")..)? {
-            let (key, value) = entry?;
-            let (name, origin) = key.value();
-            if name != source.as_str() {
-                break;
-            }
-            if let Some(sequence) = record::gone(value.value()) {
-                gone.push((sequence, origin.to_owned()));
-            }
-        }
-        gone.sort_unstable();
-        for (_, origin) in gone.iter().take(gone.len().saturating_sub(MAX_GONE)) {
-            table.remove((source.as_str(), origin.as_str()))?;
-        }
-    }
-    Ok(())
-}
-
 /// The database at `path`. One that cannot be used is set aside; where there is none any more, a new one is made of
 /// what is intact in the one set aside last.
 fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreError> {
@@ -359,8 +270,7 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
             Ok(database) => return Ok((database, None)),
             Err(error) if is_damage(&error) => {
                 tracing::error!(%error, path = %path.display(), "damaged database");
-                quarantine::set_aside(path)
-                    .map_err(|source| StoreError::SetAside { path: path.to_owned(), source })?;
+                quarantine::set_aside(path).map_err(|source| StoreError::SetAside { path: path.to_owned(), source })?;
             }
             Err(error) => return Err(open_error(path, error)),
         }

@@ -215,25 +215,8 @@ impl Judge {
             map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
         self.logs(map, config);
         self.pulls(map, config);
-        self.static_pod_url(map);
-    }
-
-    fn static_pod_url(&mut self, map: &Map<'_>) {
-        if let Some((url, at)) = map.text("staticPodURL").filter(|(url, _)| !url.is_empty()) {
-            self.url.address = Some((url.to_owned(), ("staticPodURL", Some(at))));
-        }
-        if let Some((frequency, at)) = map.text("httpCheckFrequency") {
-            self.url.frequency = Some((frequency.to_owned(), ("httpCheckFrequency", Some(at))));
-        }
-        for entry in map.map("staticPodURLHeader") {
-            if let Some((position, found)) = misfit(Shape::Texts, &entry.node) {
-                let message = format!("expected {}, found {found}", expected(Shape::Texts));
-                self.error(Some(position), &format!("staticPodURLHeader.{}", entry.key), message);
-            }
-            let values = Map { entries: std::slice::from_ref(entry) }.texts(&entry.key);
-            for (value, at) in values {
-                self.url.headers.push((entry.key.clone(), value.to_owned(), ("staticPodURLHeader", Some(at))));
-            }
+        for (position, path, message) in self.url.kubelet(map) {
+            self.error(Some(position), &path, message);
         }
     }
 
@@ -342,13 +325,7 @@ impl Judge {
                 Err(error) => self.error(None, name, error.to_string()),
             }
         }
-        if let Some(url) = &flags.manifest_url {
-            self.url.address = Some((url.clone(), ("--manifest-url", None))).filter(|(url, _)| !url.is_empty());
-        }
-        if let Some(frequency) = &flags.http_check_frequency {
-            self.url.frequency = Some((frequency.clone(), ("--http-check-frequency", None)));
-        }
-        if let Err(mistake) = self.url.header_flags(&flags.manifest_url_header) {
+        if let Err(mistake) = self.url.flags(flags) {
             self.error(None, "--manifest-url-header", mistake);
         }
         if let Some(verbosity) = flags.verbosity {
@@ -384,7 +361,7 @@ fn is(plain: Plain, value: &Value) -> bool {
 }
 
 /// Where and what the value is, when it is not of `shape`.
-fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
+pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
     let items = |fits: fn(&Value) -> bool| match &node.value {
         Value::List(nodes) => {
             nodes.iter().find(|item| !fits(&item.value)).map(|item| (item.position, item.value.kind()))
@@ -405,7 +382,8 @@ fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
     (!fits).then(|| (node.position, node.value.kind()))
 }
 
-fn expected(shape: Shape) -> &'static str {
+/// A shape in words.
+pub(super) fn expected(shape: Shape) -> &'static str {
     match shape {
         Shape::Bool => "true or false",
         Shape::Int => "a whole number",

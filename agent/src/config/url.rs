@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::tree::Position;
+use super::RunFlags;
+use super::keys::Shape;
+use super::read::{expected, misfit};
+use super::tree::{Map, Position};
 use crate::source::http::{Address, HttpSettings};
 
 /// kubelet's `httpCheckFrequency`.
@@ -29,8 +32,41 @@ pub(super) struct UrlParts {
 pub(super) type Mistake = (Said, String);
 
 impl UrlParts {
+    /// Takes what KubeletConfiguration says; returns what is wrong: where, at which path, and how.
+    pub(super) fn kubelet(&mut self, map: &Map<'_>) -> Vec<(Position, String, String)> {
+        let mut mistakes = Vec::new();
+        if let Some((url, at)) = map.text("staticPodURL").filter(|(url, _)| !url.is_empty()) {
+            self.address = Some((url.to_owned(), ("staticPodURL", Some(at))));
+        }
+        if let Some((frequency, at)) = map.text("httpCheckFrequency") {
+            self.frequency = Some((frequency.to_owned(), ("httpCheckFrequency", Some(at))));
+        }
+        for entry in map.map("staticPodURLHeader") {
+            if let Some((position, found)) = misfit(Shape::Texts, &entry.node) {
+                let message = format!("expected {}, found {found}", expected(Shape::Texts));
+                mistakes.push((position, format!("staticPodURLHeader.{}", entry.key), message));
+            }
+            let values = Map { entries: std::slice::from_ref(entry) }.texts(&entry.key);
+            for (value, at) in values {
+                self.headers.push((entry.key.clone(), value.to_owned(), ("staticPodURLHeader", Some(at))));
+            }
+        }
+        mistakes
+    }
+
+    /// Takes what the flags say, which wins.
+    pub(super) fn flags(&mut self, flags: &RunFlags) -> Result<(), String> {
+        if let Some(url) = &flags.manifest_url {
+            self.address = Some((url.clone(), ("--manifest-url", None))).filter(|(url, _)| !url.is_empty());
+        }
+        if let Some(frequency) = &flags.http_check_frequency {
+            self.frequency = Some((frequency.clone(), ("--http-check-frequency", None)));
+        }
+        self.header_flags(&flags.manifest_url_header)
+    }
+
     /// kubelet's form of headers in a flag: `name:value,name:value`. Those of the flag replace those of the file.
-    pub(super) fn header_flags(&mut self, flags: &[String]) -> Result<(), String> {
+    fn header_flags(&mut self, flags: &[String]) -> Result<(), String> {
         if flags.is_empty() {
             return Ok(());
         }
@@ -81,9 +117,9 @@ impl UrlParts {
                 None
             }
         };
-        let address = self.address.and_then(|(text, said)| {
-            Address::parse(&text).map_err(|mistake| mistakes.push((said, mistake))).ok()
-        });
+        let address = self
+            .address
+            .and_then(|(text, said)| Address::parse(&text).map_err(|mistake| mistakes.push((said, mistake))).ok());
         let settings = address.map(|address| HttpSettings {
             address,
             headers,
@@ -152,15 +188,20 @@ mod tests {
 
     #[test]
     fn headers_of_a_flag_replace_those_of_the_file() {
-        let mut parts = UrlParts { address: Some(("http://x/".to_owned(), ("staticPodURL", None))), ..UrlParts::default() };
+        let mut parts =
+            UrlParts { address: Some(("http://x/".to_owned(), ("staticPodURL", None))), ..UrlParts::default() };
         parts.headers.push(("old".to_owned(), "1".to_owned(), ("staticPodURLHeader", None)));
         assert!(parts.header_flags(&[]).is_ok() && parts.headers.len() == 1);
         assert!(parts.header_flags(&["a:hello,b:again,c:world".to_owned(), "b:beautiful".to_owned()]).is_ok());
         let (settings, mistakes) = parts.settle();
         assert_eq!(mistakes, []);
         let headers = settings.map(|settings| settings.headers).unwrap_or_default();
-        let of = |name: &str| headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).collect::<Vec<_>>().join(" ");
-        assert_eq!((of("a"), of("b"), of("c"), of("old")), ("hello".into(), "again beautiful".into(), "world".into(), String::new()));
+        let of =
+            |name: &str| headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            (of("a"), of("b"), of("c"), of("old")),
+            ("hello".into(), "again beautiful".into(), "world".into(), String::new())
+        );
         assert!(UrlParts::default().header_flags(&["token".to_owned()]).is_err());
     }
 }

@@ -127,7 +127,7 @@ impl FileSource {
                     }
                 },
                 () = at(self.confirm_at) => self.look_at_all(&publish).await,
-                () = self.keeper.written() => {}
+                () = self.keeper.written() => self.keep_again(),
                 () = sleep_until(resync) => {
                     match &mut self.watch {
                         Some(watch) => watch.recheck(),
@@ -316,6 +316,17 @@ impl FileSource {
             let names = self.links.clone();
             let look = self.blocking(move |place, known| place.look_at(names, known)).await;
             self.take(look);
+        }
+    }
+
+    /// After the database had to be replaced: what this source knows is put into the new one.
+    fn keep_again(&mut self) {
+        if self.keeper.must_begin_again() {
+            for name in self.view.names() {
+                self.keeper.put(Arc::clone(name), self.view.manifests(name).map(Kept::now));
+            }
+            self.accepted.into_iter().for_each(|id| self.keeper.put_directory(Arc::clone(&self.path_key), id));
+            self.keeper.write();
         }
     }
 

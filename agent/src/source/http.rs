@@ -113,7 +113,7 @@ impl HttpSource {
             loop {
                 tokio::select! {
                     () = stop.cancelled() => break 'exchanges,
-                    () = self.keeper.written() => {}
+                    () = self.keeper.written() => self.keep_again(),
                     () = sleep_until(next) => break,
                 }
             }
@@ -127,8 +127,7 @@ impl HttpSource {
         let mut pods: Vec<Arc<PodRecord>> = Vec::new();
         let own = kept.iter().filter(|(name, _)| **name == self.kept_as);
         for (name, kept) in own.chain(kept.iter().filter(|(name, _)| **name != self.kept_as)) {
-            let restored =
-                self.decoder.restore_all(&kept.manifests, &self.origin, SourceKind::Http, &self.node_name);
+            let restored = self.decoder.restore_all(&kept.manifests, &self.origin, SourceKind::Http, &self.node_name);
             if *name != self.kept_as {
                 self.former.push(Arc::clone(name));
             } else {
@@ -201,16 +200,27 @@ impl HttpSource {
         self.told.warnings(&self.origin, &manifest.faults);
         let refused = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
         self.view.accept(&self.origin, manifest, Vec::new);
-        let manifests = self.view.manifests(&self.origin);
         // An answer that was refused in part is read again after a restart, so that its faults are known again.
         let mark = validators.as_ref().filter(|_| !refused).and_then(|known| serde_json::to_string(known).ok());
         self.validators = validators;
-        let kept = Kept { mark: mark.unwrap_or_default(), ..Kept::now(manifests.unwrap_or_default()) };
-        self.keeper.put(Arc::clone(&self.kept_as), Some(kept));
+        self.keep(mark.unwrap_or_default());
         if !refused {
             for former in std::mem::take(&mut self.former) {
                 self.keeper.put(former, None);
             }
+        }
+    }
+
+    fn keep(&mut self, mark: String) {
+        let manifests = self.view.manifests(&self.origin).unwrap_or_default();
+        self.keeper.put(Arc::clone(&self.kept_as), Some(Kept { mark, ..Kept::now(manifests) }));
+    }
+
+    /// After the database had to be replaced: what this source knows is put into the new one.
+    fn keep_again(&mut self) {
+        if self.keeper.must_begin_again() {
+            self.keep(String::new());
+            self.keeper.write();
         }
     }
 

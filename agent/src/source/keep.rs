@@ -20,11 +20,20 @@ pub(super) struct Keeper {
     source: SourceKind,
     pending: Changes,
     writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
+    /// As of [`Store::replaced`].
+    replaced: u64,
 }
 
 impl Keeper {
     pub(super) fn new(store: Arc<Store>, source: SourceKind) -> Self {
-        Self { store, source, pending: Changes::default(), writing: None }
+        let replaced = store.replaced();
+        Self { store, source, pending: Changes::default(), writing: None, replaced }
+    }
+
+    /// Whether all that is good has to be put again, because the database had to be replaced: true once.
+    pub(super) fn must_begin_again(&mut self) -> bool {
+        let replaced = self.store.replaced();
+        std::mem::replace(&mut self.replaced, replaced) != replaced
     }
 
     /// What was kept by an earlier run; `None`, and told, when it cannot be read.

@@ -172,9 +172,22 @@ impl PushSource {
 
     /// Writes to the disk and waits until it is there. Nothing has changed when it fails.
     async fn commit(&self, key: &PodKey, kept: Option<Kept>) -> Result<(), PushError> {
-        let changes = Changes { last_good: BTreeMap::from([(Arc::from(key.to_string()), kept)]), directory: None };
+        let name = |key: &PodKey| Arc::from(key.to_string());
+        let changes = Changes { last_good: BTreeMap::from([(name(key), kept)]), directory: None };
+        let mut all = Changes::default();
+        for (other, record) in self.snapshot.pods.iter().filter(|(other, _)| *other != key) {
+            if !self.ending.contains(other) {
+                all.last_good.insert(name(other), Some(Kept::now(vec![Arc::clone(&record.manifest)])));
+            }
+        }
         let store = Arc::clone(&self.store);
-        let written = tokio::task::spawn_blocking(move || store.apply(SourceKind::Push, &changes)).await;
+        let written = tokio::task::spawn_blocking(move || {
+            let before = store.replaced();
+            store.apply(SourceKind::Push, &changes)?;
+            // The database had to be replaced: the new one may lack what the old one had.
+            if store.replaced() == before { Ok(false) } else { store.apply(SourceKind::Push, &all) }
+        });
+        let written = written.await;
         let reason = match written {
             Ok(Ok(_)) => {
                 self.pulse.succeeded(Timestamp::now());

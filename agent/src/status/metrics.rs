@@ -226,7 +226,11 @@ impl Metrics {
         all.register("kubelet_node_name", "The node's name; always 1", node);
         all.register("kubernetes_build", "What this agent is", build_info());
         all.register("limpet_manifests_rejected", "Manifests refused by their source now", self.rejected.clone());
-        all.register("limpet_manifest_rejected", "Faults for which manifests were refused", self.manifest_rejected.clone());
+        all.register(
+            "limpet_manifest_rejected",
+            "Faults for which manifests were refused",
+            self.manifest_rejected.clone(),
+        );
         all.register(
             "limpet_source_last_success_timestamp_seconds",
             "When a source last read its place in full",

@@ -70,7 +70,9 @@ pub(super) fn mark_read(path: &Path, aside: PathBuf) -> PathBuf {
 /// All databases that were set aside, the newest last.
 pub(super) fn set_aside_before(path: &Path) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = [READ, DAMAGED].iter().flat_map(|kind| siblings(path, kind)).collect();
-    all.sort_by_key(|path| path.extension().map(|end| end.to_string_lossy().split_once('-').map(|(_, at)| at.to_owned())));
+    all.sort_by_key(|path| {
+        path.extension().map(|end| end.to_string_lossy().split_once('-').map(|(_, at)| at.to_owned()))
+    });
     all
 }
 

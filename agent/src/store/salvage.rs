@@ -10,7 +10,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::record::{self, MAGIC, Record};
-use super::{META, SEQUENCE, StoreError, open_database, open_error, quarantine, write_records};
+use super::tables::{META, SEQUENCE, write_records};
+use super::{StoreError, open_database, open_error, quarantine};
 use crate::source::SourceKind;
 
 /// How much of a damaged file is searched; a node's manifests take a fraction of it.

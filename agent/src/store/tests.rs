@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use super::tables::MAX_GONE;
 use super::*;
 
 fn manifests(texts: &[&str]) -> Manifests {

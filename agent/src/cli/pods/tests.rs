@@ -114,5 +114,8 @@ fn what_has_no_row_is_remarked() {
             "source http cannot be read: timeout; its pods keep running",
         ]
     );
-    assert_eq!(nothing(&[]), "No pods, and no manifest directory is configured (staticPodPath); hand some over: limpet apply -f FILE");
+    assert_eq!(
+        nothing(&[]),
+        "No pods, and no manifest directory is configured (staticPodPath); hand some over: limpet apply -f FILE"
+    );
 }

@@ -36,8 +36,12 @@ impl Refusal {
             }
             error => (error.to_string(), None),
         };
-        let details =
-            StatusDetails { kind: Some("pods".to_owned()), name: Some(name.to_owned()), causes, ..StatusDetails::default() };
+        let details = StatusDetails {
+            kind: Some("pods".to_owned()),
+            name: Some(name.to_owned()),
+            causes,
+            ..StatusDetails::default()
+        };
         Self::new(code, reason, message, Some(details))
     }
 
@@ -83,5 +87,58 @@ fn cause(fault: &Fault) -> StatusCause {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         (self.code, json(&self.status)).into_response()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::pod::PodKey;
+    use crate::source::SourceKind;
+
+    #[test]
+    fn refusals_are_what_an_apiserver_would_say() {
+        let key = PodKey::new("default", "web-edge1");
+        let missing = PushError::NotFound { namespace: "default".to_owned(), name: "web".to_owned() };
+        let table = [
+            (PushError::BadRequest("no".to_owned()), 400, "BadRequest"),
+            (PushError::Invalid(Vec::new()), 422, "Invalid"),
+            (missing, 404, "NotFound"),
+            (PushError::BeingDeleted { key: key.clone() }, 409, "Conflict"),
+            (PushError::Claimed { key, by: SourceKind::File, origin: "web.yaml".into() }, 409, "Conflict"),
+            (PushError::NotKept { reason: "disk full".to_owned() }, 500, "InternalError"),
+            (PushError::Stopping, 503, "ServiceUnavailable"),
+        ];
+        for (error, code, reason) in table {
+            let refusal = Refusal::of(&error, "web");
+            assert_eq!((refusal.code.as_u16(), refusal.status.reason.as_deref()), (code, Some(reason)), "{error}");
+            assert_eq!(refusal.status.code, Some(i32::from(code)));
+        }
+    }
+
+    #[test]
+    fn an_invalid_pod_has_a_cause_for_each_fault() {
+        let faults = vec![
+            Fault::error("spec.containers", "required"),
+            Fault::error("spec.nme", "no such field").with_remedy("did you mean name?"),
+            Fault::warning("spec.schedulerName", "has no effect"),
+        ];
+        let status = serde_json::to_value(Refusal::of(&PushError::Invalid(faults), "web").status).unwrap();
+        assert_eq!(
+            status["details"],
+            json!({
+                "kind": "pods",
+                "name": "web",
+                "causes": [
+                    {"field": "spec.containers", "message": "required", "reason": "FieldValueRequired"},
+                    {"field": "spec.nme", "message": "no such field; did you mean name?", "reason": "FieldValueForbidden"},
+                ],
+            })
+        );
+        assert!(status["message"].as_str().unwrap().starts_with("Pod \"web\" is invalid: spec.containers: required; "));
+        assert_eq!((&status["status"], &status["kind"]), (&json!("Failure"), &json!("Status")));
     }
 }

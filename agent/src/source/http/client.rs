@@ -78,7 +78,10 @@ impl Clients {
             (None, Some((_, client))) => Ok(client.clone()),
             (Some(Err(error)), Some((_, client))) => {
                 if self.told.as_ref() != Some(&error) {
-                    tracing::warn!(error, "new certificates of the URL source cannot be used, going on with the old ones");
+                    tracing::warn!(
+                        error,
+                        "new certificates of the URL source cannot be used, going on with the old ones"
+                    );
                     self.told = Some(error);
                 }
                 Ok(client.clone())

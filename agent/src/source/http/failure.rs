@@ -45,7 +45,11 @@ impl Failure {
             return Self { tls: true, ..Self::unreached(tls_words(tls, now)) };
         }
         if error.is_timeout() {
-            return Self::unreached(if error.is_connect() { "timeout: no connection" } else { "timeout: it went silent" });
+            return Self::unreached(if error.is_connect() {
+                "timeout: no connection"
+            } else {
+                "timeout: it went silent"
+            });
         }
         Self::unreached(words(&error))
     }
@@ -78,7 +82,8 @@ fn tls_words(error: &rustls::Error, now: Timestamp) -> String {
             format!("TLS: the server's certificate has expired, by this node's clock ({clock})")
         }
         InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            "TLS: the server's certificate is of an authority that is not trusted here; see staticPodURLCAFile".to_owned()
+            "TLS: the server's certificate is of an authority that is not trusted here; see staticPodURLCAFile"
+                .to_owned()
         }
         other => format!("TLS: {other}"),
     }

@@ -130,7 +130,11 @@ impl Fetcher {
         let to = from.join(location).map_err(|_| Failure::refused("redirected to something that is no URL"))?;
         match (from.scheme(), to.scheme()) {
             (_, "https") | ("http", "http") if to.has_host() => Ok(to),
-            _ => Err(Failure::refused(format!("redirected from {} to {}, which is not followed", shown(from), shown(&to)))),
+            _ => Err(Failure::refused(format!(
+                "redirected from {} to {}, which is not followed",
+                shown(from),
+                shown(&to)
+            ))),
         }
     }
 }

@@ -97,12 +97,17 @@ mod tests {
         let other = Address::parse("https://node:pa55@fleet.example:8443/pods.yaml?token=8#x").unwrap();
         assert_ne!(address.kept_as(), other.kept_as());
         let plain = Address::parse("http://fleet.example/pods").unwrap();
-        assert_eq!((plain.to_string().as_str(), plain.kept_as().as_str()), ("http://fleet.example/pods", plain.url().as_str()));
+        assert_eq!(
+            (plain.to_string().as_str(), plain.kept_as().as_str()),
+            ("http://fleet.example/pods", plain.url().as_str())
+        );
     }
 
     #[test]
     fn only_http_urls_are_taken() {
-        for (text, word) in [("fleet.example/pods", "no URL"), ("ftp://x/y", "ftp"), ("file:///etc/x", "file"), ("", "no URL")] {
+        for (text, word) in
+            [("fleet.example/pods", "no URL"), ("ftp://x/y", "ftp"), ("file:///etc/x", "file"), ("", "no URL")]
+        {
             let error = Address::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }

@@ -41,7 +41,7 @@ fn settings(url: &str) -> HttpSettings {
 
 /// A running source and its store.
 struct Bench {
-    _root: tempfile::TempDir,
+    root: tempfile::TempDir,
     store: Arc<Store>,
     running: Option<(watch::Receiver<Arc<SourceSnapshot>>, Arc<Pulse>, CancellationToken, JoinHandle<()>)>,
     /// Every snapshot of the newest run.
@@ -52,7 +52,7 @@ impl Bench {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { _root: root, store, running: None, seen: Arc::default() }
+        Self { root, store, running: None, seen: Arc::default() }
     }
 
     fn start(&mut self, settings: HttpSettings) {
@@ -128,7 +128,9 @@ async fn pods_come_change_and_go_with_the_answer() {
     let before = bench.until_good(&["a-edge1 x:1", "b-edge1 x:1"]).await;
     let origin = server.url("/pods");
     assert!(before.pods.values().all(|pod| *pod.origin == *origin && pod.source == SourceKind::Http));
-    server.script(|_| Reply::new("200 OK", "Content-Encoding: gzip\r\n", gzip(list(&[("a", "x:1"), ("b", "x:2")]).as_bytes())));
+    server.script(|_| {
+        Reply::new("200 OK", "Content-Encoding: gzip\r\n", gzip(list(&[("a", "x:1"), ("b", "x:2")]).as_bytes()))
+    });
     let after = bench.until_good(&["a-edge1 x:1", "b-edge1 x:2"]).await;
     assert!(Arc::ptr_eq(before.pods.values().next().unwrap(), after.pods.values().next().unwrap()));
     server.script(|_| Reply::ok("{\"apiVersion\": \"v1\", \"kind\": \"PodList\", \"items\": []}"));
@@ -253,7 +255,10 @@ async fn what_was_last_good_is_there_before_the_network() {
     let (reason, _) = bench.until_unavailable().await;
     assert!(reason.contains("refused") && reason.ends_with("; 1 pods are kept"), "{reason}");
     let seen = bench.seen.lock().unwrap().clone();
-    assert_eq!((shape(&seen[0]), seen[0].ready, &seen[0].health), (vec!["a-edge1 x:1".to_owned()], false, &Health::Starting));
+    assert_eq!(
+        (shape(&seen[0]), seen[0].ready, &seen[0].health),
+        (vec!["a-edge1 x:1".to_owned()], false, &Health::Starting)
+    );
     assert!(bench.pulse().last_success().is_some(), "the age of what was last good");
     let _server = Server::start_at(port, None, |_| Reply::ok(list(&[("b", "x:1")]))).await;
     bench.until_good(&["b-edge1 x:1"]).await;
@@ -272,12 +277,33 @@ async fn what_was_last_good_is_there_before_the_network() {
 }
 
 #[tokio::test]
+async fn a_damaged_database_is_filled_anew() {
+    let server = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
+    let mut bench = Bench::new();
+    bench.start(settings(&server.url("/pods")));
+    bench.until_good(&["a-edge1 x:1"]).await;
+    bench.stop().await;
+    let path = bench.root.path().join("limpet.db");
+    bench.store.forget_database();
+    std::fs::write(&path, "not a database").unwrap();
+    // Nothing is known of the pods at the start; the answer fills the new database.
+    bench.start(settings(&server.url("/pods")));
+    bench.until_good(&["a-edge1 x:1"]).await;
+    bench.stop().await;
+    assert_eq!(bench.store.last_good(SourceKind::Http).unwrap().len(), 1);
+    assert_eq!((bench.store.damaged().len(), bench.store.replaced()), (1, 1));
+}
+
+#[tokio::test]
 async fn one_bad_item_does_not_sink_the_rest() {
     let server = Server::start(|_| Reply::new("200 OK", "ETag: \"1\"\r\n", list(&[("a", "x:1"), ("b", "x:1")]))).await;
     let mut bench = Bench::new();
     bench.start(settings(&server.url("/pods")));
     bench.until_good(&["a-edge1 x:1", "b-edge1 x:1"]).await;
-    let broken = list(&[("a", "x:2"), ("b", "x:2")]).replace("metadata: {name: b}\n  spec: {containers: [{name: a,", "metadata: {name: b}\n  spec: {containers: [{name: A_A,");
+    let broken = list(&[("a", "x:2"), ("b", "x:2")]).replace(
+        "metadata: {name: b}\n  spec: {containers: [{name: a,",
+        "metadata: {name: b}\n  spec: {containers: [{name: A_A,",
+    );
     let answer = broken.clone();
     server.script(move |_| Reply::new("200 OK", "ETag: \"2\"\r\n", &answer));
     let snapshot = bench.until_good(&["a-edge1 x:2", "b-edge1 x:1"]).await;

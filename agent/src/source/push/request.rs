@@ -97,7 +97,10 @@ pub enum PushError {
 /// One request.
 #[derive(Debug)]
 pub(super) enum Request {
-    Put { record: Arc<PodRecord>, answer: oneshot::Sender<Result<Stored, PushError>> },
+    Put {
+        record: Arc<PodRecord>,
+        answer: oneshot::Sender<Result<Stored, PushError>>,
+    },
     Delete {
         namespace: String,
         name: String,

@@ -69,7 +69,8 @@ impl Bench {
 
     /// As if a worker had the pod.
     fn runs(&self, name: &str) -> Arc<ObservedPod> {
-        let metadata = serde_json::json!({"metadata": {"name": format!("{name}-edge1"), "namespace": "default", "uid": "u"}});
+        let metadata =
+            serde_json::json!({"metadata": {"name": format!("{name}-edge1"), "namespace": "default", "uid": "u"}});
         let pod = observed(metadata);
         self.around.observed.publish(&pod.record.key, Some(Arc::clone(&pod)));
         pod
@@ -145,11 +146,18 @@ async fn what_cannot_be_taken_is_refused_with_the_reason() {
         told(bench.put("web", "x:2").await.unwrap_err()),
         "pod default/web-edge1 is defined by file web.yaml already, which comes first; remove it there or choose another name"
     );
-    assert_eq!(told(bench.delete("web", None).await.unwrap_err()), "pod default/web-edge1 comes from file web.yaml; remove it there");
+    assert_eq!(
+        told(bench.delete("web", None).await.unwrap_err()),
+        "pod default/web-edge1 comes from file web.yaml; remove it there"
+    );
     assert_eq!(bench.put("cam", "x:2").await.unwrap(), Verb::Created, "a push comes before a URL");
     let (pusher, ..) = bench.running.as_ref().unwrap();
     let put = |namespace: &'static str, name: &'static str, text: Vec<u8>| async move {
-        pusher.put(namespace, name, text).await.map(|stored| stored.record.key.to_string()).map_err(|error| error.to_string())
+        pusher
+            .put(namespace, name, text)
+            .await
+            .map(|stored| stored.record.key.to_string())
+            .map_err(|error| error.to_string())
     };
     let two = [text("a", "x:1"), b"---\n".to_vec(), text("b", "x:1")].concat();
     let table = [
@@ -205,6 +213,20 @@ async fn after_a_damage_what_is_not_known_any_more_is_not_ended() {
     std::fs::remove_file(bench.store.damaged().pop().unwrap()).unwrap();
     bench.start().await;
     assert!(bench.snapshot().ready);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_damage_under_way_loses_nothing() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    bench.put("web", "x:1").await.unwrap();
+    bench.store.forget_database();
+    std::fs::write(&bench.path, "not a database").unwrap();
+    bench.put("db", "x:1").await.unwrap();
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(bench.shape(), ["db-edge1 x:1", "web-edge1 x:1"]);
     bench.stop().await;
 }
 

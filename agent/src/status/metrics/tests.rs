@@ -63,10 +63,13 @@ fn a_scrape_tells_what_happened_and_what_is() {
     let twice = crate::pod::Fault::error("metadata.name", "pod default/web is defined in a.yaml already");
     metrics.manifest_rejected(SourceKind::File, RejectionReason::of(&twice));
 
-    let page = metrics.render(&all.load(), [
-        (SourceKind::File, &file, Some(jiff::Timestamp::constant(1_700_000_000, 500_000_000))),
-        (SourceKind::Http, &http, None),
-    ]);
+    let page = metrics.render(
+        &all.load(),
+        [
+            (SourceKind::File, &file, Some(jiff::Timestamp::constant(1_700_000_000, 500_000_000))),
+            (SourceKind::Http, &http, None),
+        ],
+    );
     let samples = parse(&page);
     for (name, expected) in [
         ("kubelet_running_pods", 1.0),

@@ -75,10 +75,7 @@ impl Server {
         Self::start_at(0, None, script).await
     }
 
-    pub(super) async fn start_tls(
-        config: ServerConfig,
-        script: impl FnMut(&Asked) -> Reply + Send + 'static,
-    ) -> Self {
+    pub(super) async fn start_tls(config: ServerConfig, script: impl FnMut(&Asked) -> Reply + Send + 'static) -> Self {
         Self::start_at(0, Some(Arc::new(config)), script).await
     }
 
@@ -89,11 +86,8 @@ impl Server {
     ) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let shared = Arc::new(Shared {
-            script: Mutex::new(Box::new(script)),
-            asked: Mutex::default(),
-            tls: Mutex::new(tls),
-        });
+        let shared =
+            Arc::new(Shared { script: Mutex::new(Box::new(script)), asked: Mutex::default(), tls: Mutex::new(tls) });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { port, shared, task }
     }
