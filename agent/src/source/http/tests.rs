@@ -39,11 +39,14 @@ fn settings(url: &str) -> HttpSettings {
     }
 }
 
+/// What it publishes, when it succeeded, its end and its task.
+type Running = (watch::Receiver<Arc<SourceSnapshot>>, Arc<Pulse>, CancellationToken, JoinHandle<()>);
+
 /// A running source and its store.
 struct Bench {
     root: tempfile::TempDir,
     store: Arc<Store>,
-    running: Option<(watch::Receiver<Arc<SourceSnapshot>>, Arc<Pulse>, CancellationToken, JoinHandle<()>)>,
+    running: Option<Running>,
     /// Every snapshot of the newest run.
     seen: Arc<std::sync::Mutex<Vec<Arc<SourceSnapshot>>>>,
 }

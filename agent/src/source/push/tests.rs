@@ -15,12 +15,15 @@ fn text(name: &str, image: &str) -> Vec<u8> {
     format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {spec}\n").into_bytes()
 }
 
+/// The way in, what it publishes, its end and its task.
+type Running = (Pusher, watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>);
+
 struct Bench {
     _root: tempfile::TempDir,
     path: std::path::PathBuf,
     store: Arc<Store>,
     around: Surroundings,
-    running: Option<(Pusher, watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>)>,
+    running: Option<Running>,
 }
 
 impl Bench {
