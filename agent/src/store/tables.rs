@@ -68,7 +68,7 @@ pub(super) fn is_accepted(
     }
 }
 
-/// Writes records under the next number. What is gone leaves a record that says so, see [`salvage`].
+/// Writes records under the next number. What is gone leaves a record that says so, see [`super::salvage`].
 pub(super) fn write_records(
     transaction: &WriteTransaction,
     source: SourceKind,
