@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
+use crate::object::{ObjectKey, ObjectRecord};
 use crate::pod::{Fault, PodKey, PodRecord};
 
 /// The kinds of source, in order of precedence when two claim one key.
@@ -79,6 +80,8 @@ pub struct SourceSnapshot {
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
     /// Pods that claim a key of `pods` and lose it within the source, as the second of two files does.
     pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
+    /// The source's ConfigMaps and Secrets, for its own pods.
+    pub objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
     /// True once the source has read its place for the first time: from then on, what is missing is gone.
     pub ready: bool,
     /// How it is doing.

@@ -11,6 +11,8 @@ mod quarantine;
 mod record;
 
 use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -255,7 +257,17 @@ fn is_kept(
 }
 
 fn open_database(path: &Path) -> Result<Database, DatabaseError> {
-    quarantine::guarded(path, || Database::builder().set_cache_size(CACHE).create(path))
+    let file = private_file(path).map_err(|error| DatabaseError::Storage(StorageError::Io(error)))?;
+    quarantine::guarded(path, || Database::builder().set_cache_size(CACHE).create_file(file))
+}
+
+/// Secrets are kept in it: nobody but the agent's user reads it, also where an earlier version made it.
+fn private_file(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 fn open_error(path: &Path, source: DatabaseError) -> StoreError {

@@ -23,13 +23,13 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use crate::pod::{Fault, Manifest, PodRecord, Severity};
+use crate::pod::{Fault, Kept, Manifest, Severity};
 use crate::source::{Health, Rejection, SourceKind, SourceSnapshot};
 use crate::store::{Manifests, Store};
 use crate::watch::{DirectoryId, DirectoryWatch, WatchEvent};
 use keep::Keeper;
 use look::{Finding, KnownFiles, Listing, Look, Place};
-use view::View;
+use view::{Contents, View};
 
 /// How long a vanished name waits for its successor.
 const VANISH: Duration = Duration::from_millis(50);
@@ -38,15 +38,15 @@ const RESYNC: Duration = Duration::from_secs(300);
 /// The same while the kernel gives no watch; kubelet's `fileCheckFrequency`.
 const RESYNC_BLIND: Duration = Duration::from_secs(20);
 
-/// Reads a canonical manifest that was accepted once.
-pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<PodRecord, Vec<Fault>>;
+/// Reads a manifest that was accepted once.
+pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<Kept, Vec<Fault>>;
 
 /// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
     /// Reads a file as authored.
     pub read: fn(&[u8], &str, SourceKind, &str) -> Manifest,
-    /// Reads a canonical manifest that was accepted once.
+    /// Reads a manifest that was accepted once.
     pub restore: Restore,
 }
 
@@ -281,7 +281,7 @@ impl FileSource {
     }
 
     fn has_something_to_lose(&self) -> bool {
-        self.view.pods() > 0 || self.last_good.values().any(|manifests| !manifests.is_empty())
+        !self.view.is_empty() || self.last_good.values().any(|manifests| !manifests.is_empty())
     }
 
     /// Nothing can be said about the files now: what there is stays, and comes back from the store if need be.
@@ -371,12 +371,13 @@ impl FileSource {
     }
 }
 
-/// The pods of a file's last good manifests. What this version of the agent refuses is left out and told.
-fn restore(place: &Place, name: &Arc<str>, manifests: Option<&Manifests>) -> Vec<Arc<PodRecord>> {
-    let mut pods = Vec::new();
+/// What a file's last good manifests hold. What this version of the agent refuses is left out and told.
+fn restore(place: &Place, name: &Arc<str>, manifests: Option<&Manifests>) -> Contents {
+    let mut contents = Contents::default();
     for manifest in manifests.into_iter().flatten() {
         match (place.decoder.restore)(manifest, name, SourceKind::File, &place.node_name) {
-            Ok(pod) => pods.push(Arc::new(pod)),
+            Ok(Kept::Pod(pod)) => drop(contents.pods.insert(pod.key.clone(), Arc::from(pod))),
+            Ok(Kept::Object(object)) => drop(contents.objects.insert(object.key.clone(), Arc::new(object))),
             Err(faults) => {
                 for fault in faults {
                     warn!(file = %name, error = %fault, "last good version is not accepted any more");
@@ -384,7 +385,7 @@ fn restore(place: &Place, name: &Arc<str>, manifests: Option<&Manifests>) -> Vec
             }
         }
     }
-    pods
+    contents
 }
 
 /// Within a tenth of `period`, so that many nodes on one network file system do not read at once.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
+use crate::object::PodObjects;
 use crate::pod::PodRecord;
 use crate::runtime::container::FoundContainer;
 use crate::runtime::record::ContainerId;
@@ -29,6 +30,8 @@ pub struct Mail {
     pub exits: BTreeMap<ContainerId, (i32, Timestamp)>,
     /// Containers in which the kernel killed for want of memory.
     pub out_of_memory: BTreeSet<ContainerId>,
+    /// The objects the wished version refers to, as they are now.
+    pub objects: Option<Arc<PodObjects>>,
     /// containerd's whole view of the pod's containers, read anew.
     pub found: Option<Vec<FoundContainer>>,
 }
