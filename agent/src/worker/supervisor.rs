@@ -111,6 +111,13 @@ impl Supervisor {
         }
         self.hands.report_duplicates(&self.desired, &merged.contested);
         self.settle_provisional();
+        // What runs of another source than the desired one refers to that source's objects.
+        for key in merged.objects_changed.iter().filter(|key| !self.provisional.contains(key)) {
+            if let (Some(record), Some(inbox)) = (self.desired.pods.get(key), self.workers.get(key)) {
+                let objects = Arc::new(self.desired.objects_of(record));
+                inbox.put(|mail| mail.objects = Some(objects));
+            }
+        }
     }
 
     /// Hands a wanted pod to its worker, unless what was found running under its key may come first.
@@ -131,12 +138,6 @@ impl Supervisor {
                     tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
                     self.wish(&key, Wish::End);
                 }
-            }
-        }
-        for key in &merged.objects_changed {
-            if let (Some(record), Some(inbox)) = (self.desired.pods.get(key), self.workers.get(key)) {
-                let objects = Arc::new(self.desired.objects_of(record));
-                inbox.put(|mail| mail.objects = Some(objects));
             }
         }
     }
@@ -296,9 +297,11 @@ impl Supervisor {
             desired = None;
         }
         if desired.is_none() {
-            // A source that is not there any more says nothing of its objects either.
-            let orphans = incarnations.iter_mut().filter(|pod| !self.sources.contains(&pod.record.source));
-            orphans.for_each(|pod| pod.take_objects(Arc::default()));
+            // A source that is not there any more says nothing of its objects either: their files stay as they are.
+            for pod in incarnations.iter_mut().filter(|pod| !self.sources.contains(&pod.record.source)) {
+                pod.take_objects(Arc::default());
+                pod.volumes.written = pod.volumes_version();
+            }
         }
         if incarnations.is_empty() && desired.is_none() {
             return;
