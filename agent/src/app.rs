@@ -28,6 +28,7 @@ use crate::runtime::container::{Containers, ContainersConfig};
 use crate::runtime::image::{Images, ImagesConfig};
 use crate::runtime::log::LogPaths;
 use crate::runtime::sandbox::Sandboxes;
+use crate::runtime::spec::{NodeFacts, NodeLimits};
 use crate::runtime::user::AccountsCache;
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
@@ -52,7 +53,7 @@ const LIFECYCLE_INBOX: usize = 1_024;
 const DRAIN: Duration = Duration::from_secs(15);
 
 /// How bytes become pods, whatever the source.
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
 
 /// What several rooms share.
 struct Shared {
@@ -79,7 +80,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
-    let shared = shared(Arc::new(config), &node.name, health, stop.clone());
+    let shared = shared(Arc::new(config), &node, health, stop.clone());
     let config = Arc::clone(&shared.config);
 
     let listener = server::bind(&config.socket())?;
@@ -135,7 +136,7 @@ async fn drain(tasks: &TaskTracker) {
     }
 }
 
-fn shared(config: Arc<Config>, node_name: &str, health: Health, stop: CancellationToken) -> Shared {
+fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: CancellationToken) -> Shared {
     Shared {
         client: Client::new(&config.runtime_endpoint),
         network: Network::new(
@@ -143,12 +144,12 @@ fn shared(config: Arc<Config>, node_name: &str, health: Health, stop: Cancellati
             config.cni_bin_dirs.clone(),
             config.root_dir.join("network"),
         ),
-        volumes: Volumes::new(&config),
+        volumes: Volumes::new(&config, limits(node)),
         slots: Arc::default(),
         desired: Desired::default(),
         events: Events::default(),
         observed: Observed::default(),
-        metrics: Metrics::new(node_name),
+        metrics: Metrics::new(&node.name),
         health,
         stop,
         tasks: TaskTracker::new(),
@@ -156,8 +157,14 @@ fn shared(config: Arc<Config>, node_name: &str, health: Health, stop: Cancellati
     }
 }
 
+/// What a container without limits may use.
+fn limits(node: &NodeFacts) -> NodeLimits {
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    NodeLimits { cpus, memory: node.memory_capacity }
+}
+
 /// The hands, and the tasks that belong to what they hold: archives, network, resolv.conf.
-async fn performer(shared: &Shared, node: crate::runtime::spec::NodeFacts) -> Result<Performer, AppError> {
+async fn performer(shared: &Shared, node: NodeFacts) -> Result<Performer, AppError> {
     let config = &shared.config;
     let images = Images::new(
         shared.client.clone(),

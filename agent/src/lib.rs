@@ -11,6 +11,7 @@ pub mod lifecycle;
 pub mod merge;
 pub mod network;
 pub mod node;
+pub mod object;
 pub mod pod;
 pub mod runtime;
 pub mod server;

@@ -4,10 +4,12 @@
 //! differs into [`PodChange`]s; everyone else loads [`DesiredPods`]. Publishing and reading take no lock.
 
 mod exchange;
+mod reference_index;
 pub mod slot;
 mod sync;
 pub mod table;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -15,10 +17,11 @@ use imbl::OrdMap;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::object::{ObjectKey, ObjectRecord, PodObjects};
 use crate::pod::{PodDiff, PodKey, PodRecord};
 use crate::source::SourceKind;
 use slot::Slots;
-use table::MergeTable;
+use table::{MergeTable, Outcome};
 
 /// One difference between two desired states. Holds the records by `Arc`; nothing is copied.
 #[derive(Debug, Clone)]
@@ -128,6 +131,8 @@ pub struct DesiredPods {
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
     /// Under each key the claims its pod won, and those it lost.
     pub duplicates: OrdMap<PodKey, Arc<[Duplicate]>>,
+    /// The ConfigMaps and Secrets of each source, for its own pods, in the order of [`SourceKind::ALL`].
+    pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
     /// Which sources have spoken, in the order of [`SourceKind::ALL`].
     pub ready: [bool; SourceKind::ALL.len()],
 }
@@ -136,6 +141,12 @@ impl DesiredPods {
     /// Whether `source` has spoken: only then is a pod of its that is not here to be ended.
     pub fn is_ready(&self, source: SourceKind) -> bool {
         self.ready[source.index()]
+    }
+
+    /// The objects that `record` refers to, those of its own source.
+    pub fn objects_of(&self, record: &PodRecord) -> PodObjects {
+        let objects = &self.objects[record.source.index()];
+        PodObjects::of(record, |key| objects.get(key).cloned())
     }
 }
 
@@ -146,6 +157,8 @@ pub struct Merged {
     pub changes: Vec<PodChange>,
     /// Keys of whose duplicates there is something new to say.
     pub contested: Vec<PodKey>,
+    /// Pods that refer to an object which came, changed or went.
+    pub objects_changed: BTreeSet<PodKey>,
     /// The state after them.
     pub desired: Arc<DesiredPods>,
 }
@@ -188,7 +201,8 @@ pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merg
         }
         let snapshot = Arc::new(table.desired().clone());
         desired.store(Arc::clone(&snapshot));
-        place.send(Merged { changes: outcome.changes, contested: outcome.contested, desired: snapshot });
+        let Outcome { changes, contested, objects_changed, .. } = outcome;
+        place.send(Merged { changes, contested, objects_changed, desired: snapshot });
     }
 }
 

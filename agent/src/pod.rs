@@ -20,8 +20,10 @@ mod yaml;
 pub use diff::{Part, PodDiff};
 pub use fault::{Fault, Severity};
 pub use key::{PodKey, PodUid};
-pub use manifest::{Manifest, read, restore};
+pub use manifest::{Manifest, Restored, read, restore, restore_kept};
 pub use record::{Fingerprint, PodRecord};
+pub(crate) use validate::{is_dns_label, is_dns_subdomain};
+pub(crate) use yaml::join as field_path;
 
 #[cfg(test)]
 mod kubelet_tests;

@@ -14,8 +14,10 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use crate::pod::{Fault, Manifest, PodKey, PodRecord};
+use crate::object::{ObjectKey, ObjectRecord};
+use crate::pod::{Fault, Manifest, PodKey, PodRecord, Restored};
 pub use pulse::Pulse;
+use view::Contents;
 
 /// The kinds of source, in order of precedence when two claim one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,6 +88,8 @@ pub struct SourceSnapshot {
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
     /// Pods that claim a key of `pods` and lose it within the source, as the second of two files does.
     pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
+    /// The source's ConfigMaps and Secrets, for its own pods.
+    pub objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
     /// True once the source has read its place for the first time: from then on, what is missing is gone.
     pub ready: bool,
     /// How it is doing.
@@ -95,7 +99,7 @@ pub struct SourceSnapshot {
 }
 
 /// Reads a canonical manifest that was accepted once.
-pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<PodRecord, Vec<Fault>>;
+pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<Restored, Vec<Fault>>;
 
 /// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
 #[derive(Debug, Clone, Copy)]
@@ -107,12 +111,13 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// The pods of last good manifests. What this version of the agent cannot read is left out and told.
-    fn restore_all(self, manifests: &[Arc<[u8]>], origin: &str, source: SourceKind, node: &str) -> Vec<Arc<PodRecord>> {
-        let mut pods = Vec::with_capacity(manifests.len());
+    /// What last good manifests hold. What this version of the agent cannot read is left out and told.
+    fn restore_all(self, manifests: &[Arc<[u8]>], origin: &str, source: SourceKind, node: &str) -> Contents {
+        let mut contents = Contents::default();
         for manifest in manifests {
             match (self.restore)(manifest, origin, source, node) {
-                Ok(pod) => pods.push(Arc::new(pod)),
+                Ok(Restored::Pod(pod)) => drop(contents.pods.insert(pod.key.clone(), Arc::from(pod))),
+                Ok(Restored::Object(object)) => drop(contents.objects.insert(object.key.clone(), Arc::new(object))),
                 Err(faults) => {
                     for fault in faults {
                         tracing::warn!(%source, origin, error = %fault, "last good version is not accepted any more");
@@ -120,6 +125,6 @@ impl Decoder {
                 }
             }
         }
-        pods
+        contents
     }
 }

@@ -15,6 +15,8 @@ mod salvage;
 mod tables;
 
 use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -286,7 +288,17 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
 }
 
 fn open_database(path: &Path) -> Result<Database, DatabaseError> {
-    quarantine::guarded(path, || Database::builder().set_cache_size(CACHE).create(path))
+    let file = private_file(path).map_err(|error| DatabaseError::Storage(StorageError::Io(error)))?;
+    quarantine::guarded(path, || Database::builder().set_cache_size(CACHE).create_file(file))
+}
+
+/// Secrets are kept in it: nobody but the agent's user reads it, also where an earlier version made it.
+fn private_file(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 fn open_error(path: &Path, source: DatabaseError) -> StoreError {

@@ -5,6 +5,8 @@
 //! | path | what |
 //! |---|---|
 //! | `volumes/kubernetes.io~empty-dir/<volume>` | an emptyDir; with `medium: Memory` a tmpfs is mounted on it |
+//! | `volumes/kubernetes.io~configmap/<volume>` | a configMap's files, on disk |
+//! | `volumes/kubernetes.io~{secret,projected,downward-api}/<volume>` | the same for those kinds, on a tmpfs |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath` |
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
@@ -13,7 +15,10 @@
 //! `etc-hosts` and `etc-resolv.conf` are rewritten in place when they should say something else, since containers have
 //! the very files mounted. Disk emptyDirs outlive a reboot, memory ones do not; both end with the pod.
 //!
-//! Volumes other than emptyDir and hostPath are refused by name.
+//! [`Volumes::update`] replaces the files of configMap, secret, projected and downwardAPI volumes when they should say
+//! something else, all at once and without touching a container; a `subPath` of one keeps what it was bound to.
+//!
+//! Volumes of other kinds are refused by name.
 
 mod dns;
 mod empty_dir;
@@ -23,11 +28,14 @@ mod hostname;
 mod hosts;
 mod mount_table;
 mod mounts;
+mod payload;
 mod preparation;
 mod removal;
 mod resolver;
 mod sub_path;
 mod termination;
+mod tmpfs;
+mod written;
 
 use std::io;
 use std::path::PathBuf;
@@ -40,7 +48,9 @@ pub(crate) use self::mount_table::is_mount_point;
 pub use self::termination::{MAX_TERMINATION_MESSAGE, read_termination_message};
 use crate::config::Config;
 use crate::network::PodAddresses;
+use crate::object::{ObjectKind, PodObjects};
 use crate::pod::{PodRecord, PodUid};
+use crate::runtime::spec::NodeLimits;
 
 /// How mounts made on one side of a bind mount show on the other (`mountPropagation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -97,6 +107,32 @@ pub enum VolumeError {
         volume: String,
         /// Which, and what is supported.
         reason: String,
+    },
+    /// A volume's object is not here; kubelet's words.
+    #[error("MountVolume.SetUp failed for volume {volume:?} : {} {name:?} not found", kind.resource())]
+    NoObject {
+        /// The volume's name.
+        volume: String,
+        /// ConfigMap or Secret.
+        kind: ObjectKind,
+        /// The object's name.
+        name: String,
+    },
+    /// A volume's object does not have that key; kubelet's words.
+    #[error(
+        "MountVolume.SetUp failed for volume {volume:?} : {}: {key}",
+        match kind {
+            ObjectKind::ConfigMap => "configmap references non-existent config key",
+            ObjectKind::Secret => "references non-existent secret key",
+        }
+    )]
+    NoKey {
+        /// The volume's name.
+        volume: String,
+        /// ConfigMap or Secret.
+        kind: ObjectKind,
+        /// The key.
+        key: String,
     },
     /// A container mounts a volume the pod does not have.
     #[error("container {container:?} mounts volume {volume:?}, which the pod does not have")]
@@ -181,6 +217,8 @@ struct Settings {
     /// The node's own `/etc/hosts`.
     hosts_file: PathBuf,
     cluster: dns::ClusterDns,
+    /// What an unlimited container may use, for downwardAPI volumes.
+    limits: NodeLimits,
 }
 
 impl Settings {
@@ -194,8 +232,9 @@ impl Settings {
 }
 
 impl Volumes {
-    /// Volumes below `config.root_dir`, with names resolved as `config` says. Touches nothing yet.
-    pub fn new(config: &Config) -> Self {
+    /// Volumes below `config.root_dir`, with names resolved as `config` says. `limits`: what an unlimited container may
+    /// use. Touches nothing yet.
+    pub fn new(config: &Config, limits: NodeLimits) -> Self {
         let cluster =
             dns::ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() };
         Self {
@@ -204,23 +243,38 @@ impl Volumes {
                 resolv_conf: config.resolv_conf.clone(),
                 hosts_file: "/etc/hosts".into(),
                 cluster,
+                limits,
             }),
         }
     }
 
-    /// Puts every volume and file of the pod in place. `hostname` is what the pod's `/etc/hostname` says: its own
+    /// Puts every volume and file of the pod in place, from the objects it refers to. `hostname` is what the pod's `/etc/hostname` says: its own
     /// name ([`PodHostname::kernel`]), or the node's with `hostNetwork`. Doing it again changes nothing that is right
     /// already and wipes nothing.
     pub async fn prepare(
         &self,
         pod: &PodRecord,
+        objects: &PodObjects,
         addresses: &PodAddresses,
         hostname: &str,
     ) -> Result<Vec<Warning>, VolumeError> {
-        let work = preparation::Preparation::of(pod, addresses, hostname, &self.settings)?;
+        let work = preparation::Preparation::of(pod, objects, addresses, hostname, &self.settings)?;
         let settings = self.settings.clone();
         let path = settings.pod_dir(&pod.uid);
         blocking(path, move || work.run(&settings)).await
+    }
+
+    /// Writes anew what of a prepared pod's volumes comes from its objects or its own metadata, each volume at once.
+    /// Returns the names of the volumes that say something else now. Where one cannot be written it says what it did
+    /// before, and the others are written all the same.
+    pub async fn update(&self, pod: &PodRecord, objects: &PodObjects) -> Result<Vec<String>, VolumeError> {
+        let path = self.settings.pod_dir(&pod.uid);
+        let sources = payload::Sources { pod, objects, node: self.settings.limits };
+        let written = preparation::written_volumes(sources, &path);
+        if written.is_empty() {
+            return Ok(Vec::new());
+        }
+        blocking(path, move || preparation::update(written)).await
     }
 
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,

@@ -13,3 +13,6 @@ pub mod pod_worker;
 pub mod provisional;
 pub mod state;
 pub mod supervisor;
+
+#[cfg(test)]
+mod objects_tests;

@@ -255,8 +255,13 @@ impl Agent {
 
     /// Ends it with SIGTERM and waits for its end.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
+        self.end(Signal::TERM)
+    }
+
+    /// Ends it with `signal` and waits for its end.
+    pub fn end(&mut self, signal: Signal) -> Result<ExitStatus> {
         let mut daemon = self.daemon.take().context("the agent does not run")?;
-        daemon.signal(Signal::TERM);
+        daemon.signal(signal);
         daemon.wait(Duration::from_secs(30))
     }
 

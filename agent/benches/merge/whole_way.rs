@@ -50,7 +50,7 @@ pub(crate) fn measure(files: usize, renames: usize) -> Whole {
 
 async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize) -> (Samples, u64) {
     let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
-    let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: pod::restore });
+    let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: pod::restore_kept });
     let (slots, stop) = (Arc::<Slots>::default(), CancellationToken::new());
     let (sender, mut merged) = mpsc::channel(1);
     tokio::spawn(merge::run(Arc::clone(&slots), Desired::default(), sender, stop.clone()));

@@ -29,6 +29,9 @@ pub struct Prepared {
 
 /// Runs the agent until it is asked to stop; returns the exit code.
 pub fn run(flags: &RunFlags) -> ExitCode {
+    if let Err(error) = forbid_core_dumps() {
+        return refuse(&error, 1);
+    }
     let prepared = match prepare(flags) {
         Ok(prepared) => prepared,
         Err(error) => return refuse(&error, error.exit_code()),
@@ -44,6 +47,12 @@ pub fn run(flags: &RunFlags) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&error, 1),
     }
+}
+
+/// The agent holds Secrets: its memory goes into no core dump, to a file or to a collector, and only root may look into
+/// it. What the agent executes begins as usual. As root it keeps all it needs of its own `/proc/self`.
+fn forbid_core_dumps() -> std::io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
 }
 
 fn refuse(error: &dyn std::error::Error, code: u8) -> ExitCode {

@@ -50,7 +50,8 @@ fn validate(args: &ValidateArgs, screen: Screen, page: &mut String) -> Count {
         let (text, faults) = match read(&path) {
             Ok(text) => {
                 let faults = pod::read(&text, &origin, SourceKind::File, &args.node_name).faults;
-                (String::from_utf8_lossy(&text).into_owned(), faults)
+                let text = String::from_utf8_lossy(&text).into_owned();
+                (if holds_secret(&text) { String::new() } else { text }, faults)
             }
             Err(error) => (String::new(), vec![Fault::error("", format!("{origin}: {error}"))]),
         };
@@ -100,6 +101,11 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
         std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut text)?;
     }
     Ok(text)
+}
+
+/// Whether a Secret is in the text, as far as that can be told of one that may be broken: its lines are not shown.
+fn holds_secret(text: &str) -> bool {
+    text.lines().any(|line| line.contains("kind") && line.contains("Secret"))
 }
 
 /// One fault: a line that says it all, and the place in the text where it is known.
@@ -155,6 +161,18 @@ mod tests {
             "error: web.yaml:8:5: spec.containers[0].imag: no such field\n  |\n6 |   containers:\n7 |   - name: web\n\
              8 |     imag: web:1\n  |     ^^^^ did you mean image?\n\n1 error, 0 warnings in 1 file\n"
         );
+    }
+
+    #[test]
+    fn the_lines_of_a_secret_are_not_shown() {
+        for text in [
+            "{apiVersion: v1, kind: Secret, metadata: {name: a}, data: {k: hunter2!}}",
+            "kind: Secret\ndata: {k: hunter2",
+        ] {
+            let (count, page) = page(text, false);
+            assert_eq!(count.errors, 1, "{page}");
+            assert!(!page.contains("hunter2"), "{page}");
+        }
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! Who runs follows from the snapshots alone, never from their order in time: of a key that several sources claim
 //! the first source's pod, and of a UID that several such pods have the first source's, then the first key's.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
 
+use super::reference_index::ReferenceIndex;
 use super::slot::Snapshots;
 use super::{DesiredPods, Duplicate, PodChange};
+use crate::object::ObjectKey;
 use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::source::{SourceKind, SourceSnapshot};
 
@@ -21,6 +23,7 @@ pub struct MergeTable {
     desired: DesiredPods,
     /// The keys whose first claim has that UID: more than one only where manifests write UIDs. Unordered.
     holders: HashMap<PodUid, Vec<PodKey>>,
+    references: ReferenceIndex,
 }
 
 /// What one merge brought.
@@ -28,6 +31,8 @@ pub struct MergeTable {
 pub struct Outcome {
     /// Removed, Added, Updated, Deleting, Reconciled; by key within each.
     pub changes: Vec<PodChange>,
+    /// Pods that refer to an object which came, changed or went.
+    pub objects_changed: BTreeSet<PodKey>,
     /// A source spoke for the first time.
     pub readiness_changed: bool,
     /// Keys of which others lose, or do not any more, than before.
@@ -37,7 +42,8 @@ pub struct Outcome {
 impl Outcome {
     /// Whether the merged state is what it was.
     pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && !self.readiness_changed && self.contested.is_empty()
+        let quiet = self.changes.is_empty() && self.contested.is_empty() && self.objects_changed.is_empty();
+        quiet && !self.readiness_changed
     }
 }
 
@@ -50,9 +56,11 @@ impl MergeTable {
     /// Takes the sources' newest snapshots in and says what changed. Cost grows with what changed.
     pub fn absorb(&mut self, snapshots: Snapshots) -> Outcome {
         let mut touched = touched_keys(&self.absorbed, &snapshots);
+        let objects = touched_objects(&self.absorbed, &snapshots);
         let ready = std::array::from_fn(|index| snapshots[index].ready);
         let readiness_changed = ready != self.desired.ready;
         self.desired.ready = ready;
+        self.desired.objects = std::array::from_fn(|index| snapshots[index].objects.clone());
         let before = std::mem::replace(&mut self.absorbed, snapshots);
         self.hold(&before, &mut touched);
 
@@ -67,6 +75,9 @@ impl MergeTable {
         }
         outcome.changes.reserve_exact(changes.iter().map(Vec::len).sum());
         outcome.changes.extend(changes.into_iter().flatten());
+        for (source, object) in objects {
+            outcome.objects_changed.extend(self.references.pods(source, object).cloned());
+        }
         outcome
     }
 
@@ -162,6 +173,7 @@ impl MergeTable {
             Some(winner) => self.desired.pods.insert(key, Arc::clone(winner)),
             None => self.desired.pods.remove(&key),
         };
+        self.references.replace(before.as_deref(), winner.as_deref());
         classify(before, winner, tell);
     }
 }
@@ -171,6 +183,18 @@ impl MergeTable {
 struct Standing {
     winner: Option<Arc<PodRecord>>,
     duplicates: Vec<Duplicate>,
+}
+
+/// Every object that came, changed or went, by source.
+fn touched_objects(before: &Snapshots, after: &Snapshots) -> Vec<(SourceKind, ObjectKey)> {
+    let mut touched = Vec::new();
+    for ((source, before), after) in SourceKind::ALL.into_iter().zip(before).zip(after) {
+        let keys = before.objects.diff(&after.objects).map(|difference| match difference {
+            DiffItem::Add(key, _) | DiffItem::Remove(key, _) | DiffItem::Update { new: (key, _), .. } => key,
+        });
+        touched.extend(keys.map(|key| (source, key.clone())));
+    }
+    touched
 }
 
 /// The keys of which any source says something else than before, in order.

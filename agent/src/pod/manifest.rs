@@ -1,12 +1,14 @@
 //! The front door of the room: what one file, one answer or one push holds, as pods and faults.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::yaml::{self, Document};
 use super::{Fault, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate};
+use crate::object::{self, ObjectKind, ObjectRecord};
 use crate::source::SourceKind;
 
 /// What one file, one answer or one push held.
@@ -14,6 +16,8 @@ use crate::source::SourceKind;
 pub struct Manifest {
     /// The pods that can be taken.
     pub pods: Vec<Arc<PodRecord>>,
+    /// The ConfigMaps and Secrets that can be taken.
+    pub objects: Vec<Arc<ObjectRecord>>,
     /// Everything to say about them, in the order of the text. With an error among it, something was refused.
     pub faults: Vec<Fault>,
 }
@@ -28,25 +32,36 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
         manifest.faults.push(fault);
         Vec::new()
     });
-    let mut keys = BTreeSet::new();
+    let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
     for item in documents.iter().flat_map(items) {
-        let (record, mut faults) = item.pod(&origin, source, node_name);
-        let record = record.filter(|record| {
-            let new = keys.insert(record.key.clone());
-            if !new {
-                let message = format!("pod {} is defined twice in this file; the first one counts", record.key);
-                faults.push(Fault::error("metadata.name", message));
-            }
-            new
-        });
+        let faults = if let Some(kind) = item.object_kind() {
+            let (object, mut faults) = object::decode(item.value, kind, Arc::clone(&origin));
+            let object = object.filter(|object| first("", &object.key, &mut objects, &mut faults));
+            manifest.objects.extend(object.map(Arc::new));
+            faults
+        } else {
+            let (pod, mut faults) = item.pod(&origin, source, node_name);
+            let pod = pod.filter(|pod| first("pod ", &pod.key, &mut keys, &mut faults));
+            manifest.pods.extend(pod.map(Arc::new));
+            faults
+        };
         manifest.faults.extend(faults.into_iter().map(|fault| item.place(fault)));
-        manifest.pods.extend(record.map(Arc::new));
     }
     for fault in &mut manifest.faults {
         fault.origin = Arc::clone(&origin);
     }
     manifest.faults.sort_by_key(|fault| fault.position);
     manifest
+}
+
+/// Whether `key` comes for the first time; if not, that is a fault.
+fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>, faults: &mut Vec<Fault>) -> bool {
+    let new = known.insert(key.clone());
+    if !new {
+        let message = format!("{what}{key} is defined twice in this file; the first one counts");
+        faults.push(Fault::error("metadata.name", message));
+    }
+    new
 }
 
 /// Makes a pod of a manifest that was accepted once and kept by limpet. It is not judged again: a version that
@@ -61,6 +76,33 @@ pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &st
     match pod {
         Some(pod) => Ok(record(&value, pod, Arc::from(origin), source, node_name)),
         None => Err(faults),
+    }
+}
+
+/// What was accepted once and kept by limpet.
+#[derive(Debug)]
+pub enum Restored {
+    /// A pod.
+    Pod(Box<PodRecord>),
+    /// A ConfigMap or Secret.
+    Object(ObjectRecord),
+}
+
+/// Makes a pod or an object of a manifest that was accepted once, as [`restore`] does.
+///
+/// # Errors
+/// The bytes are neither.
+pub fn restore_kept(
+    manifest: &[u8],
+    origin: &str,
+    source: SourceKind,
+    node_name: &str,
+) -> Result<Restored, Vec<Fault>> {
+    let value: Value =
+        serde_json::from_slice(manifest).map_err(|error| vec![Fault::error("", format!("kept manifest: {error}"))])?;
+    match object::restore(&value, origin) {
+        Some(object) => object.map(Restored::Object),
+        None => restore(manifest, origin, source, node_name).map(Box::new).map(Restored::Pod),
     }
 }
 
@@ -102,7 +144,7 @@ struct Item<'a> {
 /// The objects of a document: itself, or the items of a list.
 fn items(document: &Document) -> Vec<Item<'_>> {
     let value = &document.value;
-    let list = matches!(value["kind"].as_str(), Some("List" | "PodList"));
+    let list = matches!(value["kind"].as_str(), Some("List" | "PodList" | "ConfigMapList" | "SecretList"));
     match value["items"].as_array() {
         Some(items) if list => items
             .iter()
@@ -114,6 +156,12 @@ fn items(document: &Document) -> Vec<Item<'_>> {
 }
 
 impl Item<'_> {
+    /// The kind of a local object; `None` for everything else.
+    fn object_kind(&self) -> Option<ObjectKind> {
+        let kind = ObjectKind::from_name(self.value["kind"].as_str()?)?;
+        (self.value["apiVersion"] == "v1").then_some(kind)
+    }
+
     /// The pod, if there is no error, and everything to say about it.
     fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
         if let Some(fault) = self.kind_fault() {
@@ -143,10 +191,12 @@ impl Item<'_> {
                     .with_remedy("begin it with apiVersion: v1 and kind: Pod"),
             ),
             ("v1", "") => Some(Fault::error("kind", "required").with_remedy("kind: Pod")),
-            ("", "Pod") => Some(Fault::error("apiVersion", "required").with_remedy("apiVersion: v1")),
+            ("", "Pod" | "ConfigMap" | "Secret") => {
+                Some(Fault::error("apiVersion", "required").with_remedy("apiVersion: v1"))
+            }
             (_, "Pod") => Some(Fault::error("apiVersion", format!("{version} has no Pod; it must be v1"))),
             (_, "ConfigMap" | "Secret") => {
-                Some(Fault::error("kind", format!("{kind} is not supported yet; only Pods are taken")))
+                Some(Fault::error("apiVersion", format!("{version} has no {kind}")).with_remedy("apiVersion: v1"))
             }
             _ => Some(
                 Fault::error("kind", format!("{kind} is not taken: a node runs Pods"))

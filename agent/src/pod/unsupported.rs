@@ -42,19 +42,14 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.ports[].hostPort", Always),
     ("spec.setHostnameAsFQDN", True),
     // Environment
-    ("spec.C.envFrom", Always),
-    ("spec.C.env[].valueFrom.configMapKeyRef", Always),
-    ("spec.C.env[].valueFrom.secretKeyRef", Always),
     ("spec.C.env[].valueFrom.fileKeyRef", Always),
-    // Volumes; every kind but emptyDir and hostPath
+    // Volumes; every kind but emptyDir, hostPath, configMap, secret, downwardAPI and projections of the last three
     ("spec.volumes[].awsElasticBlockStore", Always),
     ("spec.volumes[].azureDisk", Always),
     ("spec.volumes[].azureFile", Always),
     ("spec.volumes[].cephfs", Always),
     ("spec.volumes[].cinder", Always),
-    ("spec.volumes[].configMap", Always),
     ("spec.volumes[].csi", Always),
-    ("spec.volumes[].downwardAPI", Always),
     ("spec.volumes[].ephemeral", Always),
     ("spec.volumes[].fc", Always),
     ("spec.volumes[].flexVolume", Always),
@@ -68,11 +63,12 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].persistentVolumeClaim", Always),
     ("spec.volumes[].photonPersistentDisk", Always),
     ("spec.volumes[].portworxVolume", Always),
-    ("spec.volumes[].projected", Always),
+    ("spec.volumes[].projected.sources[].clusterTrustBundle", Always),
+    ("spec.volumes[].projected.sources[].podCertificate", Always),
+    ("spec.volumes[].projected.sources[].serviceAccountToken", Always),
     ("spec.volumes[].quobyte", Always),
     ("spec.volumes[].rbd", Always),
     ("spec.volumes[].scaleIO", Always),
-    ("spec.volumes[].secret", Always),
     ("spec.volumes[].storageos", Always),
     ("spec.volumes[].vsphereVolume", Always),
     ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
@@ -101,7 +97,6 @@ const REFUSED: &[(&str, Used)] = &[
     // What only an apiserver has
     ("spec.serviceAccountName", Always),
     ("spec.serviceAccount", Always),
-    ("spec.imagePullSecrets", Always),
 ];
 
 /// Fields that mean nothing on a node without an apiserver, or without a scheduler.
@@ -217,10 +212,10 @@ mod tests {
             "containers": [
                 {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
                 {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
-                 "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                 "env": [{"name": "X", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}],
                  "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
             ],
-            "volumes": [{"name": "v", "configMap": {"name": "c"}}, {"name": "e", "emptyDir": {"sizeLimit": "1Mi"}}]
+            "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {}}]}}, {"name": "e", "emptyDir": {"sizeLimit": "1Mi"}}]
         });
         let mut refused = refused(spec);
         refused.sort();
@@ -229,12 +224,12 @@ mod tests {
             [
                 "spec.containers[0].livenessProbe",
                 "spec.containers[0].stdin",
-                "spec.containers[1].env[0].valueFrom.secretKeyRef",
+                "spec.containers[1].env[0].valueFrom.fileKeyRef",
                 "spec.containers[1].ports[1].hostPort",
                 "spec.containers[1].resources.limits.hugepages-2Mi",
                 "spec.containers[1].resources.limits[example.com/gpu]",
                 "spec.initContainers[0].restartPolicy",
-                "spec.volumes[0].configMap",
+                "spec.volumes[0].projected.sources[1].serviceAccountToken",
                 "spec.volumes[1].emptyDir.sizeLimit",
             ]
         );
@@ -266,6 +261,7 @@ mod tests {
             "spec.initContainers",
             "spec.volumes",
             "spec.dnsConfig",
+            "spec.imagePullSecrets",
             "spec.dnsPolicy",
             "spec.enableServiceLinks",
             "spec.hostAliases",
@@ -284,6 +280,7 @@ mod tests {
             "spec.C.args",
             "spec.C.command",
             "spec.C.env",
+            "spec.C.envFrom",
             "spec.C.image",
             "spec.C.imagePullPolicy",
             "spec.C.name",

@@ -12,7 +12,8 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodSpec};
 
 use super::{Fault, PodRecord};
-use name::{is_dns_label, is_dns_subdomain, qualified_name_fault};
+use name::qualified_name_fault;
+pub(crate) use name::{is_dns_label, is_dns_subdomain};
 
 /// Bytes of all annotations of one object.
 const MAX_ANNOTATIONS: usize = 256 << 10;

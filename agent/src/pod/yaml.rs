@@ -147,7 +147,7 @@ impl Node {
 }
 
 /// The path of `key` below `path`, as kubectl writes it; a key that is no plain name stands in brackets.
-pub(super) fn join(path: &str, key: &str) -> String {
+pub(crate) fn join(path: &str, key: &str) -> String {
     if key.contains(['.', '[', ']', '/']) {
         format!("{path}[{key}]")
     } else if path.is_empty() {

@@ -15,6 +15,7 @@ use oci_spec::image::ImageConfiguration;
 use tokio::sync::watch;
 
 use super::client::Client;
+use crate::object::ObjectRecord;
 
 mod archive;
 mod auth;
@@ -40,6 +41,9 @@ pub use reference::normalize;
 
 use content::Store;
 use reference::{ImageName, Target};
+
+/// How many credentials are tried at one pull.
+const MAX_TURNS: usize = 16;
 
 /// How many images are remembered; beyond it containerd is asked again.
 const CACHED: usize = 256;
@@ -73,6 +77,9 @@ pub struct ImagesConfig {
 }
 use ImagesConfig as Config;
 
+/// The Secrets a pod brings for its pulls, in its order.
+pub type PullSecrets = Arc<[Arc<ObjectRecord>]>;
+
 /// What one pull gives everyone who waits for it.
 type Outcome = Result<Arc<LocalImage>, ImageError>;
 type Job = BoxFuture<'static, Outcome>;
@@ -80,6 +87,7 @@ type Job = BoxFuture<'static, Outcome>;
 /// A pull that runs, driven by whoever waits for it; it ends when nobody does any more.
 struct Flight {
     job: WeakShared<Job>,
+    secrets: PullSecrets,
     progress: watch::Receiver<PullProgress>,
 }
 
@@ -99,7 +107,7 @@ struct Inner {
     store: Store,
     config: Config,
     cache: Mutex<HashMap<String, Arc<LocalImage>>>,
-    flights: Mutex<HashMap<String, Flight>>,
+    flights: Mutex<HashMap<String, Vec<Flight>>>,
     /// Complaints about auth files that were logged already.
     complained: Mutex<Vec<String>>,
     ready: watch::Sender<bool>,
@@ -160,7 +168,16 @@ impl Images {
     /// # Errors
     /// See [`ImageError`]; [`ImageError::reason`] is kubelet's word for it.
     pub async fn pull(&self, reference: &str) -> Outcome {
-        let job = self.join(ImageName::parse(reference)?);
+        self.pull_with(reference, Arc::default()).await
+    }
+
+    /// The same with a pod's own pull secrets, which are tried before the node's credentials. Shared only with who
+    /// brings the same: what one pod may pull another may not.
+    ///
+    /// # Errors
+    /// As [`Self::pull`].
+    pub async fn pull_with(&self, reference: &str, secrets: PullSecrets) -> Outcome {
+        let job = self.join(ImageName::parse(reference)?, secrets);
         job.await
     }
 
@@ -168,25 +185,36 @@ impl Images {
     pub fn progress(&self, reference: &str) -> Option<watch::Receiver<PullProgress>> {
         let name = normalize(reference).ok()?;
         let flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        let flight = flights.get(&name)?;
+        let flight = flights.get(&name)?.last()?;
         flight.job.upgrade().is_some_and(|job| job.peek().is_none()).then(|| flight.progress.clone())
     }
 
-    /// The pull of this image that runs, or a new one.
-    fn join(&self, name: ImageName) -> Shared<Job> {
-        let mut flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        flights.retain(|_, flight| flight.job.upgrade().is_some_and(|job| job.peek().is_none()));
-        if let Some(flight) = flights.get(&name.whole)
-            && let Some(job) = flight.job.upgrade()
-        {
+    /// The pull of this image that runs, or a new one. One with other secrets begins when the one before it has ended:
+    /// what that brought is not downloaded again, only asked for.
+    fn join(&self, name: ImageName, secrets: PullSecrets) -> Shared<Job> {
+        let mut all = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, flights| {
+            flights.retain(|flight| flight.job.upgrade().is_some_and(|job| job.peek().is_none()));
+            !flights.is_empty()
+        });
+        let flights = all.entry(name.whole.clone()).or_default();
+        let same = flights.iter().find(|flight| same_secrets(&flight.secrets, &secrets));
+        if let Some(job) = same.and_then(|flight| flight.job.upgrade()) {
             return job;
         }
+        let before = flights.last().and_then(|flight| flight.job.upgrade());
         let (sender, receiver) = watch::channel(PullProgress::default());
-        let key = name.whole.clone();
-        let inner = Arc::clone(&self.inner);
-        let job = async move { inner.pull(name, sender).await }.boxed().shared();
+        let (inner, own) = (Arc::clone(&self.inner), Arc::clone(&secrets));
+        let job = async move {
+            if let Some(before) = before {
+                // Its outcome is its own.
+                let _ = before.await;
+            }
+            inner.pull(name, &own, sender).await
+        };
+        let job = job.boxed().shared();
         if let Some(weak) = job.downgrade() {
-            flights.insert(key, Flight { job: weak, progress: receiver });
+            flights.push(Flight { job: weak, secrets, progress: receiver });
         }
         job
     }
@@ -210,21 +238,46 @@ impl Images {
 }
 
 impl Inner {
-    async fn pull(&self, name: ImageName, progress: watch::Sender<PullProgress>) -> Outcome {
+    async fn pull(&self, name: ImageName, secrets: &PullSecrets, progress: watch::Sender<PullProgress>) -> Outcome {
+        let meter = progress::Meter::new(&name.whole, progress);
+        let mut turn = 0;
+        loop {
+            let (session, others) = self.session(name.clone(), secrets, turn).await?;
+            turn += 1;
+            match pull::pull(&self.store, session, &self.config, &meter).await {
+                // As kubelet: every credential that fits is tried.
+                Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_TURNS => {
+                    tracing::info!(image = name.whole, cause, "refused, trying the next credentials");
+                }
+                Err(error) => return Err(error),
+                Ok(local) => {
+                    tracing::info!(image = name.whole, digest = &*local.digest, size = local.size, "image pulled");
+                    return Ok(self.remember(local));
+                }
+            }
+        }
+    }
+
+    /// A session with the credentials whose turn it is, and whether there are others after them.
+    async fn session(
+        &self,
+        name: ImageName,
+        secrets: &PullSecrets,
+        turn: usize,
+    ) -> Result<(registry::Session, bool), ImageError> {
         let image = name.whole.clone();
         let (certs_d, auth_files) = (self.config.registry_config_dir.clone(), self.config.auth_files.clone());
+        let secrets = Arc::clone(secrets);
         let prepared = tokio::task::spawn_blocking(move || {
-            let keyring = auth::Keyring::read(&auth_files);
-            let session = registry::Session::prepare(name, &certs_d, &keyring);
-            (session, keyring.complaints)
+            let keyring = auth::Keyring::of(&secrets, &auth_files);
+            let others = keyring.count(&name.host, &name.repository) > turn + 1;
+            let session = registry::Session::prepare(name, &certs_d, &keyring, turn);
+            (session, others, keyring.complaints)
         });
-        let failed = |error| ImageError::Registry { image: image.clone(), cause: format!("set-up failed: {error}") };
-        let (session, complaints) = prepared.await.map_err(failed)?;
+        let failed = |error| ImageError::Registry { image, cause: format!("set-up failed: {error}") };
+        let (session, others, complaints) = prepared.await.map_err(failed)?;
         self.complain(complaints);
-        let meter = progress::Meter::new(&image, progress);
-        let local = pull::pull(&self.store, session?, &self.config, &meter).await?;
-        tracing::info!(image, digest = &*local.digest, size = local.size, "image pulled");
-        Ok(self.remember(local))
+        Ok((session?, others))
     }
 
     fn complain(&self, complaints: Vec<String>) {
@@ -250,4 +303,8 @@ impl Inner {
         cache.insert(image.name.to_string(), Arc::clone(&image));
         image
     }
+}
+
+fn same_secrets(a: &PullSecrets, b: &PullSecrets) -> bool {
+    a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b) || a == b)
 }

@@ -4,6 +4,7 @@
 //! reads the few facts of the host that only some containers need. The rules are in the modules below, one subject each.
 
 mod capabilities;
+mod downward;
 mod environment;
 mod expansion;
 mod host;
@@ -22,6 +23,7 @@ use oci_spec::runtime::{
     Linux, LinuxDeviceCgroup, LinuxNamespace, LinuxNamespaceType, LinuxResources, LinuxSeccomp, Root, Spec,
 };
 
+pub use self::downward::{NodeLimits, metadata_field, resource_field};
 pub use self::host::HostInput;
 pub use self::qos::{QosClass, qos_class};
 pub use self::resources::{CPU_PERIOD, PodLimits, cpu_quota, cpu_shares, oom_score_adj, pod_cpu_request, pod_limits};
@@ -29,6 +31,7 @@ pub use self::resources::{CPU_PERIOD, PodLimits, cpu_quota, cpu_shares, oom_scor
 use super::image::LocalImage;
 use super::sandbox::Sandbox;
 use crate::network::PodAddresses;
+use crate::object::{ObjectKey, ObjectKind, PodObjects};
 use crate::pod::PodRecord;
 use crate::volume::Mount;
 
@@ -85,6 +88,8 @@ pub struct SpecInput<'a> {
     pub cgroups_path: &'a str,
     /// The node.
     pub node: &'a NodeFacts,
+    /// The ConfigMaps and Secrets the pod refers to, as they are now.
+    pub objects: &'a PodObjects,
 }
 
 /// Tells containerd's shim which containers share it: those of one pod.
@@ -126,15 +131,29 @@ pub enum SpecError {
         /// The path as written.
         path: String,
     },
-    /// A variable comes from an object that is not here.
-    #[error("env {variable:?}: {kind} {name:?} not found")]
-    Source {
-        /// The variable.
-        variable: String,
-        /// `configmap`, `secret` or `volume`.
-        kind: &'static str,
+    /// A variable comes from an object that is not here; kubelet's words.
+    #[error("{} {name:?} not found", kind.resource())]
+    NoObject {
+        /// ConfigMap or Secret.
+        kind: ObjectKind,
         /// The object's name.
         name: String,
+    },
+    /// A variable comes from a key the object does not have; kubelet's words.
+    #[error("couldn't find key {key} in {object}")]
+    NoKey {
+        /// The object.
+        object: ObjectKey,
+        /// The key.
+        key: String,
+    },
+    /// A value is no text, and so none for a variable.
+    #[error("the value of key {key} in {object} is not text; mount it as a file instead")]
+    NoText {
+        /// The object.
+        object: ObjectKey,
+        /// The key.
+        key: String,
     },
     /// References expand to more than the kernel passes to a program.
     #[error("the text that begins with {begin:?} expands to more than {limit} bytes")]

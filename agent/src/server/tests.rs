@@ -72,7 +72,7 @@ fn fixture(name: &str) -> Fixture {
         sources: Arc::new(sources),
         events: Events::default(),
         metrics: Metrics::new("edge1"),
-        pusher: push::channel("edge1", Decoder { read: pod::read, restore: pod::restore }).0,
+        pusher: push::channel("edge1", Decoder { read: pod::read, restore: pod::restore_kept }).0,
         health,
     };
     let stop = CancellationToken::new();
@@ -306,7 +306,7 @@ async fn a_pod_that_two_sources_claim_is_told_on_both_sides() {
 
 #[tokio::test]
 async fn pods_are_put_read_and_deleted_as_at_an_apiserver() {
-    let decoder = Decoder { read: pod::read, restore: pod::restore };
+    let decoder = Decoder { read: pod::read, restore: pod::restore_kept };
     let dir = TempDir::new("push");
     let store = Arc::new(crate::store::Store::open(&dir.0.join("limpet.db")).unwrap().0);
     let (pusher, inbox) = push::channel("edge1", decoder);

@@ -20,10 +20,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use crate::pod::{Manifest, PodRecord};
+use crate::pod::Manifest;
 use crate::source::keep::Keeper;
 use crate::source::told::Told;
-use crate::source::view::View;
+use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
 use crate::watch::{DirectoryId, DirectoryWatch, WatchEvent};
@@ -275,7 +275,7 @@ impl FileSource {
     }
 
     fn has_something_to_lose(&self) -> bool {
-        self.view.pods() > 0 || self.last_good.values().any(|kept| !kept.manifests.is_empty())
+        !self.view.is_empty() || self.last_good.values().any(|kept| !kept.manifests.is_empty())
     }
 
     /// Nothing can be said about the files now: what there is stays, and comes back from the store if need be.
@@ -346,8 +346,8 @@ impl FileSource {
     }
 }
 
-/// The pods of a file's last good manifests.
-fn restore(place: &Place, name: &str, kept: Option<&Kept>) -> Vec<Arc<PodRecord>> {
+/// What a file's last good manifests hold.
+fn restore(place: &Place, name: &str, kept: Option<&Kept>) -> Contents {
     let manifests = kept.map_or(&[][..], |kept| kept.manifests.as_slice());
     place.decoder.restore_all(manifests, name, SourceKind::File, &place.node_name)
 }

@@ -21,10 +21,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::pod::{Manifest, PodRecord, Severity};
+use crate::pod::{Manifest, Severity};
 use crate::source::keep::Keeper;
 use crate::source::told::Told;
-use crate::source::view::View;
+use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
 use client::Patience;
@@ -124,7 +124,7 @@ impl HttpSource {
     /// Takes what an earlier run last accepted, also from another URL: until this one answers, that is what is wanted.
     async fn recall(&mut self) {
         let kept = self.keeper.load(|store| store.last_good(SourceKind::Http)).await.unwrap_or_default();
-        let mut pods: Vec<Arc<PodRecord>> = Vec::new();
+        let mut contents = Contents::default();
         let own = kept.iter().filter(|(name, _)| **name == self.kept_as);
         for (name, kept) in own.chain(kept.iter().filter(|(name, _)| **name != self.kept_as)) {
             let restored = self.decoder.restore_all(&kept.manifests, &self.origin, SourceKind::Http, &self.node_name);
@@ -132,17 +132,15 @@ impl HttpSource {
                 self.former.push(Arc::clone(name));
             } else {
                 self.pulse.succeeded(kept.accepted);
-                if restored.len() == kept.manifests.len() {
+                if restored.pods.len() + restored.objects.len() == kept.manifests.len() {
                     self.validators = serde_json::from_str(&kept.mark).ok();
                 }
             }
-            let known = |pod: &Arc<PodRecord>| pods.iter().any(|before| before.key == pod.key);
-            let new: Vec<_> = restored.into_iter().filter(|pod| !known(pod)).collect();
-            pods.extend(new);
+            contents.add(restored);
         }
         if !kept.is_empty() {
-            info!(url = %self.origin, pods = pods.len(), "last good pods of the URL are back, before it is asked");
-            self.view.restore(&self.origin, pods);
+            info!(url = %self.origin, pods = contents.pods.len(), "last good pods of the URL are back, before it is asked");
+            self.view.restore(&self.origin, contents);
         }
     }
 
@@ -199,7 +197,7 @@ impl HttpSource {
     fn accept(&mut self, manifest: Manifest, validators: Option<Validators>) {
         self.told.warnings(&self.origin, &manifest.faults);
         let refused = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
-        self.view.accept(&self.origin, manifest, Vec::new);
+        self.view.accept(&self.origin, manifest, Contents::default);
         // An answer that was refused in part is read again after a restart, so that its faults are known again.
         let mark = validators.as_ref().filter(|_| !refused).and_then(|known| serde_json::to_string(known).ok());
         self.validators = validators;

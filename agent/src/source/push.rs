@@ -109,10 +109,10 @@ impl PushSource {
         for (name, kept) in &kept {
             let restored =
                 self.decoder.restore_all(&kept.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
-            if restored.is_empty() {
+            if restored.pods.is_empty() {
                 error!(pod = %name, "a pushed pod cannot be read");
             }
-            self.snapshot.pods.extend(restored.into_iter().map(|record| (record.key.clone(), record)));
+            self.snapshot.pods.extend(restored.pods);
         }
         if let Some(newest) = kept.values().map(|kept| kept.accepted).max() {
             self.pulse.succeeded(newest);

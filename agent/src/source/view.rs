@@ -2,17 +2,70 @@
 //! snapshot of it. Pure: no file is opened here. A URL's answer is one file, and so is each push.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
+use imbl::OrdMap;
+
+use crate::object::{ObjectKey, ObjectRecord};
 use crate::pod::{Fault, Manifest, PodKey, PodRecord, Severity};
 use crate::source::{Health, Rejection, SourceSnapshot};
 use crate::store::Manifests;
 
+/// What a file holds, its last good versions included.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Contents {
+    /// Its pods.
+    pub(super) pods: BTreeMap<PodKey, Arc<PodRecord>>,
+    /// Its ConfigMaps and Secrets.
+    pub(super) objects: BTreeMap<ObjectKey, Arc<ObjectRecord>>,
+}
+
+impl Contents {
+    fn claims(&self) -> impl Iterator<Item = Claim> {
+        let objects = self.objects.keys().cloned().map(Claim::Object);
+        self.pods.keys().cloned().map(Claim::Pod).chain(objects)
+    }
+
+    /// Takes in what `further` has and this has not.
+    pub(super) fn add(&mut self, further: Self) {
+        for (key, pod) in further.pods {
+            self.pods.entry(key).or_insert(pod);
+        }
+        for (key, object) in further.objects {
+            self.objects.entry(key).or_insert(object);
+        }
+    }
+
+    fn holds(&self, claim: &Claim) -> bool {
+        match claim {
+            Claim::Pod(key) => self.pods.contains_key(key),
+            Claim::Object(key) => self.objects.contains_key(key),
+        }
+    }
+}
+
+/// What two files may claim at the same time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Claim {
+    Pod(PodKey),
+    Object(ObjectKey),
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(key) => write!(f, "pod {key}"),
+            Self::Object(key) => write!(f, "{key}"),
+        }
+    }
+}
+
 /// One file as it counts now.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Its pods, last good versions of broken ones included.
-    pods: BTreeMap<PodKey, Arc<PodRecord>>,
+    /// What is in it, last good versions of broken documents included.
+    contents: Contents,
     /// Why it, or a document of it, was refused; empty for a good file.
     faults: Vec<Fault>,
     /// The pods of it that are last good versions.
@@ -25,50 +78,56 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct View {
     files: BTreeMap<Arc<str>, Entry>,
-    claims: BTreeMap<PodKey, BTreeSet<Arc<str>>>,
+    claims: BTreeMap<Claim, BTreeSet<Arc<str>>>,
     snapshot: SourceSnapshot,
     /// Keys and files whose standing has to be judged again before the next snapshot.
-    touched_keys: BTreeSet<PodKey>,
+    touched_keys: BTreeSet<Claim>,
     touched_files: BTreeSet<Arc<str>>,
 }
 
 impl View {
-    /// Takes what was read from the file `name`. Where it holds errors, the pods it had before and has no good
-    /// version of now are kept; `restored` gives those of a file not seen since the start.
-    pub(super) fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Vec<Arc<PodRecord>>) {
-        let previous = match self.files.get(name) {
-            Some(entry) => entry.pods.clone(),
-            None => by_key(restored()),
-        };
-        let faults: Vec<Fault> = read.faults;
-        let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
-        let mut pods = BTreeMap::new();
+    /// Takes what was read from the file `name`. Where it holds errors, what it had before and has no good version of
+    /// now is kept; `restored` gives that of a file not seen since the start.
+    pub(super) fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
+        let previous = self.files.get(name).map_or_else(restored, |entry| entry.contents.clone());
+        let mut faults: Vec<Fault> = read.faults;
+        let mut contents = Contents::default();
+        for object in read.objects {
+            let settled = unless_immutable(object, &previous, name, &mut faults);
+            contents.objects.insert(settled.key.clone(), settled);
+        }
         for pod in read.pods {
             // The first of two in one file counts, and a record that is known already stays.
-            let known = previous.get(&pod.key).filter(|before| same_version(before, &pod)).cloned();
-            pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
+            let known = previous.pods.get(&pod.key).filter(|before| same_version(before, &pod)).cloned();
+            contents.pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
         }
+        let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
         let mut kept = Vec::new();
         if refused {
-            for (key, pod) in previous.into_iter().filter(|(key, _)| !pods.contains_key(key)).collect::<Vec<_>>() {
-                kept.push(key.clone());
-                pods.insert(key, pod);
+            for (key, pod) in previous.pods {
+                contents.pods.entry(key).or_insert_with_key(|key| {
+                    kept.push(key.clone());
+                    pod
+                });
+            }
+            for (key, object) in previous.objects {
+                contents.objects.entry(key).or_insert(object);
             }
         }
         let faults = if refused { faults } else { Vec::new() };
-        self.replace(name, Some(Entry { pods, faults, kept, vanishing: false }));
+        self.replace(name, Some(Entry { contents, faults, kept, vanishing: false }));
     }
 
     /// Takes the last good version of a file that cannot be looked at.
-    pub(super) fn restore(&mut self, name: &Arc<str>, pods: Vec<Arc<PodRecord>>) {
-        self.replace(name, Some(Entry { pods: by_key(pods), ..Entry::default() }));
+    pub(super) fn restore(&mut self, name: &Arc<str>, contents: Contents) {
+        self.replace(name, Some(Entry { contents, ..Entry::default() }));
     }
 
     /// Marks a file whose name is gone, or is back.
     pub(super) fn set_vanishing(&mut self, name: &Arc<str>, vanishing: bool) {
         if let Some(entry) = self.files.get_mut(name).filter(|entry| entry.vanishing != vanishing) {
             entry.vanishing = vanishing;
-            self.touched_keys.extend(entry.pods.keys().cloned());
+            self.touched_keys.extend(entry.contents.claims());
         }
     }
 
@@ -89,13 +148,20 @@ impl View {
 
     /// What has to survive of the file; `None`: nothing.
     pub(super) fn manifests(&self, name: &str) -> Option<Manifests> {
-        let pods = &self.files.get(name)?.pods;
-        (!pods.is_empty()).then(|| pods.values().map(|pod| Arc::clone(&pod.manifest)).collect())
+        let contents = &self.files.get(name)?.contents;
+        let pods = contents.pods.values().map(|pod| Arc::clone(&pod.manifest));
+        let manifests: Manifests = pods.chain(contents.objects.values().map(|object| object.manifest())).collect();
+        (!manifests.is_empty()).then_some(manifests)
     }
 
     /// How many pods there are now.
     pub(super) fn pods(&self) -> usize {
-        self.claims.len()
+        self.claims.keys().filter(|claim| matches!(claim, Claim::Pod(_))).count()
+    }
+
+    /// Whether there is no pod and no object now.
+    pub(super) fn is_empty(&self) -> bool {
+        self.claims.is_empty()
     }
 
     /// The snapshot after all that was taken; `None` when it is the same as before.
@@ -116,50 +182,53 @@ impl View {
         self.touched_files.insert(Arc::clone(name));
         let old = match entry {
             Some(entry) => {
-                for key in entry.pods.keys() {
-                    self.claims.entry(key.clone()).or_default().insert(Arc::clone(name));
-                    self.touched_keys.insert(key.clone());
+                for claim in entry.contents.claims() {
+                    self.claims.entry(claim.clone()).or_default().insert(Arc::clone(name));
+                    self.touched_keys.insert(claim);
                 }
                 self.files.insert(Arc::clone(name), entry)
             }
             None => self.files.remove(name),
         };
-        for key in old.into_iter().flat_map(|entry| entry.pods.into_keys()) {
-            let still = self.files.get(name).is_some_and(|entry| entry.pods.contains_key(&key));
-            if !still && let Some(claimants) = self.claims.get_mut(&key) {
+        for claim in old.iter().flat_map(|entry| entry.contents.claims()) {
+            let still = self.files.get(name).is_some_and(|entry| entry.contents.holds(&claim));
+            if !still && let Some(claimants) = self.claims.get_mut(&claim) {
                 claimants.remove(name);
             }
-            self.touched_keys.insert(key);
+            self.touched_keys.insert(claim);
         }
     }
 
     /// The first in byte order of the file name, those that are there before those that vanish.
-    fn owner(&self, key: &PodKey) -> Option<&Arc<str>> {
-        let claimants = self.claims.get(key)?;
+    fn owner(&self, claim: &Claim) -> Option<&Arc<str>> {
+        let claimants = self.claims.get(claim)?;
         claimants.iter().min_by_key(|name| (self.is_vanishing(name), *name))
     }
 
-    fn settle_key(&mut self, key: PodKey) -> bool {
-        let owner = self.owner(&key);
-        let record = owner.and_then(|name| self.claim(name, &key)).map(Arc::clone);
-        let claimants = self.claims.get(&key).into_iter().flatten();
-        let rivals = claimants.clone().filter(|name| Some(*name) != owner && !self.is_vanishing(name));
-        let rivals: Vec<Arc<PodRecord>> = rivals.filter_map(|name| self.claim(name, &key)).map(Arc::clone).collect();
-        self.touched_files.extend(claimants.cloned());
-        let contested = self.settle_rivals(&key, rivals);
-        match record {
-            Some(record) => {
-                if self.snapshot.pods.get(&key).is_some_and(|now| Arc::ptr_eq(now, &record)) {
-                    return contested;
-                }
-                self.snapshot.pods.insert(key, record);
-                true
+    fn settle_key(&mut self, claim: Claim) -> bool {
+        self.touched_files.extend(self.claims.get(&claim).into_iter().flatten().cloned());
+        let changed = match &claim {
+            Claim::Pod(key) => self.settle_pod(&claim, key),
+            Claim::Object(key) => {
+                let owner = self.owner(&claim).and_then(|name| self.files.get(name));
+                let object = owner.and_then(|entry| entry.contents.objects.get(key)).map(Arc::clone);
+                publish(&mut self.snapshot.objects, key, object)
             }
-            None => {
-                self.claims.remove(&key);
-                self.snapshot.pods.remove(&key).is_some() || contested
-            }
+        };
+        if self.claims.get(&claim).is_some_and(BTreeSet::is_empty) {
+            self.claims.remove(&claim);
         }
+        changed
+    }
+
+    fn settle_pod(&mut self, claim: &Claim, key: &PodKey) -> bool {
+        let owner = self.owner(claim);
+        let pod = owner.and_then(|name| self.pod(name, key)).map(Arc::clone);
+        let claimants = self.claims.get(claim).into_iter().flatten();
+        let rivals = claimants.filter(|name| Some(*name) != owner && !self.is_vanishing(name));
+        let rivals: Vec<Arc<PodRecord>> = rivals.filter_map(|name| self.pod(name, key)).map(Arc::clone).collect();
+        let contested = self.settle_rivals(key, rivals);
+        publish(&mut self.snapshot.pods, key, pod) || contested
     }
 
     fn settle_rivals(&mut self, key: &PodKey, rivals: Vec<Arc<PodRecord>>) -> bool {
@@ -176,9 +245,9 @@ impl View {
         true
     }
 
-    /// What the file says of the key.
-    fn claim(&self, name: &str, key: &PodKey) -> Option<&Arc<PodRecord>> {
-        self.files.get(name)?.pods.get(key)
+    /// What the file says of the pod.
+    fn pod(&self, name: &str, key: &PodKey) -> Option<&Arc<PodRecord>> {
+        self.files.get(name)?.contents.pods.get(key)
     }
 
     fn is_vanishing(&self, name: &str) -> bool {
@@ -201,9 +270,9 @@ impl View {
 
     fn rejection(&self, name: &Arc<str>, entry: &Entry) -> Option<Rejection> {
         let mut faults = entry.faults.clone();
-        for pod in entry.pods.values() {
-            if let Some(owner) = self.owner(&pod.key).filter(|owner| *owner != name && !entry.vanishing) {
-                let message = format!("pod {} is defined in {owner} already, which comes first", pod.key);
+        for claim in entry.contents.claims() {
+            if let Some(owner) = self.owner(&claim).filter(|owner| *owner != name && !entry.vanishing) {
+                let message = format!("{claim} is defined in {owner} already, which comes first");
                 let mut fault = Fault::error("metadata.name", message).with_remedy("rename or remove one of them");
                 fault.origin = Arc::clone(name);
                 faults.push(fault);
@@ -213,8 +282,34 @@ impl View {
     }
 }
 
-fn by_key(pods: Vec<Arc<PodRecord>>) -> BTreeMap<PodKey, Arc<PodRecord>> {
-    pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect()
+/// Puts `record` into a part of the snapshot. False: it says so already.
+fn publish<K: Ord + Clone, R>(part: &mut OrdMap<K, Arc<R>>, key: &K, record: Option<Arc<R>>) -> bool {
+    match record {
+        Some(record) if part.get(key).is_some_and(|now| Arc::ptr_eq(now, &record)) => false,
+        Some(record) => {
+            part.insert(key.clone(), record);
+            true
+        }
+        None => part.remove(key).is_some(),
+    }
+}
+
+/// An object as read, or as it was where nothing changed. One that is immutable keeps its data, and that it is.
+fn unless_immutable(
+    object: Arc<ObjectRecord>,
+    previous: &Contents,
+    name: &Arc<str>,
+    faults: &mut Vec<Fault>,
+) -> Arc<ObjectRecord> {
+    let Some(before) = previous.objects.get(&object.key) else { return object };
+    if before.immutable && !(object.immutable && before.same_content(&object)) {
+        let message = format!("{} is immutable: its data stays as it was", object.key);
+        let mut fault = Fault::error("data", message).with_remedy("give the changed object another name");
+        fault.origin = Arc::clone(name);
+        faults.push(fault);
+        return Arc::clone(before);
+    }
+    if **before == *object { Arc::clone(before) } else { object }
 }
 
 /// Equal as far as anyone downstream can tell: then the record that is known already stays, and nothing changes.

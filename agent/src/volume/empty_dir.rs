@@ -5,14 +5,11 @@
 //! itself is changed: it is empty when it is made. Later nothing is touched, so what a container does to its own
 //! directory stays. `sizeLimit` bounds a tmpfs; on disk it is not enforced.
 
-use std::ffi::CString;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
-use rustix::mount::MountFlags;
 
-use super::{VolumeError, files, mount_table};
+use super::{VolumeError, files, tmpfs};
 
 /// kubelet's permissions without a `mode`.
 const DEFAULT_MODE: u32 = 0o777;
@@ -98,18 +95,10 @@ impl EmptyDir {
     }
 
     fn set_up_tmpfs(&self, limit: Option<u64>) -> Result<(), VolumeError> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path);
-        made.map_err(VolumeError::io("make directory", &self.path))?;
-        if mount_table::is_mount_point(&self.path).map_err(VolumeError::io("look at", &self.path))? {
-            return Ok(());
-        }
         let mut data = format!("mode={:o}", self.mode);
         data.extend(limit.map(|bytes| format!(",size={bytes}")));
         data.extend(self.group.map(|group| format!(",gid={group}")));
-        // Digits, letters and punctuation: no zero byte.
-        let data = CString::new(data).unwrap_or_default();
-        rustix::mount::mount("tmpfs", &self.path, "tmpfs", MountFlags::empty(), data.as_c_str())
-            .map_err(|errno| VolumeError::io("mount a tmpfs on", &self.path)(errno.into()))
+        tmpfs::mount(&self.path, &data)
     }
 }
 

@@ -9,9 +9,8 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
-use super::preparation::VolumeKind;
 use super::sub_path::SubPath;
-use super::{Mount, Propagation, VolumeError, resolver, termination};
+use super::{Mount, Propagation, VolumeError, preparation, resolver, termination};
 use crate::pod::PodRecord;
 
 /// The path of the termination message in the container, unless it names another.
@@ -64,18 +63,18 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
-    let volume = VolumeKind::of(volume, pod_dir, None)?;
+    let (place, only_read) = preparation::place(volume, pod_dir)?;
     let host_path = match wanted.sub_path.as_deref().filter(|path| !path.is_empty()) {
-        None => volume.path().to_owned(),
+        None => place,
         Some(sub_path) => {
             let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
-            part.bind(pod_dir, volume.path())?
+            part.bind(pod_dir, &place)?
         }
     };
     Ok(Mount {
         host_path,
         container_path: absolute(&wanted.mount_path),
-        read_only: wanted.read_only.unwrap_or(false),
+        read_only: only_read || wanted.read_only.unwrap_or(false),
         propagation: match wanted.mount_propagation.as_deref() {
             Some("HostToContainer") => Propagation::HostToContainer,
             Some("Bidirectional") => Propagation::Bidirectional,
@@ -131,6 +130,7 @@ mod tests {
             {"name": "data", "emptyDir": {}},
             {"name": "conf", "hostPath": {"path": "/etc/app"}},
             {"name": "map", "configMap": {"name": "x"}},
+            {"name": "disk", "nfs": {"server": "x", "path": "/"}},
         ]}));
         let container: Container = serde_json::from_value(container).unwrap();
         let mounts = of(&pod, &container, "id", dir.path())?;
@@ -188,6 +188,12 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_from_an_object_is_only_read() {
+        let mounts = list(json!({"name": "c", "volumeMounts": [{"name": "map", "mountPath": "/m"}]})).unwrap();
+        assert_eq!(mounts[0], ("/m".to_owned(), "volumes/kubernetes.io~configmap/map".to_owned(), "ro"));
+    }
+
+    #[test]
     fn refusals() {
         let table = [
             (
@@ -195,8 +201,8 @@ mod tests {
                 "container \"c\" mounts volume \"none\", which the pod does not have",
             ),
             (
-                json!({"name": "map", "mountPath": "/x"}),
-                "volume \"map\": configMap is not supported; use emptyDir or hostPath",
+                json!({"name": "disk", "mountPath": "/x"}),
+                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, configMap, secret, projected or downwardAPI",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

@@ -1,12 +1,17 @@
 //! What has to be in place before a pod's first container: worked out purely, then done on another thread.
 
+use std::path::{Path, PathBuf};
+
 use k8s_openapi::api::core::v1::{HostAlias, Volume};
 
 use super::dns::DnsRequest;
 use super::empty_dir::EmptyDir;
 use super::host_path::HostPath;
+use super::payload::{Sources, payload};
+use super::written::{self, WrittenVolume};
 use super::{Settings, VolumeError, Warning, files, hostname, hosts, resolver};
 use crate::network::PodAddresses;
+use crate::object::PodObjects;
 use crate::pod::{PodRecord, PodUid};
 
 /// The work, owning all it needs.
@@ -24,6 +29,7 @@ pub(super) struct Preparation {
 pub(super) enum VolumeKind {
     EmptyDir(EmptyDir),
     HostPath(HostPath),
+    Written(WrittenVolume),
 }
 
 /// What `/etc/hosts` is to say.
@@ -38,6 +44,7 @@ enum Hosts {
 impl Preparation {
     pub(super) fn of(
         pod: &PodRecord,
+        objects: &PodObjects,
         addresses: &PodAddresses,
         hostname: &str,
         settings: &Settings,
@@ -51,8 +58,8 @@ impl Preparation {
             Hosts::Own(hosts::own_network(addresses, &names, aliases))
         };
         let pod_dir = settings.pod_dir(&pod.uid);
-        let fs_group = spec.security_context.as_ref().and_then(|context| context.fs_group);
-        let volumes = spec.volumes.iter().flatten().map(|volume| VolumeKind::of(volume, &pod_dir, fs_group));
+        let sources = Sources { pod, objects, node: settings.limits };
+        let volumes = spec.volumes.iter().flatten().map(|volume| VolumeKind::of(volume, &pod_dir, sources));
         Ok(Self {
             uid: pod.uid.clone(),
             volumes: volumes.collect::<Result<_, _>>()?,
@@ -70,6 +77,9 @@ impl Preparation {
             match volume {
                 VolumeKind::EmptyDir(empty_dir) => empty_dir.set_up()?,
                 VolumeKind::HostPath(host_path) => host_path.set_up()?,
+                VolumeKind::Written(written) => {
+                    written.set_up()?;
+                }
             }
         }
         let hosts = match self.hosts {
@@ -87,25 +97,73 @@ impl Preparation {
 
 impl VolumeKind {
     /// The volume as one of the supported kinds.
-    pub(super) fn of(volume: &Volume, pod_dir: &std::path::Path, fs_group: Option<i64>) -> Result<Self, VolumeError> {
+    fn of(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
+        let fs_group = sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
         if let Some(source) = &volume.empty_dir {
             return EmptyDir::of(pod_dir, &volume.name, source, fs_group).map(Self::EmptyDir);
         }
         if let Some(source) = &volume.host_path {
             return HostPath::of(&volume.name, source).map(Self::HostPath);
         }
-        Err(VolumeError::Unsupported {
-            volume: volume.name.clone(),
-            reason: format!("{} is not supported; use emptyDir or hostPath", kind(volume)),
-        })
+        written(volume, pod_dir, sources)?.map(Self::Written).ok_or_else(|| unsupported(volume))
     }
+}
 
-    /// Where it lies on the node.
-    pub(super) fn path(&self) -> &std::path::Path {
-        match self {
-            Self::EmptyDir(empty_dir) => &empty_dir.path,
-            Self::HostPath(host_path) => &host_path.path,
+/// Where a volume lies on the node, and whether containers may only read it.
+pub(super) fn place(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
+    if volume.empty_dir.is_some() {
+        return Ok((EmptyDir::path(pod_dir, &volume.name), false));
+    }
+    if let Some(source) = &volume.host_path {
+        return HostPath::of(&volume.name, source).map(|host_path| (host_path.path, false));
+    }
+    written::place(pod_dir, volume).map(|(path, _)| (path, true)).ok_or_else(|| unsupported(volume))
+}
+
+/// Writes anew what of the pod's volumes comes from its objects and its own metadata. Returns the names of those that
+/// say something else now; one that cannot be written holds back no other.
+pub(super) fn update(written: Vec<Result<WrittenVolume, VolumeError>>) -> Result<Vec<String>, VolumeError> {
+    let mut changed = Vec::new();
+    let mut failed = None;
+    for volume in written {
+        match volume.and_then(|volume| Ok((volume.set_up()?, volume))) {
+            Ok((false, _)) => {}
+            Ok((true, volume)) => {
+                changed.push(volume.path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+            }
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
         }
+    }
+    failed.map_or(Ok(changed), Err)
+}
+
+/// The volumes that [`update`] writes, worked out.
+pub(super) fn written_volumes(sources: Sources<'_>, pod_dir: &Path) -> Vec<Result<WrittenVolume, VolumeError>> {
+    let volumes = sources.pod.spec().volumes.iter().flatten();
+    volumes.filter_map(|volume| written(volume, pod_dir, sources).transpose()).collect()
+}
+
+/// The volume as one that is written; `None`: it is of another kind.
+fn written(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Option<WrittenVolume>, VolumeError> {
+    let Some((path, memory)) = written::place(pod_dir, volume) else { return Ok(None) };
+    let Some(payload) = payload(volume, sources)? else { return Ok(None) };
+    let group = sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
+    let group = group.map(u32::try_from).transpose().map_err(|_| VolumeError::Unsupported {
+        volume: volume.name.clone(),
+        reason: "fsGroup is not a group id".to_owned(),
+    })?;
+    Ok(Some(WrittenVolume { path, memory, group, payload }))
+}
+
+fn unsupported(volume: &Volume) -> VolumeError {
+    VolumeError::Unsupported {
+        volume: volume.name.clone(),
+        reason: format!(
+            "{} is not supported; use emptyDir, hostPath, configMap, secret, projected or downwardAPI",
+            kind(volume)
+        ),
     }
 }
 

@@ -44,6 +44,7 @@ impl Node {
             resolv_conf: Some(dir.path().join("resolv.conf")),
             hosts_file: dir.path().join("hosts"),
             cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
+            limits: NodeLimits { cpus: 1, memory: 1 << 30 },
         };
         Self { dir, volumes: Volumes { settings: Arc::new(settings) } }
     }
@@ -58,7 +59,7 @@ impl Node {
 
     async fn prepare(&self, spec: serde_json::Value) -> Result<Vec<Warning>, VolumeError> {
         let addresses = PodAddresses { ips: vec!["10.1.0.5".parse().unwrap()] };
-        self.volumes.prepare(&record(spec), &addresses, "web-node").await
+        self.volumes.prepare(&record(spec), &PodObjects::default(), &addresses, "web-node").await
     }
 }
 
@@ -132,7 +133,7 @@ async fn preparing_again_keeps_what_containers_wrote() {
 
     // Another address is another file, in the same inode: containers have it mounted.
     let addresses = PodAddresses { ips: vec!["10.1.0.6".parse().unwrap()] };
-    node.volumes.prepare(&record(spec), &addresses, "web-node").await.unwrap();
+    node.volumes.prepare(&record(spec), &PodObjects::default(), &addresses, "web-node").await.unwrap();
     assert!(std::fs::read_to_string(&hosts).unwrap().ends_with("10.1.0.6\tweb-node\n"));
     assert_eq!(std::fs::metadata(&hosts).unwrap().ino(), inode);
 }
@@ -175,6 +176,58 @@ async fn memory_is_a_tmpfs_of_its_limit_mounted_once() {
     assert!(is_mount_point(&ram).unwrap());
     // A busy one goes too.
     let _busy = std::fs::File::create(ram.join("open")).unwrap();
+    node.volumes.remove(&PodUid::new("uid")).await.unwrap();
+    assert!(!node.pod_dir().exists());
+}
+
+/// A pod's volumes of all written kinds, and its objects when the Secret says `value`.
+fn written(value: &str) -> (PodRecord, PodObjects) {
+    let pod = record(json!({"securityContext": {"fsGroup": 2000}, "volumes": [
+        {"name": "map", "configMap": {"name": "m"}},
+        {"name": "own", "secret": {"secretName": "s"}},
+        {"name": "all", "projected": {"sources": [{"secret": {"name": "s"}}]}},
+        {"name": "self", "downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+    ]}));
+    let objects = payload::tests::objects(
+        &pod,
+        &[
+            json!({"kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"k": "plain"}}),
+            json!({"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": value}}),
+        ],
+    );
+    (pod, objects)
+}
+
+#[tokio::test]
+async fn what_is_secret_lies_in_memory_and_follows_its_object() {
+    if !root() {
+        return;
+    }
+    let node = Node::new();
+    let (pod, objects) = written("one");
+    node.volumes.prepare(&pod, &objects, &PodAddresses::default(), "web-node").await.unwrap();
+    let dir = |plugin: &str, name: &str| node.pod_dir().join(format!("volumes/kubernetes.io~{plugin}/{name}"));
+    let read = |plugin: &str, file: &str| std::fs::read_to_string(dir(plugin, file)).unwrap();
+    let kinds = [("secret", "own"), ("projected", "all"), ("downward-api", "self")];
+    assert!(kinds.iter().all(|(plugin, name)| is_mount_point(&dir(plugin, name)).unwrap()));
+    assert!(!is_mount_point(&dir("configmap", "map")).unwrap());
+    assert_eq!(read("secret", "own/k") + &read("projected", "all/k"), "oneone");
+    assert_eq!(read("configmap", "map/k") + &read("downward-api", "self/name"), "plainweb-node");
+    let metadata = std::fs::metadata(dir("secret", "own/k")).unwrap();
+    assert_eq!((metadata.gid(), metadata.mode() & 0o7777), (2000, 0o644));
+
+    assert_eq!(node.volumes.update(&pod, &objects).await.unwrap(), Vec::<String>::new());
+    let changed = node.volumes.update(&pod, &written("two").1).await.unwrap();
+    assert_eq!(changed, ["own", "all"]);
+    assert_eq!(read("secret", "own/k") + &read("projected", "all/k"), "twotwo");
+
+    // One volume's object is gone: it stays as it was, the others follow theirs.
+    let (_, three) = written("three");
+    let without =
+        PodObjects::of(&pod, |key| three.iter().find(|o| o.key == *key && key.kind == ObjectKind::Secret).cloned());
+    let error = node.volumes.update(&pod, &without).await.unwrap_err();
+    assert_eq!(error.to_string(), "MountVolume.SetUp failed for volume \"map\" : configmap \"m\" not found");
+    assert_eq!((read("configmap", "map/k"), read("secret", "own/k")), ("plain".to_owned(), "three".to_owned()));
     node.volumes.remove(&PodUid::new("uid")).await.unwrap();
     assert!(!node.pod_dir().exists());
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
+use crate::object::PodObjects;
 use crate::pod::PodRecord;
 use crate::runtime::container::FoundContainer;
 use crate::runtime::record::ContainerId;
@@ -33,6 +34,8 @@ pub struct Mail {
     pub exits: BTreeMap<ContainerId, (i32, Timestamp)>,
     /// Containers in which the kernel killed for want of memory.
     pub out_of_memory: BTreeSet<ContainerId>,
+    /// The objects the wished version refers to, as they are now.
+    pub objects: Option<Arc<PodObjects>>,
     /// containerd's whole view of the pod's containers, read anew.
     pub found: Option<Vec<FoundContainer>>,
 }

@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use super::plan::Action;
 use super::state::{
-    Busy, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState, Stopping, Trouble,
+    Busy, CONFIG_ERROR, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
+    SandboxState, Stopping, Trouble,
 };
 use crate::runtime::image::LocalImage;
 use crate::runtime::record::{ContainerId, Exit};
@@ -38,6 +39,8 @@ impl Failure {
 pub enum Outcome {
     /// Of [`Action::PrepareSandbox`].
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
+    /// Of [`Action::UpdateVolumes`].
+    VolumesUpdated(Result<(), Failure>),
     /// Of [`Action::ReleaseSandbox`].
     SandboxReleased(Result<(), Failure>),
     /// Of [`Action::EnsureImage`].
@@ -104,13 +107,18 @@ pub enum Outcome {
 /// Marks what `action` is about as under way, so that it is not planned again.
 pub fn begin(pod: &mut PodState, action: &Action) {
     match action {
-        Action::PrepareSandbox => pod.sandbox = SandboxState::Preparing,
+        Action::PrepareSandbox => {
+            pod.sandbox = SandboxState::Preparing;
+            pod.volumes.writing = pod.volumes_version();
+        }
+        Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
         Action::ReleaseSandbox | Action::TearDown => pod.sandbox = SandboxState::Releasing,
         Action::EnsureImage(index) => pod.containers[*index].image = ImageState::Pulling,
         Action::Start(index) => {
             let slot = &mut pod.containers[*index];
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
             slot.busy = Some(Busy::Starting(id));
+            slot.objects_changed = false;
         }
         Action::Terminate(index, ..) | Action::Kill(index) => {
             pod.containers[*index].busy = Some(Busy::Signalling);
@@ -128,8 +136,15 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::SandboxPrepared(Ok(sandbox)) => {
             pod.sandbox = SandboxState::Ready(sandbox);
             pod.trouble = None;
+            volumes_updated(pod, Ok(()), now);
         }
-        Outcome::SandboxPrepared(Err(failure)) => sandbox_failed(pod, failure, now),
+        Outcome::SandboxPrepared(Err(failure)) => {
+            // What came while it was tried is not what it failed for.
+            let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
+            sandbox_failed(pod, failure, now);
+            pod.trouble.take_if(|_| edited);
+        }
+        Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },
         Outcome::TornDown(Ok(())) => pod.sandbox = SandboxState::Gone,
         Outcome::SandboxReleased(Err(failure)) | Outcome::TornDown(Err(failure)) => sandbox_failed(pod, failure, now),
@@ -163,6 +178,15 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
 fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
     pod.trouble = Some(failure.trouble(pod.trouble.as_ref(), now.mono));
+}
+
+fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
+    let volumes = &mut pod.volumes;
+    let writing = volumes.writing.take();
+    match result {
+        Ok(()) => (volumes.written, volumes.trouble) = (writing, None),
+        Err(failure) => volumes.trouble = Some(failure.trouble(volumes.trouble.as_ref(), now.mono)),
+    }
 }
 
 fn image_ensured(
@@ -204,7 +228,8 @@ fn started(
         Err(failure) => {
             // What made the image unusable may be mended by looking for it anew.
             slot.image = ImageState::Unknown;
-            slot.trouble = Some(failure.trouble(slot.trouble.as_ref(), now));
+            let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
+            slot.trouble = (!mended).then(|| failure.trouble(slot.trouble.as_ref(), now));
             None
         }
     }

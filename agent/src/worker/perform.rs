@@ -84,6 +84,7 @@ impl Performer {
     pub async fn perform(&self, pod: PodState, action: Action) -> Outcome {
         match action {
             Action::PrepareSandbox => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
+            Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
             Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),
             Action::TearDown => Outcome::TornDown(self.tear_down(&pod).await),
             Action::EnsureImage(index) => {

@@ -31,6 +31,8 @@ pub enum KillCause {
 pub enum Action {
     /// cgroup, namespaces, network and volumes.
     PrepareSandbox,
+    /// Write the volumes anew whose files come from objects or from the pod itself.
+    UpdateVolumes,
     /// Find the image, or pull it, as the pull policy says.
     EnsureImage(usize),
     /// Start the container's next attempt.
@@ -263,6 +265,7 @@ fn run(pod: &PodState, around: Surroundings, now: Instant) -> Step {
     }
     let wanted = wanted(pod);
     prepare(&mut plan, pod, around, now);
+    volumes(&mut plan, pod, now);
     for index in 0..pod.containers.len() {
         container(&mut plan, pod, index, wanted.contains(&index), now);
     }
@@ -301,13 +304,24 @@ fn prepare(plan: &mut Plan, pod: &PodState, around: Surroundings, now: Instant) 
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;
     }
-    if !pod.record.host_network() && !around.network_ready {
-        // The network's own change wakes the worker.
+    if !pod.record.host_network() && !around.network_ready || pod.awaits_objects() {
+        // The change of either wakes the worker.
         return;
     }
     match &pod.trouble {
         Some(trouble) if trouble.retry_at > now => plan.wake_at(trouble.retry_at),
         _ => plan.push(Action::PrepareSandbox),
+    }
+}
+
+/// Brings the files of volumes up to date that come from what was edited. Containers run on meanwhile.
+fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
+    if !matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.volumes_are_due() {
+        return;
+    }
+    match &pod.volumes.trouble {
+        Some(trouble) if trouble.retry_at > now => plan.wake_at(trouble.retry_at),
+        _ => plan.push(Action::UpdateVolumes),
     }
 }
 
@@ -340,7 +354,7 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: I
         return;
     }
     let image_ready = image(plan, pod, index, now);
-    if let (true, SandboxState::Ready(_)) = (image_ready, &pod.sandbox) {
+    if let (true, SandboxState::Ready(_), false) = (image_ready, &pod.sandbox, pod.awaits_objects()) {
         plan.push(Action::Start(index));
     } else {
         clear(plan, index, slot, true, now);
@@ -370,6 +384,8 @@ fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
     let slot = &pod.containers[index];
     match &slot.image {
         ImageState::Ready { attempt, .. } if *attempt == slot.next_attempt() || !always_pulls(pod, slot) => true,
+        // Its credentials may be among them.
+        ImageState::Unknown | ImageState::Ready { .. } if pod.awaits_objects() => false,
         ImageState::Unknown | ImageState::Ready { .. } => {
             plan.push(Action::EnsureImage(index));
             false

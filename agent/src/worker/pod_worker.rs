@@ -18,6 +18,7 @@ use super::outcome::{self, Outcome};
 use super::perform::Performer;
 use super::plan::{Action, Step, Surroundings, plan};
 use super::state::{ContainerSlot, Life, Now, PodState, SandboxState};
+use crate::object::PodObjects;
 use crate::pod::{PodKey, PodRecord};
 use crate::runtime::container::FoundContainer;
 use crate::runtime::record::ContainerId;
@@ -38,6 +39,8 @@ pub struct PodWorker {
     others: VecDeque<PodState>,
     /// The version that is to run once everything else of this key is gone.
     next: Option<Arc<PodRecord>>,
+    /// The objects that the version that is to run refers to.
+    objects: Option<Arc<PodObjects>>,
     /// Nothing of this key is to run any more.
     unwanted: bool,
     /// What its end may take, when that is not the pod's own to say.
@@ -69,6 +72,7 @@ impl PodWorker {
             current,
             others,
             next: None,
+            objects: None,
             unwanted: false,
             grace: None,
             jobs: JoinSet::new(),
@@ -210,6 +214,9 @@ impl PodWorker {
         for (id, (code, at)) in mail.exits {
             self.exited(&id, code, at, now);
         }
+        if mail.objects.is_some() {
+            self.objects = mail.objects;
+        }
         match mail.wish {
             Some(Wish::Run(record)) => {
                 self.unwanted = false;
@@ -225,6 +232,7 @@ impl PodWorker {
             }
             None => {}
         }
+        self.hand_over_objects();
     }
 
     /// Brings the current incarnation and the wish together: the same one is updated in place, another one ends.
@@ -250,6 +258,16 @@ impl PodWorker {
                 self.next = None;
             }
             _ => {}
+        }
+        self.hand_over_objects();
+    }
+
+    /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
+    fn hand_over_objects(&mut self) {
+        if let (Some(pod), Some(objects), None) = (&mut self.current, &self.objects, &self.next)
+            && pod.ending.is_none()
+        {
+            pod.take_objects(Arc::clone(objects));
         }
     }
 

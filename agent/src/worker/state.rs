@@ -8,16 +8,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Volume};
 use tokio::time::Instant;
 
 use super::backoff;
 use crate::network::PodAddresses;
+use crate::object::{PodObjects, references};
 use crate::pod::authored::{Authored, AuthoredContainer};
-use crate::pod::{PodDiff, PodRecord};
+use crate::pod::{Fingerprint, PodDiff, PodRecord};
 use crate::runtime::image::LocalImage;
 use crate::runtime::record::{ContainerId, Exit};
 use crate::runtime::sandbox::Sandbox;
+
+/// kubelet's reason when a volume cannot be put in place.
+pub const FAILED_MOUNT: &str = "FailedMount";
+/// kubelet's reason when a container's configuration cannot be had.
+pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// One moment on both clocks: monotonic for pauses, wall for what people read.
 #[derive(Debug, Clone, Copy)]
@@ -228,6 +234,8 @@ pub struct ContainerSlot {
     pub trouble: Option<Trouble>,
     /// What is being done to it.
     pub busy: Option<Busy>,
+    /// The pod's objects changed since its start was begun.
+    pub objects_changed: bool,
     /// The end of an instance whose start has not been reported yet; true: for want of memory.
     pub early_end: Option<(ContainerId, Exit)>,
 }
@@ -246,6 +254,7 @@ impl ContainerSlot {
             pull_trouble: None,
             trouble: None,
             busy: None,
+            objects_changed: false,
             early_end: None,
         }
     }
@@ -304,6 +313,31 @@ pub struct Ending {
     pub grace: Duration,
 }
 
+/// What the files of a pod's volumes were written from.
+#[derive(Debug, Clone)]
+pub struct VolumesVersion {
+    fingerprint: Fingerprint,
+    objects: Arc<PodObjects>,
+}
+
+impl PartialEq for VolumesVersion {
+    fn eq(&self, other: &Self) -> bool {
+        let same = Arc::ptr_eq(&self.objects, &other.objects) || self.objects == other.objects;
+        self.fingerprint == other.fingerprint && same
+    }
+}
+
+/// How the volumes stand whose files come from objects or from the pod itself.
+#[derive(Debug, Clone, Default)]
+pub struct VolumesState {
+    /// What they say now, as far as this agent knows.
+    pub written: Option<VolumesVersion>,
+    /// What is being written.
+    pub writing: Option<VolumesVersion>,
+    /// Why they do not say what they should.
+    pub trouble: Option<Trouble>,
+}
+
 /// Everything known of one incarnation of one pod.
 #[derive(Debug, Clone)]
 pub struct PodState {
@@ -319,6 +353,12 @@ pub struct PodState {
     pub containers: Vec<ContainerSlot>,
     /// Set once it is to end.
     pub ending: Option<Ending>,
+    /// The ConfigMaps and Secrets it refers to; `None`: its source has not said yet which there are.
+    pub objects: Option<Arc<PodObjects>>,
+    /// Whether it refers to any.
+    refers: bool,
+    /// The volumes that are made of them.
+    pub volumes: VolumesState,
 }
 
 impl PodState {
@@ -333,6 +373,9 @@ impl PodState {
             spec.init_containers.iter().flatten().map(|container| slot(container, true)).collect();
         containers.extend(spec.containers.iter().map(|container| slot(container, false)));
         Self {
+            refers: !references(&record).is_empty(),
+            objects: None,
+            volumes: VolumesState::default(),
             record,
             start_time: now,
             sandbox: SandboxState::Absent { dirty: false },
@@ -358,6 +401,53 @@ impl PodState {
         }
         self.record = record;
         touched
+    }
+
+    /// Takes in what there is of the objects it refers to. What failed for want of one is tried again at once.
+    pub fn take_objects(&mut self, objects: Arc<PodObjects>) {
+        if self.objects.as_ref().is_some_and(|known| **known == *objects) {
+            return;
+        }
+        self.objects = Some(objects);
+        self.volumes.trouble = None;
+        self.trouble.take_if(|trouble| trouble.reason == FAILED_MOUNT);
+        let pulls_with_secrets = self.record.spec().image_pull_secrets.as_ref().is_some_and(|list| !list.is_empty());
+        for slot in &mut self.containers {
+            slot.objects_changed = true;
+            slot.trouble.take_if(|trouble| trouble.reason == CONFIG_ERROR);
+            if pulls_with_secrets && matches!(slot.image, ImageState::Failed(_)) {
+                slot.image = ImageState::Unknown;
+                slot.pull_trouble = None;
+            }
+        }
+    }
+
+    /// Whether it refers to objects and nobody knows yet which there are.
+    pub fn awaits_objects(&self) -> bool {
+        self.refers && self.objects.is_none()
+    }
+
+    /// What its volumes should be written from; `None` while that is not known.
+    pub fn volumes_version(&self) -> Option<VolumesVersion> {
+        let objects = match &self.objects {
+            Some(objects) => Arc::clone(objects),
+            None if self.refers => return None,
+            None => Arc::default(),
+        };
+        Some(VolumesVersion { fingerprint: self.record.fingerprint, objects })
+    }
+
+    /// Whether it has volumes that say something else than they should, and nobody is writing them.
+    pub fn volumes_are_due(&self) -> bool {
+        let written = |volume: &Volume| {
+            let Volume { config_map, secret, downward_api, projected, .. } = volume;
+            config_map.is_some() || secret.is_some() || downward_api.is_some() || projected.is_some()
+        };
+        let wanted = self.volumes_version();
+        self.volumes.writing.is_none()
+            && wanted.is_some()
+            && wanted != self.volumes.written
+            && self.record.spec().volumes.iter().flatten().any(written)
     }
 
     /// Asks the pod to end. A second wish can only shorten the grace (kubelet-semantics 4.1).

@@ -18,6 +18,7 @@ use super::state::{Now, PodState};
 use crate::lifecycle::LifecycleEvent;
 use crate::merge::{DesiredPods, Merged, PodChange};
 use crate::network::NetworkStatus;
+use crate::object::PodObjects;
 use crate::pod::{PodDiff, PodKey, PodRecord, PodUid};
 use crate::runtime::container::FoundContainer;
 use crate::runtime::image::normalize;
@@ -111,6 +112,13 @@ impl Supervisor {
         }
         self.hands.report_duplicates(&self.desired, &merged.contested);
         self.settle_provisional();
+        // What runs of another source than the desired one refers to that source's objects.
+        for key in merged.objects_changed.iter().filter(|key| !self.provisional.contains(key)) {
+            if let (Some(record), Some(inbox)) = (self.desired.pods.get(key), self.workers.get(key)) {
+                let objects = Arc::new(self.desired.objects_of(record));
+                inbox.put(|mail| mail.objects = Some(objects));
+            }
+        }
     }
 
     /// Hands a wanted pod to its worker, unless what was found running under its key may come first.
@@ -152,7 +160,13 @@ impl Supervisor {
             }
         }
         match (self.workers.get(key), wish) {
-            (Some(inbox), wish) => inbox.put(|mail| mail.wish = Some(wish)),
+            (Some(inbox), wish) => {
+                let objects = self.objects_for(&wish);
+                inbox.put(|mail| {
+                    mail.wish = Some(wish);
+                    mail.objects = objects;
+                });
+            }
             // Before the first look at containerd nobody knows what runs.
             (None, Wish::Run(_)) if !self.adopted => {}
             (None, Wish::Run(record)) if self.workers.len() >= self.hands.max_pods() => {
@@ -164,13 +178,25 @@ impl Supervisor {
         }
     }
 
+    /// The objects that a wished version refers to.
+    fn objects_for(&self, wish: &Wish) -> Option<Arc<PodObjects>> {
+        match wish {
+            Wish::Run(record) => Some(Arc::new(self.desired.objects_of(record))),
+            Wish::End { .. } => None,
+        }
+    }
+
     fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, wish: Option<Wish>) {
         for pod in &adopted {
             self.routes.insert(ContainerId::pod_digits(&pod.record.uid), key.clone());
         }
         let inbox = Arc::new(Inbox::default());
         if let Some(wish) = wish {
-            inbox.put(|mail| mail.wish = Some(wish));
+            let objects = self.objects_for(&wish);
+            inbox.put(|mail| {
+                mail.wish = Some(wish);
+                mail.objects = objects;
+            });
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
         let worker = PodWorker::new(
@@ -270,6 +296,13 @@ impl Supervisor {
             && self.provisional.found(&key, found, &self.desired)
         {
             desired = None;
+        }
+        if desired.is_none() {
+            // A source that is not there any more says nothing of its objects either: their files stay as they are.
+            for pod in incarnations.iter_mut().filter(|pod| !self.provisional.has_source(pod.record.source)) {
+                pod.take_objects(Arc::default());
+                pod.volumes.written = pod.volumes_version();
+            }
         }
         if incarnations.is_empty() && desired.is_none() {
             return;

@@ -23,7 +23,7 @@ pub(crate) const DIRECTORY: &str = "LIMPET_KILLED_DIRECTORY";
 /// Names the URL's port.
 pub(crate) const PORT: &str = "LIMPET_KILLED_PORT";
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
 const NODE: &str = "edge1";
 
 /// Runs until it is killed or told to stop.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, EnvVarSource, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::name::{self, is_dns_label, is_env_name, is_port_name};
@@ -54,6 +54,9 @@ pub(super) fn container(
     ports(path, container, faults);
     for (index, variable) in container.env.iter().flatten().enumerate() {
         env(&format!("{path}.env[{index}]"), variable, faults);
+    }
+    for (index, source) in container.env_from.iter().flatten().enumerate() {
+        env_from(&format!("{path}.envFrom[{index}]"), source, faults);
     }
     resources(path, container, faults);
     super::volume::mounts(path, container, volumes, faults);
@@ -108,7 +111,37 @@ fn env(path: &str, variable: &EnvVar, faults: &mut Vec<Fault>) {
             let known = ["limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
             one_of(&format!("{path}.resourceFieldRef.resource"), Some(&field.resource), &known, faults);
         }
-        (None, None) => faults.push(Fault::error(path, "names no source")),
+        (None, None) => object_key(&path, source, faults),
+    }
+}
+
+/// A key of a ConfigMap or Secret.
+fn object_key(path: &str, source: &EnvVarSource, faults: &mut Vec<Fault>) {
+    let (field, name, key) = match (&source.config_map_key_ref, &source.secret_key_ref) {
+        (Some(map), _) => ("configMapKeyRef", &map.name, &map.key),
+        (None, Some(secret)) => ("secretKeyRef", &secret.name, &secret.key),
+        (None, None) if source.file_key_ref.is_some() => return,
+        (None, None) => return faults.push(Fault::error(path, "names no source")),
+    };
+    let required = [("name", name), ("key", key)];
+    let missing = required.into_iter().filter(|(_, value)| value.is_empty());
+    faults.extend(missing.map(|(part, _)| Fault::error(format!("{path}.{field}.{part}"), "required")));
+}
+
+/// Objects whose keys all become variables.
+fn env_from(path: &str, source: &EnvFromSource, faults: &mut Vec<Fault>) {
+    let (field, name) = match (&source.config_map_ref, &source.secret_ref) {
+        (Some(_), Some(_)) => return faults.push(Fault::error(path, "has two sources; an entry has one")),
+        (Some(map), None) => ("configMapRef", &map.name),
+        (None, Some(secret)) => ("secretRef", &secret.name),
+        (None, None) => return faults.push(Fault::error(path, "names no source")),
+    };
+    if name.is_empty() {
+        faults.push(Fault::error(format!("{path}.{field}.name"), "required"));
+    }
+    if let Some(prefix) = source.prefix.as_deref().filter(|prefix| !prefix.is_empty() && !is_env_name(prefix)) {
+        let message = format!("{prefix:?} is no beginning of an environment variable's name");
+        faults.push(Fault::error(format!("{path}.prefix"), message));
     }
 }
 

@@ -11,7 +11,7 @@ pub(super) const LABEL_VALUE_RULE: &str =
 const KEY_RULE: &str = "an optional domain and /, then a name of letters, digits, -, _ and ., at most 63 characters";
 
 /// RFC 1123 label.
-pub(super) fn is_dns_label(text: &str) -> bool {
+pub(crate) fn is_dns_label(text: &str) -> bool {
     let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     text.len() <= 63
         && text.bytes().all(|byte| plain(&byte) || byte == b'-')
@@ -20,7 +20,7 @@ pub(super) fn is_dns_label(text: &str) -> bool {
 }
 
 /// RFC 1123 subdomain.
-pub(super) fn is_dns_subdomain(text: &str) -> bool {
+pub(crate) fn is_dns_subdomain(text: &str) -> bool {
     let part = |label: &str| {
         let plain = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         label.bytes().all(|byte| plain(&byte) || byte == b'-')

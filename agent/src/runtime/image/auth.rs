@@ -1,14 +1,18 @@
-//! Credentials for registries from docker's `config.json`, matched as kubelet's keyring matches them.
+//! Credentials for registries, from a pod's pull secrets and docker's `config.json`, matched as kubelet's keyring matches
+//! them.
 //!
 //! The files are read anew for every pull: a password that changes needs no restart, and nothing secret stays in memory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use serde::Deserialize;
+
+use crate::object::ObjectRecord;
 
 /// The largest `config.json` that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -90,47 +94,106 @@ pub(super) struct Keyring {
 }
 
 impl Keyring {
+    /// The credentials of pull secrets, then those of the files: a pod's own are tried first, as kubelet does.
+    pub(super) fn of(secrets: &[Arc<ObjectRecord>], files: &[PathBuf]) -> Self {
+        let mut keyring = Self::default();
+        for secret in secrets {
+            keyring.add_secret(secret);
+        }
+        // All of the secrets together: the longest first.
+        keyring.entries.sort_by(|(a, _), (b, _)| b.cmp(a));
+        let of_files = Self::read(files);
+        keyring.entries.extend(of_files.entries);
+        keyring.complaints.extend(of_files.complaints);
+        keyring
+    }
+
+    /// A Secret of one of the two types that hold credentials; one of another type, or without its key, has none.
+    fn add_secret(&mut self, secret: &ObjectRecord) {
+        let (key, whole) = match &*secret.secret_type {
+            "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", true),
+            "kubernetes.io/dockercfg" => (".dockercfg", false),
+            _ => {
+                self.complaints.push(format!("{} is of no type for registry credentials", secret.key));
+                return;
+            }
+        };
+        let Some(entry) = secret.data.get(key) else { return };
+        let origin = secret.key.to_string();
+        if whole {
+            self.add(entry.bytes.expose(), &origin);
+        } else {
+            let auths: Result<HashMap<String, Entry>, _> = serde_json::from_slice(entry.bytes.expose());
+            match auths {
+                Ok(auths) => self.add_entries(auths, &origin),
+                Err(error) => self.complain(&error, &origin),
+            }
+        }
+    }
+
     /// Reads the files that exist; one that is broken is a complaint and does not hold back the others.
     pub(super) fn read(files: &[PathBuf]) -> Self {
         let mut keyring = Self::default();
         for path in files {
             match read_file(path) {
                 Ok(None) => {}
-                Ok(Some(text)) => keyring.add(&text, path),
+                Ok(Some(text)) => keyring.add(text.as_bytes(), &path.display().to_string()),
                 Err(error) => keyring.complaints.push(format!("{}: {error}", path.display())),
             }
         }
         keyring
     }
 
-    fn add(&mut self, text: &str, path: &Path) {
-        let config: DockerConfig = match serde_json::from_str(text) {
+    fn add(&mut self, text: &[u8], origin: &str) {
+        let config: DockerConfig = match serde_json::from_slice(text) {
             Ok(config) => config,
-            // Only the place: serde's message may quote the value.
-            Err(error) => {
-                let (line, column) = (error.line(), error.column());
-                self.complaints.push(format!("{}: not docker's format at {line}:{column}", path.display()));
-                return;
-            }
+            Err(error) => return self.complain(&error, origin),
         };
         if config.creds_store.is_some_and(|store| !store.is_empty()) || !config.cred_helpers.is_empty() {
-            self.complaints.push(format!("{}: credential helpers are not supported", path.display()));
+            self.complaints.push(format!("{origin}: credential helpers are not supported"));
         }
+        self.add_entries(config.auths, origin);
+    }
+
+    fn add_entries(&mut self, auths: HashMap<String, Entry>, origin: &str) {
         let mut found: Vec<(String, Credentials)> = Vec::new();
-        for (key, entry) in config.auths {
+        for (key, entry) in auths {
             match entry.credentials() {
                 Some(credentials) => found.push((normal_key(&key), credentials)),
-                None => self.complaints.push(format!("{}: auths[{key:?}] has no usable credentials", path.display())),
+                None => self.complaints.push(format!("{origin}: auths[{key:?}] has no usable credentials")),
             }
         }
         found.sort_by(|(a, _), (b, _)| b.cmp(a));
         self.entries.append(&mut found);
     }
 
-    /// The credentials for `host` (`docker.io` for Docker's own) and a repository there.
-    pub(super) fn find(&self, host: &str, repository: &str) -> Option<&Credentials> {
+    /// Only the place: serde's message may quote the value.
+    fn complain(&mut self, error: &serde_json::Error, origin: &str) {
+        let (line, column) = (error.line(), error.column());
+        self.complaints.push(format!("{origin}: not docker's format at {line}:{column}"));
+    }
+
+    /// The credentials for `host` (`docker.io` for Docker's own) and a repository there. `turn`: of several, the
+    /// first is to be had at 0, the next at 1; beyond the last one it is the last.
+    pub(super) fn find(&self, host: &str, repository: &str, turn: usize) -> Option<&Credentials> {
+        let found = self.all(host, repository);
+        found.get(turn.min(found.len().saturating_sub(1))).copied()
+    }
+
+    /// How many different credentials there are for a repository.
+    pub(super) fn count(&self, host: &str, repository: &str) -> usize {
+        self.all(host, repository).len()
+    }
+
+    fn all(&self, host: &str, repository: &str) -> Vec<&Credentials> {
         let host = if is_docker_hub(host) { "index.docker.io" } else { host };
-        self.entries.iter().find(|(glob, _)| matches(glob, host, repository)).map(|(_, credentials)| credentials)
+        let mut found: Vec<&Credentials> = Vec::new();
+        for (_, credentials) in self.entries.iter().filter(|(glob, _)| matches(glob, host, repository)) {
+            if !found.contains(&credentials) {
+                found.push(credentials);
+            }
+        }
+        found
     }
 }
 
@@ -200,12 +263,12 @@ mod tests {
 
     fn keyring(text: &str) -> Keyring {
         let mut keyring = Keyring::default();
-        keyring.add(text, Path::new("config.json"));
+        keyring.add(text.as_bytes(), "config.json");
         keyring
     }
 
     fn user<'a>(keyring: &'a Keyring, host: &str, repository: &str) -> Option<&'a str> {
-        match keyring.find(host, repository)? {
+        match keyring.find(host, repository, 0)? {
             Credentials::Password { user, .. } => Some(user),
             Credentials::IdentityToken(token) => Some(token),
         }
@@ -255,12 +318,56 @@ mod tests {
                 "d": {"auth": "%%%"}, "e": {}}, "credsStore": "desktop"}"#,
         );
         let password = Credentials::Password { user: "me".into(), password: "pa:ss".into() };
-        assert_eq!(ring.find("a", "x"), Some(&password));
-        assert_eq!(ring.find("b", "x"), Some(&password));
-        assert_eq!(ring.find("c", "x"), Some(&Credentials::IdentityToken("tok".into())));
-        assert_eq!(ring.find("d", "x"), None);
+        assert_eq!(ring.find("a", "x", 0), Some(&password));
+        assert_eq!(ring.find("b", "x", 0), Some(&password));
+        assert_eq!(ring.find("c", "x", 0), Some(&Credentials::IdentityToken("tok".into())));
+        assert_eq!(ring.find("d", "x", 0), None);
         assert_eq!(ring.complaints.len(), 3, "{:?}", ring.complaints);
         assert!(!format!("{password:?}").contains("pa:ss"));
+    }
+
+    fn secret(kind: &str, key: &str, text: &str) -> Arc<ObjectRecord> {
+        let value = serde_json::json!({"kind": "Secret", "metadata": {"name": "pull"},
+            "type": format!("kubernetes.io/{kind}"), "stringData": {key: text}});
+        let decoded = crate::object::decode(&value, crate::object::ObjectKind::Secret, Arc::from("f.yaml"));
+        Arc::new(decoded.0.unwrap())
+    }
+
+    #[test]
+    fn a_pods_own_credentials_come_before_the_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.json");
+        std::fs::write(
+            &file,
+            r#"{"auths": {"q.io/team/app": {"username": "node"}, "other.io": {"username": "node"}}}"#,
+        )
+        .unwrap();
+        let json = secret("dockerconfigjson", ".dockerconfigjson", r#"{"auths": {"q.io": {"username": "json"}}}"#);
+        let cfg = secret("dockercfg", ".dockercfg", r#"{"q.io/team": {"username": "cfg"}}"#);
+        let ring = Keyring::of(&[json, cfg], &[file]);
+        let name = |turn| match ring.find("q.io", "team/app", turn).unwrap() {
+            Credentials::Password { user, .. } => user.as_str(),
+            Credentials::IdentityToken(token) => token,
+        };
+        assert_eq!(
+            ([name(0), name(1), name(2), name(9)], ring.count("q.io", "team/app")),
+            (["cfg", "json", "node", "node"], 3)
+        );
+        assert_eq!(user(&ring, "other.io", "x"), Some("node"));
+        assert_eq!((ring.count("none.io", "x"), ring.find("none.io", "x", 0)), (0, None));
+        assert_eq!(ring.complaints, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_no_pull_secret_is_told_without_its_values() {
+        let other = secret("ssh-auth", "ssh-privatekey", "hunter2");
+        let broken = secret("dockercfg", ".dockercfg", r#"{"q.io": {"username": ["hunter2"]}}"#);
+        let ring = Keyring::of(&[other, broken], &[]);
+        let wanted = [
+            "Secret default/pull is of no type for registry credentials",
+            "Secret default/pull: not docker's format at 1:22",
+        ];
+        assert_eq!(ring.complaints, wanted);
     }
 
     #[test]

@@ -95,14 +95,19 @@ impl Download {
 }
 
 impl Session {
-    /// Reads `certs.d` and the certificates it names. Blocks.
-    pub(super) fn prepare(name: ImageName, certs_d: &std::path::Path, keyring: &Keyring) -> Result<Self, ImageError> {
+    /// Reads `certs.d` and the certificates it names. Blocks. `turn`: which of several credentials is used.
+    pub(super) fn prepare(
+        name: ImageName,
+        certs_d: &std::path::Path,
+        keyring: &Keyring,
+        turn: usize,
+    ) -> Result<Self, ImageError> {
         let mut hosts = Vec::new();
         for endpoint in certs::endpoints(certs_d, &name.host)? {
             // Credentials are found by the image's name, as kubelet and containerd do, also for the hosts that certs.d
             // names for it; a mirror that has credentials of its own gets those.
-            let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository) } else { None };
-            let credentials = own.or_else(|| keyring.find(&name.host, &name.repository)).cloned();
+            let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
+            let credentials = own.or_else(|| keyring.find(&name.host, &name.repository, turn)).cloned();
             let http = http_client(&endpoint)?;
             let headers = headers(&endpoint).map_err(|cause| ImageError::Config { path: certs_d.into(), cause })?;
             hosts.push(Host { endpoint, http, headers, login: Login::new(credentials) });

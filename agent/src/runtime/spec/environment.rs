@@ -1,17 +1,19 @@
 //! A container's environment: the image's, the runtime's own variables, the Pod's.
 
-use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, ResourceFieldSelector};
+use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+
+use super::downward::{NodeLimits, metadata_field, resource_field};
 use super::host::HostInput;
-use super::qos::{all_containers, limit, request};
 use super::{SpecError, SpecInput, expansion};
-use crate::pod::quantity::{Amount, parse};
+use crate::object::{Entry, ObjectKind, ObjectRecord};
 
 /// What containerd gives a container whose image names no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Variables in order; setting one again changes it in its place.
-#[derive(Debug, Default)]
+/// Variables in order; setting one again changes it in its place. Some may be secret: they are not printed.
+#[derive(Default)]
 pub(super) struct Variables(Vec<(String, String)>);
 
 impl Variables {
@@ -27,7 +29,8 @@ impl Variables {
     }
 }
 
-/// The Pod's own variables: what references in the command may name.
+/// The Pod's own variables: what references in the command may name. First those of `envFrom` in their order, then
+/// those of `env`; the later wins.
 ///
 /// # Errors
 /// When a variable takes its value from a place that is not there.
@@ -35,12 +38,14 @@ pub(super) fn pod_variables(input: &SpecInput<'_>, host: &HostInput) -> Result<V
     let mut variables = Variables::default();
     for source in input.container.env_from.iter().flatten() {
         let (kind, name, optional) = match (&source.config_map_ref, &source.secret_ref) {
-            (Some(map), _) => ("configmap", &map.name, map.optional),
-            (None, Some(secret)) => ("secret", &secret.name, secret.optional),
+            (Some(map), _) => (ObjectKind::ConfigMap, &map.name, map.optional),
+            (None, Some(secret)) => (ObjectKind::Secret, &secret.name, secret.optional),
             (None, None) => continue,
         };
-        if optional != Some(true) {
-            return Err(SpecError::Source { variable: "envFrom".to_owned(), kind, name: name.clone() });
+        let Some(object) = find(input, kind, name, optional)? else { continue };
+        let prefix = source.prefix.as_deref().unwrap_or_default();
+        for (key, entry) in object.data.iter().filter(|(_, entry)| !entry.binary) {
+            variables.set(&format!("{prefix}{key}"), text(object, key, entry)?);
         }
     }
     for variable in input.container.env.iter().flatten() {
@@ -88,87 +93,65 @@ fn value_of(
         return field_value(field, &variable.name, input).map(Some);
     }
     if let Some(resource) = &source.resource_field_ref {
-        return resource_value(resource, &variable.name, input, host).map(Some);
+        let node = NodeLimits { cpus: host.cpus, memory: input.node.memory_capacity };
+        let unknown = || SpecError::Field { variable: variable.name.clone(), path: resource.resource.clone() };
+        return resource_field(input.pod, Some(input.container), resource, node).ok_or_else(unknown).map(Some);
     }
-    absent_object(source, &variable.name)
+    object_value(source, &variable.name, input)
 }
 
-/// A reference to an object of a cluster, which a node without one cannot follow.
-fn absent_object(source: &EnvVarSource, variable: &str) -> Result<Option<String>, SpecError> {
-    let (kind, name, optional) = match (&source.config_map_key_ref, &source.secret_key_ref, &source.file_key_ref) {
-        (Some(key), _, _) => ("configmap", &key.name, key.optional),
-        (None, Some(key), _) => ("secret", &key.name, key.optional),
-        (None, None, Some(key)) => ("volume", &key.volume_name, key.optional),
+/// The value of one key of a ConfigMap or Secret.
+fn object_value(source: &EnvVarSource, variable: &str, input: &SpecInput<'_>) -> Result<Option<String>, SpecError> {
+    let (kind, name, key, optional) = match (&source.config_map_key_ref, &source.secret_key_ref, &source.file_key_ref) {
+        (Some(map), _, _) => (ObjectKind::ConfigMap, &map.name, &map.key, map.optional),
+        (None, Some(secret), _) => (ObjectKind::Secret, &secret.name, &secret.key, secret.optional),
+        (None, None, Some(file)) => {
+            return Err(SpecError::Field { variable: variable.to_owned(), path: file.path.clone() });
+        }
         (None, None, None) => return Ok(Some(String::new())),
     };
-    if optional == Some(true) {
-        return Ok(None);
+    let Some(object) = find(input, kind, name, optional)? else { return Ok(None) };
+    match object.data.get(key).filter(|entry| !entry.binary) {
+        Some(entry) => text(object, key, entry).map(Some),
+        None if optional == Some(true) => Ok(None),
+        None => Err(SpecError::NoKey { object: object.key.clone(), key: key.clone() }),
     }
-    Err(SpecError::Source { variable: variable.to_owned(), kind, name: name.clone() })
+}
+
+/// The object of that name; `None` when it may be missing and is.
+fn find<'a>(
+    input: &SpecInput<'a>,
+    kind: ObjectKind,
+    name: &str,
+    optional: Option<bool>,
+) -> Result<Option<&'a Arc<ObjectRecord>>, SpecError> {
+    match input.objects.get(kind, name) {
+        None if optional != Some(true) => Err(SpecError::NoObject { kind, name: name.to_owned() }),
+        found => Ok(found),
+    }
+}
+
+/// A value as a variable may have it: text without a zero byte.
+fn text(object: &ObjectRecord, key: &str, entry: &Entry) -> Result<String, SpecError> {
+    let text = entry.bytes.expose_text().filter(|text| !text.contains('\0'));
+    text.map(str::to_owned).ok_or_else(|| SpecError::NoText { object: object.key.clone(), key: key.to_owned() })
 }
 
 /// A field of the pod (`fieldRef`).
 fn field_value(field: &ObjectFieldSelector, variable: &str, input: &SpecInput<'_>) -> Result<String, SpecError> {
-    let pod = input.pod;
-    let metadata = &pod.pod.metadata;
     let joined = |ips: &[std::net::IpAddr]| ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let first = |ips: &[std::net::IpAddr]| ips.first().map(ToString::to_string).unwrap_or_default();
     let path = field.field_path.as_str();
-    if let Some((map, key)) = subscript(path) {
-        let values = match map {
-            "metadata.labels" => metadata.labels.as_ref(),
-            "metadata.annotations" => metadata.annotations.as_ref(),
-            _ => return Err(SpecError::Field { variable: variable.to_owned(), path: path.to_owned() }),
-        };
-        return Ok(values.and_then(|values| values.get(key)).cloned().unwrap_or_default());
-    }
     Ok(match path {
-        "metadata.name" => pod.key.name().to_owned(),
-        "metadata.namespace" => pod.key.namespace().to_owned(),
-        "metadata.uid" => pod.uid.as_str().to_owned(),
         "spec.nodeName" => input.node.name.clone(),
-        "spec.serviceAccountName" => pod.spec().service_account_name.clone().unwrap_or_default(),
+        "spec.serviceAccountName" => input.pod.spec().service_account_name.clone().unwrap_or_default(),
         "status.hostIP" => first(&input.node.addresses),
         "status.hostIPs" => joined(&input.node.addresses),
         "status.podIP" => first(&input.addresses.ips),
         "status.podIPs" => joined(&input.addresses.ips),
-        _ => return Err(SpecError::Field { variable: variable.to_owned(), path: path.to_owned() }),
+        _ => metadata_field(input.pod, path)
+            .ok_or_else(|| SpecError::Field { variable: variable.to_owned(), path: path.to_owned() })?,
     })
-}
-
-/// Splits `metadata.labels['key']` into map and key.
-fn subscript(path: &str) -> Option<(&str, &str)> {
-    path.strip_suffix("']")?.split_once("['")
-}
-
-/// A request or limit of a container (`resourceFieldRef`); what is not limited is limited by the node.
-fn resource_value(
-    selector: &ResourceFieldSelector,
-    variable: &str,
-    input: &SpecInput<'_>,
-    host: &HostInput,
-) -> Result<String, SpecError> {
-    let unknown = || SpecError::Field { variable: variable.to_owned(), path: selector.resource.clone() };
-    let container = match selector.container_name.as_deref().filter(|name| !name.is_empty()) {
-        Some(name) => all_containers(input.pod.spec()).find(|other| other.name == name).ok_or_else(unknown)?,
-        None => input.container,
-    };
-    let resources = container.resources.clone().unwrap_or_default();
-    let (kind, name) = selector.resource.split_once('.').ok_or_else(unknown)?;
-    let amount = match kind {
-        "requests" => request(&resources, name),
-        "limits" => match (limit(&resources, name), name) {
-            (Amount::ZERO, "cpu") => Amount::from_units(host.cpus),
-            (Amount::ZERO, "memory") => Amount::from_units(input.node.memory_capacity),
-            (limit, _) => limit,
-        },
-        _ => return Err(unknown()),
-    };
-    let divisor = match selector.divisor.as_ref().map(|divisor| divisor.0.as_str()) {
-        None | Some("") => Amount::ZERO,
-        Some(text) => parse(text).map_err(|_| unknown())?,
-    };
-    Ok(amount.divided_by(divisor).to_string())
 }
 
 #[cfg(test)]

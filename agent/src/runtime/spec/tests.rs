@@ -43,6 +43,7 @@ pub(crate) struct Fixture {
     pub(crate) mounts: Vec<Mount>,
     pub(crate) node: NodeFacts,
     pub(crate) host: HostInput,
+    pub(crate) objects: PodObjects,
 }
 
 impl Fixture {
@@ -79,6 +80,7 @@ impl Fixture {
             },
             addresses: PodAddresses { ips: vec![ip("10.1.0.2"), ip("fd00::2")] },
             mounts: Vec::new(),
+            objects: PodObjects::default(),
             node: NodeFacts {
                 name: "node".to_owned(),
                 addresses: vec![ip("192.0.2.1"), ip("2001:db8::1")],
@@ -108,6 +110,7 @@ impl Fixture {
             mounts: &self.mounts,
             cgroups_path: "/kubepods/podx/y",
             node: &self.node,
+            objects: &self.objects,
         }
     }
 

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::pod::{Fault, Fingerprint, PodKey, PodUid};
+use crate::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid, Restored};
 
 /// A language of one pod a line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
 fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
@@ -23,8 +23,8 @@ fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
     manifest
 }
 
-fn restore(canonical: &[u8], origin: &str, source: SourceKind, node: &str) -> Result<PodRecord, Vec<Fault>> {
-    Ok(pod_of(std::str::from_utf8(canonical).unwrap(), origin, source, node))
+fn restore(canonical: &[u8], origin: &str, source: SourceKind, node: &str) -> Result<Restored, Vec<Fault>> {
+    Ok(Restored::Pod(Box::new(pod_of(std::str::from_utf8(canonical).unwrap(), origin, source, node))))
 }
 
 fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord {

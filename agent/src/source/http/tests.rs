@@ -10,9 +10,10 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::pod;
+use crate::pod::PodRecord;
 use server::{Asked, Reply, Server};
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
 const PATIENCE: Patience = Patience {
     connect: Duration::from_secs(5),
     silence: Duration::from_millis(400),

@@ -8,7 +8,7 @@ use crate::pod;
 use crate::status::observed::ObservedPod;
 use crate::status::observed::tests::observed;
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
 
 fn text(name: &str, image: &str) -> Vec<u8> {
     let spec = format!("{{containers: [{{name: a, image: '{image}'}}], terminationGracePeriodSeconds: 20}}");

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
+use crate::object::ObjectKind;
 use crate::pod::{Fingerprint, PodUid};
 use crate::source::SourceKind;
 
@@ -25,7 +26,7 @@ type FileText<'a> = (&'a [(&'a str, u8)], bool);
 fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
     let pods = pods.iter().map(|(pod_name, version)| pod(pod_name, *version, name)).collect();
     let faults = if broken { vec![Fault::error("spec", "broken")] } else { Vec::new() };
-    view.accept(&Arc::from(name), Manifest { pods, faults }, Vec::new);
+    view.accept(&Arc::from(name), Manifest { pods, faults, ..Manifest::default() }, Contents::default);
 }
 
 /// What loses its key within the source, as `file: name version`.
@@ -113,11 +114,71 @@ fn reading_the_same_again_changes_nothing() {
 #[test]
 fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
     let mut view = View::default();
-    let broken = Manifest { pods: Vec::new(), faults: vec![Fault::error("", "broken")] };
-    view.accept(&Arc::from("a"), broken, || vec![pod("x", 1, "a")]);
+    let broken = Manifest { faults: vec![Fault::error("", "broken")], ..Manifest::default() };
+    let kept = |name, origin| {
+        let pod = pod(name, 1, origin);
+        Contents { pods: BTreeMap::from([(pod.key.clone(), pod)]), ..Contents::default() }
+    };
+    view.accept(&Arc::from("a"), broken, || kept("x", "a"));
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "!a x"]);
     assert_eq!(view.manifests("a").unwrap(), [Arc::from(&b"x 1"[..])]);
-    view.accept(&Arc::from("b"), Manifest::default(), || vec![pod("y", 1, "b")]);
+    view.accept(&Arc::from("b"), Manifest::default(), || kept("y", "b"));
     assert_eq!(view.manifests("b"), None);
     assert_eq!(shape(&view.snapshot), ["x 1", "!a x"]);
+}
+
+/// A ConfigMap that says `value`; `fixed`: immutable.
+fn map(name: &str, value: &str, fixed: bool) -> Arc<ObjectRecord> {
+    let value = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": value}, "immutable": fixed,
+    });
+    Arc::new(crate::object::decode(&value, ObjectKind::ConfigMap, Arc::from("f")).0.unwrap())
+}
+
+/// `name=value` of every object, then `!file` of every rejection.
+fn objects(view: &View) -> Vec<String> {
+    let value = |object: &Arc<ObjectRecord>| object.data["k"].bytes.expose_text().unwrap().to_owned();
+    let objects = view.snapshot.objects.values().map(|object| format!("{}={}", object.key.name, value(object)));
+    objects.chain(view.snapshot.rejected.keys().map(|origin| format!("!{origin}"))).collect()
+}
+
+fn take_objects(view: &mut View, name: &str, objects: Vec<Arc<ObjectRecord>>, broken: bool) {
+    let faults = if broken { vec![Fault::error("data", "broken")] } else { Vec::new() };
+    view.accept(&Arc::from(name), Manifest { objects, faults, ..Manifest::default() }, Contents::default);
+    view.settle(true, Health::Good);
+}
+
+#[test]
+fn objects_are_claimed_kept_and_dropped_as_pods_are() {
+    let mut view = View::default();
+    take_objects(&mut view, "b", vec![map("x", "b", false)], false);
+    take_objects(&mut view, "a", vec![map("x", "a", false), map("y", "a", false)], false);
+    assert_eq!(objects(&view), ["x=a", "y=a", "!b"]);
+    take_objects(&mut view, "a", vec![map("y", "new", false)], true);
+    assert_eq!(objects(&view), ["x=a", "y=new", "!a", "!b"], "a broken document leaves its last good version");
+    assert_eq!(view.manifests("a").unwrap().len(), 2);
+    view.remove(&Arc::from("a"));
+    view.settle(true, Health::Good);
+    assert_eq!(objects(&view), ["x=b"]);
+    let before = Arc::clone(view.snapshot.objects.values().next().unwrap());
+    take_objects(&mut view, "b", vec![map("x", "b", false)], false);
+    assert!(Arc::ptr_eq(&before, view.snapshot.objects.values().next().unwrap()), "what says the same stays the same");
+    assert_eq!((view.pods(), view.is_empty()), (0, false));
+}
+
+#[test]
+fn what_is_immutable_stays() {
+    let mut view = View::default();
+    take_objects(&mut view, "a", vec![map("x", "1", false)], false);
+    take_objects(&mut view, "a", vec![map("x", "2", true)], false);
+    assert_eq!(objects(&view), ["x=2"]);
+    for edit in [map("x", "3", true), map("x", "2", false)] {
+        take_objects(&mut view, "a", vec![edit], false);
+        assert_eq!(objects(&view), ["x=2", "!a"]);
+    }
+    take_objects(&mut view, "a", vec![map("x", "2", true)], false);
+    assert_eq!(objects(&view), ["x=2"]);
+    view.remove(&Arc::from("a"));
+    take_objects(&mut view, "a", vec![map("x", "3", false)], false);
+    assert_eq!(objects(&view), ["x=3"]);
 }

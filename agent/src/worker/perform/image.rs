@@ -7,7 +7,8 @@ use std::task::Poll;
 use super::super::outcome::Failure;
 use super::super::state::{ContainerSlot, PodState};
 use super::Performer;
-use crate::runtime::image::{ImageError, LocalImage};
+use crate::object::ObjectKind;
+use crate::runtime::image::{ImageError, LocalImage, PullSecrets};
 use crate::status::event::EventType;
 
 impl Performer {
@@ -68,9 +69,31 @@ impl Performer {
         Ok(image)
     }
 
+    /// The pod's own registry credentials. One that is missing is told; the pull may succeed without it.
+    fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
+        let objects = pod.objects.clone().unwrap_or_default();
+        let names = pod.record.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.as_str());
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for name in names.filter(|name| !name.is_empty()) {
+            match objects.get(ObjectKind::Secret, name) {
+                Some(secret) => found.push(Arc::clone(secret)),
+                None => missing.push(name),
+            }
+        }
+        if !missing.is_empty() {
+            let message = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            );
+            tracing::warn!(pod = %pod.record.key, message, "pull secrets");
+            self.event(pod, None, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
+        }
+        found.into()
+    }
+
     /// Pulls, and shows in the pod's note how far it is.
     async fn pull_in_sight(&self, pod: &PodState, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
-        let mut pull = std::pin::pin!(self.images.pull(reference));
+        let mut pull = std::pin::pin!(self.images.pull_with(reference, self.pull_secrets(pod)));
         if let Poll::Ready(done) = futures_util::poll!(pull.as_mut()) {
             return done;
         }

@@ -198,7 +198,7 @@ fn containers(pod: &PodState) -> BTreeMap<String, ObservedContainer> {
 
 /// The one thing about the pod that people should know and its status column does not say.
 fn note(pod: &PodState) -> Option<String> {
-    if let Some(trouble) = &pod.trouble {
+    if let Some(trouble) = pod.trouble.as_ref().or(pod.volumes.trouble.as_ref()) {
         return Some(trouble.message.clone());
     }
     pod.containers.iter().find_map(|slot| match (&slot.trouble, &slot.image) {

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::super::outcome::Failure;
-use super::super::state::{PodSandbox, PodState, SandboxState};
+use super::super::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
 use super::{Performer, failure, sandbox_of};
 use crate::network::{AttachRequest, PodAddresses};
 use crate::pod::{PodRecord, PodUid};
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, Sandbox, SandboxRequest, sysctl};
 use crate::status::event::EventType;
-use crate::volume::pod_hostname;
+use crate::volume::{VolumeError, pod_hostname};
 
 const FAILED: &str = "FailedCreatePodSandBox";
 
@@ -18,11 +18,15 @@ fn sandbox_failure(error: impl std::fmt::Display) -> Failure {
     Failure { reason: FAILED, message: format!("Failed to create pod sandbox: {error}"), passing: false }
 }
 
+fn mount_failure(error: VolumeError) -> Failure {
+    Failure { reason: FAILED_MOUNT, message: error.to_string(), passing: false }
+}
+
 impl Performer {
     /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
     pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
         self.metrics.pod_start_begun();
-        let prepared = self.timed("run_podsandbox", self.make_sandbox(&pod.record)).await;
+        let prepared = self.timed("run_podsandbox", self.make_sandbox(pod)).await;
         if let Err(failure) = &prepared {
             self.metrics.pod_start_failed();
             tracing::warn!(pod = %pod.record.key, reason = failure.reason, message = failure.message, "no sandbox");
@@ -31,7 +35,8 @@ impl Performer {
         prepared.map(Arc::new)
     }
 
-    async fn make_sandbox(&self, record: &PodRecord) -> Result<PodSandbox, Failure> {
+    async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
+        let record = &*pod.record;
         sysctl::check_sysctls(record.spec(), &self.config.allowed_unsafe_sysctls).map_err(|error| Failure {
             reason: "SysctlForbidden",
             message: error.to_string(),
@@ -51,11 +56,9 @@ impl Performer {
         cgroup.map_err(|error| Failure { passing: error.may_pass(), ..sandbox_failure(error) })?;
         let sandbox = sandbox.map_err(sandbox_failure)?;
         let addresses = self.attach(record, &sandbox).await?;
-        let warnings = self.volumes.prepare(record, &addresses, &sandbox.hostname).await.map_err(|error| Failure {
-            reason: "FailedMount",
-            message: error.to_string(),
-            passing: false,
-        })?;
+        let objects = pod.objects.clone().unwrap_or_default();
+        let warnings = self.volumes.prepare(record, &objects, &addresses, &sandbox.hostname).await;
+        let warnings = warnings.map_err(mount_failure)?;
         for warning in warnings {
             self.events.emit(
                 Some((record.key.clone(), record.uid.clone())),
@@ -66,6 +69,24 @@ impl Performer {
             );
         }
         Ok(PodSandbox { sandbox, addresses })
+    }
+
+    /// Writes volumes anew; containers that have them mounted see the change and run on.
+    pub(super) async fn update_volumes(&self, pod: &PodState) -> Result<(), Failure> {
+        let objects = pod.objects.clone().unwrap_or_default();
+        match self.volumes.update(&pod.record, &objects).await {
+            Ok(volumes) if volumes.is_empty() => Ok(()),
+            Ok(volumes) => {
+                tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, ?volumes, "volumes updated");
+                Ok(())
+            }
+            Err(error) => {
+                let failure = mount_failure(error);
+                tracing::warn!(pod = %pod.record.key, message = failure.message, "volumes stay as they were");
+                self.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
+                Err(failure)
+            }
+        }
     }
 
     async fn attach(&self, record: &PodRecord, sandbox: &Sandbox) -> Result<PodAddresses, Failure> {

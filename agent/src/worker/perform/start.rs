@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::super::outcome::Failure;
-use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState};
+use super::super::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState};
 use super::{Performer, failure, sandbox_of};
 use crate::runtime::container::NewContainer;
 use crate::runtime::error::RuntimeError;
@@ -63,6 +63,7 @@ impl Performer {
             attempt,
             pause: slot.next_pause(),
         };
+        let objects = pod.objects.clone().unwrap_or_default();
         // The semaphore is never closed; without a permit the start goes on all the same.
         let _permit = self.starts.acquire().await.ok();
         let container_type = if slot.init { ContainerType::InitContainer } else { ContainerType::Container };
@@ -70,12 +71,14 @@ impl Performer {
         let began = Instant::now();
         match self.timed("start_container", self.run(&start)).await {
             Ok((pid, created)) => Ok(Box::new(self.started(&start, pid, began, created).await)),
-            Err(StartFailure::Before(failure)) => {
+            Err(StartFailure::Before(mut failure)) => {
+                failure.message = objects.redact(failure.message);
                 self.metrics.container_start_failed(container_type, failure.reason);
                 self.report_start_failure(pod, slot, failure.reason, &failure.message);
                 Err(failure)
             }
             Err(StartFailure::Ended(message)) => {
+                let message = objects.redact(message);
                 self.metrics.container_start_failed(container_type, "StartError");
                 self.report_start_failure(pod, slot, "StartError", &message);
                 Ok(Box::new(self.start_error(&start, message).await))
@@ -99,6 +102,7 @@ impl Performer {
             .map_err(|error| config_error(error.to_string()))?;
         let user = self.user(start, &rootfs).await?;
         let cgroups_path = self.cgroups.container_path(&start.pod.record, start.id.as_str());
+        let objects = start.pod.objects.clone().unwrap_or_default();
         let input = SpecInput {
             pod: &start.pod.record,
             container: start.container,
@@ -109,6 +113,7 @@ impl Performer {
             mounts: &mounts,
             cgroups_path: &cgroups_path,
             node: &self.node,
+            objects: &objects,
         };
         let spec = spec::build(&input).map_err(|error| config_error(error.to_string()))?;
         let spec = serde_json::to_vec(&spec).map_err(|error| config_error(error.to_string()))?;
@@ -259,7 +264,7 @@ fn accounts_mount(mount: &SnapshotMount) -> user::SnapshotMount {
 }
 
 fn config_error(message: String) -> StartFailure {
-    StartFailure::Before(Failure { reason: "CreateContainerConfigError", message, passing: false })
+    StartFailure::Before(Failure { reason: CONFIG_ERROR, message, passing: false })
 }
 
 /// What `Tasks.Create` or `Tasks.Start` said: runc's own refusal ends the attempt, anything else does not count.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::object::PodObjects;
 use crate::runtime::spec::tests::Fixture;
 
 fn env(container: Value, image: Value) -> Result<Vec<String>, SpecError> {
@@ -110,13 +111,71 @@ fn resources_are_values() {
     }
 }
 
+/// The Pod's variables with these objects, `NAME=value` in order.
+fn with_objects(container: Value, objects: &[Value]) -> Result<Vec<String>, SpecError> {
+    let mut fixture = Fixture::new(container, json!({"Cmd": ["run"]}));
+    let decode = |value: &Value| {
+        let kind = ObjectKind::from_name(value["kind"].as_str().unwrap()).unwrap();
+        let mut value = value.clone();
+        value["metadata"]["namespace"] = "shop".into();
+        Arc::new(crate::object::decode(&value, kind, Arc::from("f.yaml")).0.unwrap())
+    };
+    let objects: Vec<_> = objects.iter().map(decode).collect();
+    fixture.objects = PodObjects::of(&fixture.pod, |key| objects.iter().find(|object| object.key == *key).cloned());
+    let variables = pod_variables(&fixture.input(), &fixture.host)?;
+    Ok(variables.0.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+}
+
+fn settings() -> [Value; 2] {
+    [
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a.b": "1", "B": "$(X)"},
+            "binaryData": {"BIN": "/w=="}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"B": "Mg==", "RAW": "/w=="},
+            "stringData": {"NUL": "a\u{0}b"}}),
+    ]
+}
+
 #[test]
-fn absent_objects_are_errors_unless_optional() {
-    let required = json!({"valueFrom": {"configMapKeyRef": {"name": "settings", "key": "k"}}});
-    assert_eq!(value(required).unwrap_err().to_string(), r#"env "V": configmap "settings" not found"#);
-    let optional = json!({"valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": true}}});
-    assert_eq!(value(optional).unwrap(), "(unset)");
-    let from = json!({"envFrom": [{"secretRef": {"name": "s"}}]});
-    assert!(matches!(env(from, json!([])), Err(SpecError::Source { kind: "secret", .. })));
-    assert!(env(json!({"envFrom": [{"configMapRef": {"name": "s", "optional": true}}]}), json!([])).is_ok());
+fn values_of_objects() {
+    let key = |kind: &str, name: &str, key: &str, optional: bool| json!({"valueFrom": {format!("{kind}KeyRef"): {"name": name, "key": key, "optional": optional}}, "name": "V"});
+    let no_object = r#"configmap "none" not found"#;
+    let no_text = "the value of key RAW in Secret shop/s is not text; mount it as a file instead";
+    let table: &[(Value, Result<&[&str], &str>)] = &[
+        (json!({"env": [key("configMap", "m", "a.b", false)]}), Ok(&["V=1"])),
+        (json!({"env": [key("secret", "s", "B", false)]}), Ok(&["V=2"])),
+        // A value from an object is not expanded; one that names it later is, with it.
+        (
+            json!({"env": [{"name": "X", "value": "x"}, key("configMap", "m", "B", false), {"name": "W", "value": "$(V)"}]}),
+            Ok(&["X=x", "V=$(X)", "W=$(X)"]),
+        ),
+        (json!({"env": [key("configMap", "none", "k", false)]}), Err(no_object)),
+        (json!({"env": [key("secret", "none", "k", false)]}), Err(r#"secret "none" not found"#)),
+        (json!({"env": [key("configMap", "none", "k", true)]}), Ok(&[])),
+        (json!({"env": [key("configMap", "m", "k", false)]}), Err("couldn't find key k in ConfigMap shop/m")),
+        (json!({"env": [key("secret", "s", "k", false)]}), Err("couldn't find key k in Secret shop/s")),
+        (json!({"env": [key("secret", "s", "k", true)]}), Ok(&[])),
+        (json!({"env": [key("configMap", "m", "BIN", false)]}), Err("couldn't find key BIN in ConfigMap shop/m")),
+        (json!({"env": [key("secret", "s", "RAW", false)]}), Err(no_text)),
+        (
+            json!({"env": [key("secret", "s", "NUL", true)]}),
+            Err("the value of key NUL in Secret shop/s is not text; mount it as a file instead"),
+        ),
+        (json!({"envFrom": [{"configMapRef": {"name": "m"}}]}), Ok(&["B=$(X)", "a.b=1"])),
+        (
+            json!({"envFrom": [{"configMapRef": {"name": "m"}, "prefix": "P_"}, {"configMapRef": {"name": "m"}}],
+                "env": [{"name": "B", "value": "own"}]}),
+            Ok(&["P_B=$(X)", "P_a.b=1", "B=own", "a.b=1"]),
+        ),
+        (json!({"envFrom": [{"configMapRef": {"name": "none"}}]}), Err(no_object)),
+        (json!({"envFrom": [{"secretRef": {"name": "none", "optional": true}}]}), Ok(&[])),
+        (
+            json!({"envFrom": [{"secretRef": {"name": "s"}}]}),
+            Err("the value of key NUL in Secret shop/s is not text; mount it as a file instead"),
+        ),
+    ];
+    for (container, wanted) in table {
+        let made = with_objects(container.clone(), &settings()).map_err(|error| error.to_string());
+        let wanted = wanted.map(|list| list.iter().map(|&one| one.to_owned()).collect()).map_err(str::to_owned);
+        assert_eq!(made, wanted, "{container}");
+    }
 }

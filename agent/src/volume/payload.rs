@@ -1,0 +1,212 @@
+//! What the files of a configMap, secret, downwardAPI or projected volume say: a pure function of the pod and its
+//! objects. kubelet's rules: without `items` every key is a file; with them only those; what is missing is an error
+//! unless `optional`; of two sources that name one path the later wins.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Volume, VolumeProjection};
+
+use super::VolumeError;
+use crate::object::{ObjectKind, PodObjects, SecretBytes};
+use crate::pod::PodRecord;
+use crate::runtime::spec::{NodeLimits, metadata_field, resource_field};
+
+/// Kubernetes' permissions without a `defaultMode`.
+const DEFAULT_MODE: i32 = 0o644;
+/// All files of one volume together: each object has at most a mebibyte, a projection may name many.
+const MAX_BYTES: usize = 32 << 20;
+const MAX_PATH: usize = 4096;
+const MAX_NAME: usize = 255;
+
+/// One file to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PayloadFile {
+    pub bytes: SecretBytes,
+    pub mode: u32,
+}
+
+/// Files by path, relative to the volume.
+pub(super) type Payload = BTreeMap<String, PayloadFile>;
+
+/// What payloads are made from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub pod: &'a PodRecord,
+    pub objects: &'a PodObjects,
+    pub node: NodeLimits,
+}
+
+/// The payload of `volume`; `None` when it is of a kind that has none.
+pub(super) fn payload(volume: &Volume, sources: Sources<'_>) -> Result<Option<Payload>, VolumeError> {
+    let mut builder = Builder { volume: &volume.name, sources, mode: DEFAULT_MODE, files: Payload::new() };
+    if let Some(map) = &volume.config_map {
+        builder.mode = map.default_mode.unwrap_or(DEFAULT_MODE);
+        builder.object(ObjectKind::ConfigMap, &map.name, map.items.as_deref(), map.optional)?;
+    } else if let Some(secret) = &volume.secret {
+        builder.mode = secret.default_mode.unwrap_or(DEFAULT_MODE);
+        let name = secret.secret_name.as_deref().unwrap_or_default();
+        builder.object(ObjectKind::Secret, name, secret.items.as_deref(), secret.optional)?;
+    } else if let Some(downward) = &volume.downward_api {
+        builder.mode = downward.default_mode.unwrap_or(DEFAULT_MODE);
+        builder.downward(downward.items.as_deref())?;
+    } else if let Some(projected) = &volume.projected {
+        builder.mode = projected.default_mode.unwrap_or(DEFAULT_MODE);
+        for source in projected.sources.iter().flatten() {
+            builder.projection(source)?;
+        }
+    } else {
+        return Ok(None);
+    }
+    builder.finish().map(Some)
+}
+
+struct Builder<'a> {
+    volume: &'a str,
+    sources: Sources<'a>,
+    mode: i32,
+    files: Payload,
+}
+
+impl Builder<'_> {
+    fn projection(&mut self, source: &VolumeProjection) -> Result<(), VolumeError> {
+        if let Some(map) = &source.config_map {
+            self.object(ObjectKind::ConfigMap, &map.name, map.items.as_deref(), map.optional)
+        } else if let Some(secret) = &source.secret {
+            self.object(ObjectKind::Secret, &secret.name, secret.items.as_deref(), secret.optional)
+        } else if let Some(downward) = &source.downward_api {
+            self.downward(downward.items.as_deref())
+        } else {
+            Err(self.unsupported("a projected source other than configMap, secret and downwardAPI is not supported"))
+        }
+    }
+
+    fn object(
+        &mut self,
+        kind: ObjectKind,
+        name: &str,
+        items: Option<&[KeyToPath]>,
+        optional: Option<bool>,
+    ) -> Result<(), VolumeError> {
+        let optional = optional == Some(true);
+        let Some(object) = self.sources.objects.get(kind, name) else {
+            let missing = || VolumeError::NoObject { volume: self.volume.to_owned(), kind, name: name.to_owned() };
+            return if optional { Ok(()) } else { Err(missing()) };
+        };
+        let items = items.unwrap_or_default();
+        if items.is_empty() {
+            return object.data.iter().try_for_each(|(key, entry)| self.add(key, entry.bytes.clone(), None));
+        }
+        for item in items {
+            match object.data.get(&item.key) {
+                Some(entry) => self.add(&item.path, entry.bytes.clone(), item.mode)?,
+                None if optional => {}
+                None => {
+                    let (volume, key) = (self.volume.to_owned(), item.key.clone());
+                    return Err(VolumeError::NoKey { volume, kind, key });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn downward(&mut self, items: Option<&[DownwardAPIVolumeFile]>) -> Result<(), VolumeError> {
+        for item in items.unwrap_or_default() {
+            let text = if let Some(field) = &item.field_ref {
+                self.field(&field.field_path).ok_or_else(|| self.no_field(&field.field_path))?
+            } else if let Some(resource) = &item.resource_field_ref {
+                let found = resource_field(self.sources.pod, None, resource, self.sources.node);
+                found.ok_or_else(|| self.no_field(&resource.resource))?
+            } else {
+                return Err(self.unsupported("a downwardAPI item needs fieldRef or resourceFieldRef"));
+            };
+            self.add(&item.path, SecretBytes::new(text.into_bytes()), item.mode)?;
+        }
+        Ok(())
+    }
+
+    /// A field of the pod's metadata; whole maps as `key="value"` lines.
+    fn field(&self, path: &str) -> Option<String> {
+        let metadata = &self.sources.pod.pod.metadata;
+        match path {
+            "metadata.labels" => Some(lines(metadata.labels.as_ref())),
+            "metadata.annotations" => Some(lines(metadata.annotations.as_ref())),
+            path => metadata_field(self.sources.pod, path),
+        }
+    }
+
+    fn no_field(&self, path: &str) -> VolumeError {
+        self.unsupported(&format!("{path:?} cannot be had in a file"))
+    }
+
+    fn unsupported(&self, reason: &str) -> VolumeError {
+        VolumeError::Unsupported { volume: self.volume.to_owned(), reason: reason.to_owned() }
+    }
+
+    fn add(&mut self, path: &str, bytes: SecretBytes, mode: Option<i32>) -> Result<(), VolumeError> {
+        if !is_inside(path) {
+            return Err(self.unsupported(&format!("{path:?} is no path inside a volume")));
+        }
+        let mode = u32::try_from(mode.unwrap_or(self.mode)).unwrap_or_default() & 0o777;
+        let clean: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+        self.files.insert(clean.join("/"), PayloadFile { bytes, mode });
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Payload, VolumeError> {
+        let size: usize = self.files.values().map(|file| file.bytes.len()).sum();
+        if size > MAX_BYTES {
+            return Err(self.unsupported(&format!("its files are larger than {} MiB together", MAX_BYTES >> 20)));
+        }
+        // `a!` stands between `a` and `a/b`, so the whole map is asked, not the neighbour.
+        let above = |path: &str| {
+            path.match_indices('/').find(|(at, _)| self.files.contains_key(&path[..*at])).map(|(at, _)| at)
+        };
+        if let Some((path, at)) = self.files.keys().find_map(|path| Some((path, above(path)?))) {
+            return Err(self.unsupported(&format!("{:?} cannot be a file and a directory ({path:?})", &path[..at])));
+        }
+        Ok(self.files)
+    }
+}
+
+/// Relative, without `..`, and nothing that the swap's own names begin with.
+fn is_inside(path: &str) -> bool {
+    let mut names = Path::new(path).components().filter(|part| *part != Component::CurDir).peekable();
+    path.len() <= MAX_PATH
+        && names.peek().is_some()
+        && !path.starts_with("..")
+        && !path.trim_start_matches("./").starts_with("..")
+        && names.all(|part| matches!(part, Component::Normal(name) if name.len() <= MAX_NAME))
+}
+
+/// kubelet's form of a map: sorted, one `key="value"` a line, quoted as Go quotes.
+fn lines(map: Option<&BTreeMap<String, String>>) -> String {
+    let line = |(key, value): (&String, &String)| format!("{key}={}", quoted(value));
+    map.into_iter().flatten().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\u{7}' => quoted.push_str("\\a"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{b}' => quoted.push_str("\\v"),
+            '\u{c}' => quoted.push_str("\\f"),
+            c if c < ' ' || c == '\u{7f}' => quoted.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,112 @@
+#![allow(clippy::unwrap_used)]
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::super::tests::record;
+use super::*;
+
+pub(in crate::volume) fn objects(pod: &PodRecord, values: &[Value]) -> PodObjects {
+    let decode = |value: &Value| {
+        let kind = ObjectKind::from_name(value["kind"].as_str().unwrap()).unwrap();
+        let (object, faults) = crate::object::decode(value, kind, Arc::from("f.yaml"));
+        Arc::new(object.unwrap_or_else(|| panic!("{faults:?}")))
+    };
+    let all: Vec<_> = values.iter().map(decode).collect();
+    PodObjects::of(pod, |key| all.iter().find(|object| object.key == *key).cloned())
+}
+
+/// `path mode text` of every file.
+fn files(volume: Value) -> Result<Vec<String>, String> {
+    let mut volume = volume;
+    volume["name"] = "v".into();
+    let mut pod = record(json!({"volumes": [volume]}));
+    pod.pod.metadata.labels = Some([("app".to_owned(), "a\"b\n".to_owned()), ("b".to_owned(), "ä".to_owned())].into());
+    let limits = json!({"name": "c", "resources": {"limits": {"memory": "64Mi"}, "requests": {"cpu": "250m"}}});
+    pod.pod.spec.as_mut().unwrap().containers = vec![serde_json::from_value(limits).unwrap()];
+    let objects = objects(
+        &pod,
+        &[
+            json!({"kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "1", "b": "2"}, "binaryData": {"bin": "Yg=="}}),
+            json!({"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": "x", "a": "secret"}}),
+        ],
+    );
+    let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
+    let sources = Sources { pod: &pod, objects: &objects, node: NodeLimits { cpus: 4, memory: 1 << 30 } };
+    let text = |file: &PayloadFile| file.bytes.expose_text().unwrap().to_owned();
+    let payload = payload(&volume, sources).map_err(|error| error.to_string())?.unwrap();
+    Ok(payload.iter().map(|(path, file)| format!("{path} {:o} {}", file.mode, text(file))).collect())
+}
+
+#[test]
+fn what_each_volume_holds() {
+    let failed = "MountVolume.SetUp failed for volume \"v\" :";
+    let table: Vec<(Value, Result<&[&str], String>)> = vec![
+        (json!({"configMap": {"name": "m"}}), Ok(&["a 644 1", "b 644 2", "bin 644 b"])),
+        (
+            json!({"configMap": {"name": "m", "defaultMode": 0o400, "items": [
+            {"key": "a", "path": "x/./y"}, {"key": "bin", "path": "z", "mode": 0o755}]}}),
+            Ok(&["x/y 400 1", "z 755 b"]),
+        ),
+        (json!({"configMap": {"name": "none"}}), Err(format!("{failed} configmap \"none\" not found"))),
+        (json!({"configMap": {"name": "none", "optional": true}}), Ok(&[])),
+        (
+            json!({"configMap": {"name": "m", "items": [{"key": "q", "path": "q"}]}}),
+            Err(format!("{failed} configmap references non-existent config key: q")),
+        ),
+        (
+            json!({"configMap": {"name": "m", "optional": true, "items": [{"key": "q", "path": "q"}, {"key": "a", "path": "a"}]}}),
+            Ok(&["a 644 1"]),
+        ),
+        (json!({"secret": {"secretName": "s", "defaultMode": 0o440}}), Ok(&["a 440 secret", "k 440 x"])),
+        (json!({"secret": {"secretName": "m"}}), Err(format!("{failed} secret \"m\" not found"))),
+        (
+            json!({"secret": {"secretName": "s", "items": [{"key": "q", "path": "q"}]}}),
+            Err(format!("{failed} references non-existent secret key: q")),
+        ),
+        (
+            json!({"projected": {"defaultMode": 0o600, "sources": [
+            {"configMap": {"name": "m"}}, {"secret": {"name": "s", "items": [{"key": "a", "path": "a"}]}},
+            {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}}),
+            Ok(&["a 600 secret", "b 600 2", "bin 600 b", "name 600 web-node"]),
+        ),
+        (
+            json!({"downwardAPI": {"items": [
+            {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}, "mode": 0o400},
+            {"path": "app", "fieldRef": {"fieldPath": "metadata.labels['b']"}},
+            {"path": "none", "fieldRef": {"fieldPath": "metadata.annotations"}},
+            {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu"}},
+            {"path": "mem", "resourceFieldRef": {"containerName": "c", "resource": "limits.memory", "divisor": "1Mi"}}]}}),
+            Ok(&["app 644 ä", "cpu 644 4", "labels 400 app=\"a\\\"b\\n\"\nb=\"ä\"", "mem 644 64", "none 644 "]),
+        ),
+        (
+            json!({"downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "status.podIP"}}]}}),
+            Err("volume \"v\": \"status.podIP\" cannot be had in a file".to_owned()),
+        ),
+        (
+            json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
+            Err("volume \"v\": a projected source other than configMap, secret and downwardAPI is not supported"
+                .to_owned()),
+        ),
+        (
+            json!({"configMap": {"name": "m", "items": [{"key": "a", "path": "x"}, {"key": "b", "path": "x/y"}]}}),
+            Err("volume \"v\": \"x\" cannot be a file and a directory (\"x/y\")".to_owned()),
+        ),
+    ];
+    for (volume, wanted) in table {
+        let wanted = wanted.map(|list| list.iter().map(|&one| one.to_owned()).collect::<Vec<_>>());
+        assert_eq!(files(volume.clone()), wanted, "{volume}");
+    }
+}
+
+#[test]
+fn no_path_leads_out() {
+    for path in ["", ".", "/a", "../a", "a/../b", "..data", "..a", "./..a", &"a".repeat(256)] {
+        let volume = json!({"configMap": {"name": "m", "items": [{"key": "a", "path": path}]}});
+        assert!(files(volume).unwrap_err().contains("no path inside"), "{path}");
+    }
+    for path in ["a", "a..b", "a/..b", ".a"] {
+        let volume = json!({"configMap": {"name": "m", "items": [{"key": "a", "path": path}]}});
+        assert!(files(volume).is_ok(), "{path}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Memory as a file system.
+
+use std::ffi::CString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
+
+use super::{VolumeError, mount_table};
+
+/// Mounts a tmpfs on `path`, which is made, unless something is mounted there. `data`: the mount's options.
+pub(super) fn mount(path: &Path, data: &str) -> Result<(), VolumeError> {
+    if prepare(path)? {
+        return Ok(());
+    }
+    try_mount(path, data, MountFlags::empty()).map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
+}
+
+/// The same for secrets: not swapped out, where the kernel (Linux 6.4) can promise that.
+pub(super) fn mount_private(path: &Path, mode: u32, group: Option<u32>) -> Result<(), VolumeError> {
+    if prepare(path)? {
+        return Ok(());
+    }
+    let mut data = format!("mode={mode:o}");
+    data.extend(group.map(|group| format!(",gid={group}")));
+    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    let mounted = match try_mount(path, &format!("{data},noswap"), flags) {
+        Err(Errno::INVAL) => try_mount(path, &data, flags),
+        other => other,
+    };
+    mounted.map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
+}
+
+/// Makes the place. True: something is mounted there already.
+fn prepare(path: &Path) -> Result<bool, VolumeError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    made.map_err(VolumeError::io("make directory", path))?;
+    mount_table::is_mount_point(path).map_err(VolumeError::io("look at", path))
+}
+
+fn try_mount(path: &Path, data: &str, flags: MountFlags) -> Result<(), Errno> {
+    // Digits, letters and punctuation: no zero byte.
+    let data = CString::new(data).unwrap_or_default();
+    rustix::mount::mount("tmpfs", path, "tmpfs", flags, data.as_c_str())
+}

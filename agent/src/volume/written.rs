@@ -1,0 +1,238 @@
+//! configMap, secret, downwardAPI and projected volumes on the node: a directory whose files are replaced all at once.
+//!
+//! kubelet's atomic writer: the files lie in a directory of their own, `..<time>`; `..data` is a symlink to it, and
+//! each name at the top is a symlink through `..data`. A new version is written beside the old one and takes its place
+//! by one rename of `..data`. Containers have the volume's directory mounted, so they see one version or the other.
+//! Secret, downwardAPI and projected volumes lie on a tmpfs, configMaps on disk. What a crash left half made is
+//! removed by the next writing.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Volume;
+use zeroize::Zeroizing;
+
+use super::payload::{Payload, PayloadFile};
+use super::{VolumeError, files, removal, tmpfs};
+
+/// The symlink that is swapped, and its next version.
+const DATA: &str = "..data";
+const DATA_NEXT: &str = "..data_tmp";
+/// kubelet's permissions of the volume and of the directories in it.
+const VOLUME_MODE: u32 = 0o777;
+const DIRECTORY_MODE: u32 = 0o755;
+/// What `fsGroup` adds to directories and files that are only read: the group hands itself on, enters and reads.
+const GROUP_DIRECTORY_MODE: u32 = 0o2550;
+const GROUP_FILE_MODE: u32 = 0o440;
+/// A directory's name is tried again with the next number when it is taken.
+const MAX_NAMES: u32 = 100;
+
+/// A volume to be written.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct WrittenVolume {
+    pub path: PathBuf,
+    /// On a tmpfs, else on disk.
+    pub memory: bool,
+    pub group: Option<u32>,
+    pub payload: Payload,
+}
+
+/// Where a volume of these kinds lies, and whether on a tmpfs; `None`: it is of another kind.
+pub(super) fn place(pod_dir: &Path, volume: &Volume) -> Option<(PathBuf, bool)> {
+    let (plugin, memory) = match volume {
+        Volume { config_map: Some(_), .. } => ("kubernetes.io~configmap", false),
+        Volume { secret: Some(_), .. } => ("kubernetes.io~secret", true),
+        Volume { downward_api: Some(_), .. } => ("kubernetes.io~downward-api", true),
+        Volume { projected: Some(_), .. } => ("kubernetes.io~projected", true),
+        _ => return None,
+    };
+    Some((pod_dir.join("volumes").join(plugin).join(&volume.name), memory))
+}
+
+impl WrittenVolume {
+    /// Makes the volume say its payload. Returns whether it said something else before.
+    pub(super) fn set_up(&self) -> Result<bool, VolumeError> {
+        if let Some(parent) = self.path.parent() {
+            files::make_dirs(parent, 0o750)?;
+        }
+        let mode = VOLUME_MODE | self.group.map_or(0, |_| GROUP_DIRECTORY_MODE);
+        if self.memory {
+            tmpfs::mount_private(&self.path, mode, self.group)?;
+        } else {
+            files::make_dirs(&self.path, DIRECTORY_MODE)?;
+            own(&self.path, self.group, mode)?;
+        }
+        let current = self.current()?;
+        let changed = match &current {
+            Some(current) => !self.says(&self.path.join(current))?,
+            None => true,
+        };
+        let current = if changed { self.swap()? } else { current.unwrap_or_default() };
+        self.link()?;
+        self.clear(&current)?;
+        Ok(changed)
+    }
+
+    /// The directory `..data` leads to, by name.
+    fn current(&self) -> Result<Option<String>, VolumeError> {
+        let link = self.path.join(DATA);
+        match std::fs::read_link(&link) {
+            Ok(target) => {
+                let name = target.to_str().filter(|name| name.starts_with("..") && !name.contains('/'));
+                Ok(name.filter(|name| self.path.join(name).is_dir()).map(str::to_owned))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(VolumeError::io("read", link)(error)),
+        }
+    }
+
+    /// Whether the files in `dir` are the payload: no more, no less, with their permissions and group.
+    fn says(&self, dir: &Path) -> Result<bool, VolumeError> {
+        let mut found = BTreeSet::new();
+        list(dir, "", &mut found)?;
+        if !found.iter().eq(self.payload.keys()) {
+            return Ok(false);
+        }
+        for (path, file) in &self.payload {
+            let place = dir.join(path);
+            let metadata = place.symlink_metadata().map_err(VolumeError::io("look at", &place))?;
+            let same = metadata.mode() & 0o7777 == self.file_mode(file.mode)
+                && self.group.is_none_or(|group| metadata.gid() == group)
+                && metadata.len() == file.bytes.len() as u64;
+            let read = || std::fs::read(&place).map(Zeroizing::new).map_err(VolumeError::io("read", &place));
+            if !same || read()?.as_slice() != file.bytes.expose() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes the payload into a directory of its own, whose name is returned, and lets `..data` lead there.
+    fn swap(&self) -> Result<String, VolumeError> {
+        let name = self.make_directory()?;
+        let dir = self.path.join(&name);
+        for (path, file) in &self.payload {
+            self.write_file(&dir, path, file)?;
+        }
+        own(&dir, self.group, self.directory_mode())?;
+        let next = self.path.join(DATA_NEXT);
+        match std::fs::remove_file(&next) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(VolumeError::io("remove", next)(error));
+            }
+            _ => {}
+        }
+        symlink(&name, &next).map_err(VolumeError::io("make symlink", &next))?;
+        let data = self.path.join(DATA);
+        std::fs::rename(&next, &data).map_err(VolumeError::io("replace", data))?;
+        Ok(name)
+    }
+
+    fn make_directory(&self) -> Result<String, VolumeError> {
+        let stamp = Timestamp::now().strftime("..%Y_%m_%d_%H_%M_%S.%N").to_string();
+        let mut number = 0;
+        loop {
+            let name = format!("{stamp}{number:02}");
+            match std::fs::create_dir(self.path.join(&name)) {
+                Ok(()) => return Ok(name),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MAX_NAMES => number += 1,
+                Err(error) => return Err(VolumeError::io("make directory", self.path.join(name))(error)),
+            }
+        }
+    }
+
+    fn write_file(&self, dir: &Path, path: &str, file: &PayloadFile) -> Result<(), VolumeError> {
+        let mut parent = dir.to_owned();
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        for part in above.split('/').filter(|part| !part.is_empty()) {
+            parent.push(part);
+            files::make_dirs(&parent, DIRECTORY_MODE)?;
+            own(&parent, self.group, self.directory_mode())?;
+        }
+        let place = parent.join(name);
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&place);
+        let written = opened.and_then(|mut opened| opened.write_all(file.bytes.expose()));
+        written.map_err(VolumeError::io("write", &place))?;
+        own(&place, self.group, self.file_mode(file.mode))
+    }
+
+    /// Makes the names at the top that are missing. What a subPath made in such a place stays, as with kubelet.
+    fn link(&self) -> Result<(), VolumeError> {
+        for name in self.top_names() {
+            let link = self.path.join(name);
+            if link.symlink_metadata().is_err() {
+                let target = Path::new(DATA).join(name);
+                symlink(target, &link).map_err(VolumeError::io("make symlink", &link))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the names that are no more, and every directory but `current`.
+    fn clear(&self, current: &str) -> Result<(), VolumeError> {
+        let wanted = self.top_names();
+        let entries = std::fs::read_dir(&self.path).map_err(VolumeError::io("list", &self.path))?;
+        for entry in entries {
+            let entry = entry.map_err(VolumeError::io("list", &self.path))?;
+            let (name, path) = (entry.file_name(), entry.path());
+            let Some(name) = name.to_str() else { continue };
+            let kind = entry.file_type().map_err(VolumeError::io("look at", &path))?;
+            if kind.is_dir() && name.starts_with("..") && name != current {
+                removal::remove(&self.path, name)?;
+            } else if kind.is_symlink() && !name.starts_with("..") && !wanted.contains(name) {
+                let ours = std::fs::read_link(&path).is_ok_and(|target| target.starts_with(DATA));
+                if ours {
+                    std::fs::remove_file(&path).map_err(VolumeError::io("remove", &path))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn top_names(&self) -> BTreeSet<&str> {
+        self.payload.keys().filter_map(|path| path.split('/').next()).collect()
+    }
+
+    fn directory_mode(&self) -> u32 {
+        DIRECTORY_MODE | self.group.map_or(0, |_| GROUP_DIRECTORY_MODE)
+    }
+
+    fn file_mode(&self, mode: u32) -> u32 {
+        mode | self.group.map_or(0, |_| GROUP_FILE_MODE)
+    }
+}
+
+/// Gives `path` its group and permissions, unless it has them: flash is not written to for nothing. Group first: a
+/// change of it clears the set-group-id bit.
+fn own(path: &Path, group: Option<u32>, mode: u32) -> Result<(), VolumeError> {
+    let metadata = path.symlink_metadata().map_err(VolumeError::io("look at", path))?;
+    if metadata.mode() & 0o7777 == mode && group.is_none_or(|group| metadata.gid() == group) {
+        return Ok(());
+    }
+    if let Some(group) = group {
+        std::os::unix::fs::chown(path, None, Some(group)).map_err(VolumeError::io("set the group of", path))?;
+    }
+    files::set_mode(path, mode)
+}
+
+/// The files below `dir`, by path from there.
+fn list(dir: &Path, prefix: &str, found: &mut BTreeSet<String>) -> Result<(), VolumeError> {
+    for entry in std::fs::read_dir(dir).map_err(VolumeError::io("list", dir))? {
+        let entry = entry.map_err(VolumeError::io("list", dir))?;
+        let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => list(&entry.path(), &format!("{path}/"), found)?,
+            _ => {
+                found.insert(path);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! ConfigMaps and Secrets beside the pods: environment, files that change under a running container, pods that wait
+//! for them, registry passwords; and that nothing a person can read tells a Secret's value.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::image::ImageBuilder;
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::container;
+use limpet_tests::registry::{self, Registry};
+use limpet_tests::{TestNode, case, suite, wait};
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(the_environment_comes_from_both_and_stays),
+        case!(a_mounted_config_map_changes_at_once_and_restarts_nothing),
+        case!(volumes_are_adopted_and_follow_edits_made_meanwhile),
+        case!(a_secret_lies_in_memory_and_is_told_nowhere),
+        case!(its_memory_is_dumped_nowhere),
+        case!(a_pod_waits_for_its_objects_and_starts_when_they_come),
+        case!(a_projected_volume_holds_all_its_sources),
+        case!(a_broken_object_leaves_the_last_good_one),
+        case!(a_registry_password_from_a_secret),
+    ])
+}
+
+fn its_memory_is_dumped_nowhere(node: &mut TestNode) -> Result<()> {
+    let pid = node.agent.pid().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).context("a pid")?;
+    rustix::process::prlimit(Some(pid), Resource::Core, Rlimit { current: None, maximum: None })?;
+    let status = node.agent.end(Signal::ABORT)?;
+    ensure!(status.signal() == Some(Signal::ABORT.as_raw()) && !status.core_dumped(), "{status}");
+    Ok(())
+}
+
+/// What no output may hold.
+const VALUE: &str = "hunter2-of-the-gateway";
+
+fn config_map(name: &str, data: Value) -> Value {
+    json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": data })
+}
+
+fn secret(name: &str, data: Value) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name }, "stringData": data })
+}
+
+/// A pod `web` of one container with these fields, and these volumes.
+fn web(container: Value, volumes: Value) -> Value {
+    pod("web", json!({ "containers": [with(shell("main", IDLE), container)], "volumes": volumes }))
+}
+
+/// Waits until the container reads `text` from `path`.
+fn wait_reads(node: &TestNode, path: &str, text: &str) -> Result<()> {
+    let read = || node.exec("web", "main", &["cat", path]);
+    wait::until_true(wait::SOON, &format!("{text:?} in {path}"), || read().is_ok_and(|found| found == text))
+        .with_context(|| format!("it reads {:?}", read()))
+}
+
+fn same_container(node: &TestNode, before: &Value) -> Result<()> {
+    let now = node.wait_running("web")?;
+    ensure!(container(&now, "main")["containerID"] == container(before, "main")["containerID"], "{}", now["status"]);
+    ensure!(container(&now, "main")["restartCount"] == 0);
+    Ok(())
+}
+
+fn the_environment_comes_from_both_and_stays(node: &mut TestNode) -> Result<()> {
+    node.apply(&config_map("settings", json!({ "COLOUR": "green", "HOST": "a.test" })))?;
+    node.apply(&secret("token", json!({ "TOKEN": VALUE, "HOST": "b.test" })))?;
+    let env = json!({
+        "envFrom": [{ "configMapRef": { "name": "settings" } }, { "secretRef": { "name": "token" } },
+            { "configMapRef": { "name": "settings" }, "prefix": "P_" },
+            { "secretRef": { "name": "absent", "optional": true } }],
+        "env": [
+            { "name": "ONE", "valueFrom": { "configMapKeyRef": { "name": "settings", "key": "COLOUR" } } },
+            { "name": "TWO", "valueFrom": { "secretKeyRef": { "name": "token", "key": "TOKEN" } } },
+            { "name": "URL", "value": "http://$(HOST)/$(ONE)" },
+        ],
+    });
+    node.apply(&web(env, json!([])))?;
+    let before = node.wait_running("web")?;
+    let shown = node.exec("web", "main", &["sh", "-c", "echo $COLOUR $HOST $P_HOST $ONE $TWO $TOKEN $URL"])?;
+    ensure!(shown == format!("green b.test a.test green {VALUE} {VALUE} http://b.test/green\n"), "{shown}");
+    // An edit reaches the next start and not the one that runs.
+    node.apply(&config_map("settings", json!({ "COLOUR": "red", "HOST": "a.test" })))?;
+    node.apply(&config_map("marker", json!({})))?;
+    same_container(node, &before)?;
+    ensure!(node.exec("web", "main", &["sh", "-c", "echo $COLOUR"])? == "green\n");
+    Ok(())
+}
+
+fn mounted(volume: Value) -> Value {
+    let mounts = json!({ "volumeMounts": [{ "name": "conf", "mountPath": "/conf" },
+        { "name": "conf", "mountPath": "/one", "subPath": "a" }] });
+    web(mounts, json!([with(json!({ "name": "conf" }), volume)]))
+}
+
+fn a_mounted_config_map_changes_at_once_and_restarts_nothing(node: &mut TestNode) -> Result<()> {
+    let map = |value: &str| config_map("settings", json!({ "a": value, "b": value }));
+    node.apply(&map("first"))?;
+    node.apply(&mounted(json!({ "configMap": { "name": "settings" } })))?;
+    let before = node.wait_running("web")?;
+    wait_reads(node, "/conf/a", "first")?;
+    ensure!(node.exec("web", "main", &["sh", "-c", "echo x > /conf/a && echo written || true"])? != "written\n");
+    // Both files are read through one directory: whoever looks sees one version of both.
+    let watch = "cd /conf; for i in $(seq 200000); do cd /conf/..data 2>/dev/null && x=$(cat a b 2>/dev/null); \
+        case $x in firstfirst|'') ;; secondsecond) echo swapped; exit;; *) echo torn $x; exit;; esac; done";
+    let watcher = std::thread::scope(|scope| {
+        let seen = scope.spawn(|| node.exec("web", "main", &["sh", "-c", watch]));
+        let edited = node.apply(&map("second"));
+        edited.and(seen.join().map_err(|_| anyhow::anyhow!("the watcher panicked"))?)
+    })?;
+    ensure!(watcher == "swapped\n", "{watcher}");
+    wait_reads(node, "/conf/b", "second")?;
+    wait_reads(node, "/one", "first")?;
+    same_container(node, &before)?;
+    node.remove("settings")?;
+    node.wait_event("configmap \"settings\" not found")?;
+    wait_reads(node, "/conf/a", "second")?;
+    same_container(node, &before)?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    node.wait_nothing_runs()
+}
+
+fn volumes_are_adopted_and_follow_edits_made_meanwhile(node: &mut TestNode) -> Result<()> {
+    let labelled = |label: &str| {
+        let mut web = mounted(json!({ "projected": { "sources": [
+            { "secret": { "name": "token" } },
+            { "downwardAPI": { "items": [{ "path": "label", "fieldRef": { "fieldPath": "metadata.labels['l']" } }] } },
+        ] } }));
+        web["metadata"]["labels"] = json!({ "l": label });
+        web
+    };
+    node.apply(&secret("token", json!({ "a": "first" })))?;
+    node.apply(&labelled("one"))?;
+    let before = node.wait_running("web")?;
+    wait_reads(node, "/conf/label", "one")?;
+    node.agent.kill();
+    node.apply(&secret("token", json!({ "a": "second" })))?;
+    node.agent.start()?;
+    wait_reads(node, "/conf/a", "second")?;
+    same_container(node, &before)?;
+    node.apply(&labelled("two"))?;
+    wait_reads(node, "/conf/label", "two")?;
+    same_container(node, &before)
+}
+
+fn a_secret_lies_in_memory_and_is_told_nowhere(node: &mut TestNode) -> Result<()> {
+    node.apply(&secret("token", json!({ "a": VALUE })))?;
+    let fields = json!({
+        "env": [{ "name": "TOKEN", "valueFrom": { "secretKeyRef": { "name": "token", "key": "a" } } }],
+        "volumeMounts": [{ "name": "conf", "mountPath": "/conf" }],
+    });
+    let volumes = json!([{ "name": "conf", "secret": { "secretName": "token", "defaultMode": 256 } }]);
+    node.apply(&web(fields, volumes))?;
+    let running = node.wait_running("web")?;
+    ensure!(node.exec("web", "main", &["cat", "/conf/a"])? == VALUE);
+    let stat = node.exec("web", "main", &["sh", "-c", "stat -f -c %T /conf; stat -L -c %a /conf/a"])?;
+    ensure!(stat == "tmpfs\n400\n", "{stat}");
+    let uid = running["metadata"]["uid"].as_str().context("a uid")?;
+    let dir = node.agent.settings().root().join("pods").join(uid).join("volumes/kubernetes.io~secret/conf");
+    ensure!(fs::metadata(dir.join("a")).is_ok(), "{}", dir.display());
+    // A version of it that is refused, and one that a pod cannot use, are told without it too.
+    node.drop_text(
+        "bad.yaml",
+        &format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: bad}}\ndata: {{a: {VALUE}}}\n"),
+    )?;
+    node.wait_event("data.a: is not base64")?;
+    for text in [
+        format!("stringData: {{a: \"{VALUE}"),
+        format!("stringData: {{a: *{VALUE}}}"),
+        format!("stringData: {{a: !!int {VALUE}}}\n"),
+    ] {
+        node.drop_text("worse.yaml", &format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: worse}}\n{text}"))?;
+        wait::until_true(wait::SOON, "its refusal", || node.agent.log().contains("worse.yaml"))?;
+    }
+    let command = json!({ "name": "main", "command": ["$(TOKEN)"], "image": limpet_tests::image::V1,
+        "env": [{ "name": "TOKEN", "valueFrom": { "secretKeyRef": { "name": "token", "key": "a" } } }] });
+    node.apply(&pod("named", json!({ "containers": [command], "restartPolicy": "Never" })))?;
+    node.wait_pod("named", "its failure", |pod| pod["status"]["phase"] == "Failed")?;
+    let (full, named) = (node.full_name("web"), node.full_name("named"));
+    let mut said = vec![("log", node.agent.log())];
+    let commands = [
+        &["events"][..],
+        &["describe", &full],
+        &["pods", "-o", "json"],
+        &["pods", "-o", "yaml"],
+        &["pods", "-o", "wide"],
+        &["describe", &named],
+        &["sources"],
+        &["logs", &full],
+    ];
+    for args in commands {
+        let reply = node.agent.cli(args)?;
+        said.push((args[0], format!("{}{}", reply.stdout, reply.stderr)));
+    }
+    for (what, text) in said {
+        ensure!(!text.contains(VALUE), "the value is in {what}: {text}");
+    }
+    let mode = fs::metadata(node.agent.settings().root().join("limpet.db"))?.mode();
+    ensure!(mode & 0o077 == 0, "limpet.db is {mode:o}");
+    Ok(())
+}
+
+fn a_pod_waits_for_its_objects_and_starts_when_they_come(node: &mut TestNode) -> Result<()> {
+    let fields = json!({
+        "env": [{ "name": "TOKEN", "valueFrom": { "secretKeyRef": { "name": "token", "key": "k" } } }],
+        "volumeMounts": [{ "name": "conf", "mountPath": "/conf" }],
+    });
+    node.apply(&web(fields, json!([{ "name": "conf", "configMap": { "name": "settings" } }])))?;
+    let waits = |pod: &Value, reason: &str| container(pod, "main")["state"]["waiting"]["reason"] == reason;
+    node.wait_event("MountVolume.SetUp failed for volume \"conf\" : configmap \"settings\" not found")?;
+    node.wait_pod("web", "ContainerCreating", |pod| waits(pod, "ContainerCreating"))?;
+    node.apply(&config_map("settings", json!({ "a": "1" })))?;
+    node.wait_event("Error: secret \"token\" not found")?;
+    node.wait_pod("web", "CreateContainerConfigError", |pod| waits(pod, "CreateContainerConfigError"))?;
+    node.apply(&secret("token", json!({ "other": "1" })))?;
+    node.wait_event("couldn't find key k in Secret default/token")?;
+    node.apply(&secret("token", json!({ "k": "1" })))?;
+    node.wait_running("web")?;
+    ensure!(node.exec("web", "main", &["sh", "-c", "cat /conf/a; echo $TOKEN"])? == "11\n");
+    Ok(())
+}
+
+fn a_projected_volume_holds_all_its_sources(node: &mut TestNode) -> Result<()> {
+    node.apply(&config_map("settings", json!({ "a": "map", "b": "map" })))?;
+    node.apply(&secret("token", json!({ "b": "secret" })))?;
+    let volume = json!({ "projected": { "defaultMode": 288, "sources": [
+        { "configMap": { "name": "settings", "items": [{ "key": "a", "path": "deep/a" }, { "key": "b", "path": "b" }] } },
+        { "secret": { "name": "token" } },
+        { "secret": { "name": "absent", "optional": true } },
+        { "downwardAPI": { "items": [
+            { "path": "name", "fieldRef": { "fieldPath": "metadata.namespace" } },
+            { "path": "memory", "resourceFieldRef": { "containerName": "main", "resource": "limits.memory", "divisor": "1Mi" } },
+        ] } },
+    ] } });
+    let fields = json!({ "volumeMounts": [{ "name": "conf", "mountPath": "/conf" }],
+        "resources": { "limits": { "memory": "48Mi" } } });
+    let mut web = web(fields, json!([with(json!({ "name": "conf" }), volume)]));
+    web["spec"]["securityContext"] = json!({ "fsGroup": 4321 });
+    node.apply(&web)?;
+    node.wait_running("web")?;
+    let shown = node.exec(
+        "web",
+        "main",
+        &["sh", "-c", "cd /conf; cat deep/a b name; echo; cat memory; stat -L -c ' %a %g' b"],
+    )?;
+    ensure!(shown == "mapsecretdefault\n48 440 4321\n", "{shown}");
+    Ok(())
+}
+
+fn a_broken_object_leaves_the_last_good_one(node: &mut TestNode) -> Result<()> {
+    node.apply(&config_map("settings", json!({ "a": "good" })))?;
+    node.apply(&mounted(json!({ "configMap": { "name": "settings" } })))?;
+    let before = node.wait_running("web")?;
+    node.apply(&config_map("settings", json!({ "a": 5 })))?;
+    node.wait_event("data.a: must be a string")?;
+    wait_reads(node, "/conf/a", "good")?;
+    // Also when nothing else is left of it: kept by the agent, across its restart.
+    node.agent.kill();
+    node.agent.start()?;
+    same_container(node, &before)?;
+    wait_reads(node, "/conf/a", "good")?;
+    node.apply(&config_map("settings", json!({ "a": "mended" })))?;
+    wait_reads(node, "/conf/a", "mended")
+}
+
+fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
+    const HOST: &str = "registry.test:5000";
+    let registry = Registry::start(&node.dir().join("registry"), true)?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
+    let image = ImageBuilder::new(&format!("{HOST}/closed:v1")).file("filler", vec![7; 1000], 0o644).build()?;
+    registry.add(&image, "closed", "v1")?;
+    // The node's own credentials are wrong, and the pod's first ones too.
+    let auths = |password: &str| json!({ "auths": { HOST: { "username": registry::USER, "password": password } } });
+    fs::write(node.agent.settings().root().join("config.json"), auths("not-it").to_string())?;
+    let spec = json!({ "containers": [with(shell("main", IDLE), json!({ "image": &image.name }))],
+        "imagePullSecrets": [{ "name": "absent" }, { "name": "pull" }] });
+    node.apply(&pod("web", spec))?;
+    node.wait_event("Unable to retrieve some image pull secrets (absent, pull)")?;
+    node.wait_event("ErrImagePull").or_else(|_| node.wait_event("Failed"))?;
+    let pull = |password: &str| {
+        let mut pull = secret("pull", json!({ ".dockerconfigjson": auths(password).to_string() }));
+        pull["type"] = "kubernetes.io/dockerconfigjson".into();
+        pull
+    };
+    node.apply(&pull(registry::PASSWORD))?;
+    node.wait_running("web")?;
+    let said = format!("{}{}", node.events()?, node.agent.log());
+    ensure!(!said.contains(registry::PASSWORD), "the password is told");
+    Ok(())
+}
