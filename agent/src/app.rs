@@ -32,11 +32,14 @@ use crate::runtime::user::AccountsCache;
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
 use crate::server::{self, Health, Heartbeat, ServerState};
-use crate::source::SourceKind;
-use crate::source::file::{Decoder, FileSource};
+use crate::source::file::FileSource;
+use crate::source::http::HttpSource;
+use crate::source::push::{self, PushSource, Surroundings};
+use crate::source::{Decoder, Pulse, SourceKind};
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
+use crate::store::Store;
 use crate::volume::Volumes;
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
@@ -47,6 +50,9 @@ use published::{ConfiguredSources, Published};
 const LIFECYCLE_INBOX: usize = 1_024;
 /// How long the tasks may take to put down what they are doing.
 const DRAIN: Duration = Duration::from_secs(15);
+
+/// How bytes become pods, whatever the source.
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
 
 /// What several rooms share.
 struct Shared {
@@ -83,7 +89,9 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let hands = Arc::new(performer(&shared, node).await?);
-    let sources = sources(&shared, &node_name, Arc::new(store));
+    let store = Arc::new(store);
+    let (pusher, pushed) = push::channel(&node_name, DECODER);
+    let sources = sources(&shared, &node_name, &store, pushed);
     supervise(&shared, &hands, &sources, heartbeat);
 
     let state = ServerState {
@@ -91,7 +99,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         config: Arc::clone(&config),
         desired: shared.desired.clone(),
         observed: shared.observed.clone(),
-        sources: Arc::new(ConfiguredSources(sources)),
+        sources: Arc::new(ConfiguredSources { sources, store }),
+        pusher,
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         health: shared.health.clone(),
@@ -225,20 +234,48 @@ fn auth_files(config: &Config) -> Vec<PathBuf> {
 }
 
 /// Starts the configured sources.
-fn sources(shared: &Shared, node_name: &str, store: Arc<crate::store::Store>) -> Vec<Arc<Published>> {
-    let Some(path) = &shared.config.manifest_path else { return Vec::new() };
-    let published = Arc::new(Published::new(
-        SourceKind::File,
-        &path.to_string_lossy(),
-        "inotify",
-        Arc::clone(&shared.slots),
-        shared.events.clone(),
-        shared.observed.clone(),
-    ));
-    let source = FileSource::new(path, node_name, store, Decoder { read: pod::read, restore: pod::restore });
-    let (publish, stop) = (Arc::clone(&published), shared.stop.clone());
-    shared.tasks.spawn(async move { source.run(|snapshot| publish.publish(snapshot), stop).await });
-    vec![published]
+fn sources(shared: &Shared, node_name: &str, store: &Arc<Store>, pushed: push::Inbox) -> Vec<Arc<Published>> {
+    let stop = &shared.stop;
+    let mut all = Vec::new();
+    if let Some(path) = &shared.config.manifest_path {
+        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER);
+        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "inotify", source.pulse());
+        all.push(Arc::clone(&published));
+        let stop = stop.clone();
+        shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
+    }
+    let around = Surroundings { slots: Arc::clone(&shared.slots), observed: shared.observed.clone() };
+    let source = PushSource::new(node_name, Arc::clone(store), DECODER, around);
+    let socket = shared.config.socket();
+    let published_pushes = published(shared, SourceKind::Push, &socket.to_string_lossy(), "", source.pulse());
+    all.push(Arc::clone(&published_pushes));
+    let stop_pushes = stop.clone();
+    shared.tasks.spawn(async move {
+        source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
+    });
+    if let Some(settings) = &shared.config.manifest_url {
+        let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), DECODER);
+        let backend = format!("every {} s", settings.frequency.as_secs());
+        let published = published(shared, SourceKind::Http, &settings.address.to_string(), &backend, source.pulse());
+        all.push(Arc::clone(&published));
+        let stop = stop.clone();
+        shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
+    }
+    all
+}
+
+/// A source's way into the merge.
+fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, pulse: Arc<Pulse>) -> Arc<Published> {
+    Arc::new(Published {
+        kind,
+        place: Arc::from(place),
+        backend: Arc::from(backend),
+        pulse,
+        slots: Arc::clone(&shared.slots),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        observed: shared.observed.clone(),
+    })
 }
 
 /// Starts the core: merge, lifecycle, supervisor.

@@ -12,8 +12,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::CompleteEnv;
 
 mod age;
+mod apply;
 pub mod client;
 pub mod completion;
+mod delete;
 mod describe;
 pub mod doctor;
 pub mod error;
@@ -71,6 +73,10 @@ enum Command {
     Exec(exec::ExecArgs),
     /// List what happened on this node
     Events(events::EventsArgs),
+    /// Hand pods to the agent
+    Apply(apply::ApplyArgs),
+    /// End pods that were applied
+    Delete(delete::DeleteArgs),
     /// Check manifests without an agent
     Validate(validate::ValidateArgs),
     /// Check what this machine offers and lacks
@@ -100,6 +106,8 @@ pub fn main() -> ExitCode {
         Command::Exec(args) => block_on(exec::run(&client, args)),
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
+        Command::Apply(args) => block_on(apply::run(&client, args, screen)),
+        Command::Delete(args) => block_on(delete::run(&client, args, screen)),
         Command::Version(args) => block_on(version::run(&client, args, screen)),
     };
     ExitCode::from(ended.unwrap_or_else(|error| tell(&error)))

@@ -7,6 +7,7 @@ mod keys;
 mod quantity;
 mod read;
 mod tree;
+mod url;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ pub use flags::RunFlags;
 pub use read::load;
 
 use crate::pod::Fault;
+use crate::source::http::HttpSettings;
 
 /// Something in the configuration that has no effect, and why.
 pub type ConfigWarning = Fault;
@@ -71,6 +73,8 @@ pub struct Config {
     pub runtime_endpoint: PathBuf,
     /// `staticPodPath` / `--pod-manifest-path`: a directory or one file; `None`: no file source.
     pub manifest_path: Option<PathBuf>,
+    /// `staticPodURL` / `--manifest-url` and what belongs to it; `None`: no URL source.
+    pub manifest_url: Option<HttpSettings>,
     /// `cgroupDriver`.
     pub cgroup_driver: CgroupDriver,
     /// `cgroupRoot`: the parent of `kubepods`, absolute, `/` by default.
@@ -123,6 +127,7 @@ impl Default for Config {
             container_logs_dir: "/var/log/containers".into(),
             runtime_endpoint: "/run/containerd/containerd.sock".into(),
             manifest_path: None,
+            manifest_url: None,
             cgroup_driver: CgroupDriver::default(),
             cgroup_root: "/".into(),
             pod_pids_limit: None,
@@ -151,6 +156,11 @@ impl Config {
     /// The local socket every subcommand talks to.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("limpet.sock")
+    }
+
+    /// What survives a power cut, see [`crate::store`].
+    pub fn database(&self) -> PathBuf {
+        self.root_dir.join("limpet.db")
     }
 
     /// The FIFOs of commands that run in containers.

@@ -1,6 +1,6 @@
 //! The local socket: kubelet's HTTP routes for node tools, and limpet's own for the command line.
 //!
-//! Handlers read snapshots and render them; none takes a lock, calls the runtime or changes anything. What
+//! Handlers read snapshots and render them, or send a push to its source; none takes a lock or calls the runtime. What
 //! streams from containers (logs, exec) comes as a router of its own and is merged in by [`router`].
 //! A connection costs one task; their number, the size of a request and the time it may take to arrive are bounded.
 
@@ -17,10 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::merge::Desired;
+use crate::source::push::Pusher;
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 
+mod api;
 mod configz;
 mod connection;
 pub mod document;
@@ -33,6 +35,7 @@ pub mod sources;
 mod view;
 mod watch;
 
+pub(crate) use api::OUTCOME;
 pub use health::{Health, Heartbeat};
 pub use sources::{SourceView, Sources};
 
@@ -54,6 +57,8 @@ pub struct ServerState {
     pub sources: Arc<dyn Sources>,
     /// What happened.
     pub events: Events,
+    /// The way in for pods that are pushed.
+    pub pusher: Pusher,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
     /// Whether the agent is alive and ready.
@@ -147,6 +152,7 @@ pub fn router(state: ServerState, extra: Router) -> Router {
         .route("/pods/", get(pods::pod_list))
         .route("/runningpods/", get(pods::running_pods))
         .route("/configz", get(configz::configz))
+        .merge(api::router())
         .route("/limpet/v1/pods", get(pods::entries))
         .route("/limpet/v1/names", get(pods::names))
         .route("/limpet/v1/pods/{namespace}/{name}/describe", get(pods::describe))

@@ -2,13 +2,20 @@
 //! the consumer: the latest snapshot wins, bursts coalesce.
 
 pub mod file;
+pub mod http;
+mod keep;
+pub mod pulse;
+pub mod push;
+mod told;
+mod view;
 
 use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use crate::pod::{Fault, PodKey, PodRecord};
+use crate::pod::{Fault, Manifest, PodKey, PodRecord};
+pub use pulse::Pulse;
 
 /// The kinds of source, in order of precedence when two claim one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,4 +92,34 @@ pub struct SourceSnapshot {
     pub health: Health,
     /// What was refused, by file or URL.
     pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,
+}
+
+/// Reads a canonical manifest that was accepted once.
+pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<PodRecord, Vec<Fault>>;
+
+/// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
+#[derive(Debug, Clone, Copy)]
+pub struct Decoder {
+    /// Reads a file, an answer or a push as authored.
+    pub read: fn(&[u8], &str, SourceKind, &str) -> Manifest,
+    /// Reads a canonical manifest that was accepted once.
+    pub restore: Restore,
+}
+
+impl Decoder {
+    /// The pods of last good manifests. What this version of the agent cannot read is left out and told.
+    fn restore_all(self, manifests: &[Arc<[u8]>], origin: &str, source: SourceKind, node: &str) -> Vec<Arc<PodRecord>> {
+        let mut pods = Vec::with_capacity(manifests.len());
+        for manifest in manifests {
+            match (self.restore)(manifest, origin, source, node) {
+                Ok(pod) => pods.push(Arc::new(pod)),
+                Err(faults) => {
+                    for fault in faults {
+                        tracing::warn!(%source, origin, error = %fault, "last good version is not accepted any more");
+                    }
+                }
+            }
+        }
+        pods
+    }
 }

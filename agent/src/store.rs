@@ -1,33 +1,59 @@
 //! The embedded database: what must survive a power cut.
 //!
 //! Owns `<root>/limpet.db`. In: the manifests a source accepted, canonical. Out: the same after a restart, for a
-//! manifest that has become unreadable in between. One transaction per change of mind, none when nothing changed,
-//! so flash sleeps in the steady state. A damaged or foreign file is set aside, never fatal: the manifests
-//! themselves are the truth, and this is only what they were when they were last good.
+//! source that cannot be read then. One transaction per change of mind, none when nothing changed, so flash sleeps in
+//! the steady state. A damaged or foreign file is set aside and its intact records are taken over; never fatal.
+//!
+//! redb: one file, no C, checksummed pages and an atomic commit; one process writes it a few times a day. Every record
+//! carries its own checksum besides, because redb checks its pages only after an unclean end.
 //!
 //! Calls block (a write waits for the disk): call them from `spawn_blocking`.
 
 mod quarantine;
 mod record;
+mod salvage;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use redb::{Database, DatabaseError, ReadableDatabase, StorageError, TableDefinition, TableError};
+use jiff::Timestamp;
+use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 use crate::source::SourceKind;
 use crate::watch::DirectoryId;
+use record::Record;
+use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, write_records};
 
-/// (source, origin) -> manifests, see [`record`].
-const LAST_GOOD: TableDefinition<'static, (&str, &str), &[u8]> = TableDefinition::new("last-good");
-/// Path -> (device, inode) of the directory last accepted there.
-const DIRECTORIES: TableDefinition<'static, &str, (u64, u64)> = TableDefinition::new("directories");
 /// Pages kept in memory. The database is read once at the start and written rarely.
 const CACHE: usize = 256 << 10;
-
 /// Manifests of one file or URL, canonical JSON, in order.
 pub type Manifests = Vec<Arc<[u8]>>;
+
+/// What was last good of one file or URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its manifests.
+    pub manifests: Manifests,
+    /// What else the source has to know of it at its next start, such as a URL's ETag; may be empty.
+    pub mark: String,
+    /// When it was accepted, by the node's clock.
+    pub accepted: Timestamp,
+}
+
+impl Kept {
+    /// Manifests accepted now.
+    pub fn now(manifests: Manifests) -> Self {
+        Self { manifests, mark: String::new(), accepted: Timestamp::now() }
+    }
+
+    /// Whether it says the same, whenever it was accepted.
+    fn same(&self, other: &Self) -> bool {
+        self.manifests == other.manifests && self.mark == other.mark
+    }
+}
 
 /// Why the database could not be used. All are worth another try at the next change.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +76,15 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+    /// No new database could be put in the place of a damaged one.
+    #[error("cannot replace damaged {path}")]
+    Salvage {
+        /// The database's path.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
     /// Reading or writing failed: disk full, input or output error.
     #[error("cannot {operation} {path}")]
     Transaction {
@@ -63,20 +98,20 @@ pub enum StoreError {
     },
 }
 
-/// A database that was no database of this program's and lies beside the new one now.
+/// A damaged database that lies beside the new one now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {
     /// Where it lies now.
     pub path: PathBuf,
-    /// What was wrong with it.
-    pub reason: String,
+    /// Files and URLs whose last good manifests could be taken over from it.
+    pub recovered: usize,
 }
 
 /// What changes in one transaction. Empty: nothing is asked of the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// By origin; `None` forgets the origin.
-    pub last_good: BTreeMap<Arc<str>, Option<Manifests>>,
+    pub last_good: BTreeMap<Arc<str>, Option<Kept>>,
     /// The directory accepted at a path.
     pub directory: Option<(Arc<str>, DirectoryId)>,
 }
@@ -94,41 +129,40 @@ pub struct Store {
     path: PathBuf,
     /// `None` after a failed write: redb refuses everything after one, so the file is opened anew.
     database: Mutex<Option<Database>>,
+    /// How often a damaged database was replaced while this one was open.
+    replaced: AtomicU64,
 }
 
 impl Store {
     /// Opens or creates the database at `path`, whose directory exists. What is no database, or one that cannot be
-    /// repaired, is renamed to `<path>.damaged-<n>` and told.
+    /// repaired, is renamed to `<path>.damaged-<time>`; what is intact in it is taken over, and told.
     ///
     /// # Errors
     /// The disk's own: not writable, full, broken.
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
-        let (database, set_aside) = match open_database(path) {
-            Ok(database) => (database, None),
-            Err(error) if is_damage(&error) => {
-                let aside = quarantine::set_aside(path)
-                    .map_err(|source| StoreError::SetAside { path: path.to_owned(), source })?;
-                let database = open_database(path).map_err(|source| open_error(path, source))?;
-                (database, Some(SetAside { path: aside, reason: error.to_string() }))
-            }
-            Err(source) => return Err(open_error(path, source)),
-        };
-        Ok((Self { path: path.to_owned(), database: Mutex::new(Some(database)) }, set_aside))
+        let (database, set_aside) = open_or_rebuild(path)?;
+        let (path, database) = (path.to_owned(), Mutex::new(Some(database)));
+        Ok((Self { path, database, replaced: AtomicU64::new(0) }, set_aside))
     }
 
-    /// All last good manifests of `source`, by origin. A record that fails its checksum is left out.
+    /// Damaged databases that lie beside this one, the newest last: what is kept may lack what only they held.
+    pub fn damaged(&self) -> Vec<PathBuf> {
+        damaged(&self.path)
+    }
+
+    /// Grows whenever a damaged database was replaced: what was kept before has to be kept again.
+    pub fn replaced(&self) -> u64 {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// All that was last good of `source`, by origin. A record that fails its checksum is left out.
     ///
     /// # Errors
     /// Reading failed.
-    pub fn last_good(&self, source: SourceKind) -> Result<BTreeMap<Arc<str>, Manifests>, StoreError> {
+    pub fn last_good(&self, source: SourceKind) -> Result<BTreeMap<Arc<str>, Kept>, StoreError> {
         self.transact("read", |database| {
             let mut all = BTreeMap::new();
-            let transaction = database.begin_read()?;
-            let table = match transaction.open_table(LAST_GOOD) {
-                Ok(table) => table,
-                Err(TableError::TableDoesNotExist(_)) => return Ok(all),
-                Err(error) => return Err(error.into()),
-            };
+            let Some(table) = open_last_good(&database.begin_read()?)? else { return Ok(all) };
             for entry in table.range((source.as_str(), "")..)? {
                 let (key, value) = entry?;
                 let (name, origin) = key.value();
@@ -136,9 +170,10 @@ impl Store {
                     break;
                 }
                 match record::decode(value.value()) {
-                    Some(manifests) => drop(all.insert(Arc::from(origin), manifests)),
+                    Some(Record { kept: Some(kept), .. }) => drop(all.insert(Arc::from(origin), kept)),
+                    Some(Record { kept: None, .. }) => {}
                     None => {
-                        tracing::warn!(%source, origin, "a last good manifest is damaged in the database, left out")
+                        tracing::error!(%source, origin, "a last good manifest is damaged in the database, left out")
                     }
                 }
             }
@@ -151,14 +186,7 @@ impl Store {
     /// # Errors
     /// Reading failed.
     pub fn directory(&self, path: &str) -> Result<Option<DirectoryId>, StoreError> {
-        self.transact("read", |database| match database.begin_read()?.open_table(DIRECTORIES) {
-            Ok(table) => Ok(table.get(path)?.map(|entry| {
-                let (device, inode) = entry.value();
-                DirectoryId { device, inode }
-            })),
-            Err(TableError::TableDoesNotExist(_)) => Ok(None),
-            Err(error) => Err(error.into()),
-        })
+        self.transact("read", |database| directory(database, path))
     }
 
     /// Writes `changes` of `source` in one transaction, or nothing when all is kept already.
@@ -167,32 +195,25 @@ impl Store {
     /// # Errors
     /// Writing failed and nothing of it is kept: keep the changes and come back with the next ones.
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
-        let records: Vec<(&str, Option<Vec<u8>>)> = changes
-            .last_good
-            .iter()
-            .map(|(origin, manifests)| (&**origin, manifests.as_deref().map(record::encode)))
-            .collect();
         self.transact("write", |database| {
-            if is_kept(database, source, &records, changes.directory.as_ref())? {
+            let last_good = not_kept(database, source, changes)?;
+            if last_good.is_empty() && is_accepted(database, changes.directory.as_ref())? {
                 return Ok(false);
             }
             let transaction = database.begin_write()?;
-            {
-                let mut table = transaction.open_table(LAST_GOOD)?;
-                for (origin, record) in &records {
-                    match record {
-                        Some(record) => drop(table.insert((source.as_str(), *origin), record.as_slice())?),
-                        None => drop(table.remove((source.as_str(), *origin))?),
-                    }
-                }
-                let mut table = transaction.open_table(DIRECTORIES)?;
-                if let Some((path, id)) = &changes.directory {
-                    table.insert(&**path, (id.device, id.inode))?;
-                }
+            write_records(&transaction, source, &last_good)?;
+            if let Some((path, id)) = &changes.directory {
+                put_directory(&transaction, path, *id)?;
             }
             transaction.commit()?;
             Ok(true)
         })
+    }
+
+    /// As a failed write leaves it: the file is opened anew by the next call.
+    #[cfg(test)]
+    pub(crate) fn forget_database(&self) {
+        *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Runs `work` on the open database, opening it again after a failure.
@@ -204,7 +225,14 @@ impl Store {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let database = match slot.take() {
             Some(database) => database,
-            None => open_database(&self.path).map_err(|source| open_error(&self.path, source))?,
+            None => {
+                let (database, set_aside) = open_or_rebuild(&self.path)?;
+                if let Some(SetAside { path, recovered }) = set_aside {
+                    tracing::error!(aside = %path.display(), recovered, "damaged database replaced");
+                    self.replaced.fetch_add(1, Ordering::Relaxed);
+                }
+                database
+            }
         };
         let done = quarantine::guarded(&self.path, || {
             let done = work(&database);
@@ -221,6 +249,11 @@ impl Store {
     }
 }
 
+/// Damaged databases that were set aside from `path`, the newest last. Reads a directory.
+pub fn damaged(path: &Path) -> Vec<PathBuf> {
+    quarantine::set_aside_before(path)
+}
+
 /// Closing writes too, so it is guarded as the rest.
 impl Drop for Store {
     fn drop(&mut self) {
@@ -229,29 +262,27 @@ impl Drop for Store {
     }
 }
 
-fn is_kept(
-    database: &Database,
-    source: SourceKind,
-    records: &[(&str, Option<Vec<u8>>)],
-    directory: Option<&(Arc<str>, DirectoryId)>,
-) -> Result<bool, redb::Error> {
-    let transaction = database.begin_read()?;
-    let last_good = match transaction.open_table(LAST_GOOD) {
-        Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => {
-            return Ok(directory.is_none() && records.iter().all(|(_, record)| record.is_none()));
-        }
-        Err(error) => return Err(error.into()),
-    };
-    for (origin, record) in records {
-        let kept = last_good.get((source.as_str(), *origin))?;
-        if kept.as_ref().map(|entry| entry.value()) != record.as_deref() {
-            return Ok(false);
+/// The database at `path`. One that cannot be used is set aside; where there is none any more, a new one is made of
+/// what is intact in the one set aside last.
+fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreError> {
+    if path.exists() {
+        match open_database(path) {
+            Ok(database) => return Ok((database, None)),
+            Err(error) if is_damage(&error) => {
+                tracing::error!(%error, path = %path.display(), "damaged database");
+                quarantine::set_aside(path).map_err(|source| StoreError::SetAside { path: path.to_owned(), source })?;
+            }
+            Err(error) => return Err(open_error(path, error)),
         }
     }
-    let Some((path, id)) = directory else { return Ok(true) };
-    let kept = transaction.open_table(DIRECTORIES)?.get(&**path)?;
-    Ok(kept.is_some_and(|entry| entry.value() == (id.device, id.inode)))
+    let Some(aside) = quarantine::unread(path) else {
+        return Ok((open_database(path).map_err(|error| open_error(path, error))?, None));
+    };
+    let recovered = salvage::rebuild(&aside, path)?;
+    let database = open_database(path).map_err(|error| open_error(path, error))?;
+    // Named as read only now: until here another start would do the same again.
+    let aside = quarantine::mark_read(path, aside);
+    Ok((database, Some(SetAside { path: aside, recovered })))
 }
 
 fn open_database(path: &Path) -> Result<Database, DatabaseError> {

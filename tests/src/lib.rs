@@ -16,5 +16,6 @@ pub mod suite;
 pub mod tools;
 pub mod vm;
 pub mod wait;
+pub mod web;
 
 pub use node::TestNode;

@@ -1,43 +1,42 @@
 //! A source's way into the merge, and what people are told on the way: rejected manifests become events, and the
 //! source's state can be asked for at any time.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
-use jiff::Timestamp;
 
 use crate::merge::slot::Slots;
 use crate::pod::Severity;
 use crate::server::{SourceView, Sources};
-use crate::source::{Health, Rejection, SourceKind, SourceSnapshot};
+use crate::source::{Pulse, Rejection, SourceKind, SourceSnapshot};
 use crate::status::event::{EventType, Events};
+use crate::status::metrics::{Metrics, RejectionReason};
 use crate::status::observed::Observed;
+use crate::store::Store;
 
 /// One configured source.
 #[derive(Debug)]
 pub(super) struct Published {
-    kind: SourceKind,
-    place: Arc<str>,
-    backend: Arc<str>,
-    slots: Arc<Slots>,
-    events: Events,
-    observed: Observed,
-    last_good: Mutex<Option<Timestamp>>,
+    /// Which kind it is.
+    pub(super) kind: SourceKind,
+    /// Where it reads, for people.
+    pub(super) place: Arc<str>,
+    /// How it learns of changes, for people.
+    pub(super) backend: Arc<str>,
+    /// When it succeeded last.
+    pub(super) pulse: Arc<Pulse>,
+    /// The way into the merge.
+    pub(super) slots: Arc<Slots>,
+    /// Where rejections are told.
+    pub(super) events: Events,
+    /// Where they are counted.
+    pub(super) metrics: Metrics,
+    /// Whoever watches pods sees rejections too.
+    pub(super) observed: Observed,
 }
 
 impl Published {
-    pub(super) fn new(
-        kind: SourceKind,
-        place: &str,
-        backend: &str,
-        slots: Arc<Slots>,
-        events: Events,
-        observed: Observed,
-    ) -> Self {
-        let (place, backend, last_good) = (Arc::from(place), Arc::from(backend), Mutex::default());
-        Self { kind, place, backend, slots, events, observed, last_good }
-    }
-
     pub(super) fn kind(&self) -> SourceKind {
         self.kind
     }
@@ -45,9 +44,6 @@ impl Published {
     /// Publishes a snapshot: into the merge, and to those who watch.
     pub(super) fn publish(&self, snapshot: Arc<SourceSnapshot>) {
         let before = self.snapshot();
-        if snapshot.health == Health::Good {
-            *self.last_good.lock().unwrap_or_else(PoisonError::into_inner) = Some(Timestamp::now());
-        }
         for rejection in newly_rejected(&before, &snapshot) {
             self.report(&snapshot, rejection);
         }
@@ -61,6 +57,9 @@ impl Published {
 
     /// An event on each pod that runs on in its last good version; on the node when there is none.
     fn report(&self, snapshot: &SourceSnapshot, rejection: &Rejection) {
+        for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
+            self.metrics.manifest_rejected(self.kind, RejectionReason::of(fault));
+        }
         let errors = rejection.faults.iter().filter(|fault| fault.severity == Severity::Error);
         let message = errors.map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let kept: Vec<_> = rejection.kept.iter().filter_map(|key| snapshot.pods.get(key)).collect();
@@ -88,7 +87,12 @@ fn newly_rejected<'a>(before: &'a SourceSnapshot, after: &'a SourceSnapshot) -> 
 
 /// The configured sources, for the server.
 #[derive(Debug, Clone)]
-pub(super) struct ConfiguredSources(pub(super) Vec<Arc<Published>>);
+pub(super) struct ConfiguredSources {
+    /// In order of precedence.
+    pub(super) sources: Vec<Arc<Published>>,
+    /// Where they keep what was last good.
+    pub(super) store: Arc<Store>,
+}
 
 impl Sources for ConfiguredSources {
     fn views(&self) -> Vec<SourceView> {
@@ -96,10 +100,15 @@ impl Sources for ConfiguredSources {
             kind: source.kind,
             place: Arc::clone(&source.place),
             backend: Arc::clone(&source.backend),
-            last_good: *source.last_good.lock().unwrap_or_else(PoisonError::into_inner),
+            last_good: source.pulse.last_success(),
+            next_retry: source.pulse.next_retry(),
             snapshot: source.snapshot(),
         };
-        self.0.iter().map(view).collect()
+        self.sources.iter().map(view).collect()
+    }
+
+    fn damaged(&self) -> Vec<PathBuf> {
+        self.store.damaged()
     }
 }
 
@@ -108,18 +117,22 @@ impl Sources for ConfiguredSources {
 mod tests {
     use super::*;
     use crate::pod::Fault;
+    use crate::source::Health;
 
     #[test]
     fn a_rejection_is_told_once_and_again_when_its_reason_changes() {
         let events = Events::default();
-        let published = Published::new(
-            SourceKind::File,
-            "manifests",
-            "inotify",
-            Arc::default(),
-            events.clone(),
-            Observed::default(),
-        );
+        let published = Published {
+            kind: SourceKind::File,
+            place: Arc::from("manifests"),
+            backend: Arc::from("inotify"),
+            pulse: Arc::default(),
+            slots: Arc::default(),
+            events: events.clone(),
+            metrics: Metrics::new("edge1"),
+            observed: Observed::default(),
+        };
+        published.pulse.succeeded(jiff::Timestamp::UNIX_EPOCH);
         let snapshot = |message: &str| {
             let origin: Arc<str> = Arc::from("web.yaml");
             let faults = vec![Fault::error("spec.containers", message)];
@@ -132,6 +145,9 @@ mod tests {
         published.publish(snapshot("too many"));
         let told: Vec<(String, u32)> = events.snapshot().into_iter().map(|e| (e.message, e.count)).collect();
         assert_eq!(told, [("spec.containers: required".to_owned(), 1), ("spec.containers: too many".to_owned(), 1)]);
-        assert!(ConfiguredSources(vec![Arc::new(published)]).views()[0].last_good.is_some());
+        let root = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
+        let sources = ConfiguredSources { sources: vec![Arc::new(published)], store };
+        assert!(sources.views()[0].last_good.is_some() && sources.damaged().is_empty());
     }
 }

@@ -4,15 +4,18 @@ use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{
-    CONNECTION, HOST, HeaderName, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+    CONNECTION, CONTENT_TYPE, HOST, HeaderName, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION,
+    UPGRADE,
 };
+use hyper::http::request;
 use hyper::upgrade::Upgraded;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
@@ -23,7 +26,7 @@ const MAX_ANSWER: usize = 256 << 20;
 /// No line of a stream is longer.
 const MAX_LINE: usize = 4 << 20;
 /// What of an error page is shown.
-const MAX_MESSAGE: usize = 4 << 10;
+const MAX_MESSAGE: usize = 256 << 10;
 
 /// Talks to the agent on one socket. Needs a tokio runtime.
 #[derive(Debug, Clone)]
@@ -54,7 +57,18 @@ impl SocketClient {
 
     /// Asks for `path` (with its query) and returns whatever is answered, errors included.
     pub async fn get(&self, path: &str) -> Result<Response<Incoming>, CliError> {
-        self.send(path, &[]).await
+        self.send(Request::get(path), &[], Bytes::new()).await
+    }
+
+    /// Puts a JSON document at `path`. A status other than 2xx is [`CliError::Refused`].
+    pub async fn put(&self, path: &str, document: Vec<u8>) -> Result<Response<Incoming>, CliError> {
+        let headers = [(CONTENT_TYPE, "application/json")];
+        self.accepted(self.send(Request::put(path), &headers, document.into()).await?).await
+    }
+
+    /// Deletes what is at `path`. A status other than 2xx is [`CliError::Refused`].
+    pub async fn delete(&self, path: &str) -> Result<Response<Incoming>, CliError> {
+        self.accepted(self.send(Request::delete(path), &[], Bytes::new()).await?).await
     }
 
     /// The answer read whole, as text. A status other than 2xx is [`CliError::Refused`].
@@ -85,7 +99,7 @@ impl SocketClient {
             (SEC_WEBSOCKET_KEY, &key),
             (SEC_WEBSOCKET_PROTOCOL, subprotocol),
         ];
-        let response = self.send(path, &headers).await?;
+        let response = self.send(Request::get(path), &headers, Bytes::new()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return match self.accepted(response).await {
                 Ok(_) => Err(answer(path, &"no upgrade")),
@@ -95,18 +109,22 @@ impl SocketClient {
         hyper::upgrade::on(response).await.map(TokioIo::new).map_err(|error| self.broken(&error))
     }
 
-    async fn send(&self, path: &str, headers: &[(HeaderName, &str)]) -> Result<Response<Incoming>, CliError> {
+    async fn send(
+        &self,
+        request: request::Builder,
+        headers: &[(HeaderName, &str)],
+        body: Bytes,
+    ) -> Result<Response<Incoming>, CliError> {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         // Ends with the answer's body; an error shows up there.
         tokio::spawn(connection.with_upgrades());
-        let mut request = Request::get(path).header(HOST, "limpet");
+        let mut request = request.header(HOST, "limpet");
         for (name, value) in headers {
             request = request.header(name, *value);
         }
-        let request =
-            request.body(Empty::<Bytes>::new()).map_err(|error| CliError::Usage(format!("{path}: {error}")))?;
+        let request = request.body(Full::new(body)).map_err(|error| CliError::Usage(error.to_string()))?;
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 
@@ -124,7 +142,9 @@ impl SocketClient {
         }
         let page = http_body_util::Limited::new(response.into_body(), MAX_MESSAGE).collect().await;
         let text = page.map(|page| String::from_utf8_lossy(&page.to_bytes()).trim().to_owned()).unwrap_or_default();
-        let message = if text.is_empty() { status.to_string() } else { text };
+        // An apiserver's refusal is a document with the words in it.
+        let told = serde_json::from_str::<Status>(&text).ok().and_then(|status| status.message);
+        let message = told.unwrap_or(if text.is_empty() { status.to_string() } else { text });
         Err(CliError::Refused { status: status.as_u16(), message })
     }
 

@@ -288,7 +288,10 @@ pub(super) fn source(entry: &PodEntry) -> String {
 fn nothing(sources: &[SourceDocument]) -> String {
     match sources.iter().find(|source| source.source == "file") {
         Some(file) => format!("No pods. Manifests are read from {}.", printable(&file.place)),
-        None => "No pods, and no manifest directory is configured (staticPodPath).".to_owned(),
+        None => {
+            "No pods, and no manifest directory is configured (staticPodPath); hand some over: limpet apply -f FILE"
+                .to_owned()
+        }
     }
 }
 

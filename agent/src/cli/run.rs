@@ -72,9 +72,9 @@ pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
         }
         Some(NameNotice::Damaged) => tracing::error!(node = %name, "the kept node name was damaged, settled anew"),
     }
-    let (store, set_aside) = Store::open(&config.root_dir.join("limpet.db"))?;
+    let (store, set_aside) = Store::open(&config.database())?;
     if let Some(aside) = set_aside {
-        tracing::error!(aside = %aside.path.display(), reason = %aside.reason, "damaged database set aside");
+        tracing::error!(aside = %aside.path.display(), recovered = aside.recovered, "damaged database replaced");
     }
     let node = node::facts(&config, name);
     Ok(Prepared { config, node, store, lock })

@@ -1,5 +1,7 @@
 //! `limpet sources`: where pods come from, how each source is doing, what was refused.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 
 use super::age;
@@ -41,15 +43,20 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         text.push('\n');
         text.extend(faults);
     }
+    let remarks: BTreeSet<&String> = sources.iter().filter_map(|source| source.remark.as_ref()).collect();
+    for remark in remarks {
+        text.push_str(&format!("\n{}\n", screen.paint(Tone::Bad, &printable(remark))));
+    }
     text
 }
 
 fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
     let (state, tone) = match source.health.as_str() {
-        "good" if source.detail.is_empty() => ("watching".to_owned(), Tone::Good),
+        "good" if source.detail.is_empty() => ("ready".to_owned(), Tone::Good),
+        "good" if source.source == "http" => (format!("good ({})", source.detail), Tone::Good),
         "good" => (format!("watching ({})", source.detail), Tone::Good),
         "starting" => ("starting".to_owned(), Tone::Warn),
-        _ => (source.detail.clone(), Tone::Bad),
+        _ => (unavailable(source, now), Tone::Bad),
     };
     let last_good = source.last_good.as_ref().map_or_else(|| "never".to_owned(), |last| age::since(last.0, now));
     let first = source.rejected.iter().find_map(|refused| refused.faults.first());
@@ -65,6 +72,17 @@ fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
         Cell::from(source.pods.to_string()),
         rejected,
     ]
+}
+
+/// Why a source cannot be read, and when it is tried again.
+fn unavailable(source: &SourceDocument, now: Timestamp) -> String {
+    // What is kept is in the column of pods.
+    let why = source.detail.rsplit_once("; ").map_or(&*source.detail, |(why, _)| why);
+    match &source.next_retry {
+        Some(at) if at.0 > now => format!("retry in {} ({why})", age::since(now, at.0)),
+        Some(_) => format!("retrying ({why})"),
+        None => why.to_owned(),
+    }
 }
 
 /// A refused manifest with all its faults, and what runs in its place.
@@ -108,19 +126,26 @@ mod tests {
             detail: detail.to_owned(),
             last_good: (health == "good")
                 .then_some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH)),
+            next_retry: None,
             pods: 3,
             rejected,
+            remark: None,
         };
         let screen = Screen { color: false, quiet: false };
         let now = Timestamp::constant(120, 0);
         let one = refused("modbus.yaml", &["modbus.yaml:7:3: spec.containers: required"], &["default/modbus-edge1"]);
-        let sources =
-            [source("file", "good", "inotify", vec![one.clone()]), source("http", "unavailable", "timeout", vec![])];
+        let mut http = source("http", "unavailable", "timeout: no connection; 3 pods are kept", vec![]);
+        http.next_retry = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::constant(158, 0)));
+        http.remark = Some("the database was damaged".to_owned());
+        let push = source("push", "good", "", vec![]);
+        let sources = [source("file", "good", "inotify", vec![one.clone()]), push, http];
         assert_eq!(
             render(&sources, &screen, now),
-            "SOURCE   FROM        STATE                LAST GOOD   PODS   REJECTED\n\
-             file     manifests   watching (inotify)   2m          3      1: modbus.yaml:7:3: spec.containers: required\n\
-             http     manifests   timeout              never       3      0\n"
+            "SOURCE   FROM        STATE                                   LAST GOOD   PODS   REJECTED\n\
+             file     manifests   watching (inotify)                      2m          3      1: modbus.yaml:7:3: spec.containers: required\n\
+             push     manifests   ready                                   2m          3      0\n\
+             http     manifests   retry in 38s (timeout: no connection)   never       3      0\n\n\
+             the database was damaged\n"
         );
         let two = refused("web.yaml", &["a", "b"], &[]);
         let text = render(&[source("file", "good", "", vec![one, two])], &screen, now);

@@ -77,7 +77,7 @@ fn plural(number: usize, word: &str) -> String {
 }
 
 /// A directory stands for the manifests in it.
-fn files(path: &Path) -> Vec<PathBuf> {
+pub(super) fn files(path: &Path) -> Vec<PathBuf> {
     if !path.is_dir() {
         return vec![path.to_owned()];
     }
@@ -91,7 +91,8 @@ fn files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+/// A file's bytes, or standard input's for `-`; one more than is read as a manifest when there are more.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
         io::stdin().lock().take(MAX_BYTES + 1).read_to_end(&mut text)?;
@@ -102,7 +103,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// One fault: a line that says it all, and the place in the text where it is known.
-fn render(fault: &Fault, text: &str, screen: Screen) -> String {
+pub(super) fn render(fault: &Fault, text: &str, screen: Screen) -> String {
     let word = match fault.severity {
         Severity::Error => screen.paint(Tone::Bad, "error"),
         Severity::Warning => screen.paint(Tone::Warn, "warning"),

@@ -17,6 +17,15 @@ pub struct RunFlags {
     /// Directory of Pod manifests, or one manifest
     #[arg(long, value_name = "PATH")]
     pub pod_manifest_path: Option<PathBuf>,
+    /// URL of a Pod or a list of Pods
+    #[arg(long, value_name = "URL")]
+    pub manifest_url: Option<String>,
+    /// Headers sent to the URL: name:value[,name:value...]; may be repeated
+    #[arg(long, value_name = "HEADERS")]
+    pub manifest_url_header: Vec<String>,
+    /// How often the URL is asked [default: 20s]
+    #[arg(long, value_name = "DURATION")]
+    pub http_check_frequency: Option<String>,
     /// Where limpet keeps what survives a reboot [default: /var/lib/limpet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,

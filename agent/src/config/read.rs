@@ -8,6 +8,7 @@ use serde_saphyr::budget::Budget;
 
 use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
 use super::tree::{Entry, Map, Node, Position, Value};
+use super::url::UrlParts;
 use super::{CgroupDriver, Config, ConfigError, ConfigWarning, RunFlags, quantity};
 use crate::pod::{Fault, Severity};
 
@@ -23,18 +24,25 @@ const LIKENESS: f64 = 0.8;
 /// # Errors
 /// The file cannot be read, or it or the flags hold mistakes: all of them.
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
-    let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new() };
+    let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new(), url: UrlParts::default() };
     let mut config = Config::default();
     if let Some(path) = &flags.config {
         let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
         judge.origin = Arc::from(path.to_string_lossy());
         let directory = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
         judge.file(&text, directory.as_deref().unwrap_or(Path::new("/")), &mut config);
-        judge.origin = Arc::from("flags");
     }
+    let file = std::mem::replace(&mut judge.origin, Arc::from("flags"));
     judge.flags(flags, &mut config);
-    if config.manifest_path.is_none() {
-        judge.warn(None, "staticPodPath", "is not set: no pods will be read from files");
+    let (url, mistakes) = std::mem::take(&mut judge.url).settle();
+    for ((key, position), message) in mistakes {
+        judge.origin = Arc::from(if key.starts_with("--") { "flags" } else { &*file });
+        judge.error(position, key, message);
+    }
+    config.manifest_url = url;
+    judge.origin = Arc::from("flags");
+    if config.manifest_path.is_none() && config.manifest_url.is_none() {
+        judge.warn(None, "staticPodPath", "is not set, nor is staticPodURL: pods come only from limpet apply");
     }
     let (errors, warnings): (Vec<_>, Vec<_>) =
         judge.faults.into_iter().partition(|fault| fault.severity == Severity::Error);
@@ -55,6 +63,7 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
 struct Judge {
     origin: Arc<str>,
     faults: Vec<Fault>,
+    url: UrlParts,
 }
 
 impl Judge {
@@ -134,7 +143,9 @@ impl Judge {
             let path = if parent.is_empty() { entry.key.clone() } else { format!("{parent}.{}", entry.key) };
             let Some(key) = keys.iter().find(|key| key.name == entry.key) else {
                 let mut fault = Fault::error(path, "no such key");
-                if let Some(like) = most_like(&entry.key, keys) {
+                if let Some(kind) = kind_with(&entry.key).filter(|_| parent.is_empty()) {
+                    fault = fault.with_remedy(format!("it belongs to {kind}"));
+                } else if let Some(like) = most_like(&entry.key, keys) {
                     fault = fault.with_remedy(format!("did you mean {like}?"));
                 }
                 self.push(Some(entry.position), fault);
@@ -204,6 +215,9 @@ impl Judge {
             map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
         self.logs(map, config);
         self.pulls(map, config);
+        for (position, path, message) in self.url.kubelet(map) {
+            self.error(Some(position), &path, message);
+        }
     }
 
     fn logs(&mut self, map: &Map<'_>, config: &mut Config) {
@@ -245,6 +259,12 @@ impl Judge {
         self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
         self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
         self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
+        let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {
+            let mut path = PathBuf::new();
+            self.absolute_path(map, key, &mut path);
+            Some(path).filter(|path| path.is_absolute())
+        });
+        [self.url.ca_file, self.url.cert_file, self.url.key_file] = url;
         let directories = map.texts("cniBinaryDirectories");
         if !directories.is_empty() {
             config.cni_bin_dirs = directories.iter().map(|(path, _)| PathBuf::from(path)).collect();
@@ -305,6 +325,9 @@ impl Judge {
                 Err(error) => self.error(None, name, error.to_string()),
             }
         }
+        if let Err(mistake) = self.url.flags(flags) {
+            self.error(None, "--manifest-url-header", mistake);
+        }
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;
         }
@@ -338,7 +361,7 @@ fn is(plain: Plain, value: &Value) -> bool {
 }
 
 /// Where and what the value is, when it is not of `shape`.
-fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
+pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
     let items = |fits: fn(&Value) -> bool| match &node.value {
         Value::List(nodes) => {
             nodes.iter().find(|item| !fits(&item.value)).map(|item| (item.position, item.value.kind()))
@@ -359,7 +382,8 @@ fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
     (!fits).then(|| (node.position, node.value.kind()))
 }
 
-fn expected(shape: Shape) -> &'static str {
+/// A shape in words.
+pub(super) fn expected(shape: Shape) -> &'static str {
     match shape {
         Shape::Bool => "true or false",
         Shape::Int => "a whole number",
@@ -371,6 +395,12 @@ fn expected(shape: Shape) -> &'static str {
         Shape::Map | Shape::Object(_) => "a map",
         Shape::List => "a list",
     }
+}
+
+/// The kind of document that has a key of that name.
+fn kind_with(name: &str) -> Option<&'static str> {
+    let kinds = [("KubeletConfiguration", KUBELET), ("LimpetConfiguration", LIMPET)];
+    kinds.into_iter().find(|(_, keys)| keys.iter().any(|key| key.name == name)).map(|(kind, _)| kind)
 }
 
 fn most_like(wrong: &str, keys: &[Key]) -> Option<&'static str> {

@@ -79,6 +79,14 @@ impl<'a> Map<'a> {
         if let Value::Bool(value) = node.value { Some((value, node.position)) } else { None }
     }
 
+    /// The map below `key`: name, place and value of each entry.
+    pub(super) fn map(&self, key: &str) -> &'a [Entry] {
+        match self.get(key).map(|node| &node.value) {
+            Some(Value::Map(entries)) => entries,
+            _ => &[],
+        }
+    }
+
     pub(super) fn texts(&self, key: &str) -> Vec<(&'a str, Position)> {
         let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
         let texts = nodes.iter().filter_map(|node| match &node.value {

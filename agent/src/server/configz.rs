@@ -19,6 +19,8 @@ fn document(config: &Config) -> Value {
     json!({
         "kubeletconfig": {
             "staticPodPath": config.manifest_path,
+            "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
+            "httpCheckFrequency": config.manifest_url.as_ref().map(|url| format!("{}s", url.frequency.as_secs())),
             "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
             "podLogsDir": config.pod_logs_dir,
             "cgroupDriver": driver,
@@ -41,6 +43,7 @@ fn document(config: &Config) -> Value {
             "rootDirectory": config.root_dir,
             "runDirectory": config.run_dir,
             "containerLogsDirectory": config.container_logs_dir,
+            "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
             "nodeIP": config.node_ip,
             "snapshotter": config.snapshotter,
             "runtimeBinary": config.runtime_binary,

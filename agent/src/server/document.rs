@@ -9,6 +9,9 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
+/// The namespace of a pod that names none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
 /// A pod with what the Pod API has no field for. `P` is how the pod is held: owned, or borrowed to be written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -80,10 +83,16 @@ pub struct SourceDocument {
     /// When it last read its place in full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_good: Option<Time>,
+    /// When it tries again, after a failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_retry: Option<Time>,
     /// How many pods it publishes.
     pub pods: usize,
     /// What it refuses.
     pub rejected: Vec<RejectionDocument>,
+    /// What else people should know, in a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
 }
 
 /// A manifest that was refused.

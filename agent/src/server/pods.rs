@@ -1,5 +1,7 @@
 //! Routes about pods and sources.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -76,14 +78,21 @@ pub(super) async fn describe(
 
 /// The sources, their health and what they refuse.
 pub(super) async fn sources(State(state): State<ServerState>) -> Response {
+    let sources = Arc::clone(&state.sources);
+    let damaged = tokio::task::spawn_blocking(move || sources.damaged()).await.unwrap_or_default();
+    let remark = damaged.last().map(|path| {
+        let path = path.display();
+        format!("the database was damaged and is set aside as {path}; look at the disk, then remove that file")
+    });
     let desired = state.desired.load();
-    json(&state.sources.views().iter().map(|source| view::source(source, &desired)).collect::<Vec<SourceDocument>>())
+    let document = |view| SourceDocument { remark: remark.clone(), ..view::source(view, &desired) };
+    json(&state.sources.views().iter().map(document).collect::<Vec<SourceDocument>>())
 }
 
 /// Prometheus' page.
 pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
     let sources = state.sources.views();
-    let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot));
+    let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot, source.last_good));
     let page = state.metrics.render(&state.observed.load(), snapshots);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
 }

@@ -1,5 +1,6 @@
 //! What the server asks of the sources.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -17,6 +18,8 @@ pub struct SourceView {
     pub backend: Arc<str>,
     /// When it last read its place in full without trouble.
     pub last_good: Option<Timestamp>,
+    /// When it tries again, after a failure.
+    pub next_retry: Option<Timestamp>,
     /// What it publishes.
     pub snapshot: Arc<SourceSnapshot>,
 }
@@ -27,6 +30,11 @@ pub struct SourceView {
 pub trait Sources: Send + Sync {
     /// All configured sources as they stand.
     fn views(&self) -> Vec<SourceView>;
+
+    /// Damaged databases that were set aside, the newest last. Reads a directory.
+    fn damaged(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
 }
 
 impl<F: Fn() -> Vec<SourceView> + Send + Sync> Sources for F {

@@ -12,8 +12,8 @@ use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, Sourc
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::merge::{DesiredPods, Duplicate};
-use crate::pod::{Fault, PodKey, PodRecord};
-use crate::source::{Health as SourceHealth, Rejection, SourceKind, SourceSnapshot};
+use crate::pod::{self, Fault, PodKey, PodRecord};
+use crate::source::{Decoder, Health as SourceHealth, Rejection, SourceKind, SourceSnapshot, push};
 use crate::status::event::{Event, EventType};
 use crate::status::observed::ObservedPod;
 use crate::status::observed::tests::observed;
@@ -59,6 +59,7 @@ fn fixture(name: &str) -> Fixture {
             place: "/etc/manifests".into(),
             backend: "inotify".into(),
             last_good: Some(Timestamp::UNIX_EPOCH),
+            next_retry: None,
             snapshot: Arc::clone(&shared.lock().unwrap()),
         }]
     };
@@ -71,6 +72,7 @@ fn fixture(name: &str) -> Fixture {
         sources: Arc::new(sources),
         events: Events::default(),
         metrics: Metrics::new("edge1"),
+        pusher: push::channel("edge1", Decoder { read: pod::read, restore: pod::restore }).0,
         health,
     };
     let stop = CancellationToken::new();
@@ -298,6 +300,72 @@ async fn a_pod_that_two_sources_claim_is_told_on_both_sides() {
     assert_eq!(web.duplicates.len(), 2);
     let zoo: DescribeDocument = fixture.client.get_json(&path("zoo-edge1")).await.unwrap();
     assert!(zoo.duplicates[0].starts_with("not run: its uid"), "{:?}", zoo.duplicates);
+}
+
+#[tokio::test]
+async fn pods_are_put_read_and_deleted_as_at_an_apiserver() {
+    let decoder = Decoder { read: pod::read, restore: pod::restore };
+    let dir = TempDir::new("push");
+    let store = Arc::new(crate::store::Store::open(&dir.0.join("limpet.db")).unwrap().0);
+    let (pusher, inbox) = push::channel("edge1", decoder);
+    let published = SharedSnapshot::default();
+    let (shown, publish) = (Arc::clone(&published), Arc::clone(&published));
+    let observed = Observed::default();
+    let around = push::Surroundings { slots: Arc::default(), observed: observed.clone() };
+    let source = push::PushSource::new("edge1", store, decoder, around);
+    let stop = CancellationToken::new();
+    let halt = stop.clone();
+    let pushing = tokio::spawn(async move {
+        source.run(inbox, |snapshot| *publish.lock().unwrap() = snapshot, halt).await;
+    });
+    let mut fixture = fixture("api");
+    fixture.state.pusher = pusher;
+    fixture.state.sources = Arc::new(move || {
+        vec![SourceView {
+            kind: SourceKind::Push,
+            place: "socket".into(),
+            backend: "".into(),
+            last_good: None,
+            next_retry: None,
+            snapshot: Arc::clone(&shown.lock().unwrap()),
+        }]
+    });
+    let path = dir.0.join("second.sock");
+    let server = tokio::spawn(serve(bind(&path).unwrap(), fixture.state.clone(), Router::new(), stop.clone()));
+    let client = SocketClient::new(&path);
+
+    let web = "/api/v1/namespaces/lab/pods/web";
+    let text = |image: &str| {
+        let spec = json!({"containers": [{"name": "a", "image": image}]});
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec}).to_string().into_bytes()
+    };
+    for (image, status, outcome) in [("x:1", 201, "created"), ("x:1", 200, "unchanged"), ("x:2", 200, "configured")] {
+        let answer = client.put(web, text(image)).await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.headers()[OUTCOME].to_str().unwrap()), (status, outcome));
+    }
+    let pod: Pod = client.get_json(web).await.unwrap();
+    assert_eq!(pod.metadata.name.as_deref(), Some("web-edge1"));
+    for (path, expected) in
+        [("/api/v1/pods", 1), ("/api/v1/namespaces/lab/pods", 1), ("/api/v1/namespaces/default/pods", 0)]
+    {
+        let list: List<Pod> = client.get_json(path).await.unwrap();
+        assert_eq!(list.items.len(), expected, "{path}");
+    }
+    let refused = |error: crate::cli::error::CliError| match error {
+        crate::cli::error::CliError::Refused { status, message } => (status, message),
+        other => panic!("{other}"),
+    };
+    let (status, message) = refused(client.put(web, text("")).await.unwrap_err());
+    assert!(status == 422 && message.starts_with("Pod \"web\" is invalid: "), "{status} {message}");
+    let large = refused(client.put(web, vec![b' '; 11 << 20]).await.unwrap_err());
+    assert_eq!(large, (413, "the body is larger than 10 MiB".to_owned()));
+    client.delete(&format!("{web}?gracePeriodSeconds=5")).await.unwrap();
+    assert_eq!(refused(client.delete(web).await.unwrap_err()), (404, "pods \"web\" not found".to_owned()));
+    assert_eq!(refused(client.get_text(web).await.unwrap_err()).0, 404);
+    assert_eq!(fixture.client.put(web, text("x:1")).await.map_err(refused).unwrap_err().0, 503, "no source behind it");
+    stop.cancel();
+    pushing.await.unwrap();
+    server.await.unwrap();
     fixture.stop.cancel();
     fixture.server.await.unwrap();
 }

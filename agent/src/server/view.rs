@@ -213,6 +213,17 @@ impl Row {
     }
 }
 
+/// A pod as its source has it now, whatever a worker has made of it.
+pub(super) fn authored(record: &PodRecord) -> PodView<'_> {
+    PodView {
+        api_version: "v1",
+        kind: "Pod",
+        metadata: Cow::Borrowed(&record.pod.metadata),
+        spec: Cow::Borrowed(record.spec()),
+        status: record.pod.status.as_ref().map_or_else(Cow::default, Cow::Borrowed),
+    }
+}
+
 /// Whether the event is about that pod.
 pub(super) fn is_about(event: &Event, key: &PodKey) -> bool {
     event.pod.as_ref().is_some_and(|(of, _)| of == key)
@@ -235,8 +246,10 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
         health: health.to_owned(),
         detail,
         last_good: view.last_good.map(Time),
+        next_retry: view.next_retry.map(Time),
         pods: snapshot.pods.len(),
         rejected: snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)).collect(),
+        remark: None,
     }
 }
 

@@ -6,10 +6,8 @@
 //! system told nothing. What appears acts at once; a name that vanished waits a moment, because editors rename a
 //! file away before they write it. Nothing unreadable, missing or broken ever stops a pod.
 
-mod keep;
 mod look;
 mod names;
-mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -18,18 +16,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use imbl::ordmap::DiffItem;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use crate::pod::{Fault, Manifest, PodRecord, Severity};
-use crate::source::{Health, Rejection, SourceKind, SourceSnapshot};
-use crate::store::{Manifests, Store};
+use crate::pod::{Manifest, PodRecord};
+use crate::source::keep::Keeper;
+use crate::source::told::Told;
+use crate::source::view::View;
+use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
+use crate::store::{Kept, Store};
 use crate::watch::{DirectoryId, DirectoryWatch, WatchEvent};
-use keep::Keeper;
 use look::{Finding, KnownFiles, Listing, Look, Place};
-use view::View;
 
 /// How long a vanished name waits for its successor.
 const VANISH: Duration = Duration::from_millis(50);
@@ -37,18 +35,6 @@ const VANISH: Duration = Duration::from_millis(50);
 const RESYNC: Duration = Duration::from_secs(300);
 /// The same while the kernel gives no watch; kubelet's `fileCheckFrequency`.
 const RESYNC_BLIND: Duration = Duration::from_secs(20);
-
-/// Reads a canonical manifest that was accepted once.
-pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<PodRecord, Vec<Fault>>;
-
-/// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
-#[derive(Debug, Clone, Copy)]
-pub struct Decoder {
-    /// Reads a file as authored.
-    pub read: fn(&[u8], &str, SourceKind, &str) -> Manifest,
-    /// Reads a canonical manifest that was accepted once.
-    pub restore: Restore,
-}
 
 /// The file source, ready to run.
 #[derive(Debug)]
@@ -59,18 +45,18 @@ pub struct FileSource {
     watch: Option<DirectoryWatch>,
     view: View,
     known: KnownFiles,
-    last_good: BTreeMap<Arc<str>, Manifests>,
+    last_good: BTreeMap<Arc<str>, Kept>,
     accepted: Option<DirectoryId>,
     vanishing: BTreeSet<Arc<str>>,
     confirm_at: Option<Instant>,
     links: BTreeSet<Arc<str>>,
     /// Skipped names already spoken of.
-    told: BTreeSet<String>,
-    warned: BTreeMap<Arc<str>, Vec<Fault>>,
-    rejected: imbl::OrdMap<Arc<str>, Arc<Rejection>>,
+    told_skipped: BTreeSet<String>,
+    told: Told,
     ready: bool,
     health: Health,
     keeper: Keeper,
+    pulse: Arc<Pulse>,
 }
 
 impl FileSource {
@@ -96,18 +82,25 @@ impl FileSource {
             vanishing: BTreeSet::new(),
             confirm_at: None,
             links: BTreeSet::new(),
-            told: BTreeSet::new(),
-            warned: BTreeMap::new(),
-            rejected: imbl::OrdMap::new(),
+            told_skipped: BTreeSet::new(),
+            told: Told::new(SourceKind::File),
             ready: false,
             health: Health::Starting,
-            keeper: Keeper::new(store, Arc::clone(&path_key)),
+            keeper: Keeper::new(store, SourceKind::File),
+            pulse: Arc::default(),
         }
+    }
+
+    /// When it read last, for people.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
     }
 
     /// Watches and publishes until `stop`. `publish` must not block.
     pub async fn run(mut self, publish: impl Fn(Arc<SourceSnapshot>), stop: CancellationToken) {
-        (self.last_good, self.accepted) = self.keeper.load().await;
+        let path = Arc::clone(&self.path_key);
+        let kept = self.keeper.load(move |store| Ok((store.last_good(SourceKind::File)?, store.directory(&path)?)));
+        (self.last_good, self.accepted) = kept.await.unwrap_or_default();
         self.open_watch();
         if self.watch.is_none() {
             self.look_at_all(&publish).await;
@@ -134,7 +127,7 @@ impl FileSource {
                     }
                 },
                 () = at(self.confirm_at) => self.look_at_all(&publish).await,
-                () = self.keeper.written() => {}
+                () = self.keeper.written() => self.keep_again(),
                 () = sleep_until(resync) => {
                     match &mut self.watch {
                         Some(watch) => watch.recheck(),
@@ -182,7 +175,7 @@ impl FileSource {
 
     async fn look_at_all(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         let confirms = self.confirm_at.is_some_and(|at| at <= Instant::now());
-        let told = self.told.clone();
+        let told = self.told_skipped.clone();
         let mut look = self.blocking(move |place, known| place.look_at_all(known, &told)).await;
         match look.listing.take() {
             Some(Ok(listing)) => {
@@ -223,11 +216,11 @@ impl FileSource {
 
     fn accept(&mut self, name: Arc<str>, manifest: Manifest) {
         self.vanishing.remove(&name);
-        self.warn(&name, &manifest.faults);
+        self.told.warnings(&name, &manifest.faults);
         let (place, last_good) = (&self.place, &self.last_good);
         self.view.accept(&name, manifest, || restore(place, &name, last_good.get(&name)));
         let manifests = self.view.manifests(&name);
-        self.keeper.put(name, manifests);
+        self.keeper.put(name, manifests.map(Kept::now));
     }
 
     fn vanish(&mut self, name: Arc<str>) {
@@ -240,7 +233,7 @@ impl FileSource {
     fn take_listing(&mut self, listing: Listing, confirms: bool) {
         for name in listing.skipped {
             warn!(file = name, "skipped: it looks like a manifest, but only .yaml, .yml and .json are read");
-            self.told.insert(name);
+            self.told_skipped.insert(name);
         }
         if listing.excess > 0 {
             warn!(excess = listing.excess, "more than {} manifests, the last ones are not read", look::MAX_FILES);
@@ -257,7 +250,7 @@ impl FileSource {
             if confirms && self.vanishing.remove(&name) {
                 info!(file = %name, "manifest gone");
                 self.view.remove(&name);
-                self.warned.remove(&name);
+                self.told.forget(&name);
                 self.keeper.put(name, None);
             } else {
                 self.vanish(name);
@@ -274,21 +267,22 @@ impl FileSource {
         }
         if self.accepted != Some(listing.id) {
             self.accepted = Some(listing.id);
-            self.keeper.put_directory(listing.id);
+            self.keeper.put_directory(Arc::clone(&self.path_key), listing.id);
         }
         self.ready = true;
+        self.pulse.succeeded(jiff::Timestamp::now());
         self.set_health(Health::Good);
     }
 
     fn has_something_to_lose(&self) -> bool {
-        self.view.pods() > 0 || self.last_good.values().any(|manifests| !manifests.is_empty())
+        self.view.pods() > 0 || self.last_good.values().any(|kept| !kept.manifests.is_empty())
     }
 
     /// Nothing can be said about the files now: what there is stays, and comes back from the store if need be.
     fn unavailable(&mut self, reason: String) {
-        for (name, manifests) in &self.last_good {
+        for (name, kept) in &self.last_good {
             if !self.view.contains(name) {
-                self.view.restore(name, restore(&self.place, name, Some(manifests)));
+                self.view.restore(name, restore(&self.place, name, Some(kept)));
             }
         }
         for name in std::mem::take(&mut self.vanishing) {
@@ -332,59 +326,30 @@ impl FileSource {
         }
     }
 
+    /// After the database had to be replaced: what this source knows is put into the new one.
+    fn keep_again(&mut self) {
+        if self.keeper.must_begin_again() {
+            for name in self.view.names() {
+                self.keeper.put(Arc::clone(name), self.view.manifests(name).map(Kept::now));
+            }
+            self.accepted.into_iter().for_each(|id| self.keeper.put_directory(Arc::clone(&self.path_key), id));
+            self.keeper.write();
+        }
+    }
+
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            self.tell_rejections(&snapshot);
+            self.told.rejections(&snapshot);
             publish(snapshot);
         }
         self.keeper.write();
     }
-
-    fn tell_rejections(&mut self, snapshot: &SourceSnapshot) {
-        for difference in self.rejected.diff(&snapshot.rejected) {
-            let (name, rejection) = match difference {
-                DiffItem::Add(name, rejection) | DiffItem::Update { new: (name, rejection), .. } => (name, rejection),
-                DiffItem::Remove(name, _) => {
-                    info!(file = %name, "manifest no longer rejected");
-                    continue;
-                }
-            };
-            for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
-                let line = fault.position.map(|(line, _)| line);
-                let said = Fault { origin: Arc::from(""), ..fault.clone() };
-                warn!(file = %name, line, error = %said, kept = ?rejection.kept, "manifest rejected");
-            }
-        }
-        self.rejected = snapshot.rejected.clone();
-    }
-
-    /// Speaks of warnings once a version of the file.
-    fn warn(&mut self, name: &Arc<str>, faults: &[Fault]) {
-        let warnings: Vec<Fault> = faults.iter().filter(|fault| fault.severity == Severity::Warning).cloned().collect();
-        if self.warned.get(name).map_or(&[][..], Vec::as_slice) == warnings {
-            return;
-        }
-        for fault in &warnings {
-            warn!(warning = %fault, "manifest warning");
-        }
-        self.warned.insert(Arc::clone(name), warnings);
-    }
 }
 
-/// The pods of a file's last good manifests. What this version of the agent refuses is left out and told.
-fn restore(place: &Place, name: &Arc<str>, manifests: Option<&Manifests>) -> Vec<Arc<PodRecord>> {
-    let mut pods = Vec::new();
-    for manifest in manifests.into_iter().flatten() {
-        match (place.decoder.restore)(manifest, name, SourceKind::File, &place.node_name) {
-            Ok(pod) => pods.push(Arc::new(pod)),
-            Err(faults) => {
-                for fault in faults {
-                    warn!(file = %name, error = %fault, "last good version is not accepted any more");
-                }
-            }
-        }
-    }
-    pods
+/// The pods of a file's last good manifests.
+fn restore(place: &Place, name: &str, kept: Option<&Kept>) -> Vec<Arc<PodRecord>> {
+    let manifests = kept.map_or(&[][..], |kept| kept.manifests.as_slice());
+    place.decoder.restore_all(manifests, name, SourceKind::File, &place.node_name)
 }
 
 /// Within a tenth of `period`, so that many nodes on one network file system do not read at once.

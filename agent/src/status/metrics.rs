@@ -7,8 +7,10 @@ mod process;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ContainerStatus;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
 use prometheus_client::metrics::counter::Counter;
@@ -19,6 +21,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::observed::ObservedPods;
+use crate::pod::Fault;
 use crate::source::{Health, SourceKind, SourceSnapshot};
 
 /// The content type of [`Metrics::render`].
@@ -54,6 +57,28 @@ pub enum MergeChange {
     Reconciled,
 }
 
+/// Why a manifest was rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectionReason {
+    /// It cannot be read, or is no manifest.
+    Unreadable,
+    /// A field is missing, unknown or wrong.
+    Invalid,
+    /// Another manifest of the source has the pod's name.
+    Duplicate,
+}
+
+impl RejectionReason {
+    /// The reason a fault stands for: one without a field is about the whole text.
+    pub fn of(fault: &Fault) -> Self {
+        match fault.path.as_str() {
+            "" | "kind" | "apiVersion" => Self::Unreadable,
+            path if path.ends_with("metadata.name") && fault.message.contains(" is defined ") => Self::Duplicate,
+            _ => Self::Invalid,
+        }
+    }
+}
+
 /// A label set of one label, for families whose label values come from a closed set.
 macro_rules! one_label {
     ($set:ident, $field:ident: $value:ty) => {
@@ -79,6 +104,8 @@ label_values!(ContainerType { Container => "container", InitContainer => "init_c
 label_values!(MergeChange {
     Added => "added", Updated => "updated", Deleting => "deleting", Removed => "removed", Reconciled => "reconciled",
 });
+
+label_values!(RejectionReason { Unreadable => "unreadable", Invalid => "invalid", Duplicate => "duplicate" });
 
 /// kubelet's values of `container_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,6 +139,12 @@ struct StartErrorLabels {
     code: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RejectionLabels {
+    source: &'static str,
+    reason: RejectionReason,
+}
+
 /// The node's metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -128,7 +161,9 @@ pub struct Metrics {
     operation_errors: Family<OperationLabel, Counter>,
     operation_seconds: Family<OperationLabel, Histogram>,
     rejected: Gauge,
+    manifest_rejected: Family<RejectionLabels, Counter>,
     source_healthy: Family<SourceLabel, Gauge>,
+    source_success: Family<SourceLabel, Gauge<f64, AtomicU64>>,
     containerd_connected: Gauge,
     merge_changes: Family<ChangeLabel, Counter>,
 }
@@ -150,7 +185,9 @@ impl Metrics {
             operation_errors: Family::default(),
             operation_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.005, 2.5, 14))),
             rejected: Gauge::default(),
+            manifest_rejected: Family::default(),
             source_healthy: Family::default(),
+            source_success: Family::default(),
             containerd_connected: Gauge::default(),
             merge_changes: Family::default(),
         };
@@ -189,6 +226,16 @@ impl Metrics {
         all.register("kubelet_node_name", "The node's name; always 1", node);
         all.register("kubernetes_build", "What this agent is", build_info());
         all.register("limpet_manifests_rejected", "Manifests refused by their source now", self.rejected.clone());
+        all.register(
+            "limpet_manifest_rejected",
+            "Faults for which manifests were refused",
+            self.manifest_rejected.clone(),
+        );
+        all.register(
+            "limpet_source_last_success_timestamp_seconds",
+            "When a source last read its place in full",
+            self.source_success.clone(),
+        );
         all.register("limpet_source_healthy", "1 while a source reads its place", self.source_healthy.clone());
         all.register(
             "limpet_containerd_connected",
@@ -245,11 +292,16 @@ impl Metrics {
         self.merge_changes.get_or_create(&ChangeLabel { change }).inc();
     }
 
+    /// A manifest was refused for a fault that it was not refused for before.
+    pub fn manifest_rejected(&self, source: SourceKind, reason: RejectionReason) {
+        self.manifest_rejected.get_or_create(&RejectionLabels { source: source.as_str(), reason }).inc();
+    }
+
     /// Takes what the snapshots say and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).
     pub fn render<'a>(
         &self,
         pods: &ObservedPods,
-        sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot)>,
+        sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot, Option<Timestamp>)>,
     ) -> String {
         self.take_pods(pods);
         self.take_sources(sources);
@@ -288,9 +340,9 @@ impl Metrics {
         }
     }
 
-    fn take_sources<'a>(&self, sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot)>) {
+    fn take_sources<'a>(&self, sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot, Option<Timestamp>)>) {
         let (mut of_node, mut of_apiserver, mut rejected) = (0, 0, 0);
-        for (kind, snapshot) in sources {
+        for (kind, snapshot, last_success) in sources {
             let pods = i64::try_from(snapshot.pods.len()).unwrap_or(i64::MAX);
             if kind == SourceKind::Api {
                 of_apiserver += pods;
@@ -299,7 +351,11 @@ impl Metrics {
             }
             rejected += i64::try_from(snapshot.rejected.len()).unwrap_or(i64::MAX);
             let healthy = snapshot.health == Health::Good;
-            self.source_healthy.get_or_create(&SourceLabel { source: kind.as_str() }).set(i64::from(healthy));
+            let label = SourceLabel { source: kind.as_str() };
+            self.source_healthy.get_or_create(&label).set(i64::from(healthy));
+            if let Some(at) = last_success {
+                self.source_success.get_or_create(&label).set(at.as_duration().as_secs_f64());
+            }
         }
         self.desired_pods.get_or_create(&StaticLabel { r#static: Static::Yes }).set(of_node);
         self.desired_pods.get_or_create(&StaticLabel { r#static: Static::No }).set(of_apiserver);

@@ -1,42 +1,108 @@
-//! How manifests lie in the database: a format byte, a checksum, then each manifest with its length before it.
+//! How what was last good lies in the database: a record that says by itself what it is, so that it can be found in a
+//! damaged file too.
+//!
+//! Magic, format, length of the rest, checksum of the rest; then sequence, time, source, origin, mark, and each
+//! manifest with its length before it. Numbers are big-endian. A record of another format is not read.
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
-/// The layout below; a record of another one is not read.
-const FORMAT: u8 = 1;
-const CHECKSUM: usize = 16;
+use super::Kept;
+use crate::source::SourceKind;
 
-/// The record of `manifests`.
-pub(super) fn encode(manifests: &[Arc<[u8]>]) -> Vec<u8> {
-    let mut body = Vec::with_capacity(manifests.iter().map(|manifest| manifest.len() + 4).sum());
-    for manifest in manifests {
-        // A manifest comes from a file of at most 10 MiB.
-        body.extend_from_slice(&u32::try_from(manifest.len()).unwrap_or(u32::MAX).to_be_bytes());
-        body.extend_from_slice(manifest);
+/// What every record begins with; the last byte is the format.
+pub(super) const MAGIC: [u8; 8] = *b"limpetG\x02";
+const CHECKSUM: usize = 16;
+const HEAD: usize = MAGIC.len() + 4 + CHECKSUM;
+
+/// One record, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Grows with every transaction: of two records of one origin the higher one counts.
+    pub(super) sequence: u64,
+    pub(super) source: SourceKind,
+    pub(super) origin: String,
+    /// `None`: nothing is kept of the origin any more.
+    pub(super) kept: Option<Kept>,
+}
+
+/// The record's bytes.
+pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, kept: Option<&Kept>) -> Vec<u8> {
+    let mut body = Vec::new();
+    body.extend_from_slice(&sequence.to_be_bytes());
+    put(&mut body, source.as_str().as_bytes());
+    put(&mut body, origin.as_bytes());
+    match kept {
+        None => body.push(0),
+        Some(kept) => {
+            body.push(1);
+            body.extend_from_slice(&kept.accepted.as_millisecond().to_be_bytes());
+            put(&mut body, kept.mark.as_bytes());
+            kept.manifests.iter().for_each(|manifest| put(&mut body, manifest));
+        }
     }
-    let mut record = vec![FORMAT];
+    let mut record = Vec::with_capacity(HEAD + body.len());
+    record.extend_from_slice(&MAGIC);
+    record.extend_from_slice(&length(&body));
     record.extend_from_slice(&Sha256::digest(&body)[..CHECKSUM]);
     record.extend_from_slice(&body);
     record
 }
 
-/// The manifests of `record`; `None` when it is damaged or of another format.
-pub(super) fn decode(record: &[u8]) -> Option<Vec<Arc<[u8]>>> {
-    let (format, rest) = record.split_first()?;
-    let (checksum, mut body) = rest.split_at_checked(CHECKSUM)?;
-    if *format != FORMAT || Sha256::digest(body)[..CHECKSUM] != *checksum {
+fn put(body: &mut Vec<u8>, bytes: &[u8]) {
+    body.extend_from_slice(&length(bytes));
+    body.extend_from_slice(bytes);
+}
+
+/// All that is kept comes from files and answers of at most 10 MiB.
+fn length(bytes: &[u8]) -> [u8; 4] {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes()
+}
+
+/// The record at the beginning of `bytes`; `None` when it is damaged, cut or of another format.
+pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
+    let rest = bytes.strip_prefix(&MAGIC)?;
+    let (length, rest) = rest.split_first_chunk::<4>()?;
+    let (checksum, rest) = rest.split_at_checked(CHECKSUM)?;
+    let body = rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
+    if Sha256::digest(body)[..CHECKSUM] != *checksum {
         return None;
     }
+    let (sequence, mut body) = body.split_first_chunk::<8>()?;
+    let source = SourceKind::from_name(std::str::from_utf8(take(&mut body)?).ok()?)?;
+    let origin = String::from_utf8(take(&mut body)?.to_vec()).ok()?;
+    let (state, body) = body.split_first()?;
+    Some(Record {
+        sequence: u64::from_be_bytes(*sequence),
+        source,
+        origin,
+        kept: if *state == 0 { None } else { Some(kept(body)?) },
+    })
+}
+
+fn kept(body: &[u8]) -> Option<Kept> {
+    let (accepted, mut body) = body.split_first_chunk::<8>()?;
+    let accepted = Timestamp::from_millisecond(i64::from_be_bytes(*accepted)).ok()?;
+    let mark = String::from_utf8(take(&mut body)?.to_vec()).ok()?;
     let mut manifests = Vec::new();
     while !body.is_empty() {
-        let (length, rest) = body.split_first_chunk::<4>()?;
-        let (manifest, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
-        manifests.push(Arc::from(manifest));
-        body = rest;
+        manifests.push(Arc::from(take(&mut body)?));
     }
-    Some(manifests)
+    Some(Kept { manifests, mark, accepted })
+}
+
+fn take<'a>(body: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, rest) = body.split_first_chunk::<4>()?;
+    let (taken, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
+    *body = rest;
+    Some(taken)
+}
+
+/// The sequence of a record that says that nothing is kept.
+pub(super) fn gone(bytes: &[u8]) -> Option<u64> {
+    decode(bytes).filter(|record| record.kept.is_none()).map(|record| record.sequence)
 }
 
 #[cfg(test)]
@@ -47,9 +113,13 @@ mod tests {
     #[test]
     fn what_is_encoded_is_decoded_and_no_damaged_byte_passes() {
         let manifests: Vec<Arc<[u8]>> = vec![Arc::from(&b"{}"[..]), Arc::from(&b""[..]), Arc::from(&b"{\"a\":1}"[..])];
-        let record = encode(&manifests);
-        assert_eq!(decode(&record), Some(manifests));
-        assert_eq!(decode(&encode(&[])), Some(Vec::new()));
+        let kept = Kept { manifests, mark: "etag".to_owned(), accepted: Timestamp::UNIX_EPOCH };
+        let record = encode(7, SourceKind::Http, "https://x", Some(&kept));
+        let whole = Record { sequence: 7, source: SourceKind::Http, origin: "https://x".to_owned(), kept: Some(kept) };
+        assert_eq!(decode(&record), Some(whole.clone()));
+        assert_eq!(decode(&[&record[..], b"and more"].concat()), Some(whole));
+        assert_eq!(gone(&record), None);
+        assert_eq!(gone(&encode(8, SourceKind::Push, "web", None)), Some(8));
         for index in 0..record.len() {
             let mut damaged = record.clone();
             damaged[index] ^= 0x40;

@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use super::tables::MAX_GONE;
 use super::*;
 
 fn manifests(texts: &[&str]) -> Manifests {
@@ -11,7 +12,21 @@ fn manifests(texts: &[&str]) -> Manifests {
 }
 
 fn put(origin: &str, texts: &[&str]) -> Changes {
-    Changes { last_good: BTreeMap::from([(Arc::from(origin), Some(manifests(texts)))]), directory: None }
+    let kept = Kept { mark: format!("mark of {origin}"), ..Kept::now(manifests(texts)) };
+    Changes { last_good: BTreeMap::from([(Arc::from(origin), Some(kept))]), directory: None }
+}
+
+fn remove(origin: &str) -> Changes {
+    Changes { last_good: BTreeMap::from([(Arc::from(origin), None)]), directory: None }
+}
+
+/// `origin manifest…` of everything kept of a source.
+fn kept(store: &Store, source: SourceKind) -> Vec<String> {
+    let text = |manifests: &Manifests| -> String {
+        manifests.iter().map(|manifest| format!(" {}", String::from_utf8_lossy(manifest))).collect()
+    };
+    let all = store.last_good(source).unwrap();
+    all.iter().map(|(origin, kept)| format!("{origin}{}", text(&kept.manifests))).collect()
 }
 
 #[test]
@@ -32,12 +47,11 @@ fn what_was_kept_is_there_after_reopening_and_by_source() {
         assert!(store.apply(SourceKind::File, &forget).unwrap());
     }
     let (store, _) = Store::open(&path).unwrap();
-    let kept = store.last_good(SourceKind::File).unwrap();
-    assert_eq!(kept, BTreeMap::from([(Arc::from("a.yaml"), manifests(&["{1}", "{2}"]))]));
+    assert_eq!(kept(&store, SourceKind::File), ["a.yaml {1} {2}"]);
+    assert_eq!(store.last_good(SourceKind::File).unwrap()["a.yaml"].mark, "mark of a.yaml");
     assert_eq!(store.last_good(SourceKind::Http).unwrap().len(), 1);
     assert_eq!(store.directory("/etc/manifests").unwrap(), Some(id));
-    let forget = Changes { last_good: BTreeMap::from([(Arc::from("a.yaml"), None)]), directory: None };
-    assert!(store.apply(SourceKind::File, &forget).unwrap());
+    assert!(store.apply(SourceKind::File, &remove("a.yaml")).unwrap());
     assert!(store.last_good(SourceKind::File).unwrap().is_empty());
     assert_eq!(store.last_good(SourceKind::Http).unwrap().len(), 1);
 }
@@ -47,7 +61,7 @@ fn nothing_is_written_when_nothing_changed() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     let (store, _) = Store::open(&path).unwrap();
-    let nothing = Changes { last_good: BTreeMap::from([(Arc::from("x.yaml"), None)]), directory: None };
+    let nothing = remove("x.yaml");
     assert!(!store.apply(SourceKind::File, &nothing).unwrap());
     let mut changes = put("a.yaml", &["{1}"]);
     changes.directory = Some((Arc::from("/m"), DirectoryId { device: 1, inode: 2 }));
@@ -63,11 +77,12 @@ fn nothing_is_written_when_nothing_changed() {
 fn what_is_no_database_is_set_aside() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
-    for (n, content) in [(1, b"not a database".to_vec()), (2, vec![0x5a; 1 << 20])] {
+    for content in [b"not a database".to_vec(), vec![0x5a; 1 << 20]] {
         fs::write(&path, &content).unwrap();
         let (store, aside) = Store::open(&path).unwrap();
         let aside = aside.expect("set aside");
-        assert_eq!(aside.path, root.path().join(format!("limpet.db.damaged-{n}")));
+        assert!(aside.path.to_str().unwrap().contains("/limpet.db.salvaged-2"), "{aside:?}");
+        assert_eq!((aside.recovered, store.damaged().last()), (0, Some(&aside.path)));
         assert_eq!(fs::read(&aside.path).unwrap(), content);
         assert!(store.apply(SourceKind::File, &put("a.yaml", &["{1}"])).unwrap());
         drop(store);
@@ -76,19 +91,82 @@ fn what_is_no_database_is_set_aside() {
 }
 
 #[test]
-fn a_database_cut_short_is_set_aside_or_read() {
+fn a_database_cut_short_is_set_aside_and_what_is_whole_is_taken_over() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     let (store, _) = Store::open(&path).unwrap();
     store.apply(SourceKind::File, &put("a.yaml", &["{1}"])).unwrap();
     drop(store);
     let whole = fs::read(&path).unwrap();
-    for length in [1, 100, 4096, 5000, whole.len() / 2] {
+    let record = whole.windows(record::MAGIC.len()).position(|window| window == record::MAGIC).unwrap();
+    for length in [1, 100, 4096, 5000, record + 8, record + 200, whole.len() / 2] {
         fs::write(&path, &whole[..length]).unwrap();
         let (store, aside) = Store::open(&path).unwrap();
         assert!(aside.is_some(), "cut at {length}");
-        assert!(store.last_good(SourceKind::File).unwrap().is_empty());
+        let expected: &[&str] = if length > record + 100 { &["a.yaml {1}"] } else { &[] };
+        assert_eq!(kept(&store, SourceKind::File), expected, "cut at {length}");
     }
+}
+
+#[test]
+fn a_salvage_takes_the_newest_of_each_and_nothing_that_was_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("limpet.db");
+    let (store, _) = Store::open(&path).unwrap();
+    for version in 0..20 {
+        store.apply(SourceKind::Push, &put("web", &[&version.to_string()])).unwrap();
+        store.apply(SourceKind::Push, &put("gone", &[&version.to_string()])).unwrap();
+    }
+    store.apply(SourceKind::Http, &put("https://x", &["{1}", "{2}"])).unwrap();
+    store.apply(SourceKind::Push, &remove("gone")).unwrap();
+    drop(store);
+    let mut damaged = fs::read(&path).unwrap();
+    damaged[..64].fill(0);
+    fs::write(&path, &damaged).unwrap();
+    let (store, aside) = Store::open(&path).unwrap();
+    assert_eq!(aside.unwrap().recovered, 2);
+    assert_eq!(kept(&store, SourceKind::Push), ["web 19"]);
+    assert_eq!(kept(&store, SourceKind::Http), ["https://x {1} {2}"]);
+    assert_eq!(store.last_good(SourceKind::Http).unwrap()["https://x"].mark, "mark of https://x");
+    // What is written from now on is newer than all that was salvaged, also for the next salvage.
+    store.apply(SourceKind::Push, &put("web", &["20"])).unwrap();
+    drop(store);
+    let mut damaged = fs::read(&path).unwrap();
+    damaged[..64].fill(0);
+    fs::write(&path, &damaged).unwrap();
+    let (store, _) = Store::open(&path).unwrap();
+    assert_eq!(kept(&store, SourceKind::Push), ["web 20"]);
+    assert_eq!(store.damaged().len(), 2);
+}
+
+#[test]
+fn a_start_after_a_crash_of_the_database_takes_over_what_was_set_aside() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("limpet.db");
+    Store::open(&path).unwrap().0.apply(SourceKind::Push, &put("web", &["1"])).unwrap();
+    quarantine::set_aside(&path).unwrap();
+    let (store, aside) = Store::open(&path).unwrap();
+    assert_eq!(aside.unwrap().recovered, 1);
+    assert_eq!(kept(&store, SourceKind::Push), ["web 1"]);
+    drop(store);
+    // Removed by hand: then nothing comes back.
+    fs::remove_file(&path).unwrap();
+    let (store, aside) = Store::open(&path).unwrap();
+    assert_eq!((aside, store.last_good(SourceKind::Push).unwrap().len()), (None, 0));
+}
+
+#[test]
+fn what_is_gone_does_not_pile_up() {
+    let root = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(&root.path().join("limpet.db")).unwrap();
+    for n in 0..MAX_GONE + 20 {
+        store.apply(SourceKind::Push, &put(&n.to_string(), &["{}"])).unwrap();
+        store.apply(SourceKind::Push, &remove(&n.to_string())).unwrap();
+    }
+    let database = store.database.lock().unwrap();
+    let transaction = database.as_ref().unwrap().begin_read().unwrap();
+    let table = open_last_good(&transaction).unwrap().unwrap();
+    assert_eq!(redb::ReadableTableMetadata::len(&table).unwrap(), MAX_GONE as u64);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::Notify;
@@ -17,7 +18,10 @@ pub enum Wish {
     /// It shall run, in this version.
     Run(Arc<PodRecord>),
     /// It shall end.
-    End,
+    End {
+        /// Within this time, instead of its own.
+        grace: Option<Duration>,
+    },
 }
 
 /// Everything that came since the worker looked last.

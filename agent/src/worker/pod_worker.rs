@@ -40,6 +40,8 @@ pub struct PodWorker {
     next: Option<Arc<PodRecord>>,
     /// Nothing of this key is to run any more.
     unwanted: bool,
+    /// What its end may take, when that is not the pod's own to say.
+    grace: Option<Duration>,
     jobs: JoinSet<(u64, Outcome)>,
     pulls: HashMap<usize, AbortHandle>,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
@@ -68,6 +70,7 @@ impl PodWorker {
             others,
             next: None,
             unwanted: false,
+            grace: None,
             jobs: JoinSet::new(),
             pulls: HashMap::new(),
             generation: 0,
@@ -210,11 +213,13 @@ impl PodWorker {
         match mail.wish {
             Some(Wish::Run(record)) => {
                 self.unwanted = false;
+                self.grace = None;
                 self.next = Some(record);
                 self.settle(now);
             }
-            Some(Wish::End) => {
+            Some(Wish::End { grace }) => {
                 self.unwanted = true;
+                self.grace = grace.or(self.grace);
                 self.next = None;
                 self.settle(now);
             }
@@ -237,7 +242,8 @@ impl PodWorker {
             }
             (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
             (Some(pod), None) if others || self.unwanted => {
-                pod.end(Duration::from_secs(pod.record.grace_seconds()), now)
+                let own = Duration::from_secs(pod.record.grace_seconds());
+                pod.end(self.grace.unwrap_or(own), now)
             }
             (None, Some(next)) => {
                 self.current = Some(PodState::new(Arc::clone(next), now.wall));

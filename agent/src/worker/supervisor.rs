@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -101,7 +102,7 @@ impl Supervisor {
             match change {
                 // What runs came of another source, which has not been heard.
                 PodChange::Removed(_) if self.provisional.contains(&record.key) => {}
-                PodChange::Removed(_) => self.wish(&record.key, Wish::End),
+                PodChange::Removed(_) => self.wish(&record.key, Wish::End { grace: None }),
                 PodChange::Added(_)
                 | PodChange::Updated { .. }
                 | PodChange::Deleting { .. }
@@ -128,7 +129,7 @@ impl Supervisor {
                 Some(record) => self.wish(&key, wish_for(&record)),
                 None => {
                     tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
-                    self.wish(&key, Wish::End);
+                    self.wish(&key, Wish::End { grace: None });
                 }
             }
         }
@@ -145,7 +146,7 @@ impl Supervisor {
                     if !self.workers.contains_key(key) {
                         return;
                     }
-                    wish = Wish::End;
+                    wish = Wish::End { grace: None };
                 }
                 _ => drop(self.routes.insert(digits, key.clone())),
             }
@@ -159,7 +160,7 @@ impl Supervisor {
             }
             (None, Wish::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(Wish::Run(record))),
             // It may have been waiting for a place.
-            (None, Wish::End) => self.hands.retire(key),
+            (None, Wish::End { .. }) => self.hands.retire(key),
         }
     }
 
@@ -336,7 +337,11 @@ fn images(record: &PodRecord) -> Vec<String> {
 }
 
 fn wish_for(record: &Arc<PodRecord>) -> Wish {
-    if record.is_deleting() { Wish::End } else { Wish::Run(Arc::clone(record)) }
+    if !record.is_deleting() {
+        return Wish::Run(Arc::clone(record));
+    }
+    let grace = record.pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Wish::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
 }
 
 /// One line per verb and source, as kubelet's sync loop has it; one per pod where there is something to say of what

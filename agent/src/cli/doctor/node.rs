@@ -61,16 +61,20 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         false => None,
     };
     let mut findings = vec![
-        manifests(config.manifest_path.as_deref()),
+        manifests(config.manifest_path.as_deref(), config.manifest_url.is_some()),
         others(crate::node::other_agent(), config.ignore_other_agents),
     ];
+    findings.extend(crate::store::damaged(&config.database()).last().map(|path| damaged(path)));
     findings.extend(service(unit.as_deref().unwrap_or_default()));
     findings.extend(running(config));
     findings
 }
 
-fn manifests(path: Option<&Path>) -> Finding {
+fn manifests(path: Option<&Path>, url: bool) -> Finding {
     let Some(path) = path else {
+        if url {
+            return Finding::ok("manifests", "read from a URL; see limpet sources");
+        }
         let remedy = "Set staticPodPath, or start with --pod-manifest-path";
         return Finding::degraded("manifests", "no directory is configured; no pods are read from files", remedy);
     };
@@ -80,6 +84,14 @@ fn manifests(path: Option<&Path>) -> Finding {
         Ok(()) => Finding::ok("manifests", place.to_string()),
         Err(error) => Finding::degraded("manifests", format!("{place}: {error}"), "Make it; limpet waits for it"),
     }
+}
+
+/// A database that was damaged once.
+fn damaged(path: &Path) -> Finding {
+    let text = format!("was damaged and is set aside as {}; what was intact in it was taken over", path.display());
+    let remedy = "Look at the disk. Once the pods are as they should be, remove the file: pushed pods that limpet does not \
+                  know any more end then at its next start";
+    Finding::degraded("database", text, remedy)
 }
 
 fn others(other: Option<OtherAgent>, ignored: bool) -> Finding {
@@ -157,8 +169,9 @@ mod tests {
 
     #[test]
     fn manifests_are_looked_for() {
-        assert_eq!(manifests(None).level, Level::Degraded);
-        assert_eq!(manifests(Some(Path::new("/proc"))).level, Level::Ok);
-        assert_eq!(manifests(Some(Path::new("/nowhere/at/all"))).level, Level::Degraded);
+        assert_eq!(manifests(None, false).level, Level::Degraded);
+        assert_eq!(manifests(None, true).level, Level::Ok);
+        assert_eq!(manifests(Some(Path::new("/proc")), false).level, Level::Ok);
+        assert_eq!(manifests(Some(Path::new("/nowhere/at/all")), false).level, Level::Degraded);
     }
 }

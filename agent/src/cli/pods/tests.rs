@@ -102,6 +102,8 @@ fn what_has_no_row_is_remarked() {
         health: "unavailable".to_owned(),
         detail: "timeout".to_owned(),
         last_good: None,
+        next_retry: None,
+        remark: None,
         pods: 1,
         rejected: vec![refused(&[]), refused(&["default/web-edge1"])],
     };
@@ -112,5 +114,8 @@ fn what_has_no_row_is_remarked() {
             "source http cannot be read: timeout; its pods keep running",
         ]
     );
-    assert_eq!(nothing(&[]), "No pods, and no manifest directory is configured (staticPodPath).");
+    assert_eq!(
+        nothing(&[]),
+        "No pods, and no manifest directory is configured (staticPodPath); hand some over: limpet apply -f FILE"
+    );
 }

@@ -2,7 +2,10 @@
 
 use clap::Parser;
 
+use reqwest::header::HeaderMap;
+
 use super::*;
+use crate::source::http::{Address, HttpSettings};
 
 #[derive(Debug, Parser)]
 struct Command {
@@ -49,10 +52,12 @@ fn every_key_that_acts_acts() {
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
          cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\npodPidsLimit: 512\nresolvConf: ''\n\
          serializeImagePulls: false\nmaxParallelImagePulls: 3\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
-         allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\n---\n\
+         allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
-         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nignoreOtherAgents: true\n"
+         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nignoreOtherAgents: true\n\
+         staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
     );
     for key in KUBELET.iter().chain(LIMPET).filter(|key| key.support == Support::Acts) {
         assert!(text.contains(&format!("\n{}:", key.name)) || text.starts_with(key.name), "{} is not tried", key.name);
@@ -66,6 +71,16 @@ fn every_key_that_acts_acts() {
         container_logs_dir: "/cl".into(),
         runtime_endpoint: "/run/c.sock".into(),
         manifest_path: Some(directory.join("manifests")),
+        manifest_url: Some(HttpSettings {
+            address: Address::parse("https://fleet.example/pods").unwrap(),
+            headers: [("x-node", "a"), ("x-node", "b")].into_iter().fold(HeaderMap::new(), |mut all, (name, value)| {
+                all.append(name, value.parse().unwrap());
+                all
+            }),
+            frequency: std::time::Duration::from_secs(90),
+            ca_file: Some("/ca.pem".into()),
+            client_files: Some(("/cert.pem".into(), "/key.pem".into())),
+        }),
         cgroup_driver: CgroupDriver::Systemd,
         cgroup_root: "/edge".into(),
         pod_pids_limit: Some(512),
@@ -129,7 +144,7 @@ fn all_mistakes_are_told_in_one_run_with_their_places() {
         "config.yaml:12:15: cgroupDriver: \"systemdd\" is neither cgroupfs nor systemd",
         "config.yaml:9:22: containerLogMaxSize: \"10MB\" is no size such as 10Mi",
         "config.yaml:13:24: maxParallelImagePulls: 4 cannot be while serializeImagePulls is true",
-        "config.yaml:20:1: staticPodPath: no such key",
+        "config.yaml:20:1: staticPodPath: no such key; it belongs to KubeletConfiguration",
         "config.yaml:19:15: runDirectory: \"run\" is not an absolute path",
         "config.yaml:18:17: metricsAddress: 0.0.0.0:80 is not on loopback; only 127.0.0.0/8 and [::1] are allowed",
         "flags: --container-runtime-endpoint: \"tcp://x\" is no socket such as unix:///run/containerd/containerd.sock",
@@ -208,4 +223,25 @@ fn the_packaged_configuration_loads_without_a_word() {
     assert_eq!(warnings, []);
     assert!(config.seccomp_default);
     assert_eq!(config.manifest_path, Some("/etc/limpet/manifests".into()));
+}
+
+#[test]
+fn mistakes_about_the_url_are_told_without_secrets() {
+    let text = format!(
+        "{KUBELET_HEAD}staticPodURL: ftp://u:pa55@x/\nhttpCheckFrequency: 10ms\nstaticPodURLHeader:\n  X-A: tok\n  X B: [tok]\n---\n\
+         {LIMPET_HEAD}staticPodURLCAFile: ca.pem\nstaticPodURLCertFile: /cert.pem\n"
+    );
+    let faults = load_text(&text, &["--manifest-url-header=tok"]).0.unwrap_err();
+    let expected = [
+        "config.yaml:6:8: staticPodURLHeader.X-A: expected a list of texts, found text",
+        "config.yaml:11:21: staticPodURLCAFile: \"ca.pem\" is not an absolute path",
+        "flags: --manifest-url-header: a header must be name:value",
+        "config.yaml:4:21: httpCheckFrequency: 10ms is shorter than 1s",
+        "config.yaml: staticPodURLCertFile: needs staticPodURLKeyFile beside it",
+        "config.yaml:3:15: staticPodURL: begins with ftp:, not with http: or https:",
+    ];
+    assert_eq!(faults, expected);
+    let flags = flags(&["--manifest-url=http://x/", "--http-check-frequency=5s", "--manifest-url-header=a:1"]);
+    let url = load(&flags).unwrap().0.manifest_url.unwrap();
+    assert_eq!((url.address.to_string().as_str(), url.frequency.as_secs(), url.headers.len()), ("http://x/", 5, 1));
 }

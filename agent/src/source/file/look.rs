@@ -11,9 +11,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use super::names::{NameClass, class, looks_like_manifest};
-use super::{Decoder, Manifest};
-use crate::pod::Fault;
-use crate::source::SourceKind;
+use crate::pod::{Fault, Manifest};
+use crate::source::{Decoder, SourceKind};
 use crate::watch::DirectoryId;
 
 /// Bytes of one manifest file, as kubelet has it.

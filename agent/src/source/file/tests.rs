@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::pod::{Fingerprint, PodKey, PodUid};
+use crate::pod::{Fault, Fingerprint, PodKey, PodUid};
 
 /// A language of one pod a line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
 fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {

@@ -60,7 +60,16 @@ fn a_scrape_tells_what_happened_and_what_is() {
     file.pods.insert(pod.record.key.clone(), Arc::clone(&pod.record));
     let http = SourceSnapshot { health: Health::Unavailable("timeout".into()), ..SourceSnapshot::default() };
 
-    let page = metrics.render(&all.load(), [(SourceKind::File, &file), (SourceKind::Http, &http)]);
+    let twice = crate::pod::Fault::error("metadata.name", "pod default/web is defined in a.yaml already");
+    metrics.manifest_rejected(SourceKind::File, RejectionReason::of(&twice));
+
+    let page = metrics.render(
+        &all.load(),
+        [
+            (SourceKind::File, &file, Some(jiff::Timestamp::constant(1_700_000_000, 500_000_000))),
+            (SourceKind::Http, &http, None),
+        ],
+    );
     let samples = parse(&page);
     for (name, expected) in [
         ("kubelet_running_pods", 1.0),
@@ -79,6 +88,8 @@ fn a_scrape_tells_what_happened_and_what_is() {
         ("kubelet_runtime_operations_duration_seconds_count{operation_type=\"create_task\"}", 2.0),
         ("kubelet_node_name{node=\"edge1\"}", 1.0),
         ("limpet_manifests_rejected", 0.0),
+        ("limpet_manifest_rejected_total{source=\"file\",reason=\"duplicate\"}", 1.0),
+        ("limpet_source_last_success_timestamp_seconds{source=\"file\"}", 1_700_000_000.5),
         ("limpet_source_healthy{source=\"file\"}", 1.0),
         ("limpet_source_healthy{source=\"http\"}", 0.0),
         ("limpet_containerd_connected", 1.0),

@@ -1,57 +1,63 @@
 //! What was last good, on its way to the disk: one write at a time, off the agent's thread; a failed one is tried
 //! again with the next change.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
 use crate::source::SourceKind;
-use crate::store::{Changes, Manifests, Store, StoreError};
+use crate::store::{Changes, Kept, Store, StoreError};
 use crate::watch::DirectoryId;
 
 /// A write that has ended: what was to be written, and how it went.
 type Written = Result<(Changes, Result<bool, StoreError>), JoinError>;
 
-/// The file source's part of the database.
+/// One source's part of the database.
 #[derive(Debug)]
 pub(super) struct Keeper {
     store: Arc<Store>,
-    /// The configured path: what the accepted directory is kept by.
-    path: Arc<str>,
+    source: SourceKind,
     pending: Changes,
     writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
+    /// As of [`Store::replaced`].
+    replaced: u64,
 }
 
 impl Keeper {
-    pub(super) fn new(store: Arc<Store>, path: Arc<str>) -> Self {
-        Self { store, path, pending: Changes::default(), writing: None }
+    pub(super) fn new(store: Arc<Store>, source: SourceKind) -> Self {
+        let replaced = store.replaced();
+        Self { store, source, pending: Changes::default(), writing: None, replaced }
     }
 
-    /// What was kept by an earlier run: manifests by file, and the directory last accepted.
-    pub(super) async fn load(&self) -> (BTreeMap<Arc<str>, Manifests>, Option<DirectoryId>) {
-        let (store, path) = (Arc::clone(&self.store), Arc::clone(&self.path));
-        let read = tokio::task::spawn_blocking(move || {
-            let last_good = store.last_good(SourceKind::File)?;
-            Ok::<_, StoreError>((last_good, store.directory(&path)?))
-        });
-        match read.await {
-            Ok(Ok(kept)) => return kept,
-            Ok(Err(error)) => error!(error = chain(&error), "last good manifests cannot be read, going on without"),
-            Err(error) => error!(%error, "last good manifests cannot be read, going on without"),
+    /// Whether all that is good has to be put again, because the database had to be replaced: true once.
+    pub(super) fn must_begin_again(&mut self) -> bool {
+        let replaced = self.store.replaced();
+        std::mem::replace(&mut self.replaced, replaced) != replaced
+    }
+
+    /// What was kept by an earlier run; `None`, and told, when it cannot be read.
+    pub(super) async fn load<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Option<T> {
+        let (store, source) = (Arc::clone(&self.store), self.source);
+        match tokio::task::spawn_blocking(move || read(&store)).await {
+            Ok(Ok(kept)) => return Some(kept),
+            Ok(Err(error)) => error!(%source, error = chain(&error), "last good manifests cannot be read"),
+            Err(error) => error!(%source, %error, "last good manifests cannot be read"),
         }
-        (BTreeMap::new(), None)
+        None
     }
 
-    /// Notes what is good of a file now; `None`: nothing.
-    pub(super) fn put(&mut self, file: Arc<str>, manifests: Option<Manifests>) {
-        self.pending.last_good.insert(file, manifests);
+    /// Notes what is good of a file or URL now; `None`: nothing.
+    pub(super) fn put(&mut self, origin: Arc<str>, kept: Option<Kept>) {
+        self.pending.last_good.insert(origin, kept);
     }
 
-    /// Notes which directory was accepted.
-    pub(super) fn put_directory(&mut self, id: DirectoryId) {
-        self.pending.directory = Some((Arc::clone(&self.path), id));
+    /// Notes which directory was accepted at `path`.
+    pub(super) fn put_directory(&mut self, path: Arc<str>, id: DirectoryId) {
+        self.pending.directory = Some((path, id));
     }
 
     /// Begins to write what was noted, unless a write is under way.
@@ -59,9 +65,9 @@ impl Keeper {
         if self.writing.is_some() || self.pending.is_empty() {
             return;
         }
-        let (store, changes) = (Arc::clone(&self.store), std::mem::take(&mut self.pending));
+        let (store, source, changes) = (Arc::clone(&self.store), self.source, std::mem::take(&mut self.pending));
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            let outcome = store.apply(SourceKind::File, &changes);
+            let outcome = store.apply(source, &changes);
             (changes, outcome)
         }));
     }
@@ -89,19 +95,19 @@ impl Keeper {
         match written {
             Ok((_, Ok(_))) => return true,
             Ok((changes, Err(error))) => {
-                error!(error = chain(&error), "last good manifests are not kept, trying again at the next change");
+                error!(source = %self.source, error = chain(&error), "last good manifests are not kept, trying again at the next change");
                 let newer = std::mem::replace(&mut self.pending, changes);
                 self.pending.last_good.extend(newer.last_good);
                 self.pending.directory = newer.directory.or(self.pending.directory.take());
             }
-            Err(error) => error!(%error, "keeping last good manifests failed"),
+            Err(error) => error!(source = %self.source, %error, "keeping last good manifests failed"),
         }
         false
     }
 }
 
 /// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
@@ -111,20 +117,24 @@ fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
 
+    fn kept(manifest: &[u8]) -> Kept {
+        Kept { accepted: jiff::Timestamp::UNIX_EPOCH, ..Kept::now(vec![Arc::from(manifest)]) }
+    }
+
     #[test]
     fn what_did_not_reach_the_disk_comes_back_beneath_what_is_newer() {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        let mut keeper = Keeper::new(store, Arc::from("/m"));
+        let mut keeper = Keeper::new(store, SourceKind::File);
         let old = DirectoryId { device: 1, inode: 1 };
-        keeper.put(Arc::from("a"), Some(vec![Arc::from(&b"1"[..])]));
+        keeper.put(Arc::from("a"), Some(kept(b"1")));
         keeper.put(Arc::from("b"), None);
-        keeper.put_directory(old);
+        keeper.put_directory(Arc::from("/m"), old);
         let lost = std::mem::take(&mut keeper.pending);
-        keeper.put(Arc::from("a"), Some(vec![Arc::from(&b"2"[..])]));
+        keeper.put(Arc::from("a"), Some(kept(b"2")));
         let full = StoreError::SetAside { path: "/db".into(), source: std::io::ErrorKind::StorageFull.into() };
         assert!(!keeper.settle(Ok((lost, Err(full)))));
-        assert_eq!(keeper.pending.last_good[&Arc::from("a")], Some(vec![Arc::from(&b"2"[..])]));
+        assert_eq!(keeper.pending.last_good[&Arc::from("a")], Some(kept(b"2")));
         assert_eq!(keeper.pending.last_good[&Arc::from("b")], None);
         assert_eq!(keeper.pending.directory, Some((Arc::from("/m"), old)));
     }

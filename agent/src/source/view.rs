@@ -1,11 +1,10 @@
-//! What the files make together: which version of each file counts, who owns a key that two claim, and the
-//! snapshot of it. Pure: no file is opened here.
+//! What the files of a source make together: which version of each counts, who owns a key that two claim, and the
+//! snapshot of it. Pure: no file is opened here. A URL's answer is one file, and so is each push.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::Manifest;
-use crate::pod::{Fault, PodKey, PodRecord, Severity};
+use crate::pod::{Fault, Manifest, PodKey, PodRecord, Severity};
 use crate::source::{Health, Rejection, SourceSnapshot};
 use crate::store::Manifests;
 

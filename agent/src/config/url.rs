@@ -1,0 +1,207 @@
+//! `staticPodURL` and what belongs to it, gathered from both documents and the flags, and settled at the end.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+
+use super::RunFlags;
+use super::keys::Shape;
+use super::read::{expected, misfit};
+use super::tree::{Map, Position};
+use crate::source::http::{Address, HttpSettings};
+
+/// kubelet's `httpCheckFrequency`.
+const FREQUENCY: Duration = Duration::from_secs(20);
+
+/// Where something was said: the key or flag, and its place in the file.
+pub(super) type Said = (&'static str, Option<Position>);
+
+/// What was said of the URL.
+#[derive(Debug, Default)]
+pub(super) struct UrlParts {
+    pub(super) address: Option<(String, Said)>,
+    pub(super) headers: Vec<(String, String, Said)>,
+    pub(super) frequency: Option<(String, Said)>,
+    pub(super) ca_file: Option<PathBuf>,
+    pub(super) cert_file: Option<PathBuf>,
+    pub(super) key_file: Option<PathBuf>,
+}
+
+/// A mistake: where, and what.
+pub(super) type Mistake = (Said, String);
+
+impl UrlParts {
+    /// Takes what KubeletConfiguration says; returns what is wrong: where, at which path, and how.
+    pub(super) fn kubelet(&mut self, map: &Map<'_>) -> Vec<(Position, String, String)> {
+        let mut mistakes = Vec::new();
+        if let Some((url, at)) = map.text("staticPodURL").filter(|(url, _)| !url.is_empty()) {
+            self.address = Some((url.to_owned(), ("staticPodURL", Some(at))));
+        }
+        if let Some((frequency, at)) = map.text("httpCheckFrequency") {
+            self.frequency = Some((frequency.to_owned(), ("httpCheckFrequency", Some(at))));
+        }
+        for entry in map.map("staticPodURLHeader") {
+            if let Some((position, found)) = misfit(Shape::Texts, &entry.node) {
+                let message = format!("expected {}, found {found}", expected(Shape::Texts));
+                mistakes.push((position, format!("staticPodURLHeader.{}", entry.key), message));
+            }
+            let values = Map { entries: std::slice::from_ref(entry) }.texts(&entry.key);
+            for (value, at) in values {
+                self.headers.push((entry.key.clone(), value.to_owned(), ("staticPodURLHeader", Some(at))));
+            }
+        }
+        mistakes
+    }
+
+    /// Takes what the flags say, which wins.
+    pub(super) fn flags(&mut self, flags: &RunFlags) -> Result<(), String> {
+        if let Some(url) = &flags.manifest_url {
+            self.address = Some((url.clone(), ("--manifest-url", None))).filter(|(url, _)| !url.is_empty());
+        }
+        if let Some(frequency) = &flags.http_check_frequency {
+            self.frequency = Some((frequency.clone(), ("--http-check-frequency", None)));
+        }
+        self.header_flags(&flags.manifest_url_header)
+    }
+
+    /// kubelet's form of headers in a flag: `name:value,name:value`. Those of the flag replace those of the file.
+    fn header_flags(&mut self, flags: &[String]) -> Result<(), String> {
+        if flags.is_empty() {
+            return Ok(());
+        }
+        self.headers.clear();
+        for pair in flags.iter().flat_map(|flag| flag.split(',')).filter(|pair| !pair.trim().is_empty()) {
+            let (name, value) = pair.split_once(':').ok_or("a header must be name:value")?;
+            self.headers.push((name.trim().to_owned(), value.trim().to_owned(), ("--manifest-url-header", None)));
+        }
+        Ok(())
+    }
+
+    /// The settings; `None` without a URL.
+    pub(super) fn settle(self) -> (Option<HttpSettings>, Vec<Mistake>) {
+        let mut mistakes = Vec::new();
+        let frequency = self.frequency.and_then(|(text, said)| match duration(&text) {
+            Some(Duration::ZERO) => None,
+            Some(frequency) if frequency >= Duration::from_secs(1) => Some(frequency),
+            Some(_) => {
+                mistakes.push((said, format!("{text} is shorter than 1s")));
+                None
+            }
+            None => {
+                mistakes.push((said, format!("{text:?} is no duration such as 20s or 1m30s")));
+                None
+            }
+        });
+        let mut headers = HeaderMap::new();
+        for (name, value, said) in self.headers {
+            // The value may be a secret and is not repeated.
+            match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+                (Ok(name), Ok(mut value)) => {
+                    value.set_sensitive(true);
+                    headers.append(name, value);
+                }
+                (Err(_), _) => mistakes.push((said, format!("{name:?} is no name of a header"))),
+                (_, Err(_)) => mistakes.push((said, format!("the value of {name} cannot be sent in a header"))),
+            }
+        }
+        let client_files = match (self.cert_file, self.key_file) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            (Some(_), None) => {
+                mistakes.push((("staticPodURLCertFile", None), "needs staticPodURLKeyFile beside it".to_owned()));
+                None
+            }
+            (None, Some(_)) => {
+                mistakes.push((("staticPodURLKeyFile", None), "needs staticPodURLCertFile beside it".to_owned()));
+                None
+            }
+        };
+        let address = self
+            .address
+            .and_then(|(text, said)| Address::parse(&text).map_err(|mistake| mistakes.push((said, mistake))).ok());
+        let settings = address.map(|address| HttpSettings {
+            address,
+            headers,
+            frequency: frequency.unwrap_or(FREQUENCY),
+            ca_file: self.ca_file,
+            client_files,
+        });
+        (settings, mistakes)
+    }
+}
+
+/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is none, or negative.
+fn duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    let mut seconds = 0.0;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, after) = rest.split_at(digits);
+        let unit = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit);
+        let scale = match unit {
+            "ns" => 1e-9,
+            "us" | "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3_600.0,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * scale;
+        rest = after;
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let table = [
+            ("20s", Some(20_000)),
+            ("1m30s", Some(90_000)),
+            ("1.5h", Some(5_400_000)),
+            ("300ms", Some(300)),
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("20", None),
+            ("s", None),
+            ("", None),
+            ("-5s", None),
+            ("5 s", None),
+            ("1d", None),
+        ];
+        for (text, milliseconds) in table {
+            assert_eq!(duration(text), milliseconds.map(Duration::from_millis), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn headers_of_a_flag_replace_those_of_the_file() {
+        let mut parts =
+            UrlParts { address: Some(("http://x/".to_owned(), ("staticPodURL", None))), ..UrlParts::default() };
+        parts.headers.push(("old".to_owned(), "1".to_owned(), ("staticPodURLHeader", None)));
+        assert!(parts.header_flags(&[]).is_ok() && parts.headers.len() == 1);
+        assert!(parts.header_flags(&["a:hello,b:again,c:world".to_owned(), "b:beautiful".to_owned()]).is_ok());
+        let (settings, mistakes) = parts.settle();
+        assert_eq!(mistakes, []);
+        let headers = settings.map(|settings| settings.headers).unwrap_or_default();
+        let of =
+            |name: &str| headers.get_all(name).iter().filter_map(|v| v.to_str().ok()).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            (of("a"), of("b"), of("c"), of("old")),
+            ("hello".into(), "again beautiful".into(), "world".into(), String::new())
+        );
+        assert!(UrlParts::default().header_flags(&["token".to_owned()]).is_err());
+    }
+}

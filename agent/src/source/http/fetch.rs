@@ -1,0 +1,211 @@
+//! One exchange: asks the URL, follows redirects, reads an answer that is whole and not too large.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use reqwest::header::{
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, DATE, ETAG, HeaderMap, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    LAST_MODIFIED, LOCATION, RETRY_AFTER, TRANSFER_ENCODING,
+};
+use reqwest::{Response, StatusCode, Url};
+use serde::{Deserialize, Serialize};
+
+use super::client::{Clients, Patience};
+use super::failure::Failure;
+use super::schedule;
+use super::settings::{HttpSettings, digest, shown};
+
+/// Bytes of an answer, as it comes and unpacked, as kubelet has it.
+pub(super) const MAX_BODY: usize = 10 << 20;
+/// Redirects followed in one exchange.
+const MAX_REDIRECTS: usize = 5;
+/// Bytes of an answer's validators that are kept.
+const MAX_VALIDATOR: usize = 1 << 10;
+
+/// What tells a server which answer is known already.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Validators {
+    /// Digest of the URL that gave the answer; redirects may lead elsewhere the next time.
+    url: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    etag: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_modified: Option<String>,
+}
+
+impl Validators {
+    fn of(url: &Url, headers: &HeaderMap) -> Option<Self> {
+        let text = |name: HeaderName| {
+            let value = headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+            value.filter(|value| value.len() <= MAX_VALIDATOR)
+        };
+        let found = Self { url: digest(url.as_str()), etag: text(ETAG), last_modified: text(LAST_MODIFIED) };
+        (found.etag.is_some() || found.last_modified.is_some()).then_some(found)
+    }
+}
+
+/// What the server had to say.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// It has what is known already.
+    NotModified,
+    /// What it has.
+    Body { bytes: Vec<u8>, validators: Option<Validators> },
+}
+
+/// Asks.
+#[derive(Debug)]
+pub(super) struct Fetcher {
+    settings: Arc<HttpSettings>,
+    patience: Patience,
+    clients: Clients,
+}
+
+impl Fetcher {
+    pub(super) fn new(settings: Arc<HttpSettings>, patience: Patience) -> Self {
+        let clients = Clients::new(Arc::clone(&settings), patience);
+        Self { settings, patience, clients }
+    }
+
+    /// One exchange. `known` stands for the answer that is known already. Cancel safe.
+    pub(super) async fn fetch(&mut self, known: Option<&Validators>) -> Result<Answer, Failure> {
+        let whole = self.patience.whole;
+        let fetched = match tokio::time::timeout(whole, self.exchange(known)).await {
+            Ok(fetched) => fetched,
+            Err(_) => Err(Failure::unreached(format!("timeout: not answered in full within {} s", whole.as_secs()))),
+        };
+        if fetched.as_ref().is_err_and(|failure| failure.tls) {
+            self.clients.forget();
+        }
+        fetched
+    }
+
+    async fn exchange(&mut self, known: Option<&Validators>) -> Result<Answer, Failure> {
+        let mut url = self.settings.address.url().clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let (response, asked_for_changes) = self.ask(&url, known).await?;
+            let status = response.status();
+            match status {
+                StatusCode::OK => return answer(&url, response).await,
+                StatusCode::NOT_MODIFIED if asked_for_changes => return Ok(Answer::NotModified),
+                _ if is_redirect(status) => url = self.target(&url, &response)?,
+                _ => return Err(refusal(&response)),
+            }
+        }
+        Err(Failure::refused(format!("more than {MAX_REDIRECTS} redirects, the last one to {}", shown(&url))))
+    }
+
+    /// Sends one request; whether it was for changes only.
+    async fn ask(&mut self, url: &Url, known: Option<&Validators>) -> Result<(Response, bool), Failure> {
+        let own = url.origin() == self.settings.address.url().origin();
+        let client = if own { self.clients.own().await } else { self.clients.foreign().await };
+        let client = client.map_err(Failure::unreached)?;
+        let mut headers = HeaderMap::new();
+        let known = known.filter(|known| known.url == digest(url.as_str()));
+        let validators = known.map(|known| [(IF_NONE_MATCH, &known.etag), (IF_MODIFIED_SINCE, &known.last_modified)]);
+        for (name, value) in validators.into_iter().flatten() {
+            if let Some(value) = value.as_ref().and_then(|value| value.parse().ok()) {
+                headers.insert(name, value);
+            }
+        }
+        if own {
+            for (name, value) in &self.settings.headers {
+                headers.append(name, value.clone());
+            }
+        }
+        let request = client
+            .get(url.clone())
+            .header(ACCEPT, "application/yaml, application/json, */*;q=0.5")
+            .header(ACCEPT_ENCODING, "gzip")
+            .headers(headers);
+        let response = request.send().await.map_err(|error| Failure::of(error, Timestamp::now()))?;
+        Ok((response, known.is_some()))
+    }
+
+    /// Where a redirect leads.
+    fn target(&self, from: &Url, response: &Response) -> Result<Url, Failure> {
+        let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+        let location = location.ok_or_else(|| Failure::refused(format!("{} without a Location", response.status())))?;
+        let to = from.join(location).map_err(|_| Failure::refused("redirected to something that is no URL"))?;
+        match (from.scheme(), to.scheme()) {
+            (_, "https") | ("http", "http") if to.has_host() => Ok(to),
+            _ => Err(Failure::refused(format!(
+                "redirected from {} to {}, which is not followed",
+                shown(from),
+                shown(&to)
+            ))),
+        }
+    }
+}
+
+fn is_redirect(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND
+            | StatusCode::SEE_OTHER
+            | StatusCode::TEMPORARY_REDIRECT
+            | StatusCode::PERMANENT_REDIRECT
+    )
+}
+
+fn refusal(response: &Response) -> Failure {
+    let text = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
+    let asked = text(RETRY_AFTER).and_then(|value| schedule::retry_after(value, text(DATE), Timestamp::now()));
+    Failure::refused(format!("answered {}", response.status())).after(asked)
+}
+
+async fn answer(url: &Url, response: Response) -> Result<Answer, Failure> {
+    let headers = response.headers();
+    let encoding = headers.get(CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?").trim().to_ascii_lowercase());
+    // An answer that ends where the connection ends may have been cut anywhere.
+    let open_ended = response.content_length().is_none()
+        && !headers.contains_key(TRANSFER_ENCODING)
+        && response.version() <= reqwest::Version::HTTP_11;
+    let validators = Validators::of(url, headers);
+    let bytes = read(response).await?;
+    let bytes = match encoding.as_deref() {
+        None | Some("" | "identity") => {
+            if open_ended && !bytes.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err() {
+                let reason = "an answer without Content-Length, which cannot be told from one that was cut";
+                return Err(Failure::refused(reason));
+            }
+            bytes
+        }
+        Some("gzip" | "x-gzip") => {
+            let unpacked = tokio::task::spawn_blocking(move || unpack(&bytes)).await;
+            unpacked.map_err(|error| Failure::refused(error.to_string()))??
+        }
+        Some(other) => return Err(Failure::refused(format!("packed as {other}, which was not asked for"))),
+    };
+    Ok(Answer::Body { bytes, validators })
+}
+
+async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
+    let too_large = || Failure::refused(format!("an answer larger than {} MiB", MAX_BODY >> 20));
+    if response.content_length().is_some_and(|length| length > MAX_BODY as u64) {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| Failure::of(error, Timestamp::now()))? {
+        if bytes.len() + chunk.len() > MAX_BODY {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+fn unpack(packed: &[u8]) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let limit = MAX_BODY as u64 + 1;
+    flate2::read::MultiGzDecoder::new(packed)
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::refused(format!("not to be unpacked: {error}")))?;
+    if bytes.len() > MAX_BODY {
+        return Err(Failure::refused(format!("an answer larger than {} MiB, unpacked", MAX_BODY >> 20)));
+    }
+    Ok(bytes)
+}

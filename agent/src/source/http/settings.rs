@@ -1,0 +1,115 @@
+//! What the URL source is told: where to ask, what to send along, whom to trust.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::Url;
+use reqwest::header::HeaderMap;
+use sha2::{Digest, Sha256};
+
+/// The URL source's settings: kubelet's `staticPodURL` and what belongs to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpSettings {
+    /// `staticPodURL` / `--manifest-url`.
+    pub address: Address,
+    /// `staticPodURLHeader` / `--manifest-url-header`, each value marked as sensitive. Sent to the address' own origin
+    /// only.
+    pub headers: HeaderMap,
+    /// `httpCheckFrequency`.
+    pub frequency: Duration,
+    /// `staticPodURLCAFile`: PEM; only these authorities are trusted. `None`: the system's.
+    pub ca_file: Option<PathBuf>,
+    /// `staticPodURLCertFile` and `staticPodURLKeyFile`: PEM; what the client proves itself with.
+    pub client_files: Option<(PathBuf, PathBuf)>,
+}
+
+/// An `http` or `https` URL, which shows neither password nor query: both may be secrets.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address(Url);
+
+impl Address {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words that do not repeat it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let url = Url::parse(text).map_err(|error| format!("is no URL: {error}"))?;
+        match url.scheme() {
+            "http" | "https" if url.has_host() => Ok(Self(url)),
+            "http" | "https" => Err("names no host".to_owned()),
+            scheme => Err(format!("begins with {scheme}:, not with http: or https:")),
+        }
+    }
+
+    /// The URL as it is asked for.
+    pub(super) fn url(&self) -> &Url {
+        &self.0
+    }
+
+    /// The name it is kept by: what is shown, and a digest of the whole where that hides something.
+    pub(super) fn kept_as(&self) -> String {
+        let (shown, whole) = (self.to_string(), self.0.as_str());
+        if shown == whole { shown } else { format!("{shown}#{}", digest(whole)) }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(&self.0))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A URL without what may be secret in it.
+pub(super) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    // A URL with a host has both.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.set_fragment(None);
+    let query = url.query().is_some();
+    url.set_query(None);
+    format!("{url}{}", if query { "?…" } else { "" })
+}
+
+/// 64 bits that stand for a text that is not to be shown.
+pub(super) fn digest(text: &str) -> String {
+    Sha256::digest(text.as_bytes())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_in_a_url_are_not_shown() {
+        let address = Address::parse("https://node:pa55@fleet.example:8443/pods.yaml?token=7#x").unwrap();
+        assert_eq!(address.to_string(), "https://fleet.example:8443/pods.yaml?…");
+        assert_eq!(format!("{address:?}"), address.to_string());
+        assert!(address.kept_as().starts_with("https://fleet.example:8443/pods.yaml?…#"), "{}", address.kept_as());
+        let other = Address::parse("https://node:pa55@fleet.example:8443/pods.yaml?token=8#x").unwrap();
+        assert_ne!(address.kept_as(), other.kept_as());
+        let plain = Address::parse("http://fleet.example/pods").unwrap();
+        assert_eq!(
+            (plain.to_string().as_str(), plain.kept_as().as_str()),
+            ("http://fleet.example/pods", plain.url().as_str())
+        );
+    }
+
+    #[test]
+    fn only_http_urls_are_taken() {
+        for (text, word) in
+            [("fleet.example/pods", "no URL"), ("ftp://x/y", "ftp"), ("file:///etc/x", "file"), ("", "no URL")]
+        {
+            let error = Address::parse(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The source over TLS, with authorities and certificates made for each test.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig, crypto};
+
+use super::server::{Reply, Server};
+use super::{Bench, list, settings, wait_for};
+use crate::source::http::{Address, HttpSettings};
+
+/// A certificate and its key, as PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "test authority");
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    fn issue(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Pair {
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        Pair { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+
+    /// A server's configuration; clients have to prove themselves to `clients`.
+    fn server(&self, clients: Option<&Self>, change: impl FnOnce(&mut CertificateParams)) -> ServerConfig {
+        let _ = crypto::ring::default_provider().install_default();
+        let pair = self.issue("127.0.0.1", change);
+        let builder = ServerConfig::builder();
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(authority) => {
+                let mut roots = RootCertStore::empty();
+                roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
+                builder.with_client_cert_verifier(WebPkiClientVerifier::builder(roots.into()).build().unwrap())
+            }
+        };
+        let certificate = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).unwrap();
+        builder.with_single_cert(vec![certificate], key).unwrap()
+    }
+}
+
+fn der(pem: &str) -> Vec<u8> {
+    CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
+}
+
+/// Replaces a file as careful tools do.
+fn put(path: &Path, text: &str) {
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text).unwrap();
+    std::fs::rename(beside, path).unwrap();
+}
+
+fn over_tls(server: &Server, ca_file: PathBuf) -> HttpSettings {
+    let address = Address::parse(&format!("https://127.0.0.1:{}/pods", server.port)).unwrap();
+    HttpSettings { address, ca_file: Some(ca_file), ..settings("http://x/") }
+}
+
+#[tokio::test]
+async fn the_own_authority_is_trusted_and_a_client_certificate_is_read_again_when_it_changes() {
+    let (authority, fleet) = (Authority::new(), Authority::new());
+    let server = Server::start_tls(authority.server(Some(&fleet), |_| {}), |_| Reply::ok(list(&[("a", "x:1")]))).await;
+    let files = tempfile::tempdir().unwrap();
+    let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(|name| files.path().join(name));
+    put(&ca, &authority.pem());
+    let first = fleet.issue("edge1", |_| {});
+    put(&cert, &first.certificate);
+    put(&key, &first.key);
+    let mut bench = Bench::new();
+    bench.start(HttpSettings { client_files: Some((cert.clone(), key.clone())), ..over_tls(&server, ca) });
+    bench.until_good(&["a-edge1 x:1"]).await;
+    assert_eq!(server.asked()[0].certificate, Some(der(&first.certificate)));
+
+    // Half of a new pair, and then a torn one: the first one stays in use.
+    let second = fleet.issue("edge1", |_| {});
+    put(&cert, &second.certificate);
+    let before = server.asked().len();
+    wait_for(|| server.asked().len() > before + 2).await;
+    assert_eq!(server.asked().last().unwrap().certificate, Some(der(&first.certificate)));
+    put(&cert, &second.certificate[..100]);
+    let before = server.asked().len();
+    wait_for(|| server.asked().len() > before + 2).await;
+    put(&cert, &second.certificate);
+    put(&key, &second.key);
+    wait_for(|| server.asked().last().unwrap().certificate == Some(der(&second.certificate))).await;
+    bench.until_good(&["a-edge1 x:1"]).await;
+    assert!(bench.seen.lock().unwrap().iter().all(|snapshot| snapshot.health == crate::source::Health::Good));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn certificates_that_do_not_hold_are_told_and_lose_nothing() {
+    let authority = Authority::new();
+    let good = || authority.server(None, |_| {});
+    let server = Server::start_tls(good(), |_| Reply::ok(list(&[("a", "x:1")]))).await;
+    let files = tempfile::tempdir().unwrap();
+    let ca = files.path().join("ca.pem");
+    put(&ca, &authority.pem());
+    let mut bench = Bench::new();
+    bench.start(over_tls(&server, ca.clone()));
+    bench.until_good(&["a-edge1 x:1"]).await;
+    let table = [
+        (authority.server(None, |params| params.not_before = date_time_ymd(3000, 1, 1)), "clock says"),
+        (authority.server(None, |params| params.not_after = date_time_ymd(1990, 1, 1)), "has expired"),
+        (Authority::new().server(None, |_| {}), "staticPodURLCAFile"),
+        (authority.server(Some(&authority), |_| {}), ""),
+    ];
+    for (config, word) in table {
+        server.identity(config);
+        let (reason, snapshot) = bench.until_unavailable().await;
+        assert!(reason.contains(word), "{reason}");
+        assert_eq!(super::shape(&snapshot), ["a-edge1 x:1"]);
+        server.identity(good());
+        bench.until_good(&["a-edge1 x:1"]).await;
+    }
+    // The authority's file changes: the new one counts without a restart.
+    let next = Authority::new();
+    server.identity(next.server(None, |_| {}));
+    bench.until_unavailable().await;
+    put(&ca, &next.pem());
+    bench.until_good(&["a-edge1 x:1"]).await;
+    bench.stop().await;
+    // Without a usable file nothing is asked, and the reason is told.
+    std::fs::remove_file(&ca).unwrap();
+    bench.start(over_tls(&server, ca));
+    let (reason, snapshot) = bench.until_unavailable().await;
+    assert!(reason.contains("ca.pem") && super::shape(&snapshot).len() == 1, "{reason}");
+    bench.stop().await;
+}

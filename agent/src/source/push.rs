@@ -1,0 +1,256 @@
+//! The push source: pods handed in over the local socket (`limpet apply`), as an apiserver would take them.
+//!
+//! One task owns them; requests queue in a bounded inbox and are answered one after the other. What is acknowledged is
+//! on disk: written and synced first, published next, answered last. There is nothing to read from elsewhere, so a
+//! restart begins with what the store holds and is ready at once.
+
+mod request;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::merge::slot::Slots;
+use crate::pod::{PodKey, PodRecord, identity};
+use crate::source::keep::chain;
+use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
+use crate::status::observed::Observed;
+use crate::store::{Changes, Kept, Store, StoreError};
+use request::Request;
+pub use request::{Inbox, PushError, Pusher, Stored, Verb, channel};
+
+/// What the push source asks of the rest of the node.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// What the other sources publish: a pod of one that comes first cannot be pushed.
+    pub slots: Arc<Slots>,
+    /// What is left of the pods that end.
+    pub observed: Observed,
+}
+
+/// The push source, ready to run.
+#[derive(Debug)]
+pub struct PushSource {
+    node_name: Arc<str>,
+    store: Arc<Store>,
+    decoder: Decoder,
+    around: Surroundings,
+    snapshot: SourceSnapshot,
+    /// Pods that were deleted and have not ended yet.
+    ending: BTreeSet<PodKey>,
+    pulse: Arc<Pulse>,
+}
+
+impl PushSource {
+    /// A source of the pods kept in `store`.
+    pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder, around: Surroundings) -> Self {
+        Self {
+            node_name: Arc::from(node_name),
+            store,
+            decoder,
+            around,
+            snapshot: SourceSnapshot::default(),
+            ending: BTreeSet::new(),
+            pulse: Arc::default(),
+        }
+    }
+
+    /// When a push was taken last, for people.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    /// Takes requests and publishes until `stop`. `publish` must not block.
+    pub async fn run(mut self, mut inbox: Inbox, publish: impl Fn(Arc<SourceSnapshot>), stop: CancellationToken) {
+        self.recall().await;
+        publish(Arc::new(self.snapshot.clone()));
+        let mut observed = self.around.observed.changes();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                request = inbox.recv() => match request {
+                    Some(Request::Put { record, answer }) => {
+                        let outcome = self.put(record, &publish).await;
+                        // Whoever asked may have gone.
+                        let _ = answer.send(outcome);
+                    }
+                    Some(Request::Delete { namespace, name, grace, answer }) => {
+                        let outcome = self.delete(&namespace, &name, grace, &publish).await;
+                        let _ = answer.send(outcome);
+                    }
+                    None => return,
+                },
+                true = observed.next(), if !self.ending.is_empty() => self.forget_ended(&publish),
+            }
+        }
+    }
+
+    async fn recall(&mut self) {
+        let store = Arc::clone(&self.store);
+        let read = move || Ok::<_, StoreError>((store.last_good(SourceKind::Push)?, store.damaged()));
+        let (kept, damaged) = match tokio::task::spawn_blocking(read).await {
+            Ok(Ok(read)) => read,
+            failed => {
+                let reason = match failed {
+                    Ok(Err(error)) => chain(&error),
+                    Err(error) => error.to_string(),
+                    Ok(Ok(_)) => String::new(),
+                };
+                error!(reason, "pushed pods cannot be read");
+                let reason = format!("pushed pods cannot be read: {reason}; those that run, run on");
+                self.snapshot.health = Health::Unavailable(reason.into());
+                return;
+            }
+        };
+        for (name, kept) in &kept {
+            let restored =
+                self.decoder.restore_all(&kept.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
+            if restored.is_empty() {
+                error!(pod = %name, "a pushed pod cannot be read");
+            }
+            self.snapshot.pods.extend(restored.into_iter().map(|record| (record.key.clone(), record)));
+        }
+        if let Some(newest) = kept.values().map(|kept| kept.accepted).max() {
+            self.pulse.succeeded(newest);
+        }
+        self.snapshot.health = Health::Good;
+        // After a damage the store may lack pods that run: they are ended only once the damaged file is out of the way.
+        self.snapshot.ready = damaged.is_empty();
+        info!(pods = self.snapshot.pods.len(), "pushed pods are back");
+    }
+
+    async fn put(
+        &mut self,
+        record: Arc<PodRecord>,
+        publish: &impl Fn(Arc<SourceSnapshot>),
+    ) -> Result<Stored, PushError> {
+        let key = record.key.clone();
+        if self.ending.contains(&key) {
+            return Err(PushError::BeingDeleted { key });
+        }
+        if let Some(claim) = self.claimed(&key) {
+            return Err(PushError::Claimed { key, by: claim.source, origin: Arc::clone(&claim.origin) });
+        }
+        let before = self.snapshot.pods.get(&key);
+        let verb = match before {
+            Some(before) if before.fingerprint == record.fingerprint && before.uid == record.uid => {
+                return Ok(Stored { record: Arc::clone(before), verb: Verb::Unchanged });
+            }
+            Some(_) => Verb::Configured,
+            None => Verb::Created,
+        };
+        self.commit(&key, Some(Kept::now(vec![Arc::clone(&record.manifest)]))).await?;
+        self.snapshot.pods.insert(key, Arc::clone(&record));
+        publish(Arc::new(self.snapshot.clone()));
+        Ok(Stored { record, verb })
+    }
+
+    async fn delete(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        grace: Option<u64>,
+        publish: &impl Fn(Arc<SourceSnapshot>),
+    ) -> Result<Arc<PodRecord>, PushError> {
+        let Some(record) = self.find(namespace, name) else { return Err(self.not_here(namespace, name)) };
+        let key = record.key.clone();
+        self.commit(&key, None).await?;
+        let record = Arc::new(deleted(&record, grace, Timestamp::now()));
+        if self.around.observed.load().pods.contains_key(&key) {
+            self.ending.insert(key.clone());
+            self.snapshot.pods.insert(key, Arc::clone(&record));
+        } else {
+            self.snapshot.pods.remove(&key);
+        }
+        publish(Arc::new(self.snapshot.clone()));
+        Ok(record)
+    }
+
+    /// Writes to the disk and waits until it is there. Nothing has changed when it fails.
+    async fn commit(&self, key: &PodKey, kept: Option<Kept>) -> Result<(), PushError> {
+        let name = |key: &PodKey| Arc::from(key.to_string());
+        let changes = Changes { last_good: BTreeMap::from([(name(key), kept)]), directory: None };
+        let mut all = Changes::default();
+        for (other, record) in self.snapshot.pods.iter().filter(|(other, _)| *other != key) {
+            if !self.ending.contains(other) {
+                all.last_good.insert(name(other), Some(Kept::now(vec![Arc::clone(&record.manifest)])));
+            }
+        }
+        let store = Arc::clone(&self.store);
+        let written = tokio::task::spawn_blocking(move || {
+            let before = store.replaced();
+            store.apply(SourceKind::Push, &changes)?;
+            // The database had to be replaced: the new one may lack what the old one had.
+            if store.replaced() == before { Ok(false) } else { store.apply(SourceKind::Push, &all) }
+        });
+        let written = written.await;
+        let reason = match written {
+            Ok(Ok(_)) => {
+                self.pulse.succeeded(Timestamp::now());
+                return Ok(());
+            }
+            Ok(Err(error)) => chain(&error),
+            Err(error) => error.to_string(),
+        };
+        error!(pod = %key, reason, "a push is refused, because it cannot be kept");
+        Err(PushError::NotKept { reason })
+    }
+
+    /// The pod of that name, as the node or as its manifest calls it.
+    fn find(&self, namespace: &str, name: &str) -> Option<Arc<PodRecord>> {
+        let pods = &self.snapshot.pods;
+        keys(namespace, name, &self.node_name).iter().find_map(|key| pods.get(key)).cloned()
+    }
+
+    /// Why there is no pod of that name to delete.
+    fn not_here(&self, namespace: &str, name: &str) -> PushError {
+        let snapshots = self.around.slots.load();
+        let of_another = keys(namespace, name, &self.node_name)
+            .iter()
+            .find_map(|key| snapshots.iter().find_map(|snapshot| snapshot.pods.get(key)).cloned());
+        match of_another {
+            Some(record) => PushError::NotPushed { record },
+            None => PushError::NotFound { namespace: namespace.to_owned(), name: name.to_owned() },
+        }
+    }
+
+    /// The pod of a source that comes before this one.
+    fn claimed(&self, key: &PodKey) -> Option<Arc<PodRecord>> {
+        let snapshots = self.around.slots.load();
+        snapshots[..SourceKind::Push.index()].iter().find_map(|snapshot| snapshot.pods.get(key)).cloned()
+    }
+
+    fn forget_ended(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        let observed = self.around.observed.load();
+        let ended: Vec<PodKey> = self.ending.iter().filter(|key| !observed.pods.contains_key(*key)).cloned().collect();
+        for key in &ended {
+            self.ending.remove(key);
+            self.snapshot.pods.remove(key);
+        }
+        if !ended.is_empty() {
+            publish(Arc::new(self.snapshot.clone()));
+        }
+    }
+}
+
+/// What a pod of that name may be called here.
+fn keys(namespace: &str, name: &str, node_name: &str) -> [PodKey; 2] {
+    [PodKey::new(namespace, name), identity::key(Some(namespace), name, node_name)]
+}
+
+/// The pod on its way to its end, as an apiserver marks it.
+fn deleted(record: &PodRecord, grace: Option<u64>, now: Timestamp) -> PodRecord {
+    let mut record = record.clone();
+    let grace = grace.unwrap_or_else(|| record.grace_seconds());
+    let metadata = &mut record.pod.metadata;
+    metadata.deletion_timestamp.get_or_insert(Time(now));
+    metadata.deletion_grace_period_seconds = i64::try_from(grace).ok();
+    record
+}
+
+#[cfg(test)]
+mod tests;

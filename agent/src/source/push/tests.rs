@@ -1,0 +1,253 @@
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::pod;
+use crate::status::observed::ObservedPod;
+use crate::status::observed::tests::observed;
+
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
+
+fn text(name: &str, image: &str) -> Vec<u8> {
+    let spec = format!("{{containers: [{{name: a, image: '{image}'}}], terminationGracePeriodSeconds: 20}}");
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {spec}\n").into_bytes()
+}
+
+/// The way in, what it publishes, its end and its task.
+type Running = (Pusher, watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>);
+
+struct Bench {
+    _root: tempfile::TempDir,
+    path: std::path::PathBuf,
+    store: Arc<Store>,
+    around: Surroundings,
+    running: Option<Running>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("limpet.db");
+        let store = Arc::new(Store::open(&path).unwrap().0);
+        let around = Surroundings { slots: Arc::default(), observed: Observed::default() };
+        Self { _root: root, path, store, around, running: None }
+    }
+
+    async fn start(&mut self) {
+        let (sender, mut receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
+        let stop = CancellationToken::new();
+        let (pusher, inbox) = channel("edge1", DECODER);
+        let source = PushSource::new("edge1", Arc::clone(&self.store), DECODER, self.around.clone());
+        let publish = move |snapshot| drop(sender.send_replace(snapshot));
+        let task = tokio::spawn(source.run(inbox, publish, stop.clone()));
+        receiver.changed().await.unwrap();
+        self.running = Some((pusher, receiver, stop, task));
+    }
+
+    async fn stop(&mut self) {
+        let (_, _, stop, task) = self.running.take().unwrap();
+        stop.cancel();
+        task.await.unwrap();
+    }
+
+    async fn put(&self, name: &str, image: &str) -> Result<Verb, PushError> {
+        let (pusher, ..) = self.running.as_ref().unwrap();
+        pusher.put("default", name, text(name, image)).await.map(|stored| stored.verb)
+    }
+
+    async fn delete(&self, name: &str, grace: Option<u64>) -> Result<Arc<PodRecord>, PushError> {
+        self.running.as_ref().unwrap().0.delete("default", name, grace).await
+    }
+
+    fn snapshot(&self) -> Arc<SourceSnapshot> {
+        Arc::clone(&self.running.as_ref().unwrap().1.borrow())
+    }
+
+    fn shape(&self) -> Vec<String> {
+        let image = |pod: &PodRecord| pod.spec().containers[0].image.clone().unwrap();
+        self.snapshot().pods.values().map(|pod| format!("{} {}", pod.key.name(), image(pod))).collect()
+    }
+
+    /// As if a worker had the pod.
+    fn runs(&self, name: &str) -> Arc<ObservedPod> {
+        let metadata =
+            serde_json::json!({"metadata": {"name": format!("{name}-edge1"), "namespace": "default", "uid": "u"}});
+        let pod = observed(metadata);
+        self.around.observed.publish(&pod.record.key, Some(Arc::clone(&pod)));
+        pod
+    }
+}
+
+#[tokio::test]
+async fn pods_are_created_configured_unchanged_and_deleted_and_survive() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    assert!(bench.snapshot().ready && bench.snapshot().health == Health::Good);
+    assert_eq!(bench.put("web", "x:1").await.unwrap(), Verb::Created);
+    assert_eq!(bench.shape(), ["web-edge1 x:1"], "published before it is acknowledged");
+    let written = std::fs::read(&bench.path).unwrap();
+    assert_eq!(bench.put("web", "x:1").await.unwrap(), Verb::Unchanged);
+    assert!(std::fs::read(&bench.path).unwrap() == written, "and nothing is written");
+    assert_eq!(bench.put("web", "x:2").await.unwrap(), Verb::Configured);
+    assert_eq!(bench.put("db", "x:1").await.unwrap(), Verb::Created);
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(bench.shape(), ["db-edge1 x:1", "web-edge1 x:2"]);
+    // By either name.
+    bench.delete("db-edge1", None).await.unwrap();
+    bench.delete("web", None).await.unwrap();
+    assert!(matches!(bench.delete("web", None).await, Err(PushError::NotFound { .. })));
+    assert_eq!(bench.shape(), [""; 0]);
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(bench.shape(), [""; 0]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_runs_is_ended_within_the_grace_asked_for() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    bench.put("web", "x:1").await.unwrap();
+    let web = bench.runs("web");
+    bench.delete("web", Some(3)).await.unwrap();
+    let marked = |bench: &Bench| {
+        let snapshot = bench.snapshot();
+        let metadata = snapshot.pods.values().next().map(|pod| pod.pod.metadata.clone());
+        metadata.map(|metadata| (metadata.deletion_timestamp.is_some(), metadata.deletion_grace_period_seconds))
+    };
+    assert_eq!(marked(&bench), Some((true, Some(3))));
+    assert!(bench.store.last_good(SourceKind::Push).unwrap().is_empty(), "it would not come back");
+    assert!(matches!(bench.put("web", "x:1").await, Err(PushError::BeingDeleted { .. })));
+    bench.delete("web", Some(0)).await.unwrap();
+    assert_eq!(marked(&bench), Some((true, Some(0))));
+    bench.around.observed.publish(&web.record.key, None);
+    let (_, snapshots, ..) = bench.running.as_mut().unwrap();
+    snapshots.wait_for(|now| now.pods.is_empty()).await.unwrap();
+    assert_eq!(bench.put("web", "x:1").await.unwrap(), Verb::Created);
+    bench.runs("web");
+    bench.delete("web", None).await.unwrap();
+    assert_eq!(marked(&bench), Some((true, Some(20))), "its own grace");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_taken_is_refused_with_the_reason() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    let file = pod::read(&text("web", "x:1"), "web.yaml", SourceKind::File, "edge1").pods.remove(0);
+    let http = pod::read(&text("cam", "x:1"), "http://x", SourceKind::Http, "edge1").pods.remove(0);
+    for record in [file, http] {
+        let pods = imbl::OrdMap::unit(record.key.clone(), Arc::clone(&record));
+        let snapshot = SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() };
+        bench.around.slots.publish(record.source, Arc::new(snapshot));
+    }
+    let told = |error: PushError| error.to_string();
+    assert_eq!(
+        told(bench.put("web", "x:2").await.unwrap_err()),
+        "pod default/web-edge1 is defined by file web.yaml already, which comes first; remove it there or choose another name"
+    );
+    assert_eq!(
+        told(bench.delete("web", None).await.unwrap_err()),
+        "pod default/web-edge1 comes from file web.yaml; remove it there"
+    );
+    assert_eq!(bench.put("cam", "x:2").await.unwrap(), Verb::Created, "a push comes before a URL");
+    let (pusher, ..) = bench.running.as_ref().unwrap();
+    let put = |namespace: &'static str, name: &'static str, text: Vec<u8>| async move {
+        pusher
+            .put(namespace, name, text)
+            .await
+            .map(|stored| stored.record.key.to_string())
+            .map_err(|error| error.to_string())
+    };
+    let two = [text("a", "x:1"), b"---\n".to_vec(), text("b", "x:1")].concat();
+    let table = [
+        ("default", "other", text("a", "x:1"), Err("the pod's name is a, the request's is other")),
+        ("default", "a", two, Err("the body holds 2 Pods, not one")),
+        ("default", "a", Vec::new(), Err("the body holds no Pod")),
+        ("lab", "a", text("a", "x:1"), Ok("lab/a-edge1")),
+        ("default", "a-edge1", text("a", "x:1"), Ok("default/a-edge1")),
+    ];
+    for (namespace, name, text, expected) in table {
+        let answer = put(namespace, name, text).await;
+        assert_eq!(answer.as_deref().map_err(String::as_str), expected, "{name}");
+    }
+    let elsewhere = String::from_utf8(text("a", "x:1")).unwrap().replace("name: a}\n", "name: a, namespace: lab}\n");
+    assert!(put("default", "a", elsewhere.into_bytes()).await.unwrap_err().contains("namespace is lab"));
+    assert!(matches!(bench.put("a", "").await, Err(PushError::Invalid(faults)) if !faults.is_empty()));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_not_taken() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    bench.put("web", "x:1").await.unwrap();
+    // The directory of the database is gone, and with it every way to open it anew.
+    drop(std::fs::remove_dir_all(bench.path.parent().unwrap()));
+    std::fs::write(bench.path.parent().unwrap(), "").unwrap();
+    bench.store.forget_database();
+    let refused = bench.put("db", "x:1").await;
+    assert!(matches!(refused, Err(PushError::NotKept { .. })), "{refused:?}");
+    assert_eq!(bench.shape(), ["web-edge1 x:1"]);
+    let refused = bench.delete("web", None).await;
+    assert!(matches!(refused, Err(PushError::NotKept { .. })), "{refused:?}");
+    assert_eq!(bench.shape(), ["web-edge1 x:1"]);
+    bench.stop().await;
+    std::fs::remove_file(bench.path.parent().unwrap()).unwrap();
+}
+
+#[tokio::test]
+async fn after_a_damage_what_is_not_known_any_more_is_not_ended() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    bench.put("web", "x:1").await.unwrap();
+    bench.stop().await;
+    bench.store.forget_database();
+    let mut damaged = std::fs::read(&bench.path).unwrap();
+    damaged[..64].fill(0);
+    std::fs::write(&bench.path, &damaged).unwrap();
+    bench.start().await;
+    assert_eq!(bench.shape(), ["web-edge1 x:1"], "taken over from the damaged file");
+    assert!(!bench.snapshot().ready);
+    bench.stop().await;
+    std::fs::remove_file(bench.store.damaged().pop().unwrap()).unwrap();
+    bench.start().await;
+    assert!(bench.snapshot().ready);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_damage_under_way_loses_nothing() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    bench.put("web", "x:1").await.unwrap();
+    bench.store.forget_database();
+    std::fs::write(&bench.path, "not a database").unwrap();
+    bench.put("db", "x:1").await.unwrap();
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(bench.shape(), ["db-edge1 x:1", "web-edge1 x:1"]);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn many_at_once_are_taken_one_after_the_other() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    let (pusher, ..) = bench.running.as_ref().unwrap();
+    let mut pushes = tokio::task::JoinSet::new();
+    for n in 0..60 {
+        let (pusher, name) = (pusher.clone(), format!("p{}", n % 20));
+        pushes.spawn(async move { pusher.put("default", &name, text(&name, &format!("x:{n}"))).await.unwrap().verb });
+    }
+    let verbs = pushes.join_all().await;
+    assert_eq!(verbs.iter().filter(|verb| **verb == Verb::Created).count(), 20);
+    let published = bench.shape();
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(bench.shape(), published, "what is kept is what was published last");
+    bench.stop().await;
+}

@@ -1,0 +1,62 @@
+//! What a source has said in the log about its manifests: each rejection and each warning once, not at every look.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use imbl::ordmap::DiffItem;
+use tracing::{info, warn};
+
+use super::{Rejection, SourceKind, SourceSnapshot};
+use crate::pod::{Fault, Severity};
+
+/// One source's memory of what it said.
+#[derive(Debug)]
+pub(super) struct Told {
+    source: SourceKind,
+    rejected: OrdMap<Arc<str>, Arc<Rejection>>,
+    warned: BTreeMap<Arc<str>, Vec<Fault>>,
+}
+
+impl Told {
+    pub(super) fn new(source: SourceKind) -> Self {
+        Self { source, rejected: OrdMap::new(), warned: BTreeMap::new() }
+    }
+
+    /// Speaks of rejections that are new, and of those that are over.
+    pub(super) fn rejections(&mut self, snapshot: &SourceSnapshot) {
+        let source = self.source;
+        for difference in self.rejected.diff(&snapshot.rejected) {
+            let (name, rejection) = match difference {
+                DiffItem::Add(name, rejection) | DiffItem::Update { new: (name, rejection), .. } => (name, rejection),
+                DiffItem::Remove(name, _) => {
+                    info!(%source, file = %name, "manifest no longer rejected");
+                    continue;
+                }
+            };
+            for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
+                let line = fault.position.map(|(line, _)| line);
+                let said = Fault { origin: Arc::from(""), ..fault.clone() };
+                warn!(%source, file = %name, line, error = %said, kept = ?rejection.kept, "manifest rejected");
+            }
+        }
+        self.rejected = snapshot.rejected.clone();
+    }
+
+    /// Speaks of warnings once a version of the file.
+    pub(super) fn warnings(&mut self, name: &Arc<str>, faults: &[Fault]) {
+        let warnings: Vec<Fault> = faults.iter().filter(|fault| fault.severity == Severity::Warning).cloned().collect();
+        if self.warned.get(name).map_or(&[][..], Vec::as_slice) == warnings {
+            return;
+        }
+        for fault in &warnings {
+            warn!(source = %self.source, warning = %fault, "manifest warning");
+        }
+        self.warned.insert(Arc::clone(name), warnings);
+    }
+
+    /// The file is gone: what comes under its name is new.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.warned.remove(name);
+    }
+}

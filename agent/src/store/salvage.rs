@@ -1,0 +1,91 @@
+//! A new database of what is intact in a damaged one.
+//!
+//! The damaged file is not opened as a database, which may fail or panic: its bytes are searched for records, each of
+//! which carries its own name, number and checksum ([`super::record`]). Pages that are not in use any more hold older
+//! records; of one origin the highest number counts, and what was removed has a record that says so.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::record::{self, MAGIC, Record};
+use super::tables::{META, SEQUENCE, write_records};
+use super::{StoreError, open_database, open_error, quarantine};
+use crate::source::SourceKind;
+
+/// How much of a damaged file is searched; a node's manifests take a fraction of it.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Makes a database at `path` of the records in `aside`; it is there whole or not at all. Returns how many there are.
+pub(super) fn rebuild(aside: &Path, path: &Path) -> Result<usize, StoreError> {
+    let failed = |source| StoreError::Salvage { path: path.to_owned(), source };
+    let records = match read(aside) {
+        Ok(bytes) => newest(&bytes),
+        Err(error) => {
+            tracing::error!(%error, path = %aside.display(), "the damaged database cannot be read");
+            BTreeMap::new()
+        }
+    };
+    let fresh = with_suffix(path, ".new");
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let count = fill(&fresh, &records)?;
+    std::fs::rename(&fresh, path).map_err(failed)?;
+    if let Some(directory) = path.parent() {
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)?;
+    }
+    Ok(count)
+}
+
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = File::open(path)?.take(MAX_BYTES).read_to_end(&mut bytes);
+    // A card that fails in the middle of the file: what came before is still worth looking at.
+    if bytes.is_empty() { read.map(|_| bytes) } else { Ok(bytes) }
+}
+
+/// The newest intact record of every origin, those of what is gone among them.
+fn newest(bytes: &[u8]) -> BTreeMap<(SourceKind, String), Record> {
+    let mut newest: BTreeMap<(SourceKind, String), Record> = BTreeMap::new();
+    let starts = (0..bytes.len().saturating_sub(MAGIC.len())).filter(|at| bytes[*at] == MAGIC[0]);
+    for record in starts.filter_map(|at| record::decode(&bytes[at..])) {
+        let key = (record.source, record.origin.clone());
+        if newest.get(&key).is_none_or(|known| known.sequence < record.sequence) {
+            newest.insert(key, record);
+        }
+    }
+    newest
+}
+
+fn fill(path: &Path, records: &BTreeMap<(SourceKind, String), Record>) -> Result<usize, StoreError> {
+    let database = open_database(path).map_err(|error| open_error(path, error))?;
+    let mut count = 0;
+    let write = || {
+        let transaction = database.begin_write()?;
+        let sequence = records.values().map(|record| record.sequence).max().unwrap_or(0);
+        transaction.open_table(META)?.insert(SEQUENCE, sequence)?;
+        for ((source, origin), record) in records {
+            if let Some(kept) = &record.kept {
+                write_records(&transaction, *source, &[(origin, Some(kept))])?;
+                count += 1;
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    };
+    quarantine::guarded(path, write).map_err(|error: redb::Error| StoreError::Transaction {
+        operation: "write",
+        path: path.to_owned(),
+        source: Box::new(error),
+    })?;
+    Ok(count)
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}

@@ -1,0 +1,140 @@
+//! The process that is killed: all sources, the store and the merge, told what to do line by line.
+
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use limpet::merge::slot::Slots;
+use limpet::merge::{self, Desired, Merged};
+use limpet::pod::{self, PodKey, PodRecord};
+use limpet::source::file::FileSource;
+use limpet::source::http::{Address, HttpSettings, HttpSource};
+use limpet::source::push::{self, PushSource, Pusher, Surroundings};
+use limpet::source::{Decoder, SourceKind};
+use limpet::store::Store;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::model::{self, Pods};
+
+/// Names the directory of the database and the manifests; makes this executable the child.
+pub(crate) const DIRECTORY: &str = "LIMPET_KILLED_DIRECTORY";
+/// Names the URL's port.
+pub(crate) const PORT: &str = "LIMPET_KILLED_PORT";
+
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore };
+const NODE: &str = "edge1";
+
+/// Runs until it is killed or told to stop.
+pub(crate) fn run(dir: &Path) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(serve(dir));
+    runtime.shutdown_background();
+}
+
+async fn serve(dir: &Path) {
+    let store = Arc::new(Store::open(&dir.join("limpet.db")).unwrap().0);
+    let (slots, desired, stop, tasks) =
+        (Arc::new(Slots::default()), Desired::default(), CancellationToken::new(), TaskTracker::new());
+    let file = FileSource::new(&dir.join("manifests"), NODE, Arc::clone(&store), DECODER);
+    let http = HttpSource::new(settings(), NODE, Arc::clone(&store), DECODER);
+    let around = Surroundings { slots: Arc::clone(&slots), observed: limpet::status::observed::Observed::default() };
+    let push = PushSource::new(NODE, Arc::clone(&store), DECODER, around);
+    let (pusher, inbox) = push::channel(NODE, DECODER);
+    let (pushed, mut pushes) = mpsc::channel(1);
+    let (to, halt) = (Arc::clone(&slots), stop.clone());
+    tasks.spawn(async move { file.run(|snapshot| to.publish(SourceKind::File, snapshot), halt).await });
+    let (to, halt) = (Arc::clone(&slots), stop.clone());
+    tasks.spawn(async move { http.run(|snapshot| to.publish(SourceKind::Http, snapshot), halt).await });
+    let (to, halt) = (Arc::clone(&slots), stop.clone());
+    tasks.spawn(async move {
+        let publish = |snapshot: Arc<limpet::source::SourceSnapshot>| {
+            // Only the first one is waited for.
+            let _ = pushed.try_send(pods(snapshot.pods.values()));
+            to.publish(SourceKind::Push, snapshot);
+        };
+        push.run(inbox, publish, halt).await;
+    });
+    let (changes, mut merged) = mpsc::channel::<Merged>(1);
+    tasks.spawn(merge::run(slots, desired.clone(), changes, stop.clone()));
+    say(&serde_json::to_string(&pushes.recv().await.unwrap()).unwrap());
+
+    let (line, mut lines) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        for text in std::io::stdin().lock().lines().map_while(Result::ok) {
+            if line.blocking_send(text).is_err() {
+                return;
+            }
+        }
+    });
+    loop {
+        let text = tokio::select! {
+            Some(_) = merged.recv() => continue,
+            Some(text) = lines.recv() => text,
+            else => return,
+        };
+        if text == "stop" {
+            stop.cancel();
+            tasks.close();
+            tasks.wait().await;
+            say("stopped");
+            return;
+        }
+        match text.strip_prefix("until ") {
+            Some(wanted) => {
+                let wanted: Pods = serde_json::from_str(wanted).unwrap();
+                say(&until(&wanted, &desired, &mut merged).await);
+            }
+            None => say(&obey(&text, &pusher).await),
+        }
+    }
+}
+
+fn settings() -> HttpSettings {
+    let port = std::env::var(PORT).unwrap();
+    HttpSettings {
+        address: Address::parse(&format!("http://127.0.0.1:{port}/pods")).unwrap(),
+        headers: reqwest::header::HeaderMap::new(),
+        frequency: std::time::Duration::from_millis(20),
+        ca_file: None,
+        client_files: None,
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").unwrap();
+    out.flush().unwrap();
+}
+
+fn pods<'a>(records: impl Iterator<Item = &'a Arc<PodRecord>>) -> Pods {
+    let name = |key: &PodKey| key.name().trim_end_matches("-edge1").to_owned();
+    records.map(|record| (name(&record.key), record.spec().containers[0].image.clone().unwrap())).collect()
+}
+
+/// `reached`, or what there is instead after a time that only a test that fails takes.
+async fn until(wanted: &Pods, desired: &Desired, merged: &mut mpsc::Receiver<Merged>) -> String {
+    let waiting = async {
+        while pods(desired.load().pods.values()) != *wanted {
+            merged.recv().await.unwrap();
+        }
+    };
+    match tokio::time::timeout(std::time::Duration::from_secs(30), waiting).await {
+        Ok(()) => "reached".to_owned(),
+        Err(_) => format!("{:?}", pods(desired.load().pods.values())),
+    }
+}
+
+async fn obey(command: &str, pusher: &Pusher) -> String {
+    let words: Vec<&str> = command.split(' ').collect();
+    let done = match words[..] {
+        ["put", name, image] => {
+            let text = model::pod(name, image).to_string().into_bytes();
+            pusher.put("default", name, text).await.map(|stored| stored.verb.as_str())
+        }
+        ["delete", name] => pusher.delete("default", name, None).await.map(|_| "deleted"),
+        _ => panic!("{command}"),
+    };
+    done.unwrap_or("refused").to_owned()
+}
