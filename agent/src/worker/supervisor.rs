@@ -370,11 +370,10 @@ fn images(record: &PodRecord) -> Vec<String> {
 }
 
 fn wish_for(record: &Arc<PodRecord>) -> Wish {
-    let metadata = &record.pod.metadata;
-    if metadata.deletion_timestamp.is_none() {
+    if !record.is_deleting() {
         return Wish::Run(Arc::clone(record));
     }
-    let grace = metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    let grace = record.pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     Wish::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
 }
 
