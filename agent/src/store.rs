@@ -88,6 +88,18 @@ impl Changes {
     }
 }
 
+/// Checks that a record, if it can be read, is the one that would be written: for the fuzz target.
+pub(crate) fn check_record(bytes: &[u8]) {
+    if let Some(manifests) = record::decode(bytes) {
+        assert_eq!(record::encode(&manifests), bytes, "a record is read otherwise than it was written");
+    }
+    // Behind the checksum, where random bytes never come.
+    let signed = record::sign(bytes);
+    if let Some(manifests) = record::decode(&signed) {
+        assert_eq!(record::encode(&manifests), signed);
+    }
+}
+
 /// The open database. Shared by `Arc`.
 #[derive(Debug)]
 pub struct Store {

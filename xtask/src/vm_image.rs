@@ -122,7 +122,13 @@ fn furnish(root: &Path) -> Result<()> {
         symlink(target, &name).with_context(|| format!("{}", name.display()))
     };
     link("/etc/systemd/system/serial-shell.service", "multi-user.target.wants/serial-shell.service")?;
-    for unit in ["apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service"] {
+    for unit in [
+        "apt-daily.timer",
+        "apt-daily-upgrade.timer",
+        "dpkg-db-backup.timer",
+        "e2scrub_all.timer",
+        "e2scrub_reap.service",
+    ] {
         link("/dev/null", unit)?;
     }
     Ok(())

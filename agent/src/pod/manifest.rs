@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::yaml::{self, Document};
-use super::{Fault, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate};
+use super::{
+    Fault, PodKey, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate,
+};
 use crate::source::SourceKind;
 
 /// What one file, one answer or one push held.
@@ -16,6 +18,17 @@ pub struct Manifest {
     pub pods: Vec<Arc<PodRecord>>,
     /// Everything to say about them, in the order of the text. With an error among it, something was refused.
     pub faults: Vec<Fault>,
+    /// The pods that were refused, as far as they can be told: their last good versions stay.
+    pub refused: BTreeSet<PodKey>,
+    /// Something was refused that cannot be told to be this pod or that.
+    pub unknown_refused: bool,
+}
+
+impl Manifest {
+    /// One that could not be read at all.
+    pub fn broken(fault: Fault) -> Self {
+        Self { faults: vec![fault], unknown_refused: true, ..Self::default() }
+    }
 }
 
 /// Reads a manifest as authored: every document, and every item of a list.
@@ -24,13 +37,18 @@ pub struct Manifest {
 pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let origin: Arc<str> = Arc::from(origin);
-    let documents = yaml::documents(text).unwrap_or_else(|fault| {
-        manifest.faults.push(fault);
-        Vec::new()
-    });
+    let (documents, faults) = yaml::documents(text);
+    manifest.unknown_refused = !faults.is_empty();
+    manifest.faults = faults;
     let mut keys = BTreeSet::new();
     for item in documents.iter().flat_map(items) {
         let (record, mut faults) = item.pod(&origin, source, node_name);
+        if record.is_none() {
+            match item.key(node_name) {
+                Some(key) => drop(manifest.refused.insert(key)),
+                None => manifest.unknown_refused = true,
+            }
+        }
         let record = record.filter(|record| {
             let new = keys.insert(record.key.clone());
             if !new {
@@ -114,22 +132,40 @@ fn items(document: &Document) -> Vec<Item<'_>> {
 }
 
 impl Item<'_> {
+    /// Which pod this is, as far as an item that is refused says.
+    fn key(&self, node_name: &str) -> Option<PodKey> {
+        let metadata = &self.value["metadata"];
+        let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
+        Some(identity::key(metadata["namespace"].as_str(), name, node_name))
+    }
+
     /// The pod, if there is no error, and everything to say about it.
     fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
         if let Some(fault) = self.kind_fault() {
             return (None, vec![fault]);
         }
         let (pod, mut faults) = decode::decode(self.value);
+        faults.extend(self.duplicates());
         let Some(pod) = pod else { return (None, faults) };
-        faults.extend(unsupported::check(self.value));
         let refused = |faults: &[Fault]| faults.iter().any(|fault| fault.severity == Severity::Error);
         let record = record(self.value, pod, Arc::clone(origin), source, node_name);
         // A field of the wrong type was left out: what follows from its absence would only confuse.
         if !refused(&faults) {
             faults.extend(validate::validate(&record));
         }
+        faults.extend(unsupported::check(self.value, source));
         let taken = !refused(&faults);
         (taken.then_some(record), faults)
+    }
+
+    /// Keys written twice within this item.
+    fn duplicates(&self) -> impl Iterator<Item = Fault> {
+        let within = |fault: &&Fault| {
+            let rest = fault.path.strip_prefix(self.path.as_str());
+            self.path.is_empty() || rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        let own = self.document.duplicates.iter().filter(within).cloned();
+        own.map(|fault| Fault { path: fault.path[self.path.len()..].trim_start_matches('.').to_owned(), ..fault })
     }
 
     /// Anything but a v1 Pod.

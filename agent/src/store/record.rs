@@ -16,9 +16,14 @@ pub(super) fn encode(manifests: &[Arc<[u8]>]) -> Vec<u8> {
         body.extend_from_slice(&u32::try_from(manifest.len()).unwrap_or(u32::MAX).to_be_bytes());
         body.extend_from_slice(manifest);
     }
+    sign(&body)
+}
+
+/// A record of `body`, with its checksum.
+pub(super) fn sign(body: &[u8]) -> Vec<u8> {
     let mut record = vec![FORMAT];
-    record.extend_from_slice(&Sha256::digest(&body)[..CHECKSUM]);
-    record.extend_from_slice(&body);
+    record.extend_from_slice(&Sha256::digest(body)[..CHECKSUM]);
+    record.extend_from_slice(body);
     record
 }
 

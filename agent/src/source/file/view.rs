@@ -34,8 +34,9 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Takes what was read from the file `name`. Where it holds errors, the pods it had before and has no good
-    /// version of now are kept; `restored` gives those of a file not seen since the start.
+    /// Takes what was read from the file `name`. Of a document that was refused, the pod it was before is kept, and of
+    /// one that cannot be told, every pod that has no good version now; `restored` gives those of a file not seen since
+    /// the start.
     pub(super) fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Vec<Arc<PodRecord>>) {
         let previous = match self.files.get(name) {
             Some(entry) => entry.pods.clone(),
@@ -49,13 +50,11 @@ impl View {
             let known = previous.get(&pod.key).filter(|before| same_version(before, &pod)).cloned();
             pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
         }
-        let mut kept = Vec::new();
-        if refused {
-            for (key, pod) in previous.into_iter().filter(|(key, _)| !pods.contains_key(key)).collect::<Vec<_>>() {
-                kept.push(key.clone());
-                pods.insert(key, pod);
-            }
-        }
+        // A document that is gone ends its pod even when another one is broken, unless it may be the broken one.
+        let stays = |key: &PodKey| !pods.contains_key(key) && (read.unknown_refused || read.refused.contains(key));
+        let stay: Vec<_> = previous.into_iter().filter(|(key, _)| stays(key)).collect();
+        let kept = stay.iter().map(|(key, _)| key.clone()).collect();
+        pods.extend(stay);
         let faults = if refused { faults } else { Vec::new() };
         self.replace(name, Some(Entry { pods, faults, kept, vanishing: false }));
     }

@@ -25,7 +25,7 @@ type FileText<'a> = (&'a [(&'a str, u8)], bool);
 fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
     let pods = pods.iter().map(|(pod_name, version)| pod(pod_name, *version, name)).collect();
     let faults = if broken { vec![Fault::error("spec", "broken")] } else { Vec::new() };
-    view.accept(&Arc::from(name), Manifest { pods, faults }, Vec::new);
+    view.accept(&Arc::from(name), Manifest { pods, faults, unknown_refused: broken, ..Manifest::default() }, Vec::new);
 }
 
 /// What loses its key within the source, as `file: name version`.
@@ -113,11 +113,26 @@ fn reading_the_same_again_changes_nothing() {
 #[test]
 fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
     let mut view = View::default();
-    let broken = Manifest { pods: Vec::new(), faults: vec![Fault::error("", "broken")] };
+    let broken = Manifest::broken(Fault::error("", "broken"));
     view.accept(&Arc::from("a"), broken, || vec![pod("x", 1, "a")]);
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "!a x"]);
     assert_eq!(view.manifests("a").unwrap(), [Arc::from(&b"x 1"[..])]);
     view.accept(&Arc::from("b"), Manifest::default(), || vec![pod("y", 1, "b")]);
     assert_eq!(view.manifests("b"), None);
     assert_eq!(shape(&view.snapshot), ["x 1", "!a x"]);
+}
+
+#[test]
+fn of_a_refused_document_the_last_good_pod_stays_and_a_removed_one_goes() {
+    let mut view = View::default();
+    take(&mut view, "a", (&[("x", 1), ("y", 1), ("z", 1)], false));
+    view.settle(true, Health::Good);
+    let refused = [PodKey::new("default", "y")].into();
+    let faults = vec![Fault::error("spec", "broken")];
+    view.accept(
+        &Arc::from("a"),
+        Manifest { pods: vec![pod("x", 2, "a")], faults, refused, ..Manifest::default() },
+        Vec::new,
+    );
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 1", "!a y"]);
 }
