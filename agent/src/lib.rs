@@ -7,6 +7,7 @@
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod fuzz;
 pub mod lifecycle;
 pub mod merge;
 pub mod network;

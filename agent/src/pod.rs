@@ -3,22 +3,26 @@
 //! Everything here is pure: bytes and names in, values and faults out. No I/O, no clock.
 
 pub mod authored;
+#[cfg(test)]
+mod corpus_tests;
 mod decode;
 mod default;
 pub mod diff;
 pub mod fault;
+mod fields;
 mod fingerprint;
 pub mod identity;
 pub mod key;
 mod manifest;
 pub mod quantity;
 pub mod record;
+mod totals;
 mod unsupported;
 mod validate;
 mod yaml;
 
 pub use diff::{Part, PodDiff};
-pub use fault::{Fault, Severity};
+pub use fault::{Fault, Reason, Severity};
 pub use key::{PodKey, PodUid};
 pub use manifest::{Manifest, Restored, read, restore, restore_kept};
 pub use record::{Fingerprint, PodRecord};

@@ -5,8 +5,10 @@
 //! knows the agent's code: it is driven by its command line and seen through containerd's own `ctr`.
 
 pub mod agent;
+pub mod apiserver;
 pub mod cni;
 pub mod containerd;
+pub mod corpus;
 pub mod image;
 pub mod manifest;
 pub mod node;

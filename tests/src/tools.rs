@@ -74,6 +74,16 @@ pub fn registry() -> Option<PathBuf> {
     on_path("docker-registry").or_else(|| in_package("docker-registry", "usr/bin/docker-registry"))
 }
 
+/// The apiserver that `cargo xtask apiserver` has built, the newest one.
+pub fn kube_apiserver() -> Option<PathBuf> {
+    in_package("kubernetes", "kube-apiserver")
+}
+
+/// The store that an apiserver needs.
+pub fn etcd() -> Option<PathBuf> {
+    on_path("etcd").or_else(|| in_package("etcd-server", "usr/bin/etcd"))
+}
+
 /// The directory of the CNI plugins.
 pub fn cni_plugins() -> Option<PathBuf> {
     ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]

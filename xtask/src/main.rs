@@ -1,8 +1,10 @@
 //! limpet's development tasks. `cargo xtask --help` lists them.
 
+mod apiserver;
 mod apt;
 mod bench;
 mod cargo;
+mod corpus;
 mod demo;
 mod lint;
 mod setup;
@@ -35,6 +37,10 @@ enum Task {
     Test(test::Arguments),
     /// Boot a whole Debian under emulation and test installation, cgroup v2 with systemd, reboots and power cuts.
     TestVm(test_vm::Arguments),
+    /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
+    Apiserver,
+    /// Ask a real apiserver about every manifest of agent/tests/corpus, and record what it says.
+    Corpus,
     /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
     Lint,
     /// Measure: criterion for the pure parts, and starts and restarts of containers end to end.
@@ -47,6 +53,8 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
+        Task::Apiserver => apiserver::run(),
+        Task::Corpus => corpus::run(),
         Task::Lint => lint::run(),
         Task::Bench(arguments) => bench::run(&arguments),
     };

@@ -27,6 +27,7 @@ enum Beside {
     CniPlugins,
     Containerd,
     ContainerdTwo,
+    Etcd,
 }
 
 impl Beside {
@@ -36,6 +37,7 @@ impl Beside {
             Self::Registry => "docker-registry",
             Self::CniPlugins => "containernetworking-plugins",
             Self::Containerd | Self::ContainerdTwo => "containerd",
+            Self::Etcd => "etcd-server",
         }
     }
 
@@ -46,6 +48,7 @@ impl Beside {
             Self::CniPlugins => tools::cni_plugins().is_none(),
             Self::Containerd => ContainerdPrograms::of_major(1).or_else(|| ContainerdPrograms::of_major(2)).is_none(),
             Self::ContainerdTwo => ContainerdPrograms::of_major(2).is_none(),
+            Self::Etcd => tools::etcd().is_none(),
         }
     }
 
@@ -80,6 +83,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Setup without options, for the tasks that need it.
 pub(crate) fn default() -> Result<()> {
     run(&Arguments { containerd: None })
+}
+
+/// What an apiserver needs beside itself: its store, and the program that asks it.
+pub(crate) fn for_apiserver() -> Result<()> {
+    let install: &[&str] = if tools::on_path("curl").is_none() { &["curl"] } else { &[] };
+    fetch_all(install, &[Beside::Etcd], false)
 }
 
 /// Setup for `--containerd MAJOR` of another task, and the choice of that version for the harness.

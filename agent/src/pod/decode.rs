@@ -3,13 +3,9 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use super::Fault;
 use super::yaml::join;
+use super::{Fault, fields};
 
-/// Every field name of the Pod API, one a line: what a misspelt one may have meant.
-const FIELD_NAMES: &str = include_str!("field_names.txt");
-/// How like a field's name an unknown one must be to name that field.
-const LIKENESS: f64 = 0.85;
 /// Wrong types reported of one document; an author mends them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
 
@@ -85,16 +81,8 @@ fn path_text(path: &str) -> String {
 }
 
 fn unknown_field(path: String) -> Fault {
-    let name = path.rsplit('.').next().unwrap_or_default().to_owned();
-    let closest = FIELD_NAMES
-        .lines()
-        .map(|known| (strsim::jaro_winkler(&name.to_ascii_lowercase(), &known.to_ascii_lowercase()), known))
-        .max_by(|(a, _), (b, _)| a.total_cmp(b));
-    let fault = Fault::error(path, "no such field");
-    match closest {
-        Some((likeness, known)) if likeness >= LIKENESS => fault.with_remedy(format!("did you mean {known}?")),
-        _ => fault,
-    }
+    let suggestion = fields::suggestion(&path);
+    Fault::error(path, "no such field").with_remedy(suggestion.unwrap_or_default())
 }
 
 /// serde's words in ours.
@@ -147,12 +135,18 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_named_with_what_they_may_have_meant() {
-        let value = json!({"spec": {"containers": [{"name": "a", "livenesProbe": {}, "qqq": 1}], "volumes": null}});
+        let value = json!({
+            "spec": {"containers": [{"name": "a", "livenesProbe": {}, "qqq": 1, "volumes": []}], "volumes": null, "image": "a"},
+            "metadata": {"lables": {}, "labels": {"imge": "b"}}
+        });
         assert_eq!(
             faults(&value),
             [
+                "metadata.lables: no such field; did you mean labels?",
                 "spec.containers[0].livenesProbe: no such field; did you mean livenessProbe?",
-                "spec.containers[0].qqq: no such field"
+                "spec.containers[0].qqq: no such field",
+                "spec.containers[0].volumes: no such field; it is a field of spec",
+                "spec.image: no such field",
             ]
         );
     }

@@ -12,11 +12,28 @@ pub enum Severity {
     Warning,
 }
 
+/// What kind of rule a manifest breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// A document is no YAML, or too large.
+    Syntax,
+    /// A rule of Kubernetes: a field that does not exist, a wrong type, a value that is not allowed.
+    Invalid,
+    /// A field limpet does not act on.
+    Unsupported,
+    /// A field that only an apiserver can serve.
+    NeedsApiserver,
+    /// A field that has no effect on a node without an apiserver.
+    NoEffect,
+}
+
 /// One finding about one field of one manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// Error or warning.
     pub severity: Severity,
+    /// What kind of rule is broken.
+    pub reason: Reason,
     /// File name or URL the manifest came from; empty when it is not known.
     pub origin: Arc<str>,
     /// One-based line and column of the field, where known.
@@ -34,6 +51,7 @@ impl Fault {
     pub fn error(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             severity: Severity::Error,
+            reason: Reason::Invalid,
             origin: Arc::from(""),
             position: None,
             path: path.into(),
@@ -45,6 +63,17 @@ impl Fault {
     /// A warning at `path`.
     pub fn warning(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(path, message) }
+    }
+
+    /// An error about a whole document that cannot be read.
+    pub(super) fn syntax(message: impl Into<String>) -> Self {
+        Self { reason: Reason::Syntax, ..Self::error("", message) }
+    }
+
+    /// The same fault for another reason.
+    #[must_use]
+    pub(super) fn because(self, reason: Reason) -> Self {
+        Self { reason, ..self }
     }
 
     /// The same fault with a remedy.

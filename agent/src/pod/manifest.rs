@@ -7,8 +7,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::yaml::{self, Document};
-use super::{Fault, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate};
-use crate::object::{self, ObjectKind, ObjectRecord};
+use super::{
+    Fault, PodKey, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate,
+};
+use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
 use crate::source::SourceKind;
 
 /// What one file, one answer or one push held.
@@ -20,6 +22,60 @@ pub struct Manifest {
     pub objects: Vec<Arc<ObjectRecord>>,
     /// Everything to say about them, in the order of the text. With an error among it, something was refused.
     pub faults: Vec<Fault>,
+    /// The pods that were refused, as far as they can be told: their last good versions stay.
+    pub refused: BTreeSet<PodKey>,
+    /// The same for objects.
+    pub refused_objects: BTreeSet<ObjectKey>,
+    /// Something was refused that cannot be told to be this pod or object or that.
+    pub unknown_refused: bool,
+}
+
+impl Manifest {
+    /// One that could not be read at all.
+    pub fn broken(fault: Fault) -> Self {
+        Self { faults: vec![fault], unknown_refused: true, ..Self::default() }
+    }
+
+    fn take_pod(
+        &mut self,
+        item: &Item<'_>,
+        origin: &Arc<str>,
+        source: SourceKind,
+        node_name: &str,
+        keys: &mut BTreeSet<PodKey>,
+    ) -> Vec<Fault> {
+        let (pod, mut faults) = item.pod(origin, source, node_name);
+        if pod.is_none() {
+            match item.name() {
+                Some((namespace, name)) => drop(self.refused.insert(identity::key(namespace, name, node_name))),
+                None => self.unknown_refused = true,
+            }
+        }
+        let pod = pod.filter(|pod| first("pod ", &pod.key, keys, &mut faults));
+        self.pods.extend(pod.map(Arc::new));
+        faults
+    }
+
+    fn take_object(
+        &mut self,
+        item: &Item<'_>,
+        kind: ObjectKind,
+        origin: &Arc<str>,
+        keys: &mut BTreeSet<ObjectKey>,
+    ) -> Vec<Fault> {
+        let (object, mut faults) = object::decode(item.value, kind, Arc::clone(origin));
+        if object.is_none() {
+            match item.name() {
+                Some((namespace, name)) => {
+                    self.refused_objects.insert(ObjectKey::new(kind, namespace.unwrap_or("default"), name));
+                }
+                None => self.unknown_refused = true,
+            }
+        }
+        let object = object.filter(|object| first("", &object.key, keys, &mut faults));
+        self.objects.extend(object.map(Arc::new));
+        faults
+    }
 }
 
 /// Reads a manifest as authored: every document, and every item of a list.
@@ -28,22 +84,14 @@ pub struct Manifest {
 pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let origin: Arc<str> = Arc::from(origin);
-    let documents = yaml::documents(text).unwrap_or_else(|fault| {
-        manifest.faults.push(fault);
-        Vec::new()
-    });
+    let (documents, faults) = yaml::documents(text);
+    manifest.unknown_refused = !faults.is_empty();
+    manifest.faults = faults;
     let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
     for item in documents.iter().flat_map(items) {
-        let faults = if let Some(kind) = item.object_kind() {
-            let (object, mut faults) = object::decode(item.value, kind, Arc::clone(&origin));
-            let object = object.filter(|object| first("", &object.key, &mut objects, &mut faults));
-            manifest.objects.extend(object.map(Arc::new));
-            faults
-        } else {
-            let (pod, mut faults) = item.pod(&origin, source, node_name);
-            let pod = pod.filter(|pod| first("pod ", &pod.key, &mut keys, &mut faults));
-            manifest.pods.extend(pod.map(Arc::new));
-            faults
+        let faults = match item.object_kind() {
+            Some(kind) => manifest.take_object(&item, kind, &origin, &mut objects),
+            None => manifest.take_pod(&item, &origin, source, node_name, &mut keys),
         };
         manifest.faults.extend(faults.into_iter().map(|fault| item.place(fault)));
     }
@@ -162,22 +210,40 @@ impl Item<'_> {
         (self.value["apiVersion"] == "v1").then_some(kind)
     }
 
+    /// The name an item that is refused goes by, as far as it says.
+    fn name(&self) -> Option<(Option<&str>, &str)> {
+        let metadata = &self.value["metadata"];
+        let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
+        Some((metadata["namespace"].as_str(), name))
+    }
+
     /// The pod, if there is no error, and everything to say about it.
     fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
         if let Some(fault) = self.kind_fault() {
             return (None, vec![fault]);
         }
         let (pod, mut faults) = decode::decode(self.value);
+        faults.extend(self.duplicates());
         let Some(pod) = pod else { return (None, faults) };
-        faults.extend(unsupported::check(self.value));
         let refused = |faults: &[Fault]| faults.iter().any(|fault| fault.severity == Severity::Error);
         let record = record(self.value, pod, Arc::clone(origin), source, node_name);
         // A field of the wrong type was left out: what follows from its absence would only confuse.
         if !refused(&faults) {
             faults.extend(validate::validate(&record));
         }
+        faults.extend(unsupported::check(self.value, source));
         let taken = !refused(&faults);
         (taken.then_some(record), faults)
+    }
+
+    /// Keys written twice within this item.
+    fn duplicates(&self) -> impl Iterator<Item = Fault> {
+        let within = |fault: &&Fault| {
+            let rest = fault.path.strip_prefix(self.path.as_str());
+            self.path.is_empty() || rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        let own = self.document.duplicates.iter().filter(within).cloned();
+        own.map(|fault| Fault { path: fault.path[self.path.len()..].trim_start_matches('.').to_owned(), ..fault })
     }
 
     /// Anything but a v1 Pod.

@@ -4,6 +4,7 @@
 //! rounded up (away from zero), what is above 2^63-1 is capped, as `resource.ParseQuantity` does.
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, Sub};
 
@@ -74,6 +75,18 @@ impl Amount {
     /// `self / divisor`, rounded up, as `resourceFieldRef` gives it; a zero divisor counts as one.
     pub fn divided_by(self, divisor: Self) -> i64 {
         ceiling(self.0, if divisor.0 == 0 { NANO } else { divisor.0 })
+    }
+}
+
+/// The shortest decimal quantity: `2`, `1500m`, `1n`.
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (divisor, suffix) in [(NANO, ""), (1_000_000, "m"), (1_000, "u")] {
+            if self.0 % divisor == 0 {
+                return write!(f, "{}{suffix}", self.0 / divisor);
+            }
+        }
+        write!(f, "{}n", self.0)
     }
 }
 
@@ -282,6 +295,14 @@ mod tests {
         for (text, count) in [("1Ki", 1024), ("1.5", 2), ("128974848", 128_974_848), ("129M", 129_000_000), ("1m", 1)] {
             assert_eq!(bytes(&Quantity(text.to_owned())), Ok(count), "{text}");
         }
+    }
+
+    #[test]
+    fn an_amount_is_written_shortly() {
+        for text in ["0", "2", "1500m", "-3", "1u", "7n", "1500000001n"] {
+            assert_eq!(parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(parse("1Ki").unwrap().to_string(), "1024");
     }
 
     #[test]

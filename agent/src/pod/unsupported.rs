@@ -1,9 +1,11 @@
 //! The one table of fields limpet does not act on: a Pod that uses one is refused with the field's name, never run
-//! without it. Fields that mean nothing on a node without an apiserver are taken with a warning.
+//! without it. So is what only an apiserver has, unless the Pod comes from one. Fields that mean nothing on a node
+//! without an apiserver are taken with a warning.
 
 use serde_json::Value;
 
-use super::Fault;
+use super::{Fault, Reason};
+use crate::source::SourceKind;
 
 /// When a field counts as used. `null`, an empty text, list or map never does.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +52,6 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].cephfs", Always),
     ("spec.volumes[].cinder", Always),
     ("spec.volumes[].csi", Always),
-    ("spec.volumes[].ephemeral", Always),
     ("spec.volumes[].fc", Always),
     ("spec.volumes[].flexVolume", Always),
     ("spec.volumes[].flocker", Always),
@@ -60,12 +61,8 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].image", Always),
     ("spec.volumes[].iscsi", Always),
     ("spec.volumes[].nfs", Always),
-    ("spec.volumes[].persistentVolumeClaim", Always),
     ("spec.volumes[].photonPersistentDisk", Always),
     ("spec.volumes[].portworxVolume", Always),
-    ("spec.volumes[].projected.sources[].clusterTrustBundle", Always),
-    ("spec.volumes[].projected.sources[].podCertificate", Always),
-    ("spec.volumes[].projected.sources[].serviceAccountToken", Always),
     ("spec.volumes[].quobyte", Always),
     ("spec.volumes[].rbd", Always),
     ("spec.volumes[].scaleIO", Always),
@@ -77,9 +74,7 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.volumeMounts[].bindMountOptions", Always),
     ("spec.C.volumeDevices", Always),
     // Resources
-    ("spec.C.resources.claims", Always),
     ("spec.C.resources.limits.ephemeral-storage", Always),
-    ("spec.resourceClaims", Always),
     ("spec.overhead", Always),
     // Security
     ("spec.shareProcessNamespace", True),
@@ -94,9 +89,32 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.securityContext.windowsOptions", Always),
     ("spec.C.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
     ("spec.C.securityContext.procMount", Unless(&["Default"])),
-    // What only an apiserver has
-    ("spec.serviceAccountName", Always),
-    ("spec.serviceAccount", Always),
+];
+
+/// What only an apiserver can serve, and what that is.
+const NEEDS_APISERVER: &[(&str, &str)] = &[
+    ("spec.serviceAccountName", "a service account's token"),
+    ("spec.serviceAccount", "a service account's token"),
+    ("spec.volumes[].persistentVolumeClaim", "a claim on a PersistentVolume"),
+    ("spec.volumes[].ephemeral", "a claim on a PersistentVolume"),
+    ("spec.volumes[].projected.sources[].serviceAccountToken", "a service account's token"),
+    ("spec.volumes[].projected.sources[].clusterTrustBundle", "a bundle of the cluster's certificates"),
+    ("spec.volumes[].projected.sources[].podCertificate", "a certificate from the cluster"),
+    ("spec.resourceClaims", "a ResourceClaim"),
+    ("spec.C.resources.claims", "a ResourceClaim"),
+];
+
+/// The same fields when the Pod does come from an apiserver: not acted on yet.
+const APISERVER_NOT_YET: &[&str] = &[
+    "spec.serviceAccountName",
+    "spec.serviceAccount",
+    "spec.volumes[].persistentVolumeClaim",
+    "spec.volumes[].ephemeral",
+    "spec.volumes[].projected.sources[].serviceAccountToken",
+    "spec.volumes[].projected.sources[].clusterTrustBundle",
+    "spec.volumes[].projected.sources[].podCertificate",
+    "spec.resourceClaims",
+    "spec.C.resources.claims",
 ];
 
 /// Fields that mean nothing on a node without an apiserver, or without a scheduler.
@@ -116,26 +134,38 @@ const NO_EFFECT: &[&str] = &[
     "spec.topologySpreadConstraints",
 ];
 
-/// Every field of `manifest` that is refused or has no effect.
-pub(super) fn check(manifest: &Value) -> Vec<Fault> {
-    let refused = REFUSED.iter().flat_map(|(pattern, used)| {
-        let found = select(manifest, pattern).into_iter().filter(|(_, value)| is_used(value, *used));
-        found.map(|(path, _)| refuse(path))
-    });
+/// Every field of `manifest` that is refused or has no effect for a pod of `source`.
+pub(super) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
+    let local = source != SourceKind::Api;
+    let used = |pattern: &'static str, used: Used| {
+        select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)
+    };
+    let lacking = NEEDS_APISERVER.iter().filter(|_| local);
+    let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
+    let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
+    let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
     let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
-    let silent = NO_EFFECT.iter().flat_map(|pattern| {
-        let found = select(manifest, pattern).into_iter().filter(|(_, value)| is_used(value, Always));
-        found.map(|(path, _)| Fault::warning(path, "has no effect on a node without an apiserver"))
-    });
-    let mut faults: Vec<Fault> = refused.chain(huge).chain(disk).chain(silent).collect();
+    let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
+    let mut faults: Vec<Fault> = lacking.chain(not_yet).chain(refused).chain(huge).chain(disk).chain(silent).collect();
     faults.dedup_by(|a, b| a.path == b.path);
     faults
+}
+
+fn no_effect(path: String) -> Fault {
+    Fault::warning(path, "has no effect on a node without an apiserver").because(Reason::NoEffect)
+}
+
+fn needs_apiserver(path: String, what: &str) -> Fault {
+    Fault::error(path, format!("needs {what}, which only an apiserver has; this Pod comes from none"))
+        .with_remedy("remove the field, or create this Pod through an apiserver")
+        .because(Reason::NeedsApiserver)
 }
 
 fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
+        .because(Reason::Unsupported)
 }
 
 /// Huge pages and devices: no resource but these is limited.
@@ -151,6 +181,7 @@ fn unenforced_size((path, empty_dir): (String, &Value)) -> Option<Fault> {
     (on_disk && is_used(&empty_dir["sizeLimit"], Always)).then(|| {
         Fault::error(format!("{path}.sizeLimit"), "is not supported yet on the default medium")
             .with_remedy("use medium: Memory, whose limit the kernel keeps, or remove the limit")
+            .because(Reason::Unsupported)
     })
 }
 
@@ -198,10 +229,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pod::Severity;
+    use crate::pod::{Severity, fields};
 
     fn refused(spec: Value) -> Vec<String> {
-        let faults = check(&json!({"spec": spec}));
+        let faults = check(&json!({"spec": spec}), SourceKind::File);
         faults.into_iter().filter(|fault| fault.severity == Severity::Error).map(|fault| fault.path).collect()
     }
 
@@ -248,9 +279,34 @@ mod tests {
 
     #[test]
     fn what_only_a_scheduler_reads_is_a_warning() {
-        let faults = check(&json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}}));
+        let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}});
+        assert!(check(&manifest, SourceKind::Api).is_empty(), "a Pod of an apiserver was scheduled by them");
+        let faults = check(&manifest, SourceKind::File);
         let told: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
         assert_eq!(told, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
+    }
+
+    #[test]
+    fn what_only_an_apiserver_has_is_refused_with_the_reason() {
+        let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
+        let manifest = json!({"spec": {
+            "serviceAccountName": "s",
+            "volumes": [{"name": "p", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "t", "projected": token}]
+        }});
+        let of = |source, reason| -> Vec<String> {
+            let faults = check(&manifest, source).into_iter().filter(|fault| fault.reason == reason);
+            faults.map(|fault| fault.path).collect()
+        };
+        assert_eq!(
+            of(SourceKind::Push, Reason::NeedsApiserver),
+            [
+                "spec.serviceAccountName",
+                "spec.volumes[0].persistentVolumeClaim",
+                "spec.volumes[1].projected.sources[0].serviceAccountToken",
+            ]
+        );
+        assert_eq!(of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
+        assert!(of(SourceKind::Api, Reason::Unsupported).contains(&"spec.serviceAccountName".to_owned()));
     }
 
     /// Every field of the Pod API's central objects is acted on, refused, or known to have no effect.
@@ -277,6 +333,9 @@ mod tests {
             "spec.subdomain",
             "spec.terminationGracePeriodSeconds",
             "spec.os",
+            "spec.volumes[].emptyDir",
+            "spec.volumes[].hostPath",
+            "spec.volumes[].name",
             "spec.C.args",
             "spec.C.command",
             "spec.C.env",
@@ -293,18 +352,12 @@ mod tests {
             "spec.C.volumeMounts",
             "spec.C.workingDir",
         ];
-        const POD_SPEC: &str = "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig dnsPolicy \
-            enableServiceLinks ephemeralContainers evictionResponders hostAliases hostIPC hostNetwork hostPID hostUsers \
-            hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead preemptionPolicy \
-            priority priorityClassName readinessGates resourceClaims resources restartPolicy runtimeClassName \
-            schedulerName schedulingGates schedulingGroup securityContext serviceAccount serviceAccountName \
-            setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations \
-            topologySpreadConstraints volumes";
-        const CONTAINER: &str = "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports \
-            readinessProbe resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin \
-            stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir";
-        let fields = POD_SPEC.split_whitespace().map(|field| format!("spec.{field}"));
-        let fields = fields.chain(CONTAINER.split_whitespace().map(|field| format!("spec.C.{field}")));
+        let fields_of = |place: &str| fields::fields_at(&fields::steps(place));
+        let fields = fields_of("spec").iter().map(|field| format!("spec.{field}"));
+        let fields = fields.chain(fields_of("spec.containers[0]").iter().map(|field| format!("spec.C.{field}")));
+        let volumes = fields_of("spec.volumes[0]").iter().map(|field| format!("spec.volumes[].{field}"));
+        let fields: Vec<String> = fields.chain(volumes).collect();
+        assert!(fields.len() > 90, "{fields:?}");
         let covers = |pattern: &str, field: &str| {
             pattern == field || pattern.starts_with(&format!("{field}.")) || pattern.starts_with(&format!("{field}[]"))
         };
@@ -312,7 +365,8 @@ mod tests {
             let acted_on = ACTED_ON.contains(&field.as_str());
             let refused = REFUSED.iter().any(|(pattern, _)| covers(pattern, &field));
             let silent = NO_EFFECT.iter().any(|pattern| covers(pattern, &field));
-            assert!(acted_on || refused || silent, "{field} is in no table");
+            let lacking = NEEDS_APISERVER.iter().any(|(pattern, _)| covers(pattern, &field));
+            assert!(acted_on || refused || lacking || silent, "{field} is in no table");
         }
     }
 }

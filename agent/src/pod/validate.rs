@@ -1,175 +1,140 @@
-//! Kubernetes' validation of a Pod, for the fields limpet acts on. Every fault names its field, and a remedy where one
-//! helps. Judged after defaulting and naming, as kubelet does.
+//! Kubernetes' validation of a Pod, whole: also of the fields limpet does not act on. Every fault names its field in
+//! Kubernetes' words, and a remedy where one helps. Judged after defaulting and naming, as kubelet does.
 
+mod affinity;
 mod container;
+mod containers;
+mod dns;
+mod env;
+mod field;
+mod metadata;
+mod mount;
 mod name;
+mod probe;
+mod resources;
+mod restart;
+mod scheduling;
 mod security;
+mod selector;
 mod volume;
+mod windows;
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PodDNSConfig, PodSpec};
+use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
 use super::{Fault, PodRecord};
-use name::qualified_name_fault;
+use container::Pod;
+use field::{At, Faults, items, text};
 pub(crate) use name::{is_dns_label, is_dns_subdomain};
-
-/// Bytes of all annotations of one object.
-const MAX_ANNOTATIONS: usize = 256 << 10;
-/// Containers of one pod; kubelet has no limit, a file has one.
-const MAX_CONTAINERS: usize = 1_000;
-const MAX_NAMESERVERS: usize = 3;
-const MAX_SEARCHES: usize = 32;
 
 /// Everything that is wrong with a pod.
 pub(super) fn validate(record: &PodRecord) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    metadata(record, &mut faults);
-    spec(record.spec(), &mut faults);
-    faults
+    let mut faults = Faults::default();
+    metadata::metadata(record, &mut faults);
+    spec(record.spec(), record.key.name(), &mut faults);
+    faults.finish()
 }
 
-fn metadata(record: &PodRecord, faults: &mut Vec<Fault>) {
-    let metadata = &record.pod.metadata;
-    let name = record.key.name();
-    if name.starts_with('-') {
-        faults.push(Fault::error("metadata.name", "required"));
-    } else if !is_dns_subdomain(name) {
-        let message = format!("{name:?} is no name for a pod (the node's name is appended)");
-        faults.push(Fault::error("metadata.name", message).with_remedy(name::SUBDOMAIN_RULE));
+fn spec(spec: &PodSpec, name: &str, faults: &mut Faults) {
+    let at = &At::Root("spec");
+    let volumes = volume::volumes(spec, name, &at.field("volumes"), faults);
+    let claims = resources::claims(spec, &at.field("resourceClaims"), faults);
+    containers::containers(&Pod { spec, volumes, claims }, at, faults);
+    resources::of_pod(spec, &at.field("resources"), faults);
+    if let Some(overhead) = &spec.overhead {
+        resources::overhead(&at.field("overhead"), overhead, faults);
     }
-    if !is_dns_label(record.key.namespace()) {
-        let message = format!("{:?} is no namespace", record.key.namespace());
-        faults.push(Fault::error("metadata.namespace", message).with_remedy(name::LABEL_RULE));
-    }
-    if !is_safe_uid(record.uid.as_str()) {
-        let message = format!("{:?} is no UID", record.uid.as_str());
-        faults.push(Fault::error("metadata.uid", message).with_remedy("leave it out, or use a UUID"));
-    }
-    for (key, value) in metadata.labels.iter().flatten() {
-        let path = super::yaml::join("metadata.labels", key);
-        faults.extend(qualified_name_fault(&path, key));
-        if !name::is_label_value(value) {
-            let message = format!("{value:?} is no label value");
-            faults.push(Fault::error(path, message).with_remedy(name::LABEL_VALUE_RULE));
-        }
-    }
-    let annotations = metadata.annotations.iter().flatten();
-    let bytes: usize = annotations.clone().map(|(key, value)| key.len() + value.len()).sum();
-    if bytes > MAX_ANNOTATIONS {
-        let message = format!("{bytes} bytes of annotations; at most {MAX_ANNOTATIONS}");
-        faults.push(Fault::error("metadata.annotations", message));
-    }
-    for (key, _) in annotations {
-        faults.extend(qualified_name_fault(&super::yaml::join("metadata.annotations", key), &key.to_lowercase()));
+    life(spec, at, faults);
+    names(spec, at, faults);
+    host_network(spec, at, faults);
+    dns::hostname(spec, at, faults);
+    dns::host_aliases(spec, at, faults);
+    dns::config(spec, at, faults);
+    security::pod(spec, &at.field("securityContext"), faults);
+    security::namespaces(spec, at, faults);
+    windows::os(spec, at, faults);
+    windows::host_process(spec, at, faults);
+    scheduling::scheduling(spec, at, faults);
+    across_volumes(spec, at, faults);
+    if spec.ephemeral_containers.as_ref().is_some_and(|list| !list.is_empty()) {
+        faults.forbidden(&at.field("ephemeralContainers"), "cannot be set on create");
     }
 }
 
-/// Safe as the name of a directory and of a cgroup.
-fn is_safe_uid(uid: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' || byte == b'.';
-    !uid.is_empty() && uid.len() <= 128 && uid.bytes().all(plain) && uid.as_bytes()[0].is_ascii_alphanumeric()
-}
-
-/// A text that must be one of a few.
-fn one_of(path: &str, value: Option<&str>, allowed: &[&str], faults: &mut Vec<Fault>) {
-    if let Some(value) = value
-        && !allowed.contains(&value)
-    {
-        faults.push(Fault::error(path, format!("{value:?} is not one of: {}", allowed.join(", "))));
+fn life(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
+    let policies = ["Always", "OnFailure", "Never"];
+    faults.one_of(&at.field("restartPolicy"), spec.restart_policy.as_deref(), &policies);
+    let policies = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"];
+    faults.one_of(&at.field("dnsPolicy"), spec.dns_policy.as_deref(), &policies);
+    if let Some(seconds) = spec.active_deadline_seconds {
+        faults.in_range(&at.field("activeDeadlineSeconds"), seconds, 1, i64::from(i32::MAX));
     }
-}
-
-/// Adds what is wrong with a name that must be unique within `seen`.
-fn unique(path: &str, name: &str, seen: &mut BTreeSet<String>, faults: &mut Vec<Fault>) {
-    if !seen.insert(name.to_owned()) {
-        faults.push(Fault::error(path, format!("{name:?} is used twice")));
-    }
-}
-
-fn spec(spec: &PodSpec, faults: &mut Vec<Fault>) {
-    one_of("spec.restartPolicy", spec.restart_policy.as_deref(), &["Always", "OnFailure", "Never"], faults);
-    let dns_policies = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
-    one_of("spec.dnsPolicy", spec.dns_policy.as_deref(), &dns_policies, faults);
     let grace = spec.termination_grace_period_seconds.unwrap_or(0);
-    if grace < 0 {
-        faults.push(Fault::error("spec.terminationGracePeriodSeconds", format!("{grace} is less than 0")));
-    }
-    for (path, label) in [("spec.hostname", &spec.hostname), ("spec.subdomain", &spec.subdomain)] {
-        if let Some(label) = label.as_deref().filter(|label| !label.is_empty() && !is_dns_label(label)) {
-            faults.push(Fault::error(path, format!("{label:?} is no host name")).with_remedy(name::LABEL_RULE));
+    faults.not_negative(&at.field("terminationGracePeriodSeconds"), grace);
+}
+
+fn names(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
+    for (field, value) in [("serviceAccountName", &spec.service_account_name), ("nodeName", &spec.node_name)] {
+        let value = text(value);
+        if !value.is_empty() {
+            faults.dns_subdomain(&at.field(field), value);
         }
     }
-    for (index, alias) in spec.host_aliases.iter().flatten().enumerate() {
-        let path = format!("spec.hostAliases[{index}]");
-        if alias.ip.parse::<IpAddr>().is_err() {
-            faults.push(Fault::error(format!("{path}.ip"), format!("{:?} is no IP address", alias.ip)));
-        }
-        for (number, host) in alias.hostnames.iter().flatten().enumerate() {
-            if !is_dns_subdomain(host) {
-                let path = format!("{path}.hostnames[{number}]");
-                faults.push(Fault::error(path, format!("{host:?} is no host name")).with_remedy(name::SUBDOMAIN_RULE));
+}
+
+/// In the host's network a port of the pod is a port of the host.
+fn host_network(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
+    if spec.host_network != Some(true) {
+        return;
+    }
+    let list = at.field("containers");
+    for (index, one) in spec.containers.iter().enumerate() {
+        for (number, port) in items(&one.ports) {
+            let host = port.host_port.unwrap_or(0);
+            if host != port.container_port {
+                let item = list.index(index);
+                let ports = item.field("ports");
+                let detail = "must match `containerPort` when `hostNetwork` is true";
+                faults.invalid(&ports.index(number).field("hostPort"), host, detail);
             }
         }
     }
-    dns_config(spec, faults);
-    security::pod(spec, faults);
-    let volumes = volume::volumes(spec, faults);
-    containers(spec, &volumes, faults);
 }
 
-fn containers(spec: &PodSpec, volumes: &BTreeSet<String>, faults: &mut Vec<Fault>) {
-    if spec.containers.is_empty() {
-        faults.push(Fault::error("spec.containers", "required").with_remedy("a Pod needs at least one container"));
-    }
-    let inits = spec.init_containers.iter().flatten();
-    if spec.containers.len() + inits.clone().count() > MAX_CONTAINERS {
-        faults.push(Fault::error("spec.containers", format!("more than {MAX_CONTAINERS} containers")));
-        return;
-    }
-    let mut names = BTreeSet::new();
-    for (list, index, one) in inits
-        .enumerate()
-        .map(|(index, one)| ("initContainers", index, one))
-        .chain(spec.containers.iter().enumerate().map(|(index, one)| ("containers", index, one)))
-    {
-        let path = format!("spec.{list}[{index}]");
-        unique(&format!("{path}.name"), &one.name, &mut names, faults);
-        container::container(&path, spec, one, volumes, faults);
-    }
-}
-
-fn dns_config(spec: &PodSpec, faults: &mut Vec<Fault>) {
-    let config = spec.dns_config.clone().unwrap_or_default();
-    let PodDNSConfig { nameservers, searches, .. } = &config;
-    let servers: Vec<&String> = nameservers.iter().flatten().collect();
-    if spec.dns_policy.as_deref() == Some("None") && servers.is_empty() {
-        faults.push(
-            Fault::error("spec.dnsConfig.nameservers", "required with dnsPolicy: None")
-                .with_remedy("name a server, or use dnsPolicy: Default"),
-        );
-    }
-    if servers.len() > MAX_NAMESERVERS {
-        let message = format!("{} servers; at most {MAX_NAMESERVERS}", servers.len());
-        faults.push(Fault::error("spec.dnsConfig.nameservers", message));
-    }
-    for (index, server) in servers.iter().enumerate() {
-        if server.parse::<IpAddr>().is_err() {
-            let path = format!("spec.dnsConfig.nameservers[{index}]");
-            faults.push(Fault::error(path, format!("{server:?} is no IP address")));
+/// What a volume and something else of the pod must agree on.
+fn across_volumes(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
+    let no_account = text(&spec.service_account_name).is_empty();
+    let list = at.field("volumes");
+    for (index, volume) in items(&spec.volumes).filter(|_| no_account) {
+        let sources = volume.projected.iter().flat_map(|projected| items(&projected.sources));
+        for (number, _) in sources.filter(|(_, source)| source.service_account_token.is_some()) {
+            let item = list.index(index);
+            let sources = item.field("projected");
+            let sources = sources.field("sources");
+            let detail = "must not be specified when serviceAccountName is not set";
+            faults.forbidden(&sources.index(number).field("serviceAccountToken"), detail);
         }
     }
-    let searches: Vec<&String> = searches.iter().flatten().collect();
-    if searches.len() > MAX_SEARCHES {
-        let message = format!("{} search domains; at most {MAX_SEARCHES}", searches.len());
-        faults.push(Fault::error("spec.dnsConfig.searches", message));
-    }
-    for (index, search) in searches.iter().enumerate() {
-        let domain = search.strip_suffix('.').unwrap_or(search);
-        if *search != "." && !domain.is_empty() && !is_dns_subdomain(&domain.replace('_', "a")) {
-            let path = format!("spec.dnsConfig.searches[{index}]");
-            faults.push(Fault::error(path, format!("{search:?} is no domain")).with_remedy(name::SUBDOMAIN_RULE));
+    let volumes: BTreeMap<&str, &Volume> = spec.volumes.iter().flatten().map(|one| (one.name.as_str(), one)).collect();
+    for (list, index, one) in containers::each_container(spec) {
+        let list = at.field(list);
+        for (number, variable) in items(&one.env) {
+            let file = variable.value_from.as_ref().and_then(|source| source.file_key_ref.as_ref());
+            let Some(name) = file.map(|file| file.volume_name.as_str()) else { continue };
+            let item = list.index(index);
+            let env = item.field("env");
+            let entry = env.index(number);
+            let source = entry.field("valueFrom");
+            let key = source.field("fileKeyRef");
+            let at = key.field("volumeName");
+            match volumes.get(name) {
+                None => faults.not_found(&at, name, ""),
+                Some(volume) if volume.empty_dir.is_none() => {
+                    faults.invalid(&at, name, "referenced volume must be of type emptyDir");
+                }
+                Some(_) => {}
+            }
         }
     }
 }

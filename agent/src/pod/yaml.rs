@@ -2,13 +2,16 @@
 //!
 //! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are taken as `sigs.k8s.io/yaml` takes
 //! them; a duplicated key, which kubelet lets the last win, is an error here. Size, depth and aliases are bounded.
+//! Where one document is no YAML, the others are read all the same: a line that begins with `---` parts two documents
+//! whatever stands before it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
-use serde_saphyr::{Location, Options, Spanned};
+use serde_saphyr::options::DuplicateKeyPolicy;
+use serde_saphyr::{Error, Location, Options, Spanned};
 
 use super::Fault;
 
@@ -22,6 +25,8 @@ const MAX_DEPTH: usize = 64;
 const MAX_PATH: usize = 512;
 /// Aliases of one file.
 const MAX_ALIASES: usize = 10_000;
+/// Duplicated keys told of one document.
+const MAX_DUPLICATES: usize = 20;
 
 /// One document: its value, and where each field stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,58 +35,122 @@ pub(super) struct Document {
     pub(super) value: Value,
     /// Where each field stands: `spec.containers[0].image` -> line and column, one-based.
     pub(super) positions: BTreeMap<String, (u32, u32)>,
+    /// Keys that are written twice, with their places.
+    pub(super) duplicates: Vec<Fault>,
 }
 
 impl Document {
-    /// Where `path` stands, or the nearest field above it.
+    /// Where `path` stands, or the nearest field above it. A key may stand in brackets or after a dot.
     pub(super) fn position(&self, path: &str) -> Option<(u32, u32)> {
         let mut path = path;
         loop {
             if let Some(position) = self.positions.get(path) {
                 return Some(*position);
             }
-            path = &path[..path.rfind(['.', '['])?];
+            let end = path.rfind(['.', '['])?;
+            let key = path[end..].strip_prefix('[').and_then(|key| key.strip_suffix(']'));
+            if let Some(position) = key.and_then(|key| self.positions.get(&join(&path[..end], key))) {
+                return Some(*position);
+            }
+            path = &path[..end];
         }
     }
 }
 
-/// Reads every document of a file; empty ones are left out.
-///
-/// # Errors
-/// One fault: the text is too large, not UTF-8, or no YAML. What follows it cannot be told.
-pub(super) fn documents(text: &[u8]) -> Result<Vec<Document>, Fault> {
-    if text.len() > MAX_BYTES {
-        return Err(Fault::error("", format!("larger than {} MiB", MAX_BYTES >> 20)).with_remedy("split it"));
+/// Reads every document of a file; empty ones are left out. A document that is no YAML is a fault, and what follows it
+/// is read; so is a text that is too large, or not UTF-8, and then nothing is read.
+pub(super) fn documents(text: &[u8]) -> (Vec<Document>, Vec<Fault>) {
+    let text = match bounded_text(text) {
+        Ok(text) => text,
+        Err(fault) => return (Vec::new(), vec![fault]),
+    };
+    let fault = match parse(text, 0, 1) {
+        Ok(documents) => return (documents, Vec::new()),
+        Err(fault) => fault,
+    };
+    let parts = parts(text);
+    if parts.len() < 2 || parts.len() > MAX_DOCUMENTS {
+        return (Vec::new(), vec![fault]);
     }
-    let text = std::str::from_utf8(text).map_err(|error| {
+    let (mut documents, mut faults) = (Vec::new(), Vec::new());
+    for (first_line, part) in &parts {
+        match parse(part, *first_line, parts.len()) {
+            Ok(read) => documents.extend(read),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    // A fault of the whole that no part shows: one limit for all of them.
+    if faults.is_empty() {
+        return (Vec::new(), vec![fault]);
+    }
+    (documents, faults)
+}
+
+fn bounded_text(text: &[u8]) -> Result<&str, Fault> {
+    if text.len() > MAX_BYTES {
+        return Err(Fault::syntax(format!("larger than {} MiB", MAX_BYTES >> 20)).with_remedy("split it"));
+    }
+    std::str::from_utf8(text).map_err(|error| {
         let line = text[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
-        let mut fault = Fault::error("", "not UTF-8 text");
+        let mut fault = Fault::syntax("not UTF-8 text");
         fault.position = Some((u32::try_from(line).unwrap_or(u32::MAX), 1));
         fault
-    })?;
-    let nodes: Vec<Node> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| syntax(&error))?;
+    })
+}
+
+/// The documents of a text, unread: how many lines stand before each, and its text with its marker.
+fn parts(text: &str) -> Vec<(u32, &str)> {
+    let mut parts = Vec::new();
+    let (mut start, mut start_line, mut offset, mut number) = (0, 0, 0, 0);
+    for line in text.split_inclusive('\n') {
+        let marker =
+            line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        if marker && offset > start {
+            parts.push((start_line, &text[start..offset]));
+            (start, start_line) = (offset, number);
+        }
+        offset += line.len();
+        number += 1;
+    }
+    parts.push((start_line, &text[start..]));
+    parts
+}
+
+/// Reads the documents of a text that begins after `first_line` lines and is one of `parts` that share the limits.
+fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document>, Fault> {
+    let read = |keys| serde_saphyr::from_multiple_with_options::<Node>(text, options(keys, parts));
+    let nodes = match read(DuplicateKeyPolicy::Error) {
+        // Read again so that the key's path can be told.
+        Err(error) if matches!(error.without_snippet(), Error::DuplicateMappingKey { .. }) => {
+            read(DuplicateKeyPolicy::LastWins)
+        }
+        read => read,
+    };
+    let nodes = nodes.map_err(|error| syntax(&error, first_line))?;
     let documents = nodes.into_iter().map(|node| {
-        let mut positions = BTreeMap::new();
-        let value = node.settle("", &mut positions);
-        Document { value, positions }
+        let mut places = Places { first_line, positions: BTreeMap::new(), duplicates: Vec::new() };
+        let value = node.settle("", &mut places);
+        Document { value, positions: places.positions, duplicates: places.duplicates }
     });
     Ok(documents.filter(|document| !document.value.is_null()).collect())
 }
 
-fn options() -> Options {
+fn options(duplicate_keys: DuplicateKeyPolicy, parts: usize) -> Options {
     let mut budget = serde_saphyr::budget::Budget::default();
     budget.max_depth = MAX_DEPTH;
     budget.max_documents = MAX_DOCUMENTS;
-    budget.max_aliases = MAX_ALIASES;
+    budget.max_aliases = (MAX_ALIASES / parts).max(1);
     budget.max_reader_input_bytes = Some(MAX_BYTES);
     let mut options = Options::default();
     options.budget = Some(budget);
+    options.alias_limits.max_total_replayed_events = (options.alias_limits.max_total_replayed_events / parts).max(1);
     options.legacy_octal_numbers = true;
     options.strict_booleans = false;
+    options.duplicate_keys = duplicate_keys;
     options
 }
 
-fn syntax(error: &serde_saphyr::Error) -> Fault {
+fn syntax(error: &Error, first_line: u32) -> Fault {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
     // The parser's words without its own prefix and place, which the fault has as fields.
@@ -90,14 +159,27 @@ fn syntax(error: &serde_saphyr::Error) -> Fault {
         Some((place, rest)) if place.starts_with("line ") => rest,
         _ => message,
     };
-    let mut fault = Fault::error("", message);
-    fault.position = error.location().map(place);
+    let mut fault = Fault::syntax(message);
+    fault.position = error.location().map(|location| below(place(location), first_line));
     fault
 }
 
 fn place(location: Location) -> (u32, u32) {
     let bounded = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     (bounded(location.line()), bounded(location.column()))
+}
+
+/// A place in a text that begins after `first_line` lines.
+fn below((line, column): (u32, u32), first_line: u32) -> (u32, u32) {
+    (line.saturating_add(first_line), column)
+}
+
+/// Where everything stands.
+struct Places {
+    /// Lines before the text.
+    first_line: u32,
+    positions: BTreeMap<String, (u32, u32)>,
+    duplicates: Vec<Fault>,
 }
 
 /// A value of the file and where it stands.
@@ -113,12 +195,13 @@ enum Tree {
 }
 
 impl Node {
-    /// The plain value; where each part stands goes into `positions`. A key's place is the key's, an item's its own.
-    fn settle(self, path: &str, positions: &mut BTreeMap<String, (u32, u32)>) -> Value {
+    /// The plain value; where each part stands goes into `places`. A key's place is the key's, an item's its own.
+    fn settle(self, path: &str, places: &mut Places) -> Value {
         // Long paths are nobody's fields, and would make memory grow with the square of the file.
         let known = path.len() <= MAX_PATH;
         if known {
-            positions.entry(path.to_owned()).or_insert(self.position);
+            let position = below(self.position, places.first_line);
+            places.positions.entry(path.to_owned()).or_insert(position);
         }
         match self.value {
             Tree::Leaf(value) => value,
@@ -126,8 +209,8 @@ impl Node {
                 let items = items.into_iter().enumerate();
                 items
                     .map(|(index, item)| match known {
-                        true => item.settle(&format!("{path}[{index}]"), positions),
-                        false => item.settle(path, positions),
+                        true => item.settle(&format!("{path}[{index}]"), places),
+                        false => item.settle(path, places),
                     })
                     .collect()
             }
@@ -135,10 +218,16 @@ impl Node {
                 let mut map = Map::new();
                 for (key, position, node) in entries {
                     let path = if known { join(path, &key) } else { path.to_owned() };
-                    if path.len() <= MAX_PATH {
-                        positions.insert(path.clone(), position);
+                    let position = below(position, places.first_line);
+                    if map.contains_key(&key) && places.duplicates.len() < MAX_DUPLICATES {
+                        let mut fault = Fault::error(&path, "Duplicate key").with_remedy("write it once");
+                        fault.position = Some(position);
+                        places.duplicates.push(fault);
                     }
-                    map.insert(key, node.settle(&path, positions));
+                    if path.len() <= MAX_PATH {
+                        places.positions.insert(path.clone(), position);
+                    }
+                    map.insert(key, node.settle(&path, places));
                 }
                 Value::Object(map)
             }
@@ -240,91 +329,4 @@ fn number(value: f64) -> Value {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn scalar(text: &str) -> Value {
-        documents(format!("k: {text}\n").as_bytes()).unwrap().remove(0).value["k"].clone()
-    }
-
-    #[test]
-    fn scalars_mean_what_they_mean_to_kubelet() {
-        let cases = [
-            ("0644", json!(420)),
-            ("0o644", json!(420)),
-            ("-0644", json!(-420)),
-            ("007", json!(7)),
-            ("089", json!(89)),
-            ("080", json!(80)),
-            ("yes", json!(true)),
-            ("on", json!(true)),
-            ("True", json!(true)),
-            ("y", json!(true)),
-            ("no", json!(false)),
-            ("off", json!(false)),
-            ("n", json!(false)),
-            ("'yes'", json!("yes")),
-            ("~", json!(null)),
-            ("Null", json!(null)),
-            ("", json!(null)),
-            ("1.10", json!(1.1)),
-            ("1e3", json!(1000)),
-            ("1.0", json!(1)),
-            ("1_000", json!(1000)),
-            ("0x1F", json!(31)),
-            ("0b101", json!(5)),
-            ("2024-01-01", json!("2024-01-01")),
-            ("12:30:45", json!("12:30:45")),
-            ("1:30", json!("1:30")),
-            ("!!binary aGk=", json!("hi")),
-        ];
-        for (text, value) in cases {
-            assert_eq!(scalar(text), value, "{text}");
-        }
-    }
-
-    #[test]
-    fn documents_merge_keys_marks_and_numbers_as_keys() {
-        let read = |text: &str| -> Vec<Value> {
-            documents(text.as_bytes()).unwrap().into_iter().map(|document| document.value).collect()
-        };
-        assert_eq!(
-            read("b: &b {x: 1, y: 2}\nc:\n  <<: *b\n  y: 3"),
-            [json!({"b": {"x": 1, "y": 2}, "c": {"x": 1, "y": 3}})]
-        );
-        assert_eq!(read("\u{feff}a: 1\r\nb: 2\r\n"), [json!({"a": 1, "b": 2})]);
-        assert_eq!(read("1: a\ntrue: b\n"), [json!({"1": "a", "true": "b"})]);
-        assert_eq!(read("# only\n"), Vec::<Value>::new());
-        assert_eq!(read("---\n---\na: 1\n---\nb: 2\n"), [json!({"a": 1}), json!({"b": 2})]);
-        assert_eq!(read("{\"a\": [1, {\"b\": null}]}"), [json!({"a": [1, {"b": null}]})]);
-    }
-
-    #[test]
-    fn every_field_has_its_place() {
-        let document = documents(b"spec:\n  containers:\n  - name: a\n    image: b\n").unwrap().remove(0);
-        assert_eq!(document.position("spec.containers[0].image"), Some((4, 5)));
-        assert_eq!(document.position("spec.containers[0].image.tag"), Some((4, 5)), "the nearest one above");
-        assert_eq!(document.position("metadata"), None);
-    }
-
-    #[test]
-    fn what_is_no_yaml_is_one_fault_with_its_place() {
-        for (text, line, word) in [
-            ("a: 1\na: 2\n", 2, "duplicate"),
-            ("a:\n\tb: 1\n", 2, "tabs"),
-            ("a: .inf\n", 1, "non-finite"),
-            ("a: [1\n", 1, "bracket"),
-        ] {
-            let fault = documents(text.as_bytes()).unwrap_err();
-            assert_eq!(fault.position.map(|(line, _)| line), Some(line), "{text:?}: {fault}");
-            assert!(fault.message.contains(word), "{text:?}: {fault}");
-        }
-        assert!(documents(b"a: \xff").unwrap_err().message.contains("UTF-8"));
-        let deep = "[".repeat(1000);
-        assert!(documents(deep.as_bytes()).is_err());
-        assert!(documents(&vec![b' '; MAX_BYTES + 1]).unwrap_err().message.contains("10 MiB"));
-    }
-}
+mod tests;

@@ -37,7 +37,7 @@ mod unpack;
 pub use error::{CallError, ImageError};
 pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
-pub use reference::normalize;
+pub use reference::{normalize, tag};
 
 use content::Store;
 use reference::{ImageName, Target};

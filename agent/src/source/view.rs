@@ -86,8 +86,9 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Takes what was read from the file `name`. Where it holds errors, what it had before and has no good version of
-    /// now is kept; `restored` gives that of a file not seen since the start.
+    /// Takes what was read from the file `name`. Of a document that was refused, what it was before is kept, and of one
+    /// that cannot be told, everything that has no good version now; `restored` gives that of a file not seen since the
+    /// start.
     pub(super) fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
         let previous = self.files.get(name).map_or_else(restored, |entry| entry.contents.clone());
         let mut faults: Vec<Fault> = read.faults;
@@ -102,15 +103,18 @@ impl View {
             contents.pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
         }
         let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
+        // A document that is gone ends its pod even when another one is broken, unless it may be the broken one.
         let mut kept = Vec::new();
-        if refused {
-            for (key, pod) in previous.pods {
+        for (key, pod) in previous.pods {
+            if read.unknown_refused || read.refused.contains(&key) {
                 contents.pods.entry(key).or_insert_with_key(|key| {
                     kept.push(key.clone());
                     pod
                 });
             }
-            for (key, object) in previous.objects {
+        }
+        for (key, object) in previous.objects {
+            if read.unknown_refused || read.refused_objects.contains(&key) {
                 contents.objects.entry(key).or_insert(object);
             }
         }

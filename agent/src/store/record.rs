@@ -43,11 +43,16 @@ pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, kept: Opti
             kept.manifests.iter().for_each(|manifest| put(&mut body, manifest));
         }
     }
+    sign(&body)
+}
+
+/// A record of `body`, with its head.
+pub(super) fn sign(body: &[u8]) -> Vec<u8> {
     let mut record = Vec::with_capacity(HEAD + body.len());
     record.extend_from_slice(&MAGIC);
-    record.extend_from_slice(&length(&body));
-    record.extend_from_slice(&Sha256::digest(&body)[..CHECKSUM]);
-    record.extend_from_slice(&body);
+    record.extend_from_slice(&length(body));
+    record.extend_from_slice(&Sha256::digest(body)[..CHECKSUM]);
+    record.extend_from_slice(body);
     record
 }
 
@@ -78,7 +83,11 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
         sequence: u64::from_be_bytes(*sequence),
         source,
         origin,
-        kept: if *state == 0 { None } else { Some(kept(body)?) },
+        kept: match (state, body) {
+            (0, []) => None,
+            (1, body) => Some(kept(body)?),
+            _ => return None,
+        },
     })
 }
 

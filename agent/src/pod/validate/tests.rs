@@ -43,70 +43,39 @@ fn a_good_pod_has_no_faults() {
     assert_eq!(errors(&json!({})), Vec::<String>::new());
 }
 
+/// The rules one by one stand in the corpus; here is how their faults read.
 #[test]
-fn every_rule_names_its_field() {
+fn a_fault_names_its_field_in_kubernetes_words() {
     let cases = [
-        (json!({"metadata": {"name": "Web"}}), "metadata.name: \"Web-edge1\" is no name"),
-        (json!({"metadata": {"name": null}}), "metadata.name: required"),
-        (json!({"metadata": {"namespace": "a.b"}}), "metadata.namespace: \"a.b\" is no namespace"),
-        (json!({"metadata": {"uid": "../x"}}), "metadata.uid: "),
-        (json!({"metadata": {"labels": {"a": "b c"}}}), "metadata.labels.a: \"b c\" is no label value"),
-        (json!({"metadata": {"annotations": {"-": "x"}}}), "metadata.annotations.-: "),
-        (json!({"spec": {"restartPolicy": "Sometimes"}}), "spec.restartPolicy: \"Sometimes\" is not one of"),
-        (json!({"spec": {"terminationGracePeriodSeconds": -1}}), "spec.terminationGracePeriodSeconds: -1 is less"),
-        (json!({"spec": {"dnsPolicy": "None"}}), "spec.dnsConfig.nameservers: required"),
-        (json!({"spec": {"hostname": "a_b"}}), "spec.hostname: "),
-        (json!({"spec": {"hostAliases": [{"ip": "x"}]}}), "spec.hostAliases[0].ip: "),
-        (json!({"spec": {"containers": []}}), "spec.containers: required"),
-        (container(json!({"name": ""})), "spec.containers[0].name: required"),
-        (container(json!({"image": null})), "spec.containers[0].image: required"),
-        (container(json!({"imagePullPolicy": "always"})), "spec.containers[0].imagePullPolicy: "),
+        (json!({"metadata": {"name": "Web"}}), "metadata.name: Invalid value: \"Web-edge1\": must be a DNS subdomain"),
+        (json!({"metadata": {"name": null}}), "metadata.name: Required value"),
+        (json!({"metadata": {"uid": "../x"}}), "metadata.uid: Invalid value: \"../x\""),
+        (json!({"metadata": {"labels": {"a": "b c"}}}), "metadata.labels[a]: Invalid value: \"b c\""),
+        (
+            json!({"spec": {"restartPolicy": "Sometimes"}}),
+            "spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\", \"OnFailure\", \"Never\"",
+        ),
+        (json!({"spec": {"containers": []}}), "spec.containers: Required value: a Pod needs at least one container"),
+        (container(json!({"image": null})), "spec.containers[0].image: Required value"),
         (
             container(json!({"ports": [{"containerPort": 80800}]})),
-            "spec.containers[0].ports[0].containerPort: 80800 is not a port (1 to 65535)",
+            "spec.containers[0].ports[0].containerPort: Invalid value: 80800: must be between 1 and 65535, inclusive",
         ),
         (
             container(json!({"ports": [{"containerPort": 1, "name": "a"}, {"containerPort": 2, "name": "a"}]})),
-            "spec.containers[0].ports[1].name: \"a\" is used twice",
+            "spec.containers[0].ports[1].name: Duplicate value: \"a\"",
         ),
-        (container(json!({"env": [{"name": "A=B"}]})), "spec.containers[0].env[0].name: "),
-        (
-            container(json!({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.x"}}}]})),
-            "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: ",
-        ),
-        (container(json!({"resources": {"limits": {"cpu": "1 core"}}})), "spec.containers[0].resources.limits.cpu: "),
         (
             container(json!({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1001m"}}})),
-            "spec.containers[0].resources.requests.cpu: is more than the limit",
+            "spec.containers[0].resources.requests: Invalid value: \"1001m\": must be less than or equal to cpu limit of 1",
         ),
         (
             container(json!({"volumeMounts": [{"name": "dat"}]})),
-            "spec.containers[0].volumeMounts[0].name: the pod has no volume \"dat\"",
-        ),
-        (container(json!({"volumeMounts": [{"mountPath": "data"}]})), "spec.containers[0].volumeMounts[0].mountPath: "),
-        (
-            json!({"spec": {"volumes": [{"emptyDir": null, "hostPath": {"path": "/a/../b"}}]}}),
-            "spec.volumes[0].hostPath.path: ",
-        ),
-        (
-            json!({"spec": {"volumes": [{"emptyDir": null, "hostPath": {"path": "/a", "type": "Dir"}}]}}),
-            "spec.volumes[0].hostPath.type: \"Dir\" is not one of",
-        ),
-        (
-            container(json!({"securityContext": {"runAsNonRoot": true, "runAsUser": 0}})),
-            "spec.containers[0].securityContext.runAsNonRoot: ",
+            "spec.containers[0].volumeMounts[0].name: Not found: \"dat\"",
         ),
         (
             container(json!({"securityContext": {"privileged": true, "allowPrivilegeEscalation": false}})),
-            "spec.containers[0].securityContext.allowPrivilegeEscalation: ",
-        ),
-        (
-            json!({"spec": {"securityContext": {"seccompProfile": {"type": "Localhost"}}}}),
-            "spec.securityContext.seccompProfile.localhostProfile: required",
-        ),
-        (
-            json!({"spec": {"hostNetwork": true, "securityContext": {"sysctls": [{"name": "net.core.x", "value": "1"}]}}}),
-            "spec.securityContext.sysctls[0].name: ",
+            "spec.containers[0].securityContext: Invalid value: false: cannot set `allowPrivilegeEscalation` to false",
         ),
     ];
     for (change, expected) in cases {

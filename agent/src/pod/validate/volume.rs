@@ -1,92 +1,142 @@
-//! Volumes and their mounts.
+//! The pod's volumes: each has a name and one source.
 
-use std::collections::BTreeSet;
-use std::path::{Component, Path};
+mod claim;
+mod device;
+mod file;
+mod projected;
+mod remote;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::name::{self, is_dns_label};
-use super::{one_of, unique};
-use crate::pod::{Fault, quantity};
+use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
-const HOST_PATH_TYPES: [&str; 8] =
-    ["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"];
+use super::field::{At, Faults, items, text};
+use super::name::is_dns_subdomain;
 
-/// Judges the volumes and returns their names.
-pub(super) fn volumes(spec: &PodSpec, faults: &mut Vec<Fault>) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for (index, volume) in spec.volumes.iter().flatten().enumerate() {
-        let path = format!("spec.volumes[{index}]");
-        if !is_dns_label(&volume.name) {
-            let message = format!("{:?} is no volume name", volume.name);
-            faults.push(Fault::error(format!("{path}.name"), message).with_remedy(name::LABEL_RULE));
+/// Bytes of a volume's name and its portal, of which an iSCSI interface gets its name.
+const MAX_ISCSI_NAME: usize = 64;
+
+/// Judges the volumes; returns the good ones by name. `pod_name`: as authored, claims of ephemeral volumes bear it.
+pub(super) fn volumes<'a>(
+    spec: &'a PodSpec,
+    pod_name: &str,
+    at: &At<'_>,
+    faults: &mut Faults,
+) -> BTreeMap<&'a str, &'a Volume> {
+    let mut good = BTreeMap::new();
+    for (index, volume) in items(&spec.volumes) {
+        let item = at.index(index);
+        let before = faults.found();
+        source(&item, volume, faults);
+        faults.required_dns_label(&item.field("name"), &volume.name);
+        if good.contains_key(volume.name.as_str()) {
+            faults.duplicate(&item.field("name"), &volume.name);
         }
-        unique(&format!("{path}.name"), &volume.name, &mut names, faults);
-        source(&path, volume, faults);
+        if volume.ephemeral.is_some() && !volume.name.is_empty() {
+            let claim = format!("{pod_name}-{}", volume.name);
+            if !is_dns_subdomain(&claim) {
+                faults.invalid(
+                    &item.field("name"),
+                    &volume.name,
+                    &format!("PVC name {claim:?}: must be a DNS subdomain"),
+                );
+            }
+        }
+        if faults.found() == before {
+            good.insert(volume.name.as_str(), volume);
+        }
     }
-    names
+    let ephemeral = spec.volumes.iter().flatten().filter(|volume| volume.ephemeral.is_some());
+    let made: BTreeSet<String> = ephemeral.map(|volume| format!("{pod_name}-{}", volume.name)).collect();
+    for (index, volume) in items(&spec.volumes) {
+        let Some(claim) = &volume.persistent_volume_claim else { continue };
+        if made.contains(&claim.claim_name) {
+            let item = at.index(index);
+            let at = item.field("persistentVolumeClaim");
+            let detail = "must not reference a PVC that gets created for an ephemeral volume";
+            faults.invalid(&at.field("claimName"), &claim.claim_name, detail);
+        }
+    }
+    good
 }
 
-fn source(path: &str, volume: &Volume, faults: &mut Vec<Fault>) {
-    if volume.empty_dir.is_some() && volume.host_path.is_some() {
-        faults.push(Fault::error(path, "has two sources; a volume has one"));
-    }
-    if let Some(host_path) = &volume.host_path {
-        let at = format!("{path}.hostPath.path");
-        if !host_path.path.starts_with('/') {
-            faults.push(Fault::error(&at, format!("{:?} is not absolute", host_path.path)));
-        }
-        if leads_up(&host_path.path) {
-            faults.push(Fault::error(&at, "must not contain .."));
-        }
-        one_of(&format!("{path}.hostPath.type"), host_path.type_.as_deref(), &HOST_PATH_TYPES, faults);
-    }
-    let limit = volume.empty_dir.as_ref().and_then(|empty_dir| empty_dir.size_limit.as_ref());
-    if let Some(limit) = limit
-        && let Err(error) = quantity::parse(&limit.0)
-    {
-        let message = format!("{:?}: {error}", limit.0);
-        faults.push(Fault::error(format!("{path}.emptyDir.sizeLimit"), message).with_remedy("as in 64Mi or 1Gi"));
-    }
+/// Judges the one source of a volume; a second one is refused unread.
+struct Sources<'a> {
+    at: &'a At<'a>,
+    count: usize,
+    faults: &'a mut Faults,
 }
 
-/// Judges a container's mounts.
-pub(super) fn mounts(path: &str, container: &Container, volumes: &BTreeSet<String>, faults: &mut Vec<Fault>) {
-    let mut places = BTreeSet::new();
-    for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let path = format!("{path}.volumeMounts[{index}]");
-        if !volumes.contains(&mount.name) {
-            let message = format!("the pod has no volume {:?}", mount.name);
-            let remedy = match volumes.is_empty() {
-                true => "add it to spec.volumes".to_owned(),
-                false => format!("it has: {}", volumes.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
-            };
-            faults.push(Fault::error(format!("{path}.name"), message).with_remedy(remedy));
-        }
-        let at = format!("{path}.mountPath");
-        match mount.mount_path.as_str() {
-            "" => faults.push(Fault::error(&at, "required")),
-            place if place.contains(':') => faults.push(Fault::error(&at, "must not contain :")),
-            place if !place.starts_with('/') => faults.push(Fault::error(&at, format!("{place:?} is not absolute"))),
-            place => unique(&at, place, &mut places, faults),
-        }
-        let sub_path = mount.sub_path.as_deref().unwrap_or_default();
-        if sub_path.starts_with('/') || leads_up(sub_path) {
-            faults.push(Fault::error(format!("{path}.subPath"), "must be relative and must not contain .."));
-        }
-        let propagations = ["None", "HostToContainer", "Bidirectional"];
-        let propagation = mount.mount_propagation.as_deref();
-        one_of(&format!("{path}.mountPropagation"), propagation, &propagations, faults);
-        let security = container.security_context.as_ref();
-        if propagation == Some("Bidirectional") && security.and_then(|security| security.privileged) != Some(true) {
-            faults.push(Fault::error(
-                format!("{path}.mountPropagation"),
-                "Bidirectional is for privileged containers only",
-            ));
+impl Sources<'_> {
+    fn of<T>(&mut self, field: &str, source: &Option<T>, judge: impl FnOnce(&At<'_>, &T, &mut Faults)) {
+        let Some(source) = source else { return };
+        self.count += 1;
+        let at = self.at.field(field);
+        match self.count {
+            1 => judge(&at, source, self.faults),
+            _ => self.faults.forbidden(&at, "may not specify more than 1 volume type"),
         }
     }
 }
 
-fn leads_up(path: &str) -> bool {
-    Path::new(path).components().any(|component| component == Component::ParentDir)
+fn source(at: &At<'_>, volume: &Volume, faults: &mut Faults) {
+    let mut sources = Sources { at, count: 0, faults };
+    sources.of("emptyDir", &volume.empty_dir, file::empty_dir);
+    sources.of("hostPath", &volume.host_path, file::host_path);
+    sources.of("gitRepo", &volume.git_repo, file::git_repo);
+    sources.of("gcePersistentDisk", &volume.gce_persistent_disk, device::gce_persistent_disk);
+    sources.of("awsElasticBlockStore", &volume.aws_elastic_block_store, device::aws_elastic_block_store);
+    sources.of("secret", &volume.secret, file::secret);
+    sources.of("nfs", &volume.nfs, remote::nfs);
+    sources.of("iscsi", &volume.iscsi, device::iscsi);
+    sources.of("glusterfs", &volume.glusterfs, remote::glusterfs);
+    sources.of("flocker", &volume.flocker, remote::flocker);
+    sources.of("persistentVolumeClaim", &volume.persistent_volume_claim, |at, claim, faults| {
+        faults.not_empty(&at.field("claimName"), &claim.claim_name);
+    });
+    sources.of("rbd", &volume.rbd, device::rbd);
+    sources.of("cinder", &volume.cinder, device::cinder);
+    sources.of("cephfs", &volume.cephfs, |at, ceph, faults| {
+        if ceph.monitors.is_empty() {
+            faults.required(&at.field("monitors"), "");
+        }
+    });
+    sources.of("quobyte", &volume.quobyte, remote::quobyte);
+    sources.of("downwardAPI", &volume.downward_api, file::downward_api);
+    sources.of("fc", &volume.fc, device::fc);
+    sources.of("flexVolume", &volume.flex_volume, remote::flex);
+    sources.of("configMap", &volume.config_map, file::config_map);
+    sources.of("azureFile", &volume.azure_file, |at, file, faults| {
+        faults.not_empty(&at.field("secretName"), &file.secret_name);
+        faults.not_empty(&at.field("shareName"), &file.share_name);
+    });
+    sources.of("vsphereVolume", &volume.vsphere_volume, |at, disk, faults| {
+        faults.not_empty(&at.field("volumePath"), &disk.volume_path);
+    });
+    sources.of("photonPersistentDisk", &volume.photon_persistent_disk, |at, disk, faults| {
+        faults.not_empty(&at.field("pdID"), &disk.pd_id);
+    });
+    sources.of("portworxVolume", &volume.portworx_volume, |at, portworx, faults| {
+        faults.not_empty(&at.field("volumeID"), &portworx.volume_id);
+    });
+    sources.of("azureDisk", &volume.azure_disk, device::azure_disk);
+    sources.of("storageos", &volume.storageos, remote::storage_os);
+    sources.of("projected", &volume.projected, projected::projected);
+    sources.of("scaleIO", &volume.scale_io, |at, scale, faults| {
+        faults.not_empty(&at.field("gateway"), &scale.gateway);
+        faults.not_empty(&at.field("system"), &scale.system);
+        faults.not_empty(&at.field("volumeName"), text(&scale.volume_name));
+    });
+    sources.of("csi", &volume.csi, remote::csi);
+    sources.of("ephemeral", &volume.ephemeral, claim::ephemeral);
+    sources.of("image", &volume.image, file::image);
+    if sources.count == 0 {
+        faults.required(at, "must specify a volume type");
+    }
+    let named = volume.iscsi.as_ref().filter(|iscsi| iscsi.initiator_name.is_some());
+    if named.is_some_and(|iscsi| volume.name.len() + 1 + iscsi.target_portal.len() > MAX_ISCSI_NAME) {
+        let detail = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \
+            iscsi.initiatorName is specified.";
+        faults.invalid(&at.field("name"), &volume.name, detail);
+    }
 }

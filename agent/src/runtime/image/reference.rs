@@ -162,6 +162,15 @@ pub fn normalize(reference: &str) -> Result<String, ImageError> {
     ImageName::parse(reference).map(|name| name.whole)
 }
 
+/// The tag a reference names, `latest` when it has neither tag nor digest; `None` without one, or when it is no name.
+pub fn tag(reference: &str) -> Option<&str> {
+    ImageName::parse(reference).ok()?;
+    match split(reference) {
+        (_, None, None) => Some("latest"),
+        (_, tag, _) => tag,
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -193,6 +202,21 @@ mod tests {
     fn a_digest_wins_over_a_tag() {
         assert_eq!(normalize(&format!("busybox@{DIGEST}")).unwrap(), format!("docker.io/library/busybox@{DIGEST}"));
         assert_eq!(normalize(&format!("q.io/a:1@{DIGEST}")).unwrap(), format!("q.io/a@{DIGEST}"));
+    }
+
+    #[test]
+    fn tags_said_and_unsaid() {
+        let (digest, both) = (format!("a@{DIGEST}"), format!("a:latest@{DIGEST}"));
+        for (given, wanted) in [
+            ("a", Some("latest")),
+            ("q.io:5000/a", Some("latest")),
+            ("a:1", Some("1")),
+            (&digest, None),
+            (&both, Some("latest")),
+            ("A", None),
+        ] {
+            assert_eq!(tag(given), wanted, "{given}");
+        }
     }
 
     #[test]

@@ -230,7 +230,7 @@ impl Place {
         let mut fault = Fault::error("", message);
         fault.origin = Arc::clone(&name);
         look.known.insert(Arc::clone(&name), Known { stamp: None, link });
-        look.findings.push((name, Finding::Read(Manifest { faults: vec![fault], ..Manifest::default() })));
+        look.findings.push((name, Finding::Read(Manifest::broken(fault))));
     }
 
     /// The file's bytes, and the stamp that stands for them if any does.

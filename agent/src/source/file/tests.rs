@@ -17,7 +17,10 @@ fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
         match line.strip_prefix("pod ") {
             Some(pod) => manifest.pods.push(Arc::new(pod_of(pod, origin, source, node))),
             None if line == "hint" => manifest.faults.push(Fault::warning("spec", "hint")),
-            None => manifest.faults.push(Fault::error("spec", format!("cannot read {line}"))),
+            None => {
+                manifest.unknown_refused = true;
+                manifest.faults.push(Fault::error("spec", format!("cannot read {line}")));
+            }
         }
     }
     manifest

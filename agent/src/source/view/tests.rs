@@ -26,7 +26,8 @@ type FileText<'a> = (&'a [(&'a str, u8)], bool);
 fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
     let pods = pods.iter().map(|(pod_name, version)| pod(pod_name, *version, name)).collect();
     let faults = if broken { vec![Fault::error("spec", "broken")] } else { Vec::new() };
-    view.accept(&Arc::from(name), Manifest { pods, faults, ..Manifest::default() }, Contents::default);
+    let manifest = Manifest { pods, faults, unknown_refused: broken, ..Manifest::default() };
+    view.accept(&Arc::from(name), manifest, Contents::default);
 }
 
 /// What loses its key within the source, as `file: name version`.
@@ -114,7 +115,7 @@ fn reading_the_same_again_changes_nothing() {
 #[test]
 fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
     let mut view = View::default();
-    let broken = Manifest { faults: vec![Fault::error("", "broken")], ..Manifest::default() };
+    let broken = Manifest::broken(Fault::error("", "broken"));
     let kept = |name, origin| {
         let pod = pod(name, 1, origin);
         Contents { pods: BTreeMap::from([(pod.key.clone(), pod)]), ..Contents::default() }
@@ -144,7 +145,11 @@ fn objects(view: &View) -> Vec<String> {
 
 fn take_objects(view: &mut View, name: &str, objects: Vec<Arc<ObjectRecord>>, broken: bool) {
     let faults = if broken { vec![Fault::error("data", "broken")] } else { Vec::new() };
-    view.accept(&Arc::from(name), Manifest { objects, faults, ..Manifest::default() }, Contents::default);
+    view.accept(
+        &Arc::from(name),
+        Manifest { objects, faults, unknown_refused: broken, ..Manifest::default() },
+        Contents::default,
+    );
     view.settle(true, Health::Good);
 }
 
@@ -181,4 +186,19 @@ fn what_is_immutable_stays() {
     view.remove(&Arc::from("a"));
     take_objects(&mut view, "a", vec![map("x", "3", false)], false);
     assert_eq!(objects(&view), ["x=3"]);
+}
+
+#[test]
+fn of_a_refused_document_the_last_good_pod_stays_and_a_removed_one_goes() {
+    let mut view = View::default();
+    take(&mut view, "a", (&[("x", 1), ("y", 1), ("z", 1)], false));
+    view.settle(true, Health::Good);
+    let refused = [PodKey::new("default", "y")].into();
+    let faults = vec![Fault::error("spec", "broken")];
+    view.accept(
+        &Arc::from("a"),
+        Manifest { pods: vec![pod("x", 2, "a")], faults, refused, ..Manifest::default() },
+        Contents::default,
+    );
+    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 1", "!a y"]);
 }

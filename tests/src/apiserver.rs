@@ -1,0 +1,104 @@
+//! A real kube-apiserver on loopback, with etcd beneath it. No scheduler, no controllers: it keeps and judges objects.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::process::{self, Daemon};
+use crate::{tools, wait};
+
+const TOKEN: &str = "limpet";
+/// etcd and the apiserver make their tables and certificates at the first start.
+const FIRST_START: Duration = Duration::from_secs(180);
+
+/// A running apiserver.
+#[derive(Debug)]
+pub struct Apiserver {
+    dir: PathBuf,
+    port: u16,
+    apiserver: Daemon,
+    _etcd: Daemon,
+}
+
+impl Apiserver {
+    /// Starts one that keeps its things below `dir`; `options` are added to its command line.
+    pub fn start(dir: &Path, options: &[String]) -> Result<Self> {
+        let program = tools::kube_apiserver().context("no kube-apiserver here; run: cargo xtask apiserver")?;
+        fs::create_dir_all(dir.join("certificates")).with_context(|| format!("{}", dir.display()))?;
+        fs::write(dir.join("tokens.csv"), format!("{TOKEN},limpet,limpet,\"system:masters\"\n"))?;
+        let (etcd, store) = etcd(dir)?;
+        let port = free_port()?;
+        // The key that it makes for itself signs its tokens too.
+        let key = dir.join("certificates/apiserver.key");
+        let mut command = Command::new(program);
+        command
+            .args([format!("--etcd-servers={store}"), format!("--secure-port={port}")])
+            .args(["--bind-address=127.0.0.1", "--authorization-mode=AlwaysAllow", "--service-account-issuer=limpet"])
+            .arg(format!("--token-auth-file={}", dir.join("tokens.csv").display()))
+            .arg(format!("--cert-dir={}", dir.join("certificates").display()))
+            .arg(format!("--service-account-key-file={}", key.display()))
+            .arg(format!("--service-account-signing-key-file={}", key.display()))
+            .args(["--service-cluster-ip-range=10.96.0.0/24", "--allow-privileged=true", "--profiling=false"])
+            .args(options);
+        let apiserver = Daemon::start(&mut command, &dir.join("apiserver.log"))?;
+        let server = Self { dir: dir.to_owned(), port, apiserver, _etcd: etcd };
+        wait::until_true(FIRST_START, "the apiserver's readiness", || {
+            server.request("/readyz", None).is_ok_and(|said| said == "ok")
+        })
+        .with_context(|| process::tail(&server.apiserver.log(), 20))?;
+        Ok(server)
+    }
+
+    /// Its version, as in `v1.37.1`.
+    pub fn version(&self) -> Result<String> {
+        let said: Value = serde_json::from_str(&self.request("/version", None)?)?;
+        Ok(said["gitVersion"].as_str().context("no gitVersion")?.to_owned())
+    }
+
+    /// Asks what it would make of a Pod, strictly, and keeps nothing: the Pod with defaults, or a Status.
+    pub fn judge(&self, pod: &Value) -> Result<Value> {
+        let namespace = pod["metadata"]["namespace"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
+        let path = format!("/api/v1/namespaces/{namespace}/pods?dryRun=All&fieldValidation=Strict");
+        let answer = self.request(&path, Some(pod))?;
+        serde_json::from_str(&answer).with_context(|| answer)
+    }
+
+    /// One request by curl, whose trust is the certificate the apiserver made for itself.
+    fn request(&self, path: &str, body: Option<&Value>) -> Result<String> {
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--show-error", "--max-time", "30", "--cacert"]);
+        command.arg(self.dir.join("certificates/apiserver.crt"));
+        command.args(["--header", &format!("Authorization: Bearer {TOKEN}")]);
+        if body.is_some() {
+            command.args(["--header", "Content-Type: application/json", "--data-binary", "@-"]);
+        }
+        command.arg(format!("https://127.0.0.1:{}{path}", self.port));
+        let input = body.map(Value::to_string).unwrap_or_default();
+        let output = process::run(&mut command, input.as_bytes())?;
+        anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
+
+/// etcd, and where it answers.
+fn etcd(dir: &Path) -> Result<(Daemon, String)> {
+    let program = tools::etcd().context("no etcd here; run: cargo xtask apiserver")?;
+    let (client, peer) = (free_port()?, free_port()?);
+    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let mut command = Command::new(program);
+    command
+        .arg(format!("--data-dir={}", dir.join("etcd").display()))
+        .args([format!("--listen-client-urls={client}"), format!("--advertise-client-urls={client}")])
+        .args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")])
+        .arg(format!("--initial-cluster=default={peer}"));
+    Ok((Daemon::start(&mut command, &dir.join("etcd.log"))?, client))
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask apiserver`: a kube-apiserver from the Go module of Kubernetes, and etcd.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::{process, tools};
+use serde_json::Value;
+
+use crate::{apt, setup};
+
+/// The release whose Pod API k8s-openapi offers by the feature in Cargo.toml.
+const VERSION: &str = "1.37.1";
+
+/// Builds what is not there yet.
+pub(crate) fn run() -> Result<()> {
+    setup::for_apiserver()?;
+    let dir = tools::cache_dir().join(format!("kubernetes-{VERSION}"));
+    let program = dir.join("kube-apiserver");
+    if !program.is_file() {
+        let what = format!("building kube-apiserver {VERSION} into {} (8 minutes on two cores)", dir.display());
+        apt::say(&what, || build(&dir, &program))?;
+    }
+    println!("{}", program.display());
+    Ok(())
+}
+
+fn build(dir: &Path, program: &Path) -> Result<()> {
+    let work = dir.join("build");
+    fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
+    write_module(&work)?;
+    let minor = VERSION.split('.').nth(1).unwrap_or_default();
+    let package = "k8s.io/component-base/version";
+    let flags = format!(
+        "-s -w -X {package}.gitVersion=v{VERSION} -X {package}.gitMajor=1 -X {package}.gitMinor={minor} \
+         -X {package}.gitTreeState=clean"
+    );
+    let partial = dir.join("kube-apiserver.partial");
+    let mut command = go(&work, &["build", "-trimpath", "-ldflags", &flags, "-o"]);
+    command.arg(&partial).arg("k8s.io/kubernetes/cmd/kube-apiserver");
+    process::checked(&mut command)?;
+    fs::rename(&partial, program).with_context(|| format!("{}", program.display()))?;
+    fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))
+}
+
+/// A module of our own that requires what Kubernetes requires: its staging modules lie beside it in its own tree, and
+/// for others are released as v0.
+fn write_module(work: &Path) -> Result<()> {
+    let name = format!("k8s.io/kubernetes@v{VERSION}");
+    let said = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
+    let said: Value = serde_json::from_str(&said).context("go mod download")?;
+    let path = |key: &str| said[key].as_str().map(PathBuf::from).with_context(|| format!("go told no {key}"));
+    let staging = VERSION.split_once('.').map(|(_, rest)| format!("v0.{rest}")).unwrap_or_default();
+    let module: String = fs::read_to_string(path("GoMod")?)?
+        .lines()
+        .map(|line| match (line.starts_with("module "), line.split_once(" => ./staging/src/")) {
+            (true, _) => "module limpet.test/kubernetes\n".to_owned(),
+            (_, Some((name, target))) => format!("{name} => {target} {staging}\n"),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    fs::write(work.join("go.mod"), format!("{module}require k8s.io/kubernetes v{VERSION}\n"))?;
+    fs::write(work.join("go.sum"), fs::read(path("Dir")?.join("go.sum"))?)?;
+    Ok(())
+}
+
+fn go(work: &Path, args: &[&str]) -> Command {
+    let program = tools::on_path("go").unwrap_or_else(|| PathBuf::from("/usr/local/go/bin/go"));
+    let mut command = Command::new(program);
+    command.args(args).current_dir(work).env("GOFLAGS", "-mod=mod").env("CGO_ENABLED", "0").env("GOWORK", "off");
+    command
+}
+
+/// The built program.
+pub(crate) fn ready() -> Result<()> {
+    run()?;
+    ensure!(tools::kube_apiserver().is_some(), "kube-apiserver was built and is not there");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_apiserver_is_of_the_version_that_k8s_openapi_offers() {
+        let manifest = include_str!("../../Cargo.toml");
+        let line = manifest.lines().find(|line| line.starts_with("k8s-openapi")).unwrap_or_default();
+        let feature: String = super::VERSION.split('.').take(2).collect::<Vec<_>>().join("_");
+        assert!(line.contains(&format!("\"v{feature}\"")), "{line}");
+    }
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask corpus`: what a real apiserver says about every manifest of the corpus.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+use limpet_tests::apiserver::Apiserver;
+use limpet_tests::corpus::{self, Answer, Answers};
+use limpet_tests::tools;
+use serde_json::{Map, Value};
+
+use crate::apiserver;
+
+/// Admission that adds to a Pod, or judges it by what else the cluster has.
+const NO_ADMISSION: &str = "ServiceAccount,DefaultTolerationSeconds,Priority,LimitRanger,RuntimeClass,\
+    NamespaceLifecycle,PodTopologyLabels,TaintNodesByCondition,DefaultStorageClass,ResourceQuota";
+/// Fields of the Pod API that are dropped unread while their gate is off.
+const GATES: &str = "ContainerStopSignals=true,EmptyDirVolumeMode=true,VolumeBindMountOptions=true,\
+    GRPCContainerProbeTLS=true,AtomicWriteVolumeUserFields=true,EvictionRequestAPI=true";
+/// What of the metadata is the author's.
+const METADATA: [&str; 4] = ["annotations", "finalizers", "labels", "ownerReferences"];
+
+/// Asks and records.
+pub(crate) fn run() -> Result<()> {
+    apiserver::ready()?;
+    let work = tools::cache_dir().join(format!(".apiserver-{}", std::process::id()));
+    let recorded = record(&work);
+    std::fs::remove_dir_all(&work).ok();
+    recorded
+}
+
+fn record(work: &std::path::Path) -> Result<()> {
+    let options = [format!("--disable-admission-plugins={NO_ADMISSION}"), format!("--feature-gates={GATES}")];
+    let server = Apiserver::start(work, &options)?;
+    let manifest = corpus::base()?;
+    let base = authored(&server.judge(&manifest)?).context("the base is refused")?;
+    let mut answers = Answers { version: server.version()?, base, cases: BTreeMap::new() };
+    let mut surprises = Vec::new();
+    let cases = corpus::cases()?;
+    for case in &cases {
+        let mut pod = manifest.clone();
+        corpus::apply(&mut pod, &case.patch);
+        let said = server.judge(&pod).with_context(|| case.id.clone())?;
+        let answer = match authored(&said) {
+            Some(object) => {
+                let mut expected = answers.base.clone();
+                corpus::apply(&mut expected, &case.patch);
+                Answer::Object(corpus::difference(&only_authored(&expected), &object))
+            }
+            None => Answer::Refused(refused_fields(&said).with_context(|| case.id.clone())?),
+        };
+        if matches!(answer, Answer::Object(_)) != case.good {
+            surprises.push(format!("{}: {}", case.id, said["message"].as_str().unwrap_or("accepted")));
+        }
+        answers.cases.insert(case.id.clone(), answer);
+    }
+    answers.write()?;
+    println!("{} manifests judged by kube-apiserver {}", cases.len(), answers.version);
+    if !surprises.is_empty() {
+        println!("not as their author thought:\n  {}", surprises.join("\n  "));
+    }
+    Ok(())
+}
+
+/// An accepted Pod without what the server adds of its own; `None` when it was refused.
+fn authored(said: &Value) -> Option<Value> {
+    (said["kind"] == "Pod").then(|| only_authored(said))
+}
+
+fn only_authored(pod: &Value) -> Value {
+    let metadata: Map<String, Value> =
+        METADATA.iter().filter_map(|key| Some(((*key).to_owned(), pod["metadata"].get(*key)?.clone()))).collect();
+    let mut object = Map::new();
+    object.insert("metadata".to_owned(), Value::Object(metadata));
+    object.insert("spec".to_owned(), pod["spec"].clone());
+    Value::Object(object)
+}
+
+/// The fields a refusal names, sorted; none where the manifest could not be decoded.
+fn refused_fields(status: &Value) -> Result<Vec<String>> {
+    if status["kind"] != "Status" {
+        bail!("an odd answer: {status}");
+    }
+    let causes = status["details"]["causes"].as_array().into_iter().flatten();
+    let mut fields: Vec<String> = causes.filter_map(|cause| cause["field"].as_str()).map(str::to_owned).collect();
+    fields.sort();
+    fields.dedup();
+    match status["reason"].as_str() {
+        Some("Invalid" | "BadRequest") => Ok(fields),
+        _ => bail!("an odd refusal: {status}"),
+    }
+}
