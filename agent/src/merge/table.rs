@@ -4,7 +4,7 @@
 //! Who runs follows from the snapshots alone, never from their order in time: of a key that several sources claim
 //! the first source's pod, and of a UID that several such pods have the first source's, then the first key's.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;

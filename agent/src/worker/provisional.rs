@@ -19,6 +19,11 @@ impl Provisional {
         Self { sources, found: HashMap::new() }
     }
 
+    /// Whether this node has that source.
+    pub fn has_source(&self, source: SourceKind) -> bool {
+        self.sources.contains(&source)
+    }
+
     /// Whether every source of this node has spoken.
     pub fn all_have_spoken(&self, desired: &DesiredPods) -> bool {
         self.sources.iter().all(|source| desired.is_ready(*source))

@@ -298,7 +298,7 @@ impl Supervisor {
         }
         if desired.is_none() {
             // A source that is not there any more says nothing of its objects either: their files stay as they are.
-            for pod in incarnations.iter_mut().filter(|pod| !self.sources.contains(&pod.record.source)) {
+            for pod in incarnations.iter_mut().filter(|pod| !self.provisional.has_source(pod.record.source)) {
                 pod.take_objects(Arc::default());
                 pod.volumes.written = pod.volumes_version();
             }
