@@ -225,3 +225,14 @@ fn damaged_pages_end_the_agent_at_most_once() {
     }
     println!("{panics} panics");
 }
+
+#[test]
+fn nobody_else_reads_what_is_kept_also_where_it_was_made_readable() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("limpet.db");
+    for _ in 0..2 {
+        drop(Store::open(&path).unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    }
+}
