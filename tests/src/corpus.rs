@@ -95,7 +95,8 @@ fn area(path: &Path) -> Result<Vec<Case>> {
 }
 
 /// Changes `value`: objects are merged and null takes a field away; of lists the items are merged one by one, those
-/// beyond the end are added; anything else is replaced. `{"$repeat": n, "$of": x}` stands for n times x.
+/// beyond the end are added; anything else is replaced. `{"$repeat": n, "$of": "text"}` stands for a long text,
+/// `{"$repeat": n, "$list": item}` for a long list.
 pub fn apply(value: &mut Value, patch: &Value) {
     match (&mut *value, patch) {
         (_, Value::Object(patch)) if patch.contains_key("$repeat") => *value = repeated(patch),
@@ -131,9 +132,10 @@ pub fn apply(value: &mut Value, patch: &Value) {
 /// A long text, or a long list; `%` in the texts of an item stands for its number.
 fn repeated(patch: &Map<String, Value>) -> Value {
     let count = patch["$repeat"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
-    match &patch["$of"] {
-        Value::String(text) => Value::String(text.repeat(count)),
-        item => (0..count).map(|index| numbered(item, index)).collect(),
+    match (patch.get("$of"), patch.get("$list")) {
+        (Some(Value::String(text)), _) => Value::String(text.repeat(count)),
+        (_, Some(item)) => (0..count).map(|index| numbered(item, index)).collect(),
+        _ => Value::Null,
     }
 }
 
@@ -246,7 +248,7 @@ mod tests {
         let mut value = json!({"a": 1, "b": [{"c": 1}], "d": {"e": 1}});
         apply(&mut value, &json!({"a": null, "b": [{"f": 2}, {"g": 3}], "d": {"e": {"$repeat": 3, "$of": "x"}}}));
         assert_eq!(value, json!({"b": [{"c": 1, "f": 2}, {"g": 3}], "d": {"e": "xxx"}}));
-        apply(&mut value, &json!({"b": {"$repeat": 2, "$of": {"n": "n%"}}}));
+        apply(&mut value, &json!({"b": {"$repeat": 2, "$list": {"n": "n%"}}}));
         assert_eq!(value["b"], json!([{"n": "n0"}, {"n": "n1"}]));
     }
 

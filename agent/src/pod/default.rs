@@ -10,9 +10,7 @@ use crate::runtime::image;
 
 /// Fills in what the author left out.
 pub(super) fn default(pod: &mut Pod) {
-    if let Some(spec) = &mut pod.spec {
-        spec_defaults(spec);
-    }
+    spec_defaults(pod.spec.get_or_insert_default());
 }
 
 fn set<T>(field: &mut Option<T>, value: T) {

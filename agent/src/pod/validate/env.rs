@@ -135,7 +135,11 @@ pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: Int
     } else if !RESOURCES.contains(&resource) && !huge {
         faults.unsupported(&at.field("resource"), resource, &RESOURCES);
     }
-    let Some(divisor) = field.divisor.as_ref().and_then(|divisor| quantity::parse(&divisor.0).ok()) else { return };
+    let Some(text) = field.divisor.as_ref().map(|divisor| divisor.0.as_str()) else { return };
+    let divisor = match quantity::parse(text) {
+        Ok(divisor) => divisor,
+        Err(error) => return faults.malformed(&at.field("divisor"), text, &error.to_string(), "as in 1m, 1 or 1Mi"),
+    };
     let allowed: &[&str] = match resource {
         "limits.cpu" | "requests.cpu" => &CPU_DIVISORS,
         _ if RESOURCES.contains(&resource) || huge => &BYTE_DIVISORS,

@@ -37,8 +37,9 @@ pub(super) fn metadata(record: &PodRecord, faults: &mut Faults) {
         faults.not_negative(&at.field("generation"), metadata.generation.unwrap_or(0));
     }
     if let Some(prefix) = metadata.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        // What is generated goes on, so a trailing dash is fine.
-        let as_name = format!("{}a", prefix.strip_suffix('-').unwrap_or(prefix));
+        // What is generated goes on, so a trailing dash is fine, and Kubernetes looks at what stands before it, but one.
+        let kept = prefix.strip_suffix('-').and_then(|rest| rest.char_indices().last().map(|(last, _)| &rest[..last]));
+        let as_name = kept.map_or_else(|| prefix.to_owned(), |kept| format!("{kept}a"));
         if !is_dns_subdomain(&as_name) {
             faults.dns_subdomain(&at.field("generateName"), prefix);
         }

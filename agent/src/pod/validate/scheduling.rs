@@ -8,7 +8,10 @@ use super::field::{At, Faults, items, text};
 use super::selector;
 
 const MAX_EVICTION_RESPONDERS: usize = 10;
+/// What is below is Kubernetes' own, as are names of its domains.
+const MIN_EVICTION_PRIORITY: i64 = 1_000;
 const MAX_EVICTION_PRIORITY: i64 = 100_000;
+const RESERVED_DOMAINS: [&str; 2] = ["k8s.io", "kubernetes.io"];
 
 /// Judges all of it.
 pub(super) fn scheduling(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
@@ -149,11 +152,27 @@ fn eviction_responders(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
             name if !name.contains('/') => {
                 faults.invalid(&item.field("name"), name, "must be a domain-prefixed key (such as \"acme.io/foo\")");
             }
-            name => faults.qualified_name(&item.field("name"), name),
+            name => {
+                faults.qualified_name(&item.field("name"), name);
+                reserved_domain(&item.field("name"), name, faults);
+            }
         }
         if !names.insert(name) {
             faults.duplicate(&item, name);
         }
-        faults.in_range(&item.field("priority"), i64::from(responder.priority), 0, MAX_EVICTION_PRIORITY);
+        let priority = i64::from(responder.priority);
+        if (0..MIN_EVICTION_PRIORITY).contains(&priority) {
+            let detail = "priorities 0-999 are reserved for responders with *.k8s.io suffix";
+            faults.invalid(&item.field("priority"), priority, detail);
+        } else {
+            faults.in_range(&item.field("priority"), priority, 0, MAX_EVICTION_PRIORITY);
+        }
+    }
+}
+
+fn reserved_domain(at: &At<'_>, name: &str, faults: &mut Faults) {
+    let domain = format!(".{}", name.split('/').next().unwrap_or_default().to_lowercase());
+    if RESERVED_DOMAINS.iter().any(|reserved| domain.ends_with(&format!(".{reserved}"))) {
+        faults.invalid(at, name, "domain names *.k8s.io, *.kubernetes.io are reserved");
     }
 }
