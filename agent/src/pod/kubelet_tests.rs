@@ -125,3 +125,20 @@ fn a_container_with_a_restart_policy_of_its_own_is_refused_as_long_as_it_would_n
         read.pods.is_empty() && read.faults.iter().any(|fault| fault.path == "spec.initContainers[0].restartPolicy")
     );
 }
+
+#[test]
+fn a_key_written_twice_refuses_what_it_is_in() {
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: NAME}, spec: {containers: [{name: c, image: 'c:1'EXTRA}]}}";
+    let good = pod.replace("NAME", "good").replace("EXTRA", "");
+    let twice = pod.replace("NAME", "twice").replace("EXTRA", ", image: 'd:1'");
+    let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: b, a: c}}";
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n- {good}\n- {twice}\n- {map}\n");
+    let read = read_on("n", &list);
+    assert_eq!((read.pods.len(), read.objects.len(), read.unknown_refused), (1, 0, false), "{:?}", read.faults);
+    let paths: Vec<&str> = read.faults.iter().map(|fault| fault.path.as_str()).collect();
+    assert_eq!(paths, ["items[1].spec.containers[0].image", "items[2].data.a"]);
+    let read = read_on("n", &format!("{list}items: []\n"));
+    assert!(read.pods.is_empty() && read.unknown_refused, "{:?}", read.faults);
+    let read = read_on("n", &format!("{good}\n---\na: [\n---\n{}", good.replace("good", "other")));
+    assert_eq!((read.pods.len(), read.unknown_refused), (2, true), "{:?}", read.faults);
+}

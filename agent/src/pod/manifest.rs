@@ -64,6 +64,9 @@ impl Manifest {
         keys: &mut BTreeSet<ObjectKey>,
     ) -> Vec<Fault> {
         let (object, mut faults) = object::decode(item.value, kind, Arc::clone(origin));
+        let duplicates = item.duplicates().collect::<Vec<_>>();
+        let object = object.filter(|_| duplicates.is_empty());
+        faults.extend(duplicates);
         if object.is_none() {
             match item.name() {
                 Some((namespace, name)) => {
@@ -88,6 +91,10 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
     manifest.unknown_refused = !faults.is_empty();
     manifest.faults = faults;
     let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
+    // What stands twice in a list itself leaves open which items are meant.
+    let (unclear, documents): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| outer(document).is_some());
+    manifest.unknown_refused |= !unclear.is_empty();
+    manifest.faults.extend(unclear.iter().filter_map(outer).cloned());
     for item in documents.iter().flat_map(items) {
         let faults = match item.object_kind() {
             Some(kind) => manifest.take_object(&item, kind, &origin, &mut objects),
@@ -189,12 +196,21 @@ struct Item<'a> {
     path: String,
 }
 
+fn is_list(document: &Document) -> bool {
+    let kinds = ["List", "PodList", "ConfigMapList", "SecretList"];
+    document.value["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// A key that is written twice in a list and in none of its items.
+fn outer(document: &Document) -> Option<&Fault> {
+    document.duplicates.iter().find(|fault| is_list(document) && !fault.path.starts_with("items["))
+}
+
 /// The objects of a document: itself, or the items of a list.
 fn items(document: &Document) -> Vec<Item<'_>> {
     let value = &document.value;
-    let list = matches!(value["kind"].as_str(), Some("List" | "PodList" | "ConfigMapList" | "SecretList"));
     match value["items"].as_array() {
-        Some(items) if list => items
+        Some(items) if is_list(document) => items
             .iter()
             .enumerate()
             .map(|(index, value)| Item { document, value, path: format!("items[{index}]") })

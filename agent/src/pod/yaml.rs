@@ -182,6 +182,20 @@ struct Places {
     duplicates: Vec<Fault>,
 }
 
+impl Places {
+    /// Notes a key that is written twice; beyond some, that there are more, of the document as a whole.
+    fn duplicate(&mut self, path: &str, position: (u32, u32)) {
+        let (path, message) = match self.duplicates.len() {
+            count if count < MAX_DUPLICATES => (path, "Duplicate key"),
+            MAX_DUPLICATES => ("", "more duplicated keys than are told"),
+            _ => return,
+        };
+        let mut fault = Fault::error(path, message).with_remedy("write each once");
+        fault.position = Some(position);
+        self.duplicates.push(fault);
+    }
+}
+
 /// A value of the file and where it stands.
 struct Node {
     position: (u32, u32),
@@ -219,10 +233,8 @@ impl Node {
                 for (key, position, node) in entries {
                     let path = if known { join(path, &key) } else { path.to_owned() };
                     let position = below(position, places.first_line);
-                    if map.contains_key(&key) && places.duplicates.len() < MAX_DUPLICATES {
-                        let mut fault = Fault::error(&path, "Duplicate key").with_remedy("write it once");
-                        fault.position = Some(position);
-                        places.duplicates.push(fault);
+                    if map.contains_key(&key) {
+                        places.duplicate(&path, position);
                     }
                     if path.len() <= MAX_PATH {
                         places.positions.insert(path.clone(), position);
