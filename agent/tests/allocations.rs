@@ -7,7 +7,7 @@ use allocation_counter::{AllocationInfo, measure};
 use imbl::OrdMap;
 use limpet::merge::slot::Slots;
 use limpet::merge::{self, Desired, Merged, PodChange};
-use limpet::pod::{self, Fingerprint, PodKey, PodRecord, PodUid};
+use limpet::pod::{self, PodKey, PodRecord, PodUid};
 use limpet::source::{SourceKind, SourceSnapshot};
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -38,7 +38,6 @@ fn numbered(template: &PodRecord, number: usize) -> Arc<PodRecord> {
         key: PodKey::new("default", format!("web-{number:05}")),
         uid: PodUid::new(format!("{hash}")),
         immutable_fingerprint: hash,
-        fingerprint: Fingerprint(template.fingerprint.0),
         ..template.clone()
     })
 }

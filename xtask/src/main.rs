@@ -43,7 +43,7 @@ enum Task {
     Corpus,
     /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
     Lint,
-    /// Measure: criterion for the pure parts, and starts and restarts of containers end to end.
+    /// Measure: reading and merging beside the plain way, and starts and restarts of containers end to end.
     Bench(bench::Arguments),
 }
 

@@ -249,14 +249,10 @@ fn classify(old: Option<Arc<PodRecord>>, new: Option<Arc<PodRecord>>, tell: &mut
 
 /// Whether more than the status differs.
 fn is_edited(old: &PodRecord, new: &PodRecord) -> bool {
-    let deletion = |record: &PodRecord| {
-        let metadata = &record.pod.metadata;
-        (metadata.deletion_timestamp.clone(), metadata.deletion_grace_period_seconds)
-    };
     old.fingerprint != new.fingerprint
         || old.source != new.source
         || old.origin != new.origin
-        || deletion(old) != deletion(new)
+        || old.deletion() != new.deletion()
 }
 
 fn rank(change: &PodChange) -> usize {

@@ -80,7 +80,7 @@ impl<'a> PodDiff<'a> {
                 parts.push(Part::Form);
             }
         }
-        if deletion(old) != deletion(new) {
+        if old.deletion() != new.deletion() {
             parts.retain(|part| *part != Part::Form);
             parts.push(Part::Deletion);
         }
@@ -126,11 +126,6 @@ impl<'a> PodDiff<'a> {
         let mut last = None;
         self.parts.iter().filter_map(named).filter(move |name| last.replace(*name) != Some(*name))
     }
-}
-
-fn deletion(record: &PodRecord) -> impl PartialEq {
-    let metadata = &record.pod.metadata;
-    (metadata.deletion_timestamp.clone(), metadata.deletion_grace_period_seconds)
 }
 
 /// Compares two structs field by field and pushes the part of each field that differs.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{PodKey, PodUid};
 use crate::source::SourceKind;
@@ -63,6 +64,12 @@ impl PodRecord {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
+    /// When its source wants it gone, and how many seconds it has for that.
+    pub fn deletion(&self) -> (Option<&Time>, Option<i64>) {
+        let metadata = &self.pod.metadata;
+        (metadata.deletion_timestamp.as_ref(), metadata.deletion_grace_period_seconds)
+    }
+
     /// Whether the pod shares the host's network namespace.
     pub fn host_network(&self) -> bool {
         self.spec().host_network.unwrap_or(false)
@@ -83,8 +90,7 @@ impl PartialEq for PodRecord {
             && self.key == other.key
             && self.source == other.source
             && self.origin == other.origin
-            && self.pod.metadata.deletion_timestamp == other.pod.metadata.deletion_timestamp
-            && self.pod.metadata.deletion_grace_period_seconds == other.pod.metadata.deletion_grace_period_seconds
+            && self.deletion() == other.deletion()
             && self.pod.status == other.pod.status
     }
 }
