@@ -181,9 +181,9 @@ fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>
 /// What Go does not write, or writes for nothing.
 fn is_zero(value: &Value, at: &str) -> bool {
     *value == Value::Bool(false)
-        || *value == Value::from(0)
-        || *value == Value::from("")
-        || (*value == Value::from("0") && at.ends_with("/divisor"))
+        || *value == 0
+        || *value == ""
+        || (*value == "0" && at.ends_with("/divisor"))
         || value.as_array().is_some_and(Vec::is_empty)
 }
 

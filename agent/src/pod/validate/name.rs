@@ -246,7 +246,8 @@ mod tests {
 
     #[test]
     fn names_are_what_kubernetes_takes() {
-        let cases: &[(fn(&str) -> bool, &[&str], &[&str])] = &[
+        type Case<'a> = (fn(&str) -> bool, &'a [&'a str], &'a [&'a str]);
+        let cases: &[Case<'_>] = &[
             (is_dns_label, &["a", "a-1", "1"], &["", "A", "a.b", "-a", "a-", "a_b"]),
             (is_dns_subdomain, &["a", "a.b-c.1"], &["", "a..b", ".a", "a.", "A.b", "a.-b"]),
             (is_dns_subdomain_with_underscores, &["_a.b_c", "a"], &["", "__a", "_", "a_"]),
