@@ -191,7 +191,7 @@ mod tests {
             ("registry.k8s.io/pause:3.10", "registry.k8s.io/pause:3.10"),
             ("[::1]:5000/app", "[::1]:5000/app:latest"),
             ("Host/app", "Host/app:latest"),
-            ("a__b.c-d---e/f", "docker.io/a__b.c-d---e/f:latest"),
+            ("a/b__c.d-e---f", "docker.io/a/b__c.d-e---f:latest"),
         ];
         for (given, wanted) in table {
             assert_eq!(normalize(given).unwrap(), wanted, "{given}");
