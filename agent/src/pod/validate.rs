@@ -74,12 +74,11 @@ fn life(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     faults.not_negative(&at.field("terminationGracePeriodSeconds"), grace);
 }
 
+/// The node's name is not judged: the node itself has written it.
 fn names(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
-    for (field, value) in [("serviceAccountName", &spec.service_account_name), ("nodeName", &spec.node_name)] {
-        let value = text(value);
-        if !value.is_empty() {
-            faults.dns_subdomain(&at.field(field), value);
-        }
+    let account = text(&spec.service_account_name);
+    if !account.is_empty() {
+        faults.dns_subdomain(&at.field("serviceAccountName"), account);
     }
 }
 
