@@ -58,6 +58,7 @@ async fn ping<F: Future<Output = bool>>(
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             _ = beat.tick() => {}
         }
