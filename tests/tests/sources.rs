@@ -77,6 +77,8 @@ fn an_applied_pod_survives_a_crash_right_after_the_answer(node: &mut TestNode) -
     node.agent.cli(&["delete", "db", "--wait=false"])?.success()?;
     node.agent.kill();
     node.agent.start()?;
+    // It is not seen before containerd was read: only then is it gone for good.
+    node.wait_nothing_runs()?;
     node.wait_gone("db")?;
     let missing = node.agent.cli(&["delete", "db"])?;
     ensure!(missing.code == Some(1) && missing.stderr.contains("no pod db"), "{missing:?}");
