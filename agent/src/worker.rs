@@ -11,6 +11,7 @@ pub mod perform;
 pub mod plan;
 pub mod pod_worker;
 pub mod provisional;
+pub mod slot;
 pub mod state;
 pub mod supervisor;
 

@@ -50,19 +50,19 @@ fn a_killed_process_is_started_again(node: &mut TestNode) -> Result<()> {
 }
 
 fn an_init_container_may_fail_before_it_succeeds(node: &mut TestNode) -> Result<()> {
-    let mount = json!({ "volumeMounts": [{ "name": "work", "mountPath": "/work" }] });
-    let first = "[ -e /work/tried ] || { touch /work/tried; exit 1; }; echo first >> /work/order";
+    let mount = json!({ "volumeMounts": [{ "name": "work", "mountPath": "/data" }] });
+    let first = "[ -e /data/tried ] || { touch /data/tried; exit 1; }; echo first >> /data/order";
     let containers = |name, script| with(shell(name, script), mount.clone());
     node.apply(&pod(
         "web",
         json!({
-            "initContainers": [containers("first", first), containers("second", "echo second >> /work/order")],
+            "initContainers": [containers("first", first), containers("second", "echo second >> /data/order")],
             "containers": [containers("main", IDLE)],
             "volumes": [{ "name": "work", "emptyDir": {} }],
         }),
     ))?;
     let web = node.wait_running("web")?;
-    ensure!(node.exec("web", "main", &["cat", "/work/order"])? == "first\nsecond\n");
+    ensure!(node.exec("web", "main", &["cat", "/data/order"])? == "first\nsecond\n");
     let first = container(&web, "first");
     ensure!(first["restartCount"] == 1 && first["state"]["terminated"]["exitCode"] == 0, "{first}");
     Ok(())
@@ -133,10 +133,10 @@ fn sorted_lines(text: String) -> Vec<String> {
 }
 
 fn the_previous_log_is_kept(node: &mut TestNode) -> Result<()> {
-    let count = "echo x >> /work/runs; echo run $(wc -l < /work/runs); [ $(wc -l < /work/runs) -gt 1 ] || exit 1;";
+    let count = "echo x >> /data/runs; echo run $(wc -l < /data/runs); [ $(wc -l < /data/runs) -gt 1 ] || exit 1;";
     let main = with(
         shell("main", &format!("{count} {IDLE}")),
-        json!({ "volumeMounts": [{ "name": "work", "mountPath": "/work" }] }),
+        json!({ "volumeMounts": [{ "name": "work", "mountPath": "/data" }] }),
     );
     node.apply(&pod("web", json!({ "containers": [main], "volumes": [{ "name": "work", "emptyDir": {} }] })))?;
     node.wait_logged("web", "main", "run 2")?;

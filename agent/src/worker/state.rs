@@ -2,8 +2,6 @@
 //!
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +10,11 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use tokio::time::Instant;
 
 use super::backoff;
+pub use super::slot::{Busy, ContainerSlot, ImageState, Instance, Life, Stopping};
 use crate::network::PodAddresses;
 use crate::object::{PodObjects, references};
 use crate::pod::authored::{Authored, AuthoredContainer};
 use crate::pod::{Fingerprint, PodDiff, PodRecord};
-use crate::runtime::image::LocalImage;
-use crate::runtime::record::{ContainerId, Exit};
 use crate::runtime::sandbox::Sandbox;
 
 /// kubelet's reason when a volume cannot be put in place.
@@ -92,210 +89,6 @@ impl Trouble {
     pub fn passing(reason: &'static str, message: String, now: Instant) -> Self {
         let pause = Duration::from_secs(1);
         Self { reason, message, retry_at: now + pause, pause: Duration::ZERO }
-    }
-}
-
-/// How a container's image stands.
-#[derive(Debug, Clone, Default)]
-pub enum ImageState {
-    /// Not looked for yet.
-    #[default]
-    Unknown,
-    /// Being looked for or pulled. The text tells how far it is.
-    Pulling,
-    /// Here, and good for the start of that attempt (`Always` looks anew for each).
-    Ready {
-        /// The image.
-        image: Arc<LocalImage>,
-        /// The attempt it was made ready for.
-        attempt: u32,
-    },
-    /// Not to be had now.
-    Failed(Trouble),
-}
-
-/// A request to end, and how far it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stopping {
-    /// When SIGKILL follows.
-    pub kill_at: Instant,
-    /// When SIGKILL was sent last.
-    pub killed_at: Option<Instant>,
-}
-
-/// Whether a container's process runs.
-#[derive(Debug, Clone)]
-pub enum Life {
-    /// It runs.
-    Running {
-        /// Its process in the host's pid namespace.
-        pid: u32,
-        /// The process itself, whoever gets its number later.
-        pidfd: Option<Arc<OwnedFd>>,
-        /// It was asked to end.
-        stopping: Option<Stopping>,
-    },
-    /// It ended.
-    Exited {
-        /// How.
-        exit: Exit,
-        /// When a successor may be started, if the policy wants one.
-        retry_at: Instant,
-        /// Its end is written to its record, its task and its snapshot are gone.
-        reaped: bool,
-    },
-}
-
-/// One attempt at a container.
-#[derive(Debug, Clone)]
-pub struct Instance {
-    /// Its id in containerd.
-    pub id: ContainerId,
-    /// How many came before it.
-    pub attempt: u32,
-    /// Hash of image and resources it was started with.
-    pub fingerprint: String,
-    /// Its image's name.
-    pub image: String,
-    /// The digest that name meant.
-    pub image_digest: String,
-    /// Its log.
-    pub log_path: PathBuf,
-    /// When its process was started; `None`: it never ran.
-    pub started_at: Option<Timestamp>,
-    /// The pause its end brings.
-    pub pause: Duration,
-    /// The kernel killed something in it for want of memory.
-    pub out_of_memory: bool,
-    /// Whether it runs.
-    pub life: Life,
-}
-
-impl Instance {
-    /// Whether its process runs.
-    pub fn is_running(&self) -> bool {
-        matches!(self.life, Life::Running { .. })
-    }
-
-    /// How it ended, if it did.
-    pub fn exit(&self) -> Option<&Exit> {
-        match &self.life {
-            Life::Exited { exit, .. } => Some(exit),
-            Life::Running { .. } => None,
-        }
-    }
-
-    /// Takes its end in. `now` decides when a successor may follow.
-    pub fn end(&mut self, exit: Exit, now: Now) {
-        let ran = self
-            .started_at
-            .and_then(|started| Duration::try_from(exit.finished_at.duration_since(started)).ok())
-            .unwrap_or_default();
-        let since = Duration::try_from(now.wall.duration_since(exit.finished_at)).unwrap_or_default();
-        let pause = backoff::after_exit(self.pause, ran);
-        // The wall clock may have jumped while nobody looked: never wait longer than the pause itself.
-        let retry_at = now.mono + pause.saturating_sub(since);
-        self.pause = pause;
-        self.life = Life::Exited { exit, retry_at, reaped: false };
-    }
-}
-
-/// What is being done to a container right now; one thing at a time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Busy {
-    /// Its next attempt is being started, under this id.
-    Starting(ContainerId),
-    /// A signal is on its way.
-    Signalling,
-    /// A dead instance is being cleared.
-    Reaping,
-}
-
-/// One container of the pod.
-#[derive(Debug, Clone)]
-pub struct ContainerSlot {
-    /// Its name.
-    pub name: String,
-    /// Whether it is an init container.
-    pub init: bool,
-    /// Hash of image and resources as desired.
-    pub fingerprint: String,
-    /// The newest attempt.
-    pub instance: Option<Instance>,
-    /// The one before it, dead; kept for `--previous`.
-    pub previous: Option<Instance>,
-    /// Older ones whose records are to go.
-    pub stale: Vec<Instance>,
-    /// Its image.
-    pub image: ImageState,
-    /// The last trouble with its image; a later one waits longer.
-    pub pull_trouble: Option<Trouble>,
-    /// Why it cannot be started, signalled or cleared now.
-    pub trouble: Option<Trouble>,
-    /// What is being done to it.
-    pub busy: Option<Busy>,
-    /// The pod's objects changed since its start was begun.
-    pub objects_changed: bool,
-    /// The end of an instance whose start has not been reported yet; true: for want of memory.
-    pub early_end: Option<(ContainerId, Exit)>,
-}
-
-impl ContainerSlot {
-    /// A container nothing is known of yet.
-    pub fn new(name: &str, init: bool, fingerprint: String) -> Self {
-        Self {
-            name: name.to_owned(),
-            init,
-            fingerprint,
-            instance: None,
-            previous: None,
-            stale: Vec::new(),
-            image: ImageState::Unknown,
-            pull_trouble: None,
-            trouble: None,
-            busy: None,
-            objects_changed: false,
-            early_end: None,
-        }
-    }
-
-    /// The attempt the next start would be.
-    pub fn next_attempt(&self) -> u32 {
-        self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1))
-    }
-
-    /// The pause that the end of the next attempt will bring.
-    pub fn next_pause(&self) -> Duration {
-        match &self.instance {
-            None => Duration::ZERO,
-            // A changed image or limit begins anew, as kubelet's back-off key does.
-            Some(instance) if instance.fingerprint != self.fingerprint => Duration::ZERO,
-            Some(instance) => backoff::next(instance.pause),
-        }
-    }
-
-    /// Whether the newest instance runs.
-    pub fn is_running(&self) -> bool {
-        self.instance.as_ref().is_some_and(Instance::is_running)
-    }
-
-    /// Whether what runs, or ran last, is what is desired.
-    pub fn is_current(&self) -> bool {
-        self.instance.as_ref().is_none_or(|instance| instance.fingerprint == self.fingerprint)
-    }
-
-    /// Makes `instance` the newest one; what it replaces is kept, what that replaced is to go.
-    pub fn succeed(&mut self, instance: Instance) {
-        if let Some(old) = self.instance.replace(instance)
-            && let Some(older) = self.previous.replace(old)
-        {
-            self.stale.push(older);
-        }
-    }
-
-    /// Every instance that is known, the newest first.
-    pub fn instances_mut(&mut self) -> impl Iterator<Item = &mut Instance> {
-        self.instance.iter_mut().chain(self.previous.iter_mut()).chain(self.stale.iter_mut())
     }
 }
 
