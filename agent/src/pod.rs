@@ -29,5 +29,8 @@ pub use record::{Fingerprint, PodRecord};
 pub(crate) use validate::{is_dns_label, is_dns_subdomain};
 pub(crate) use yaml::join as field_path;
 
+/// What the annotation begins with that was an AppArmor profile before there was a field; the container's name follows.
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
 #[cfg(test)]
 mod kubelet_tests;

@@ -12,7 +12,7 @@ use crate::apiserver;
 
 /// Admission that adds to a Pod, or judges it by what else the cluster has.
 const NO_ADMISSION: &str = "ServiceAccount,DefaultTolerationSeconds,Priority,LimitRanger,RuntimeClass,\
-    NamespaceLifecycle,PodTopologyLabels,TaintNodesByCondition,DefaultStorageClass,ResourceQuota";
+    NamespaceLifecycle,PodSecurity,PodTopologyLabels,TaintNodesByCondition,DefaultStorageClass,ResourceQuota";
 /// Fields of the Pod API that are dropped unread while their gate is off.
 const GATES: &str = "ContainerStopSignals=true,EmptyDirVolumeMode=true,VolumeBindMountOptions=true,\
     GRPCContainerProbeTLS=true,AtomicWriteVolumeUserFields=true,EvictionRequestAPI=true";

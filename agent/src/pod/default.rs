@@ -10,7 +10,11 @@ use crate::runtime::image;
 
 /// Fills in what the author left out.
 pub(super) fn default(pod: &mut Pod) {
-    spec_defaults(pod.spec.get_or_insert_default());
+    let spec = pod.spec.get_or_insert_default();
+    spec_defaults(spec);
+    if let Some(annotations) = &pod.metadata.annotations {
+        container::apparmor(spec, annotations);
+    }
 }
 
 fn set<T>(field: &mut Option<T>, value: T) {

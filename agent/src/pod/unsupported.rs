@@ -154,10 +154,12 @@ pub(super) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
+    let profiles = select(manifest, "metadata.annotations").into_iter().flat_map(apparmor);
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
     let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
-    let mut faults: Vec<Fault> = lacking.chain(not_yet).chain(refused).chain(huge).chain(disk).chain(silent).collect();
+    let mut faults: Vec<Fault> =
+        lacking.chain(not_yet).chain(refused).chain(profiles).chain(huge).chain(disk).chain(silent).collect();
     faults.dedup_by(|a, b| a.path == b.path);
     faults
 }
@@ -176,6 +178,14 @@ fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
+}
+
+/// AppArmor profiles by annotation, as by field.
+fn apparmor((path, annotations): (String, &Value)) -> Vec<Fault> {
+    let annotations = annotations.as_object().into_iter().flatten();
+    let used = annotations
+        .filter(|(key, value)| key.starts_with(super::APPARMOR_ANNOTATION) && is_used(value, Unless(&["unconfined"])));
+    used.map(|(key, _)| refuse(super::yaml::join(&path, key))).collect()
 }
 
 /// Huge pages and devices: no resource but these is limited.
@@ -234,153 +244,4 @@ fn step<'a>(path: &str, value: &'a Value, part: &str) -> Vec<(String, &'a Value)
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::pod::{Severity, fields};
-
-    fn refused(spec: Value) -> Vec<String> {
-        let faults = check(&json!({"spec": spec}), SourceKind::File);
-        faults.into_iter().filter(|fault| fault.severity == Severity::Error).map(|fault| fault.path).collect()
-    }
-
-    #[test]
-    fn what_is_not_acted_on_is_refused_by_name() {
-        let spec = json!({
-            "initContainers": [{"name": "i", "restartPolicy": "Always"}],
-            "containers": [
-                {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
-                {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
-                 "env": [{"name": "X", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}],
-                 "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
-            ],
-            "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {}}]}}, {"name": "e", "emptyDir": {"sizeLimit": "1Mi"}}]
-        });
-        let mut refused = refused(spec);
-        refused.sort();
-        assert_eq!(
-            refused,
-            [
-                "spec.containers[0].livenessProbe",
-                "spec.containers[0].stdin",
-                "spec.containers[1].env[0].valueFrom.fileKeyRef",
-                "spec.containers[1].ports[1].hostPort",
-                "spec.containers[1].resources.limits.hugepages-2Mi",
-                "spec.containers[1].resources.limits[example.com/gpu]",
-                "spec.initContainers[0].restartPolicy",
-                "spec.volumes[0].projected.sources[1].serviceAccountToken",
-                "spec.volumes[1].emptyDir.sizeLimit",
-            ]
-        );
-    }
-
-    #[test]
-    fn a_field_that_says_nothing_is_not_used() {
-        let spec = json!({
-            "containers": [{"name": "a", "stdin": false, "livenessProbe": null, "envFrom": [],
-                "securityContext": {"procMount": "Default"}}],
-            "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
-            "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
-        });
-        assert_eq!(refused(spec), Vec::<String>::new());
-    }
-
-    #[test]
-    fn what_only_a_scheduler_reads_is_a_warning() {
-        let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}});
-        assert!(check(&manifest, SourceKind::Api).is_empty(), "a Pod of an apiserver was scheduled by them");
-        let faults = check(&manifest, SourceKind::File);
-        let told: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
-        assert_eq!(told, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
-    }
-
-    #[test]
-    fn what_only_an_apiserver_has_is_refused_with_the_reason() {
-        let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
-        let manifest = json!({"spec": {
-            "serviceAccountName": "s",
-            "volumes": [{"name": "p", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "t", "projected": token}]
-        }});
-        let of = |source, reason| -> Vec<String> {
-            let faults = check(&manifest, source).into_iter().filter(|fault| fault.reason == reason);
-            faults.map(|fault| fault.path).collect()
-        };
-        assert_eq!(
-            of(SourceKind::Push, Reason::NeedsApiserver),
-            [
-                "spec.serviceAccountName",
-                "spec.volumes[0].persistentVolumeClaim",
-                "spec.volumes[1].projected.sources[0].serviceAccountToken",
-            ]
-        );
-        assert_eq!(of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
-        assert!(of(SourceKind::Api, Reason::Unsupported).contains(&"spec.serviceAccountName".to_owned()));
-    }
-
-    /// Every field of the Pod API's central objects is acted on, refused, or known to have no effect.
-    #[test]
-    fn every_field_is_in_one_of_the_tables() {
-        const ACTED_ON: &[&str] = &[
-            "spec.containers",
-            "spec.initContainers",
-            "spec.volumes",
-            "spec.dnsConfig",
-            "spec.imagePullSecrets",
-            "spec.dnsPolicy",
-            "spec.enableServiceLinks",
-            "spec.hostAliases",
-            "spec.hostIPC",
-            "spec.hostNetwork",
-            "spec.hostPID",
-            "spec.hostname",
-            "spec.hostnameOverride",
-            "spec.nodeName",
-            "spec.resources",
-            "spec.restartPolicy",
-            "spec.securityContext",
-            "spec.subdomain",
-            "spec.terminationGracePeriodSeconds",
-            "spec.os",
-            "spec.volumes[].configMap",
-            "spec.volumes[].downwardAPI",
-            "spec.volumes[].emptyDir",
-            "spec.volumes[].hostPath",
-            "spec.volumes[].name",
-            "spec.volumes[].projected",
-            "spec.volumes[].secret",
-            "spec.C.args",
-            "spec.C.command",
-            "spec.C.env",
-            "spec.C.envFrom",
-            "spec.C.image",
-            "spec.C.imagePullPolicy",
-            "spec.C.name",
-            "spec.C.ports",
-            "spec.C.resources",
-            "spec.C.securityContext",
-            "spec.C.terminationMessagePath",
-            "spec.C.terminationMessagePolicy",
-            "spec.C.tty",
-            "spec.C.volumeMounts",
-            "spec.C.workingDir",
-        ];
-        let fields_of = |place: &str| fields::fields_at(&fields::steps(place));
-        let fields = fields_of("spec").iter().map(|field| format!("spec.{field}"));
-        let fields = fields.chain(fields_of("spec.containers[0]").iter().map(|field| format!("spec.C.{field}")));
-        let volumes = fields_of("spec.volumes[0]").iter().map(|field| format!("spec.volumes[].{field}"));
-        let fields: Vec<String> = fields.chain(volumes).collect();
-        assert!(fields.len() > 90, "{fields:?}");
-        let covers = |pattern: &str, field: &str| {
-            pattern == field || pattern.starts_with(&format!("{field}.")) || pattern.starts_with(&format!("{field}[]"))
-        };
-        for field in fields {
-            let acted_on = ACTED_ON.contains(&field.as_str());
-            let refused = REFUSED.iter().any(|(pattern, _)| covers(pattern, &field));
-            let silent = NO_EFFECT.iter().any(|pattern| covers(pattern, &field));
-            let lacking = NEEDS_APISERVER.iter().any(|(pattern, _)| covers(pattern, &field));
-            assert!(acted_on || refused || lacking || silent, "{field} is in no table");
-        }
-    }
-}
+mod tests;

@@ -1,11 +1,14 @@
 //! Defaults of containers, of their probes and hooks.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, EphemeralContainer, HTTPGetAction, Lifecycle, ObjectFieldSelector, Probe,
-    ResourceRequirements,
+    AppArmorProfile, Container, ContainerPort, EnvVar, EphemeralContainer, HTTPGetAction, Lifecycle,
+    ObjectFieldSelector, PodSpec, Probe, ResourceRequirements, SecurityContext,
 };
 
 use super::{pull_policy, resources, set, text};
+use crate::pod::APPARMOR_ANNOTATION;
 
 /// Fills in a container or init container.
 pub(super) fn container(one: &mut Container, host_network: bool) {
@@ -76,4 +79,37 @@ fn lifecycle(hooks: &mut Lifecycle) {
 fn http_get(get: &mut HTTPGetAction) {
     text(&mut get.path, "/");
     text(&mut get.scheme, "HTTP");
+}
+
+/// AppArmor profiles were annotations once: one whose container says nothing else becomes its field.
+pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String>) {
+    if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
+        return;
+    }
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.clone());
+    let inits = spec.init_containers.iter_mut().flatten();
+    let own = inits.chain(&mut spec.containers).map(|one| (&one.name, &mut one.security_context));
+    let ephemeral = spec.ephemeral_containers.iter_mut().flatten().map(|one| (&one.name, &mut one.security_context));
+    for (name, context) in own.chain(ephemeral) {
+        let value = annotations.get(&format!("{APPARMOR_ANNOTATION}{name}"));
+        let profile = value.and_then(|value| apparmor_profile(value));
+        let said = context.as_ref().is_some_and(|context| context.app_armor_profile.is_some());
+        if !said && profile.is_some() && profile != of_pod {
+            context.get_or_insert_with(SecurityContext::default).app_armor_profile = profile;
+        }
+    }
+}
+
+fn apparmor_profile(value: &str) -> Option<AppArmorProfile> {
+    let of = |type_: &str, name: Option<&str>| {
+        Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile: name.map(str::to_owned) })
+    };
+    match value {
+        "unconfined" => of("Unconfined", None),
+        "runtime/default" => of("RuntimeDefault", None),
+        value => value
+            .strip_prefix("localhost/")
+            .filter(|name| !name.trim().is_empty())
+            .and_then(|name| of("Localhost", Some(name))),
+    }
 }

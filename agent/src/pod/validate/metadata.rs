@@ -9,14 +9,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use super::containers::each_container;
 use super::field::{At, Faults, items, text};
 use super::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
-use crate::pod::PodRecord;
+use crate::pod::{APPARMOR_ANNOTATION as APPARMOR, PodRecord};
 
 /// Bytes of all annotations of one object.
 const MAX_ANNOTATIONS: usize = 256 << 10;
 /// Finalizers that need no domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
-const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 
