@@ -149,14 +149,14 @@ fn edit_image(node: &TestNode, before: &Value) -> Result<()> {
     ensure!(version == "2\n", "web is of version {version:?}");
     ensure!(container_id(&after, "clock")? == container_id(before, "clock")?, "clock was restarted");
     ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the pod was made again");
-    println!("    web is now container …{}", short(&container_id(&after, "web")?));
-    println!("    clock is still container …{}, and the pod keeps its UID", short(&container_id(&after, "clock")?));
+    println!("    web is now container {}…", short(&container_id(&after, "web")?));
+    println!("    clock is still container {}…, and the pod keeps its UID", short(&container_id(&after, "clock")?));
     Ok(())
 }
 
-/// The end of an id: its beginning is the same for all containers of a pod.
+/// The beginning of an id: its end is the same for all containers of a pod.
 fn short(id: &str) -> &str {
-    id.get(id.len().saturating_sub(12)..).unwrap_or(id)
+    id.get(..12).unwrap_or(id)
 }
 
 fn kill_container(node: &TestNode) -> Result<()> {
