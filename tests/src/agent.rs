@@ -47,10 +47,12 @@ pub fn build(args: &[&str]) -> Result<PathBuf> {
     executable.context("cargo built no executable")
 }
 
-/// The root of the workspace.
-pub fn workspace_dir() -> &'static Path {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here)
+/// The root of the workspace: of the checkout cargo was called in, which a target directory shared by two may not be
+/// the one the program was compiled in.
+pub fn workspace_dir() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here = PathBuf::from(here);
+    here.parent().map(Path::to_owned).unwrap_or(here)
 }
 
 /// The places and settings of one agent.
