@@ -61,23 +61,29 @@ impl Registry {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Puts `image` into the registry's storage, in the layout its file-system driver documents, as `repository:tag`.
+    /// Puts `image` into the registry's storage as `repository:tag`.
     pub fn add(&self, image: &Image, repository: &str, tag: &str) -> Result<()> {
-        let data = self.dir.join("data/docker/registry/v2");
-        let repository = data.join("repositories").join(repository);
-        let link = |place: PathBuf, digest: &str| put(&place.join("link"), digest.as_bytes());
-        for blob in [&image.manifest, &image.config].into_iter().chain(&image.layers) {
-            put(&data.join("blobs/sha256").join(&blob.hex[..2]).join(&blob.hex).join("data"), &blob.bytes)?;
-        }
-        for blob in image.layers.iter().chain([&image.config]) {
-            link(repository.join("_layers/sha256").join(&blob.hex), &blob.digest())?;
-        }
-        let manifest = &image.manifest;
-        let tag = repository.join("_manifests/tags").join(tag);
-        link(repository.join("_manifests/revisions/sha256").join(&manifest.hex), &manifest.digest())?;
-        link(tag.join("index/sha256").join(&manifest.hex), &manifest.digest())?;
-        link(tag.join("current"), &manifest.digest())
+        store(&self.dir, image, repository, tag)
     }
+}
+
+/// Puts `image` as `repository:tag` where a registry that keeps its things below `dir` will find it, in the layout its
+/// file-system driver documents.
+pub fn store(dir: &Path, image: &Image, repository: &str, tag: &str) -> Result<()> {
+    let data = dir.join("data/docker/registry/v2");
+    let repository = data.join("repositories").join(repository);
+    let link = |place: PathBuf, digest: &str| put(&place.join("link"), digest.as_bytes());
+    for blob in [&image.manifest, &image.config].into_iter().chain(&image.layers) {
+        put(&data.join("blobs/sha256").join(&blob.hex[..2]).join(&blob.hex).join("data"), &blob.bytes)?;
+    }
+    for blob in image.layers.iter().chain([&image.config]) {
+        link(repository.join("_layers/sha256").join(&blob.hex), &blob.digest())?;
+    }
+    let manifest = &image.manifest;
+    let tag = repository.join("_manifests/tags").join(tag);
+    link(repository.join("_manifests/revisions/sha256").join(&manifest.hex), &manifest.digest())?;
+    link(tag.join("index/sha256").join(&manifest.hex), &manifest.digest())?;
+    link(tag.join("current"), &manifest.digest())
 }
 
 fn put(path: &Path, content: &[u8]) -> Result<()> {

@@ -1,11 +1,11 @@
 //! A whole machine under QEMU's emulation: Debian with systemd and cgroup v2, which reboots and loses power for real.
 //!
 //! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a layer of its own
-//! over that image or over another disk; a [`Guest`] is one boot of it. Commands reach the guest through its second
+//! over that image; a [`Guest`] is one boot of it, or takes up a memory kept there. Commands reach the guest through its second
 //! serial port, where a shell answers each base64 line with an exit code and base64 output.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,6 +26,8 @@ pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
 pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
 /// The emulator.
 pub const EMULATOR: &str = "qemu-system-x86_64";
+/// What a machine's memory is called on its disk.
+const KEPT: &str = "kept";
 /// What the guest's shell says first.
 const GREETING: &str = "ready";
 /// How long an emulated machine may take to boot, and any one command.
@@ -34,6 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The directory of the image, when there is one.
 pub fn image() -> Option<PathBuf> {
     std::env::var_os(IMAGE_VARIABLE).map(PathBuf::from)
+}
+
+/// The suites that [`SUITES_VARIABLE`] names.
+pub fn suites() -> Vec<PathBuf> {
+    let named = std::env::var(SUITES_VARIABLE).unwrap_or_default();
+    named.split(':').filter(|path| !path.is_empty()).map(PathBuf::from).collect()
 }
 
 /// The guest's root disk: what it writes goes to a file of its own, over a base that stays as it is.
@@ -45,18 +53,15 @@ pub struct Disk {
 impl Disk {
     /// A new disk over the image.
     pub fn over_image(image: &Path, layer: &Path) -> Result<Self> {
-        Self::over(&image.join("disk.img"), "raw", layer)
-    }
-
-    /// A new disk that begins as this one is now. This one may not be booted any more.
-    pub fn fork(&self, layer: &Path) -> Result<Self> {
-        Self::over(&self.layer, "qcow2", layer)
-    }
-
-    fn over(base: &Path, format: &str, layer: &Path) -> Result<Self> {
         let mut command = Command::new("qemu-img");
-        command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(base).arg(layer);
+        command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(image.join("disk.img")).arg(layer);
         process::checked(&mut command)?;
+        Ok(Self { layer: layer.to_owned() })
+    }
+
+    /// A new disk that begins as this one is now, memory included when it holds one.
+    pub fn copy(&self, layer: &Path) -> Result<Self> {
+        fs::copy(&self.layer, layer).with_context(|| format!("{}", layer.display()))?;
         Ok(Self { layer: layer.to_owned() })
     }
 }
@@ -80,24 +85,85 @@ pub struct Guest {
     qemu: Daemon,
     control: BufReader<UnixStream>,
     console: PathBuf,
+    monitor: PathBuf,
     disk: Disk,
+}
+
+/// The emulator's own command line.
+struct Monitor {
+    stream: UnixStream,
+}
+
+impl Monitor {
+    const PROMPT: &'static [u8] = b"(qemu) ";
+
+    fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).with_context(|| format!("{}", socket.display()))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut monitor = Self { stream };
+        monitor.answer()?;
+        Ok(monitor)
+    }
+
+    fn command(&mut self, command: &str) -> Result<()> {
+        self.stream.write_all(format!("{command}\n").as_bytes())?;
+        let answer = self.answer()?;
+        ensure!(!answer.contains("Error"), "{EMULATOR}: {command}: {answer}");
+        Ok(())
+    }
+
+    /// What it says until it asks for the next command.
+    fn answer(&mut self) -> Result<String> {
+        let mut said = Vec::new();
+        while !said.ends_with(Self::PROMPT) {
+            let mut piece = [0; 4096];
+            let read = self.stream.read(&mut piece).with_context(|| format!("{EMULATOR}'s monitor"))?;
+            ensure!(read > 0, "{EMULATOR} closed its monitor");
+            said.extend_from_slice(&piece[..read]);
+        }
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
 }
 
 impl Guest {
     /// Boots `disk` and waits until its shell answers.
     pub fn boot(disk: Disk, boot: &Boot<'_>) -> Result<Self> {
+        let mut guest = Self::start(disk, boot, &[])?;
+        let greeting = guest.line().context("boot")?;
+        ensure!(greeting == GREETING, "the guest said {greeting:?} at its start\n{}", guest.console());
+        Ok(guest)
+    }
+
+    /// Takes up what [`Self::keep`] kept on `disk`.
+    pub fn resume(disk: Disk, boot: &Boot<'_>) -> Result<Self> {
+        let mut guest = Self::start(disk, boot, &["-loadvm", KEPT])?;
+        guest.run("true").context("resume")?;
+        Ok(guest)
+    }
+
+    /// Stops the machine with its memory kept on its disk.
+    pub fn keep(mut self) -> Result<Disk> {
+        let mut monitor = Monitor::connect(&self.monitor)?;
+        monitor.command(&format!("savevm {KEPT}"))?;
+        self.qemu.kill();
+        Ok(self.disk)
+    }
+
+    fn start(disk: Disk, boot: &Boot<'_>, further: &[&str]) -> Result<Self> {
+        let monitor = boot.dir.join("monitor.sock");
         let (console, socket) = (boot.dir.join("console.log"), boot.dir.join("control.sock"));
         fs::remove_file(&socket).ok();
         let mut command = Command::new(EMULATOR);
         // Without cx16: QEMU 7.2 emulates cmpxchg16b wrongly now and then.
         command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "1536"]);
-        command.args(["-display", "none", "-monitor", "none", "-no-reboot", "-net", "none"]);
+        command.args(["-display", "none", "-no-reboot", "-net", "none"]);
         command.arg("-kernel").arg(boot.image.join("vmlinuz")).arg("-initrd").arg(boot.image.join("initrd.img"));
         command.args(["-append", "console=ttyS0 root=/dev/vda rw panic=1 quiet systemd.show_status=0"]);
         command.arg("-drive").arg(format!("file={},format=qcow2,if=virtio", disk.layer.display()));
         command.arg("-drive").arg(format!("file={},format=raw,if=virtio,readonly=on", boot.payload.display()));
         command.arg("-serial").arg(format!("file:{}", console.display()));
         command.arg("-serial").arg(format!("unix:{},server=on,wait=on", socket.display()));
+        command.arg("-monitor").arg(format!("unix:{},server=on,wait=off", monitor.display())).args(further);
         if let Some(clock) = boot.clock {
             command.arg("-rtc").arg(format!("base={clock}"));
         }
@@ -109,10 +175,7 @@ impl Guest {
             })
         })??;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let mut guest = Self { qemu, control: BufReader::new(stream), console, disk };
-        let greeting = guest.line().context("boot")?;
-        ensure!(greeting == GREETING, "the guest said {greeting:?} at its start\n{}", guest.console());
-        Ok(guest)
+        Ok(Self { qemu, control: BufReader::new(stream), console, monitor, disk })
     }
 
     /// Runs `script` in the guest's bash; an exit code other than 0 is an error that holds what it printed.

@@ -1,14 +1,14 @@
-//! `cargo xtask test`: every test there is, on a machine that has been set up for it.
+//! `cargo xtask test`: every test there is but the long ones, on a machine that has been set up for it.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use limpet_tests::agent;
 use limpet_tests::tools::{self, ContainerdPrograms};
+use limpet_tests::{agent, vm};
 
-use crate::{cargo, setup};
+use crate::{cargo, setup, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -24,12 +24,16 @@ pub(crate) struct Arguments {
 /// Ends with cargo's own lines and cargo's own exit code.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let choice = setup::for_major(arguments.containerd)?;
-    let program = agent::build(&[])?;
     let mut command = cargo::command(&["test"]);
     if arguments.rest.is_empty() {
         // One failure does not hide the others. There are no doc tests.
         command.args(["--workspace", "--tests", "--no-fail-fast"]);
+        match vm_image::obstacle()? {
+            None => drop(command.env(vm::IMAGE_VARIABLE, vm_image::ensure()?)),
+            Some(obstacle) => eprintln!("without reboots and power cuts: {obstacle}"),
+        }
     }
+    let program = agent::build(&[])?;
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
     command.env("PATH", path_with_programs(arguments.containerd)?);
     let status = cargo::status(&mut command)?;

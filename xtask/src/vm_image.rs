@@ -57,10 +57,20 @@ const SHELL_UNIT: &str = "[Unit]\nDescription=shell on the second serial port\nA
     [Service]\nExecStart=/usr/local/sbin/serial-shell\nEnvironment=HOME=/root\nKillMode=process\nOOMScoreAdjust=-500\n\n\
     [Install]\nWantedBy=multi-user.target\n";
 
+/// Why no machine can be emulated here.
+pub(crate) fn obstacle() -> Result<Option<String>> {
+    if std::env::consts::ARCH != "x86_64" {
+        return Ok(Some("the machine under emulation is an x86-64 one, and this is none".to_owned()));
+    }
+    let machine = Machine::read(Path::new("/"))?;
+    let other = || format!("the image is made from Debian's own mirror, and this is {}", machine.name);
+    Ok((!machine.is_debian()).then(other))
+}
+
 /// The directory of the image, made if it is not there yet (about four minutes).
 pub(crate) fn ensure() -> Result<PathBuf> {
-    if std::env::consts::ARCH != "x86_64" {
-        bail!("the machine under emulation is an x86-64 one; run this on such a machine");
+    if let Some(obstacle) = obstacle()? {
+        bail!("{obstacle}");
     }
     let image = tools::cache_dir().join(format!("vm-{SUITE}-{VERSION}"));
     let missing: Vec<_> = INSTALLED.iter().filter(|(_, program)| tools::on_path(program).is_none()).collect();
@@ -71,9 +81,6 @@ pub(crate) fn ensure() -> Result<PathBuf> {
         return Ok(image);
     }
     let machine = Machine::read(Path::new("/"))?;
-    if !machine.is_debian() {
-        bail!("the image is made from Debian's own mirror, and this is {}", machine.name);
-    }
     let work = tools::cache_dir().join(format!(".vm-{}", std::process::id()));
     let made = apt::say(&format!("making a machine of {SUITE} in {}", image.display()), || make(&machine, &work));
     if made.is_ok() {

@@ -63,7 +63,7 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     let (mut samples, mut reads) = (Samples::default(), 0);
     const WARM_UP: usize = 20;
     for run in 1..=WARM_UP + renames {
-        std::fs::write(&beside, manifest(files / 2, &format!("web:{run}"))).unwrap();
+        std::fs::write(&beside, manifest(files / 2, &format!("web:edit-{run}"))).unwrap();
         let read_before = READS.load(Ordering::Relaxed);
         let start = Instant::now();
         std::fs::rename(&beside, &place).unwrap();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use rustix::fs::statfs;
 use rustix::thread::CapabilitySet;
 
-use crate::config::Config;
+use crate::config::{CgroupDriver, Config};
 use crate::runtime::spec::NodeFacts;
 
 /// The lowest `oom_score_adj` there is; allowed with `CAP_SYS_RESOURCE`.
@@ -23,6 +23,8 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         memory_capacity: u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit)),
         oom_score_floor: oom_score_floor(),
         cgroup_v2: cgroup_v2(),
+        systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
+        service: service(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()),
         seccomp_default: config.seccomp_default,
         seccomp_dir: config.root_dir.join("seccomp"),
     }
@@ -72,6 +74,15 @@ fn cgroup_v2() -> bool {
     }
 }
 
+/// The systemd service whose cgroup `/proc/self/cgroup` names, of either cgroup version.
+fn service(cgroups: &str) -> Option<String> {
+    let paths = cgroups.lines().filter_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        (controllers.is_empty() || controllers == "name=systemd").then_some(path)
+    });
+    paths.filter_map(|path| path.rsplit('/').find(|name| name.ends_with(".service"))).next().map(str::to_owned)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -95,5 +106,13 @@ mod tests {
         assert_eq!(addresses(Some(given)), [given]);
         assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
         assert!(addresses(None).iter().all(|address| !address.is_loopback() && !address.is_unspecified()));
+    }
+
+    #[test]
+    fn a_service_is_found_on_either_cgroup_version() {
+        assert_eq!(service("0::/system.slice/limpet.service\n").as_deref(), Some("limpet.service"));
+        let hybrid = "3:cpu:/other.service\n1:name=systemd:/system.slice/edge.service/agent\n0::/\n";
+        assert_eq!(service(hybrid).as_deref(), Some("edge.service"));
+        assert_eq!(service("0::/user.slice/session-1.scope\n"), None);
     }
 }

@@ -12,6 +12,7 @@ mod mounts;
 mod process;
 mod qos;
 mod resources;
+mod scope;
 mod seccomp;
 
 use std::collections::HashMap;
@@ -61,6 +62,10 @@ pub struct NodeFacts {
     pub oom_score_floor: i32,
     /// The unified (v2) cgroup hierarchy alone is mounted.
     pub cgroup_v2: bool,
+    /// The cgroup driver is systemd: each container is a scope.
+    pub systemd_cgroup: bool,
+    /// The agent's own systemd service, when it runs as one.
+    pub service: Option<String>,
     /// The agent's configuration.
     pub seccomp_default: bool,
     /// Directory of `Localhost` seccomp profiles: `<root-dir>/seccomp`.
@@ -231,9 +236,14 @@ pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecErr
         .set_mounts(Some(mounts::mounts(input, is_privileged(input.container))))
         .set_process(Some(process::process(input, host, granted)?))
         .set_hostname(None)
-        .set_annotations(Some(HashMap::from([(SHIM_GROUP.to_owned(), input.pod.uid.as_str().to_owned())])))
+        .set_annotations(Some(annotations(input)))
         .set_linux(Some(linux(input, host, seccomp)));
     Ok(spec)
+}
+
+fn annotations(input: &SpecInput<'_>) -> HashMap<String, String> {
+    let group = (SHIM_GROUP.to_owned(), input.pod.uid.as_str().to_owned());
+    scope::annotations(input).into_iter().chain([group]).collect()
 }
 
 fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>) -> Linux {

@@ -87,6 +87,8 @@ impl Fixture {
                 memory_capacity: 4_000_000_000,
                 oom_score_floor: -1_000,
                 cgroup_v2: false,
+                systemd_cgroup: false,
+                service: None,
                 seccomp_default: false,
                 seccomp_dir: "/var/lib/limpet/seccomp".into(),
             },
@@ -181,6 +183,20 @@ fn a_plain_container_is_confined() {
     assert_eq!(spec["linux"]["resources"]["devices"], json!([{"allow": false, "access": "rwm"}]));
     assert_eq!(spec["linux"]["cgroupsPath"], "/kubepods/podx/y");
     assert_eq!(spec["annotations"], json!({"io.containerd.runc.v2.group": "0123456789abcdef0123456789abcdef"}));
+}
+
+#[test]
+fn a_scope_ends_after_the_agent_and_before_containerd_within_its_grace() {
+    let spec = json!({"terminationGracePeriodSeconds": 45, "containers": [{"name": "c"}]});
+    let mut fixture = Fixture::of_pod(spec, json!({"Cmd": ["run"]}));
+    fixture.node.systemd_cgroup = true;
+    fixture.node.service = Some(r"edge\x2dagent.service".to_owned());
+    let annotations = fixture.spec().unwrap()["annotations"].clone();
+    assert_eq!(annotations["org.systemd.property.TimeoutStopUSec"], "uint64 45000000");
+    assert_eq!(annotations["org.systemd.property.After"], "['containerd.service']");
+    assert_eq!(annotations["org.systemd.property.Before"], r"['edge\\x2dagent.service']");
+    fixture.node.service = None;
+    assert!(fixture.spec().unwrap()["annotations"].get("org.systemd.property.Before").is_none());
 }
 
 #[test]

@@ -1,0 +1,118 @@
+//! The machine after the README's installation, with pods running: the base of every test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, Result};
+use limpet_tests::vm::{self, Boot, Disk, Guest};
+use limpet_tests::{agent, image, registry, tools};
+
+use crate::pod::{self, SOON};
+
+/// The README's commands, with the package's files at `/payload`, and images from an
+/// archive as a box without a registry gets them.
+const INSTALL: &str = "set -e
+install /payload/limpet /usr/bin/limpet
+install -D /payload/deploy/config.yaml /etc/limpet/config.yaml
+install -D /payload/deploy/10-limpet.conflist /etc/cni/net.d/10-limpet.conflist
+install /payload/deploy/limpet.service /etc/systemd/system/
+mkdir -p /etc/limpet/manifests /var/lib/limpet/images && cp /payload/demo.tar /var/lib/limpet/images/
+systemctl enable --now limpet";
+
+/// Where the registry of the machine keeps its images, and the port it takes.
+pub(crate) const REGISTRY: &str = "127.0.0.1:5000";
+/// Bytes of the image that takes a while to pull.
+const LARGE: usize = 48 << 20;
+
+/// A running machine whose memory is kept on its disk.
+pub(crate) struct Machine {
+    image: PathBuf,
+    dir: PathBuf,
+    payload: PathBuf,
+    running: Disk,
+    forks: AtomicU32,
+}
+
+/// Disks and sockets of this run.
+fn work_dir() -> PathBuf {
+    Path::new("/var/tmp").join(format!("limpet-vm-{}", std::process::id()))
+}
+
+pub(crate) fn remove_work_dir() {
+    fs::remove_dir_all(work_dir()).ok();
+}
+
+impl Machine {
+    /// Installs limpet on a new machine, and starts a pod that stays and one that finishes.
+    pub(crate) fn install() -> Result<Self> {
+        let image = vm::image().context("no image")?;
+        let dir = work_dir();
+        let payload = dir.join("payload.img");
+        write_payload(&dir.join("payload"), &payload)?;
+        let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;
+        let mut guest = Guest::boot(disk, &Boot { image: &image, payload: &payload, dir: &dir, clock: None })?;
+        guest.run(INSTALL)?;
+        guest.run("systemctl is-active limpet")?;
+        guest.until(SOON, "the agent", "limpet pods", |_| Some(()))?;
+        pod::start_one_that_stays_and_one_that_finishes(&mut guest)?;
+        guest.run("sync")?;
+        let running = guest.keep()?;
+        Ok(Self { image, dir, payload, running, forks: AtomicU32::new(0) })
+    }
+
+    /// The base again, as it ran.
+    pub(crate) fn resume(&self) -> Result<Guest> {
+        let number = self.forks.fetch_add(1, Ordering::Relaxed);
+        let disk = self.running.copy(&self.dir.join(format!("{number}.qcow2")))?;
+        Guest::resume(disk, &self.how(None))
+    }
+
+    /// Boots `disk`.
+    pub(crate) fn boot(&self, disk: Disk) -> Result<Guest> {
+        Guest::boot(disk, &self.how(None))
+    }
+
+    /// Boots `disk` with this time in the hardware clock.
+    pub(crate) fn boot_at(&self, disk: Disk, clock: &str) -> Result<Guest> {
+        Guest::boot(disk, &self.how(Some(clock)))
+    }
+
+    fn how<'a>(&'a self, clock: Option<&'a str>) -> Boot<'a> {
+        Boot { image: &self.image, payload: &self.payload, dir: &self.dir, clock }
+    }
+}
+
+/// Everything a test brings along: the package, images, a registry with an image, the suites.
+fn write_payload(files: &Path, payload: &Path) -> Result<()> {
+    fs::create_dir_all(files.join("deploy"))?;
+    fs::copy(agent::program()?, files.join("limpet"))?;
+    for entry in fs::read_dir(agent::workspace_dir().join("deploy"))? {
+        let entry = entry?;
+        fs::copy(entry.path(), files.join("deploy").join(entry.file_name()))?;
+    }
+    let [first, second] = image::demo_images()?;
+    image::write_oci_archive(&[&first, &second], &files.join("demo.tar"))?;
+    if let Some(program) = tools::registry() {
+        fs::copy(program, files.join("docker-registry"))?;
+        let large = image::ImageBuilder::new("large").file("noise", noise(LARGE), 0o644).build()?;
+        registry::store(&files.join("registry"), &large, "large", "1")?;
+    }
+    for suite in vm::suites() {
+        fs::copy(&suite, files.join(suite.file_name().context("a suite without a name")?))?;
+    }
+    vm::write_payload(files, payload)?;
+    fs::remove_dir_all(files).context("remove what is in the payload now")
+}
+
+/// Bytes that do not compress, the same every time (xorshift).
+fn noise(size: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..size / 8).flat_map(|_| word().to_le_bytes()).collect()
+}

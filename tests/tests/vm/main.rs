@@ -1,0 +1,101 @@
+//! limpet installed on a machine of its own, as the README says: systemd, cgroup v2, reboots and power cuts.
+//!
+//! The machine is emulated and slow, so each test waits for facts. One installation with its pods running is the base of
+//! all: its memory is kept, each test takes up from there, and boots only for what a boot has to show.
+
+mod boots;
+mod cuts;
+mod leftovers;
+mod machine;
+mod pod;
+mod suites;
+
+use std::process::ExitCode;
+use std::sync::OnceLock;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+use limpet_tests::{tools, vm};
+
+use self::machine::Machine;
+
+type Case = (&'static str, fn(&Machine) -> Result<()>);
+
+/// What every run shows.
+const FIRST: [Case; 4] = [
+    ("installed_as_the_readme_says_it_runs_pods", boots::installed_as_the_readme_says_it_runs_pods),
+    ("a_reboot_brings_back_what_ran_and_nothing_that_had_finished", boots::a_reboot),
+    ("a_power_cut_in_the_middle_of_a_start_then_1970_and_no_network", boots::a_power_cut_and_a_clock_in_1970),
+    ("a_power_cut_in_the_middle_of_an_edit", |machine| cuts::in_an_edit(machine, 0)),
+];
+
+/// What only a long run shows.
+const FURTHER: [Case; 5] = [
+    ("a_shutdown_lets_containers_end_within_their_grace", boots::a_shutdown_lets_containers_end),
+    ("a_boot_without_the_url_s_server_and_the_registry", boots::a_boot_without_servers),
+    ("a_power_cut_in_the_middle_of_a_start", |machine| cuts::in_a_start(machine, 0)),
+    ("a_power_cut_in_the_middle_of_a_pull", |machine| cuts::in_a_pull(machine, 0)),
+    ("a_power_cut_in_the_middle_of_a_write_of_the_agent_s_state", |machine| cuts::in_a_write(machine, 0)),
+];
+
+/// The cuts that a long run makes three times, each time a little later.
+const CUTS: [(&str, fn(&Machine, usize) -> Result<()>); 4] = [
+    ("start", cuts::in_a_start),
+    ("edit", cuts::in_an_edit),
+    ("pull", cuts::in_a_pull),
+    ("write_of_the_agent_s_state", cuts::in_a_write),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One machine at a time: it takes both cores.
+    arguments.test_threads = Some(1);
+    let lacking = lacking();
+    if let Some(reason) = lacking {
+        eprintln!("the tests on a machine of its own are skipped: {reason}");
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials(lacking));
+    machine::remove_work_dir();
+    conclusion.exit_code()
+}
+
+fn lacking() -> Option<&'static str> {
+    if vm::image().is_none() {
+        return Some("no image of a machine; run: cargo xtask test-vm");
+    }
+    (!tools::is_root()).then_some("not root")
+}
+
+fn trials(lacking: Option<&str>) -> Vec<Trial> {
+    let mut trials: Vec<Trial> = FIRST.into_iter().map(|(name, test)| trial(name.to_owned(), test, lacking)).collect();
+    if std::env::var_os(vm::ALL_VARIABLE).is_none() {
+        return trials;
+    }
+    trials.extend(FURTHER.into_iter().map(|(name, test)| trial(name.to_owned(), test, lacking)));
+    for round in 1..3 {
+        let again = |(place, cut): (&str, fn(&Machine, usize) -> Result<()>)| {
+            trial(
+                format!("a_power_cut_in_the_middle_of_a_{place}_again_{round}"),
+                move |machine| cut(machine, round),
+                lacking,
+            )
+        };
+        trials.extend(CUTS.into_iter().map(again));
+    }
+    for path in vm::suites() {
+        let name = format!("suite_{}", suites::name(&path));
+        trials.push(trial(name, move |machine| suites::inside(machine, &path), lacking));
+    }
+    trials
+}
+
+fn trial(name: String, test: impl Fn(&Machine) -> Result<()> + Send + 'static, lacking: Option<&str>) -> Trial {
+    /// Made once, by the first test.
+    static MACHINE: OnceLock<Result<Machine, String>> = OnceLock::new();
+    let run = move || {
+        let machine = MACHINE.get_or_init(|| Machine::install().map_err(|error| format!("{error:#}")));
+        let machine = machine.as_ref().map_err(|error| Failed::from(error.clone()))?;
+        test(machine).map_err(|error| Failed::from(format!("{error:#}")))
+    };
+    Trial::test(name, run).with_ignored_flag(lacking.is_some())
+}

@@ -1,0 +1,40 @@
+//! The end-to-end suites inside the machine: the same tests under systemd's cgroup driver and cgroup v2.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::agent;
+
+use crate::machine::Machine;
+
+/// How long a suite may take, emulated.
+const LIMIT: Duration = Duration::from_secs(3_000);
+
+/// `pods` of `…/pods-0123456789abcdef`.
+pub(crate) fn name(path: &Path) -> String {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    file.rsplit_once('-').map_or(file.as_ref(), |(name, _)| name).to_owned()
+}
+
+pub(crate) fn inside(machine: &Machine, suite: &Path) -> Result<()> {
+    let mut guest = machine.resume()?;
+    let file = suite.file_name().context("a suite without a name")?.to_string_lossy().into_owned();
+    guest.run("systemctl stop limpet && install /payload/docker-registry /usr/local/bin/")?;
+    let run = format!(
+        "cd /tmp && LIMPET_TEST_PATIENCE=20 LIMPET_TEST_CGROUP_DRIVER=systemd {}=/payload/limpet timeout {} \
+         /payload/{file} --test-threads=1 --skip hundred --skip twenty > /tmp/suite.log 2>&1; echo $? > /tmp/suite.code",
+        agent::PROGRAM_VARIABLE,
+        LIMIT.as_secs(),
+    );
+    guest.run(&format!("systemd-run --unit=suite --setenv=HOME=/root bash -c {}", quoted(&run)))?;
+    let code = guest.until(LIMIT, "the suite to end", "cat /tmp/suite.code", |text| text.trim().parse::<i32>().ok())?;
+    let log = guest.run("tail -n 80 /tmp/suite.log")?;
+    ensure!(code == 0, "{file}: exit {code}\n{log}");
+    guest.power_cut();
+    Ok(())
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
