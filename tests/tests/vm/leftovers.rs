@@ -18,7 +18,7 @@ for dir in /var/lib/limpet/pods/* /run/limpet/sandboxes/*; do test -e $dir && ec
 for dir in $(find /sys/fs/cgroup/kubepods.slice -type d -name '*-pod*.slice'); do
     uid=${dir##*-pod}; echo pod $(echo ${uid%.slice} | tr _ -); done
 awk '$2 ~ /limpet.*\/(pods|sandboxes)\// { print "mount", $2 }' /proc/mounts
-for file in $(find /run/cni /var/lib/cni -name '10.*' 2> /dev/null); do echo address ${file##*/}; done
+for file in $(find /run/limpet/ipam -name '10.*'); do echo address ${file##*/}; done
 true"#;
 
 /// Waits until all there is belongs to the pods there are, and every container once.
