@@ -11,10 +11,12 @@ pub mod table;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use imbl::OrdMap;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::object::{ObjectKey, ObjectRecord, PodObjects};
@@ -161,6 +163,8 @@ pub struct Merged {
     pub objects_changed: BTreeSet<PodKey>,
     /// The state after them.
     pub desired: Arc<DesiredPods>,
+    /// How long the merge took.
+    pub took: Duration,
 }
 
 /// The snapshot readers see. Clones share it.
@@ -195,14 +199,17 @@ pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merg
             place = place => place,
         };
         let Ok(place) = place else { return };
+        let begun = Instant::now();
         let outcome = table.absorb(slots.load());
+        let snapshot = Arc::new(table.desired().clone());
+        // Also when nobody is to be told: a Secret that no pod refers to is let go of.
+        desired.store(Arc::clone(&snapshot));
         if outcome.is_empty() {
             continue;
         }
-        let snapshot = Arc::new(table.desired().clone());
-        desired.store(Arc::clone(&snapshot));
         let Outcome { changes, contested, objects_changed, .. } = outcome;
-        place.send(Merged { changes, contested, objects_changed, desired: snapshot });
+        let took = begun.elapsed();
+        place.send(Merged { changes, contested, objects_changed, desired: snapshot, took });
     }
 }
 

@@ -4,3 +4,4 @@ pub mod event;
 pub mod generate;
 pub mod metrics;
 pub mod observed;
+pub mod rejection;

@@ -18,7 +18,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Trial};
-use model::{Dice, Model, Pods};
+use model::{Dice, Model, State};
 use web::Web;
 
 const ROUNDS: u64 = 200;
@@ -44,7 +44,7 @@ struct Process {
 
 impl Process {
     /// Starts it and returns what it says is pushed.
-    fn start(dir: &Path, port: u16) -> (Self, Pods) {
+    fn start(dir: &Path, port: u16) -> (Self, State) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env(child::DIRECTORY, dir).env(child::PORT, port.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -71,7 +71,7 @@ impl Process {
     }
 
     /// Waits until what is desired is what the model says.
-    fn reaches(&mut self, wanted: &Pods, why: &str) {
+    fn reaches(&mut self, wanted: &State, why: &str) {
         let wanted = serde_json::to_string(wanted).unwrap();
         let answer = self.ask(&format!("until {wanted}"));
         assert_eq!(answer, "reached", "{why}: wanted {wanted}");

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         case!(a_projected_volume_holds_all_its_sources),
         case!(a_broken_object_leaves_the_last_good_one),
         case!(a_registry_password_from_a_secret),
+        case!(pushed_objects_serve_pushed_pods_and_survive_a_crash),
     ])
 }
 
@@ -293,4 +294,56 @@ fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     let said = format!("{}{}", node.events()?, node.agent.log());
     ensure!(!said.contains(registry::PASSWORD), "the password is told");
     Ok(())
+}
+
+fn pushed_objects_serve_pushed_pods_and_survive_a_crash(node: &mut TestNode) -> Result<()> {
+    let volume = |source: Value| with(json!({ "name": "conf" }), source);
+    let mount = json!({ "volumeMounts": [{ "name": "conf", "mountPath": "/conf" }] });
+    let projected = json!({ "projected": { "sources": [
+        { "configMap": { "name": "settings" } }, { "secret": { "name": "token" } } ] } });
+    let web = web(mount, json!([volume(projected)]));
+    let map = |value: &str| config_map("settings", json!({ "a": value }));
+    let token = secret("token", json!({ "b": VALUE }));
+    // In any order: what the pod needs is handed over first.
+    let all = [&web, &map("first"), &token].map(ToString::to_string).join("\n---\n");
+    let said = node.agent.cli_with_input(&["apply", "-f", "-"], all.as_bytes())?.success()?;
+    node.agent.kill();
+    ensure!(said == "configmap/settings created\nsecret/token created\npod/web created\n", "{said}");
+    node.agent.start()?;
+    let before = node.wait_running("web")?;
+    wait_reads(node, "/conf/a", "first")?;
+    wait_reads(node, "/conf/b", VALUE)?;
+
+    // One of the same name in a file is another object, for the pods of files.
+    node.apply(&config_map("settings", json!({ "a": "of a file" })))?;
+    let edit = map("second").to_string();
+    let said = node.agent.cli_with_input(&["apply", "-f", "-"], edit.as_bytes())?.success()?;
+    ensure!(said == "configmap/settings configured\n", "{said}");
+    wait_reads(node, "/conf/a", "second")?;
+    same_container(node, &before)?;
+    let sources = node.agent.cli(&["sources", "-o", "json"])?.success()?;
+    let counted = |source: &str| -> Result<Value> {
+        let all: Vec<Value> = serde_json::from_str(&sources)?;
+        Ok(all.iter().find(|each| each["source"] == source).context("a source")?["objects"].clone())
+    };
+    ensure!(counted("push")? == 2 && counted("file")? == 1, "{sources}");
+
+    let deleted = node.agent.cli(&["delete", "secret/token"])?;
+    let warning = format!("warning: Secret default/token is still referred to by pod default/{}\n", node.full_name("web"));
+    ensure!(deleted.code == Some(0) && deleted.stdout == "secret \"token\" deleted\n", "{deleted:?}");
+    ensure!(deleted.stderr == warning, "{deleted:?}");
+    node.wait_event("secret \"token\" not found")?;
+    wait_reads(node, "/conf/b", VALUE)?;
+    same_container(node, &before)?;
+
+    let broken = format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: token}}\ndata: {{b: {VALUE}}}\n");
+    let refused = node.agent.cli_with_input(&["apply", "-f", "-"], broken.as_bytes())?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("data.b: is not base64"), "{refused:?}");
+    let said = format!("{}{}{}{refused:?}{sources}", node.events()?, node.agent.log(), deleted.stdout);
+    ensure!(!said.contains(VALUE), "the value is told");
+
+    let both = [&web, &map("second")].map(ToString::to_string).join("\n---\n");
+    let said = node.agent.cli_with_input(&["delete", "-f", "-"], both.as_bytes())?.success()?;
+    ensure!(said == "pod \"web\" deleted\nconfigmap \"settings\" deleted\n", "{said}");
+    node.wait_nothing_runs()
 }

@@ -10,9 +10,10 @@ use crate::merge::slot::Slots;
 use crate::pod::Severity;
 use crate::server::{SourceView, Sources};
 use crate::source::{Pulse, Rejection, SourceKind, SourceSnapshot};
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::{Metrics, RejectionReason};
+use crate::status::event::Events;
+use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
+use crate::status::rejection;
 use crate::store::Store;
 
 /// One configured source.
@@ -44,8 +45,8 @@ impl Published {
     /// Publishes a snapshot: into the merge, and to those who watch.
     pub(super) fn publish(&self, snapshot: Arc<SourceSnapshot>) {
         let before = self.snapshot();
-        for rejection in newly_rejected(&before, &snapshot) {
-            self.report(&snapshot, rejection);
+        for rejected in newly_rejected(&before, &snapshot) {
+            self.report(&snapshot, rejected);
         }
         self.slots.publish(self.kind, snapshot);
         self.observed.touch();
@@ -55,23 +56,12 @@ impl Published {
         Arc::clone(&self.slots.load()[self.kind.index()])
     }
 
-    /// An event on each pod that runs on in its last good version; on the node when there is none.
-    fn report(&self, snapshot: &SourceSnapshot, rejection: &Rejection) {
-        for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
-            self.metrics.manifest_rejected(self.kind, RejectionReason::of(fault));
-        }
-        let errors = rejection.faults.iter().filter(|fault| fault.severity == Severity::Error);
+    fn report(&self, snapshot: &SourceSnapshot, rejected: &Rejection) {
+        let errors = rejected.faults.iter().filter(|fault| fault.severity == Severity::Error);
         let message = errors.map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        let kept: Vec<_> = rejection.kept.iter().filter_map(|key| snapshot.pods.get(key)).collect();
-        if kept.is_empty() {
-            self.events.emit(None, None, EventType::Warning, "FailedValidation", message);
-            return;
-        }
-        for record in kept {
-            let pod = Some((record.key.clone(), record.uid.clone()));
-            let message = format!("manifest rejected, the last good version runs on: {message}");
-            self.events.emit(pod, None, EventType::Warning, "FailedValidation", message);
-        }
+        let kept = rejected.kept.iter().filter_map(|key| snapshot.pods.get(key)).map(|pod| &**pod);
+        let told = rejection::Told { source: self.kind, faults: &rejected.faults, message: &message };
+        rejection::tell(&self.events, &self.metrics, &told, kept);
     }
 }
 

@@ -1,4 +1,5 @@
-//! `limpet apply`: hands pods to the agent, which keeps them until they are deleted. kubectl's habits and words.
+//! `limpet apply`: hands pods, ConfigMaps and Secrets to the agent, which keeps them until they are deleted. kubectl's
+//! habits and words.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +9,11 @@ use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::validate;
-use crate::pod::{self, Fault, PodRecord, Severity};
+use crate::object::{ObjectKey, ObjectRecord};
+use crate::pod::{self, Fault, Manifest, PodRecord, Severity};
 use crate::server::{OUTCOME, document};
 use crate::source::SourceKind;
+use crate::source::push::Resource;
 
 /// Stands for the node's name, which only the agent knows; no name that is shown holds it.
 const SOME_NODE: &str = "node";
@@ -21,28 +24,30 @@ pub(super) struct ApplyArgs {
     /// Manifests, directories of manifests, or - for standard input
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     files: Vec<PathBuf>,
-    /// The namespace of pods that name none
+    /// The namespace of what names none
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
 }
 
-/// One pod of a manifest, as it is named there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One pod or object of a manifest, as it is named there.
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct Named {
+    pub(super) resource: Resource,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// As authored, canonical JSON.
+    /// JSON; a Secret's values are in it.
     pub(super) manifest: Vec<u8>,
 }
 
 pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) -> Result<u8, CliError> {
-    let (pods, mut failed) = read(&args.files, args.namespace.as_deref(), screen)?;
-    for pod in &pods {
-        let path = path(&pod.namespace, &pod.name);
-        match client.put(&path, pod.manifest.clone()).await {
+    let (mut all, mut failed) = read(&args.files, args.namespace.as_deref(), screen)?;
+    // A pod that finds its objects there need not wait for them.
+    all.sort_by_key(|named| named.resource == Resource::Pod);
+    for Named { resource, namespace, name, manifest } in all {
+        match client.put(&resource.path(&namespace, &name), manifest).await {
             Ok(response) => {
                 let word = response.headers().get(OUTCOME).and_then(|word| word.to_str().ok()).unwrap_or("configured");
-                screen.print(&format!("pod/{} {}\n", printable(&pod.name), printable(word)))?;
+                screen.print(&format!("{}/{} {}\n", resource.singular(), printable(&name), printable(word)))?;
             }
             Err(CliError::Refused { message, .. }) => {
                 failed = true;
@@ -54,19 +59,14 @@ pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) 
     Ok(if failed { EXIT_FAULTS } else { 0 })
 }
 
-/// Where the agent has a pod.
-pub(super) fn path(namespace: &str, name: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/pods/{name}")
-}
-
 /// One thing that went wrong and stops nothing else.
 pub(super) fn complain(message: &str) {
     eprintln!("error: {}", printable(message));
 }
 
-/// The pods of all manifests, and whether something could not be read; what is wrong is told with its place.
+/// The documents of all manifests, and whether something could not be read; what is wrong is told with its place.
 pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -> Result<(Vec<Named>, bool), CliError> {
-    let (mut pods, mut failed) = (Vec::new(), false);
+    let (mut all, mut failed) = (Vec::new(), false);
     for path in files.iter().flat_map(|path| validate::files(path)) {
         let origin = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
         let text = match validate::read(&path) {
@@ -79,25 +79,25 @@ pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -
         };
         let manifest = pod::read(&text, &origin, SourceKind::Push, SOME_NODE);
         failed |= manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
-        let text = String::from_utf8_lossy(&text);
+        let text = validate::shown(&text);
         for fault in &manifest.faults {
             tell(fault, &text, screen);
         }
-        for record in &manifest.pods {
-            match named(record, namespace) {
-                Ok(pod) => pods.push(pod),
+        if manifest.pods.is_empty() && manifest.objects.is_empty() && manifest.faults.is_empty() {
+            failed = true;
+            complain(&format!("{origin} holds no pods, ConfigMaps or Secrets"));
+        }
+        for named in named(&manifest, namespace) {
+            match named {
+                Ok(named) => all.push(named),
                 Err(error) => {
                     failed = true;
                     complain(&format!("{origin}: {error}"));
                 }
             }
         }
-        if manifest.pods.is_empty() && manifest.faults.is_empty() {
-            failed = true;
-            complain(&format!("{origin} holds no pods"));
-        }
     }
-    Ok((pods, failed))
+    Ok((all, failed))
 }
 
 fn tell(fault: &Fault, text: &str, screen: Screen) {
@@ -106,19 +106,37 @@ fn tell(fault: &Fault, text: &str, screen: Screen) {
     }
 }
 
-/// The pod under the name and namespace of its manifest.
-fn named(record: &PodRecord, asked: Option<&str>) -> Result<Named, String> {
+/// What a manifest holds, under the names and namespaces it says.
+fn named(manifest: &Manifest, asked: Option<&str>) -> Vec<Result<Named, String>> {
+    let pods = manifest.pods.iter().map(|pod| named_pod(pod, asked));
+    let placed = |key: &ObjectKey| !manifest.unplaced.contains(key);
+    pods.chain(manifest.objects.iter().map(|object| named_object(object, placed(&object.key), asked))).collect()
+}
+
+fn named_pod(record: &PodRecord, asked: Option<&str>) -> Result<Named, String> {
     let value: Value = serde_json::from_slice(&record.manifest).unwrap_or_default();
     let written = |field: &str| value["metadata"][field].as_str().filter(|text| !text.is_empty());
     let name = written("name").unwrap_or_default().to_owned();
-    let namespace = match (written("namespace"), asked) {
+    let namespace = namespace(Resource::Pod, &name, written("namespace"), asked)?;
+    Ok(Named { resource: Resource::Pod, namespace, name, manifest: record.manifest.to_vec() })
+}
+
+fn named_object(record: &ObjectRecord, placed: bool, asked: Option<&str>) -> Result<Named, String> {
+    let (resource, name) = (Resource::Object(record.key.kind), record.key.name.to_string());
+    let namespace = namespace(resource, &name, placed.then_some(&*record.key.namespace), asked)?;
+    let manifest = record.in_namespace(&namespace).manifest().to_vec();
+    Ok(Named { resource, namespace, name, manifest })
+}
+
+/// The namespace that is meant: the document's own, the one asked for, or the default.
+fn namespace(resource: Resource, name: &str, own: Option<&str>, asked: Option<&str>) -> Result<String, String> {
+    match (own, asked) {
         (Some(own), Some(asked)) if own != asked => {
-            return Err(format!("pod {name} is of namespace {own}, not {asked}; pass -n {own}"));
+            Err(format!("{} {name} is of namespace {own}, not {asked}; pass -n {own}", resource.singular()))
         }
-        (Some(namespace), _) | (None, Some(namespace)) => namespace.to_owned(),
-        (None, None) => document::DEFAULT_NAMESPACE.to_owned(),
-    };
-    Ok(Named { namespace, name, manifest: record.manifest.to_vec() })
+        (Some(namespace), _) | (None, Some(namespace)) => Ok(namespace.to_owned()),
+        (None, None) => Ok(document::DEFAULT_NAMESPACE.to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -128,8 +146,8 @@ mod tests {
 
     const SCREEN: Screen = Screen { color: false, quiet: true };
 
-    fn of(pods: &[Named]) -> Vec<String> {
-        pods.iter().map(|pod| path(&pod.namespace, &pod.name)).collect()
+    fn of(all: &[Named]) -> Vec<String> {
+        all.iter().map(|named| named.resource.path(&named.namespace, &named.name)).collect()
     }
 
     #[test]
@@ -165,6 +183,24 @@ mod tests {
         let (pods, failed) = read(&[path], None, SCREEN).unwrap();
         assert_eq!((pods.len(), failed), (1, true));
         let missing = directory.path().join("missing.yaml");
-        assert_eq!(read(&[missing], None, SCREEN).unwrap(), (Vec::new(), true));
+        let (pods, failed) = read(&[missing], None, SCREEN).unwrap();
+        assert_eq!((pods.len(), failed), (0, true));
+    }
+
+    #[test]
+    fn objects_are_named_beside_the_pods_and_placed_where_they_say() {
+        let directory = tempfile::tempdir().unwrap();
+        let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: b}\n\
+                    ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: m, namespace: default}\n";
+        let path = directory.path().join("both.yaml");
+        std::fs::write(&path, text).unwrap();
+        let (all, failed) = read(&[path.clone()], None, SCREEN).unwrap();
+        let namespace = "/api/v1/namespaces/default";
+        assert_eq!(of(&all), [format!("{namespace}/secrets/s"), format!("{namespace}/configmaps/m")]);
+        assert!(!failed);
+        let (all, failed) = read(&[path], Some("lab"), SCREEN).unwrap();
+        assert_eq!((of(&all), failed), (vec!["/api/v1/namespaces/lab/secrets/s".to_owned()], true));
+        let value: Value = serde_json::from_slice(&all[0].manifest).unwrap();
+        assert_eq!((&value["metadata"]["namespace"], &value["data"]["a"]), (&"lab".into(), &"Yg==".into()));
     }
 }

@@ -1,28 +1,33 @@
-//! `limpet delete`: ends pods that were applied, and waits until they have ended. kubectl's habits and words.
+//! `limpet delete`: ends pods that were applied, and waits until they have ended; removes ConfigMaps and Secrets.
+//! kubectl's habits and words.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap_complete::engine::ArgValueCompleter;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::header::WARNING;
 
-use super::apply::{complain, path, read};
+use super::apply::{Named, complain, read};
 use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::{completion, target};
 use crate::pod::PodKey;
-use crate::server::document::{PodChange, PodNames};
+use crate::server::document::{DEFAULT_NAMESPACE, PodChange, PodNames};
+use crate::source::push::Resource;
 
 /// Arguments of `limpet delete`.
 #[derive(Debug, clap::Args)]
 pub(super) struct DeleteArgs {
-    /// NAME, NAMESPACE/NAME, or the manifest's name
+    /// NAME, NAMESPACE/NAME, or the manifest's name; of another kind: configmap NAME, secret/NAME
     #[arg(value_name = "POD", required_unless_present = "files", conflicts_with = "files", add = ArgValueCompleter::new(completion::pods))]
-    pods: Vec<String>,
-    /// The pods of these manifests; directories, or - for standard input, as well
+    names: Vec<String>,
+    /// What these manifests hold; directories, or - for standard input, as well
     #[arg(short = 'f', long = "filename", value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     files: Vec<PathBuf>,
-    /// The pods' namespace
+    /// The namespace
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// Seconds to end in, instead of the pods' own; -1 leaves them theirs
@@ -34,28 +39,38 @@ pub(super) struct DeleteArgs {
     /// Whether to wait until the pods have ended
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     wait: bool,
-    /// A pod that is not there is no error
+    /// What is not there is no error
     #[arg(long)]
     ignore_not_found: bool,
 }
 
-/// A pod to delete.
+/// What is to be deleted.
 struct Doomed {
+    resource: Resource,
+    /// The pod's name on the node, or the object's.
     key: PodKey,
     /// As it was asked for.
     said: String,
 }
 
 pub(super) async fn run(client: &SocketClient, args: DeleteArgs, screen: Screen) -> Result<u8, CliError> {
-    let (doomed, mut failed) = chosen(client, &args, screen).await?;
+    let (mut doomed, mut failed) = chosen(client, &args, screen).await?;
+    // Objects last: pods that end go on reading theirs.
+    doomed.sort_by_key(|doomed| doomed.resource);
     let grace = if args.now { 1 } else { args.grace_period };
-    let query = if grace < 0 { String::new() } else { format!("?gracePeriodSeconds={grace}") };
     let mut ending = BTreeSet::new();
-    for Doomed { key, said } in doomed {
-        match client.delete(&format!("{}{query}", path(key.namespace(), key.name()))).await {
-            Ok(_) => {
-                screen.print(&format!("pod \"{}\" deleted\n", printable(&said)))?;
-                ending.insert(key);
+    for Doomed { resource, key, said } in doomed {
+        let mut path = resource.path(key.namespace(), key.name());
+        if resource == Resource::Pod && grace >= 0 {
+            path.push_str(&format!("?gracePeriodSeconds={grace}"));
+        }
+        match client.delete(&path).await {
+            Ok(answer) => {
+                screen.print(&format!("{} \"{}\" deleted\n", resource.singular(), printable(&said)))?;
+                warn(&answer, screen);
+                if resource == Resource::Pod {
+                    ending.insert(key);
+                }
             }
             Err(CliError::Refused { status: 404, .. }) if args.ignore_not_found => {}
             Err(CliError::Refused { message, .. }) => {
@@ -71,34 +86,64 @@ pub(super) async fn run(client: &SocketClient, args: DeleteArgs, screen: Screen)
     Ok(if failed { EXIT_FAULTS } else { 0 })
 }
 
-/// The pods that are meant, and whether some of them are not to be found.
+/// What the agent remarks on an answer, as kubectl shows an apiserver's warnings.
+fn warn(answer: &Response<Incoming>, screen: Screen) {
+    let warnings = answer.headers().get_all(WARNING).iter().filter_map(|value| value.to_str().ok());
+    for text in warnings.filter_map(|warning| warning.split('"').nth(1)).filter(|_| !screen.quiet) {
+        eprintln!("warning: {}", printable(text));
+    }
+}
+
+/// What is meant, and whether some of it is not to be found.
 async fn chosen(client: &SocketClient, args: &DeleteArgs, screen: Screen) -> Result<(Vec<Doomed>, bool), CliError> {
     let pods: Vec<PodNames> = client.get_json("/limpet/v1/names").await?;
     let (mut doomed, mut failed) = (Vec::new(), false);
-    let mut take = |said: &str, namespace: Option<&str>| match target::resolve(&pods, said, namespace) {
-        Ok(pod) => {
-            let said = said.rsplit('/').next().unwrap_or(said).to_owned();
-            doomed.push(Doomed { key: pod.key(), said });
-            Ok(())
+    let mut take = |resource: Resource, said: &str, namespace: Option<&str>| {
+        match found(&pods, resource, said, namespace) {
+            Ok(found) => doomed.push(found),
+            Err(CliError::Target(_)) if args.ignore_not_found => {}
+            Err(CliError::Target(message)) => {
+                failed = true;
+                complain(&message);
+            }
+            Err(error) => return Err(error),
         }
-        Err(CliError::Target(_)) if args.ignore_not_found => Ok(()),
-        Err(CliError::Target(message)) => {
-            failed = true;
-            complain(&message);
-            Ok(())
-        }
-        Err(error) => Err(error),
+        Ok(())
     };
-    // `delete pod web` is what fingers type that know kubectl.
-    let kind = args.pods.len() > 1 && matches!(args.pods[0].as_str(), "pod" | "pods" | "po");
-    for said in args.pods.iter().skip(usize::from(kind)) {
-        take(said, args.namespace.as_deref())?;
+    for (resource, said) in kinds(&args.names) {
+        take(resource, said, args.namespace.as_deref())?;
     }
     let (named, unreadable) = read(&args.files, args.namespace.as_deref(), screen)?;
-    for pod in named {
-        take(&pod.name, Some(&pod.namespace))?;
+    for Named { resource, namespace, name, .. } in named {
+        take(resource, &name, Some(&namespace))?;
     }
     Ok((doomed, failed || unreadable))
+}
+
+/// Names with their kinds: `delete pod web`, `delete cm settings`, `delete secret/token` are what fingers type that know
+/// kubectl.
+fn kinds(names: &[String]) -> Vec<(Resource, &str)> {
+    let first = names.first().filter(|_| names.len() > 1).and_then(|word| Resource::from_name(word));
+    let mut all = Vec::new();
+    for name in names.iter().skip(usize::from(first.is_some())) {
+        let own = name.split_once('/').and_then(|(word, rest)| Some((Resource::from_name(word)?, rest)));
+        all.push(match (first, own) {
+            (Some(kind), _) => (kind, name.as_str()),
+            (None, Some(own)) => own,
+            (None, None) => (Resource::Pod, name.as_str()),
+        });
+    }
+    all
+}
+
+/// A pod that is there, or an object whose existence only the agent can judge.
+fn found(pods: &[PodNames], resource: Resource, said: &str, namespace: Option<&str>) -> Result<Doomed, CliError> {
+    let name = said.rsplit('/').next().unwrap_or(said).to_owned();
+    let key = match resource {
+        Resource::Pod => target::resolve(pods, said, namespace)?.key(),
+        Resource::Object(_) => PodKey::new(namespace.unwrap_or(DEFAULT_NAMESPACE), &*name),
+    };
+    Ok(Doomed { resource, key, said: name })
 }
 
 /// Waits until none of `ending` is there any more.
@@ -123,4 +168,26 @@ async fn ended(client: &SocketClient, mut ending: BTreeSet<PodKey>) -> Result<()
 fn key(pod: &k8s_openapi::api::core::v1::Pod) -> PodKey {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     PodKey::new(text(&pod.metadata.namespace), text(&pod.metadata.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::ObjectKind;
+
+    #[test]
+    fn names_may_come_with_their_kind() {
+        let (map, secret) = (Resource::Object(ObjectKind::ConfigMap), Resource::Object(ObjectKind::Secret));
+        let table: [(&[&str], &[(Resource, &str)]); 5] = [
+            (&["web"], &[(Resource::Pod, "web")]),
+            (&["lab/web", "pod/db"], &[(Resource::Pod, "lab/web"), (Resource::Pod, "db")]),
+            (&["cm", "a", "b"], &[(map, "a"), (map, "b")]),
+            (&["secret/token", "web"], &[(secret, "token"), (Resource::Pod, "web")]),
+            (&["secret"], &[(Resource::Pod, "secret")]),
+        ];
+        for (words, expected) in table {
+            let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+            assert_eq!(kinds(&words), expected);
+        }
+    }
 }

@@ -35,7 +35,7 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         return "no source is configured: set staticPodPath, or start with --pod-manifest-path\n".to_owned();
     }
     let rows: Vec<Vec<Cell>> = sources.iter().map(|source| row(source, now)).collect();
-    let header = vec!["SOURCE", "FROM", "STATE", "LAST GOOD", "PODS", "REJECTED"];
+    let header = vec!["SOURCE", "FROM", "STATE", "LAST GOOD", "PODS", "OBJECTS", "REJECTED"];
     let mut text = Table::new(header).render(screen, &rows);
     let faults: Vec<String> = sources.iter().flat_map(|source| &source.rejected).map(rejection).collect();
     // One fault fits into the table.
@@ -70,6 +70,7 @@ fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
         Cell::toned(state, tone),
         Cell::from(last_good),
         Cell::from(source.pods.to_string()),
+        Cell::from(source.objects.to_string()),
         rejected,
     ]
 }
@@ -128,6 +129,7 @@ mod tests {
                 .then_some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH)),
             next_retry: None,
             pods: 3,
+            objects: 2,
             rejected,
             remark: None,
         };
@@ -141,10 +143,10 @@ mod tests {
         let sources = [source("file", "good", "inotify", vec![one.clone()]), push, http];
         assert_eq!(
             render(&sources, &screen, now),
-            "SOURCE   FROM        STATE                                   LAST GOOD   PODS   REJECTED\n\
-             file     manifests   watching (inotify)                      2m          3      1: modbus.yaml:7:3: spec.containers: required\n\
-             push     manifests   ready                                   2m          3      0\n\
-             http     manifests   retry in 38s (timeout: no connection)   never       3      0\n\n\
+            "SOURCE   FROM        STATE                                   LAST GOOD   PODS   OBJECTS   REJECTED\n\
+             file     manifests   watching (inotify)                      2m          3      2         1: modbus.yaml:7:3: spec.containers: required\n\
+             push     manifests   ready                                   2m          3      2         0\n\
+             http     manifests   retry in 38s (timeout: no connection)   never       3      2         0\n\n\
              the database was damaged\n"
         );
         let two = refused("web.yaml", &["a", "b"], &[]);

@@ -50,8 +50,7 @@ fn validate(args: &ValidateArgs, screen: Screen, page: &mut String) -> Count {
         let (text, faults) = match read(&path) {
             Ok(text) => {
                 let faults = pod::read(&text, &origin, SourceKind::File, &args.node_name).faults;
-                let text = String::from_utf8_lossy(&text).into_owned();
-                (if holds_secret(&text) { String::new() } else { text }, faults)
+                (shown(&text), faults)
             }
             Err(error) => (String::new(), vec![Fault::error("", format!("{origin}: {error}"))]),
         };
@@ -103,9 +102,12 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Whether a Secret is in the text, as far as that can be told of one that may be broken: its lines are not shown.
-fn holds_secret(text: &str) -> bool {
-    text.lines().any(|line| line.contains("kind") && line.contains("Secret"))
+/// The text whose lines may be shown: nothing, when a Secret is in it, as far as that can be told of one that may be
+/// broken.
+pub(super) fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let holds_secret = text.lines().any(|line| line.contains("kind") && line.contains("Secret"));
+    if holds_secret { String::new() } else { text.into_owned() }
 }
 
 /// One fault: a line that says it all, and the place in the text where it is known.

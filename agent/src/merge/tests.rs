@@ -125,3 +125,19 @@ async fn a_pod_that_loses_is_told_although_nothing_changes() {
     assert!(merged.changes.is_empty() && merged.contested == [PodKey::new("default", "web")]);
     assert!(merged.desired.duplicates.is_empty());
 }
+
+#[tokio::test]
+async fn an_object_that_nobody_refers_to_is_let_go_of() {
+    let mut running = start();
+    let value = serde_json::json!({"metadata": {"name": "m"}});
+    let object = crate::object::decode(&value, crate::object::ObjectKind::Secret, Arc::from("a")).0.unwrap();
+    let objects = OrdMap::unit(object.key.clone(), Arc::new(object));
+    let with_it = SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() };
+    running.slots.publish(SourceKind::Push, Arc::new(with_it));
+    assert_eq!(running.merged.recv().await.unwrap().desired.objects[SourceKind::Push.index()].len(), 1);
+    running.slots.publish(SourceKind::Push, Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() }));
+    while !running.desired.load().objects[SourceKind::Push.index()].is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(running.merged.try_recv().is_err(), "and nobody is told");
+}

@@ -19,6 +19,8 @@ const MAX_KEY: usize = 253;
 const DEFAULT_NAMESPACE: &str = "default";
 const OPAQUE: &str = "Opaque";
 const TOKEN: &str = "kubernetes.io/service-account-token";
+/// On a Secret that was read from the agent: the names of its keys, in place of its data.
+pub const KEYS_ANNOTATION: &str = "limpet.dev/keys";
 const KEY_RULE: &str = "letters, digits, -, _ and ., at most 253 characters, not beginning with ..";
 
 /// The keys a Secret of each of Kubernetes' own types must have; of several one is enough.
@@ -99,6 +101,10 @@ fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>)
     let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
     if !is_dns_label(&namespace) {
         faults.push(Fault::error("metadata.namespace", format!("{namespace:?} is no namespace")));
+    }
+    if metadata.annotations.is_some_and(|annotations| annotations.contains_key(KEYS_ANNOTATION)) {
+        let message = format!("{KEYS_ANNOTATION} is on Secrets as limpet shows them, without their values");
+        faults.push(Fault::error("metadata.annotations", message).with_remedy("write the values, and remove it"));
     }
     for (path, used) in [
         ("metadata.finalizers", metadata.finalizers.is_some_and(|list| !list.is_empty())),

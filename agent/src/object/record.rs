@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
 use super::SecretBytes;
+use crate::pod::Fault;
 
 /// The kinds of local object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,6 +96,22 @@ impl ObjectRecord {
     /// Whether `other` gives pods the same.
     pub fn same_content(&self, other: &Self) -> bool {
         self.data == other.data && self.secret_type == other.secret_type
+    }
+
+    /// Why `next` may not come in its place: what is immutable keeps its data, and that it is immutable.
+    pub fn forbids(&self, next: &Self) -> Option<Fault> {
+        let allowed = !self.immutable || (next.immutable && self.same_content(next));
+        let fault = || {
+            let message = format!("{} is immutable: its data stays as it was", self.key);
+            Fault::error("data", message).with_remedy("give the changed object another name")
+        };
+        (!allowed).then(fault)
+    }
+
+    /// The same object in another namespace.
+    #[must_use]
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, ..self.clone() }
     }
 
     /// The object as one JSON document that [`super::restore`] reads: what is kept on disk. It holds the values.

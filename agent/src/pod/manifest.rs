@@ -26,6 +26,8 @@ pub struct Manifest {
     pub refused: BTreeSet<PodKey>,
     /// The same for objects.
     pub refused_objects: BTreeSet<ObjectKey>,
+    /// Of `objects`, those whose documents name no namespace.
+    pub unplaced: BTreeSet<ObjectKey>,
     /// Something was refused that cannot be told to be this pod or object or that.
     pub unknown_refused: bool,
 }
@@ -76,6 +78,9 @@ impl Manifest {
             }
         }
         let object = object.filter(|object| first("", &object.key, keys, &mut faults));
+        if let Some(object) = object.as_ref().filter(|_| item.name().is_some_and(|(namespace, _)| namespace.is_none())) {
+            self.unplaced.insert(object.key.clone());
+        }
         self.objects.extend(object.map(Arc::new));
         faults
     }
@@ -230,7 +235,7 @@ impl Item<'_> {
     fn name(&self) -> Option<(Option<&str>, &str)> {
         let metadata = &self.value["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
-        Some((metadata["namespace"].as_str(), name))
+        Some((metadata["namespace"].as_str().filter(|namespace| !namespace.is_empty()), name))
     }
 
     /// The pod, if there is no error, and everything to say about it.

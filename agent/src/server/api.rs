@@ -1,9 +1,12 @@
-//! `/api/v1`: pods as an apiserver has them. Reading shows all pods of the node, writing goes to the push source.
+//! `/api/v1`: pods, ConfigMaps and Secrets as an apiserver has them. Reading shows all pods of the node and the objects
+//! that were pushed, writing goes to the push source.
 //!
 //! A pod may be asked for by the name in its manifest or by its name on the node. Refusals are `Status` objects, as
 //! every Kubernetes client reads them.
 
+mod objects;
 mod refusal;
+mod refused;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -12,20 +15,20 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::pods::json;
 use super::view::{PodListView, Row, rows};
 use super::{ServerState, view};
-use crate::pod::{PodKey, Severity, identity};
-use crate::source::SourceKind;
-use crate::source::push::{PushError, Verb};
-use crate::status::metrics::RejectionReason;
+use crate::object::ObjectKind;
+use crate::pod::{PodKey, identity};
+use crate::source::push::{PushError, Resource, Verb};
 use refusal::Refusal;
+use refused::Refused;
 
-/// Bytes of one pod, as of a manifest file.
+/// Bytes of one document, as of a manifest file.
 const MAX_BODY: usize = 10 << 20;
-/// What became of a pod that was put: `created`, `configured` or `unchanged`.
+/// What became of what was put: `created`, `configured` or `unchanged`.
 pub(crate) const OUTCOME: HeaderName = HeaderName::from_static("limpet-outcome");
 
 /// The routes.
@@ -34,6 +37,8 @@ pub(super) fn router() -> Router<ServerState> {
         .route("/api/v1/pods", get(all))
         .route("/api/v1/namespaces/{namespace}/pods", get(of_namespace))
         .route("/api/v1/namespaces/{namespace}/pods/{name}", get(one).put(put).delete(delete))
+        .merge(objects::router(ObjectKind::ConfigMap))
+        .merge(objects::router(ObjectKind::Secret))
         .layer(DefaultBodyLimit::max(MAX_BODY))
 }
 
@@ -53,7 +58,10 @@ async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(St
     let node = identity::key(Some(&namespace), &name, &state.node_name);
     match rows.get(&PodKey::new(&*namespace, &*name)).or_else(|| rows.get(&node)) {
         Some(row) => json(&row.pod()),
-        None => Refusal::of(&PushError::NotFound { namespace, name: name.clone() }, &name).into_response(),
+        None => {
+            let error = PushError::NotFound { resource: Resource::Pod, name: name.clone() };
+            Refusal::of(&error, Resource::Pod, &name).into_response()
+        }
     }
 }
 
@@ -62,25 +70,21 @@ async fn put(
     Path((namespace, name)): Path<(String, String)>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
+    let refused = Refused { state: &state, resource: Resource::Pod, namespace: &namespace, name: &name };
     let body = match body {
         Ok(body) => body,
-        Err(rejection) => return Refusal::of_body(&rejection, MAX_BODY).into_response(),
+        Err(rejection) => return refused.body(&rejection, MAX_BODY),
     };
     match state.pusher.put(&namespace, &name, body.to_vec()).await {
-        Ok(stored) => {
-            let status = if stored.verb == Verb::Created { StatusCode::CREATED } else { StatusCode::OK };
-            let pod = json(&view::authored(&stored.record));
-            (status, [(OUTCOME, stored.verb.as_str())], pod).into_response()
-        }
-        Err(error) => {
-            if let PushError::Invalid(faults) = &error {
-                for fault in faults.iter().filter(|fault| fault.severity == Severity::Error) {
-                    state.metrics.manifest_rejected(SourceKind::Push, RejectionReason::of(fault));
-                }
-            }
-            Refusal::of(&error, &name).into_response()
-        }
+        Ok(stored) => stored_response(stored.verb, &view::authored(&stored.record)),
+        Err(error) => refused.push(&error),
     }
+}
+
+/// The answer to a PUT that was taken.
+fn stored_response(verb: Verb, document: &impl Serialize) -> Response {
+    let status = if verb == Verb::Created { StatusCode::CREATED } else { StatusCode::OK };
+    (status, [(OUTCOME, verb.as_str())], json(document)).into_response()
 }
 
 /// What a DELETE may ask for, in its query or, as `DeleteOptions`, in its body.
@@ -96,6 +100,7 @@ async fn delete(
     Query(query): Query<DeleteOptions>,
     body: Bytes,
 ) -> Response {
+    let refusal = |error: &PushError| Refusal::of(error, Resource::Pod, &name).into_response();
     let asked = match body.is_empty() {
         true => Ok(DeleteOptions::default()),
         false => serde_json::from_slice::<DeleteOptions>(&body),
@@ -103,12 +108,12 @@ async fn delete(
     let asked = match asked {
         Ok(asked) => asked,
         Err(error) => {
-            return Refusal::of(&PushError::BadRequest(format!("DeleteOptions: {error}")), &name).into_response();
+            return refusal(&PushError::BadRequest(format!("DeleteOptions: {error}")));
         }
     };
     let grace = asked.grace_period_seconds.or(query.grace_period_seconds);
     match state.pusher.delete(&namespace, &name, grace).await {
         Ok(record) => json(&view::authored(&record)),
-        Err(error) => Refusal::of(&error, &name).into_response(),
+        Err(error) => refusal(&error),
     }
 }

@@ -88,6 +88,9 @@ pub struct SourceDocument {
     pub next_retry: Option<Time>,
     /// How many pods it publishes.
     pub pods: usize,
+    /// How many ConfigMaps and Secrets it has for them.
+    #[serde(default)]
+    pub objects: usize,
     /// What it refuses.
     pub rejected: Vec<RejectionDocument>,
     /// What else people should know, in a sentence.

@@ -248,6 +248,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
         last_good: view.last_good.map(Time),
         next_retry: view.next_retry.map(Time),
         pods: snapshot.pods.len(),
+        objects: snapshot.objects.len(),
         rejected: snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)).collect(),
         remark: None,
     }

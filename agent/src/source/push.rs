@@ -1,12 +1,17 @@
-//! The push source: pods handed in over the local socket (`limpet apply`), as an apiserver would take them.
+//! The push source: pods, ConfigMaps and Secrets handed in over the local socket (`limpet apply`), as an apiserver would
+//! take them.
 //!
 //! One task owns them; requests queue in a bounded inbox and are answered one after the other. What is acknowledged is
 //! on disk: written and synced first, published next, answered last. There is nothing to read from elsewhere, so a
 //! restart begins with what the store holds and is ready at once.
 
+mod error;
+mod objects;
 mod request;
+mod resource;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -19,9 +24,11 @@ use crate::pod::{PodKey, PodRecord, identity};
 use crate::source::keep::chain;
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::status::observed::Observed;
-use crate::store::{Changes, Kept, Store, StoreError};
+use crate::store::{Changes, Kept, Manifests, Store, StoreError};
+pub use error::PushError;
 use request::Request;
-pub use request::{Inbox, PushError, Pusher, Stored, Verb, channel};
+pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
+pub use resource::Resource;
 
 /// What the push source asks of the rest of the node.
 #[derive(Debug, Clone)]
@@ -73,19 +80,23 @@ impl PushSource {
             tokio::select! {
                 () = stop.cancelled() => return,
                 request = inbox.recv() => match request {
-                    Some(Request::Put { record, answer }) => {
-                        let outcome = self.put(record, &publish).await;
-                        // Whoever asked may have gone.
-                        let _ = answer.send(outcome);
-                    }
-                    Some(Request::Delete { namespace, name, grace, answer }) => {
-                        let outcome = self.delete(&namespace, &name, grace, &publish).await;
-                        let _ = answer.send(outcome);
-                    }
+                    Some(request) => self.obey(request, &publish).await,
                     None => return,
                 },
                 true = observed.next(), if !self.ending.is_empty() => self.forget_ended(&publish),
             }
+        }
+    }
+
+    /// Does what is asked. Whoever asked may have gone by the time of the answer.
+    async fn obey(&mut self, request: Request, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        match request {
+            Request::Put { record, answer } => drop(answer.send(self.put(record, publish).await)),
+            Request::Delete { namespace, name, grace, answer } => {
+                drop(answer.send(self.delete(&namespace, &name, grace, publish).await));
+            }
+            Request::PutObject { record, answer } => drop(answer.send(self.put_object(record, publish).await)),
+            Request::DeleteObject { key, answer } => drop(answer.send(self.delete_object(key, publish).await)),
         }
     }
 
@@ -100,8 +111,8 @@ impl PushSource {
                     Err(error) => error.to_string(),
                     Ok(Ok(_)) => String::new(),
                 };
-                error!(reason, "pushed pods cannot be read");
-                let reason = format!("pushed pods cannot be read: {reason}; those that run, run on");
+                error!(reason, "what was pushed cannot be read");
+                let reason = format!("what was pushed cannot be read: {reason}; pods that run, run on");
                 self.snapshot.health = Health::Unavailable(reason.into());
                 return;
             }
@@ -109,10 +120,11 @@ impl PushSource {
         for (name, kept) in &kept {
             let restored =
                 self.decoder.restore_all(&kept.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
-            if restored.pods.is_empty() {
-                error!(pod = %name, "a pushed pod cannot be read");
+            if restored.pods.is_empty() && restored.objects.is_empty() {
+                error!(%name, "something that was pushed cannot be read");
             }
             self.snapshot.pods.extend(restored.pods);
+            self.snapshot.objects.extend(restored.objects);
         }
         if let Some(newest) = kept.values().map(|kept| kept.accepted).max() {
             self.pulse.succeeded(newest);
@@ -120,14 +132,14 @@ impl PushSource {
         self.snapshot.health = Health::Good;
         // After a damage the store may lack pods that run: they are ended only once the damaged file is out of the way.
         self.snapshot.ready = damaged.is_empty();
-        info!(pods = self.snapshot.pods.len(), "pushed pods are back");
+        info!(pods = self.snapshot.pods.len(), objects = self.snapshot.objects.len(), "what was pushed is back");
     }
 
     async fn put(
         &mut self,
         record: Arc<PodRecord>,
         publish: &impl Fn(Arc<SourceSnapshot>),
-    ) -> Result<Stored, PushError> {
+    ) -> Result<Stored<PodRecord>, PushError> {
         let key = record.key.clone();
         if self.ending.contains(&key) {
             return Err(PushError::BeingDeleted { key });
@@ -143,7 +155,7 @@ impl PushSource {
             Some(_) => Verb::Configured,
             None => Verb::Created,
         };
-        self.commit(&key, Some(Kept::now(vec![Arc::clone(&record.manifest)]))).await?;
+        self.commit(&key, Some(vec![Arc::clone(&record.manifest)])).await?;
         self.snapshot.pods.insert(key, Arc::clone(&record));
         publish(Arc::new(self.snapshot.clone()));
         Ok(Stored { record, verb })
@@ -170,16 +182,14 @@ impl PushSource {
         Ok(record)
     }
 
-    /// Writes to the disk and waits until it is there. Nothing has changed when it fails.
-    async fn commit(&self, key: &PodKey, kept: Option<Kept>) -> Result<(), PushError> {
-        let name = |key: &PodKey| Arc::from(key.to_string());
-        let changes = Changes { last_good: BTreeMap::from([(name(key), kept)]), directory: None };
-        let mut all = Changes::default();
-        for (other, record) in self.snapshot.pods.iter().filter(|(other, _)| *other != key) {
-            if !self.ending.contains(other) {
-                all.last_good.insert(name(other), Some(Kept::now(vec![Arc::clone(&record.manifest)])));
-            }
-        }
+    /// Writes to the disk what is to be kept of a pod or object, and waits until it is there. Nothing has changed when it
+    /// fails.
+    async fn commit(&self, key: &impl Display, manifests: Option<Manifests>) -> Result<(), PushError> {
+        let name: Arc<str> = Arc::from(key.to_string());
+        let kept = manifests.map(Kept::now);
+        let changes = Changes { last_good: BTreeMap::from([(Arc::clone(&name), kept.clone())]), directory: None };
+        let mut all = Changes { last_good: self.everything(), directory: None };
+        all.last_good.insert(Arc::clone(&name), kept);
         let store = Arc::clone(&self.store);
         let written = tokio::task::spawn_blocking(move || {
             let before = store.replaced();
@@ -196,8 +206,16 @@ impl PushSource {
             Ok(Err(error)) => chain(&error),
             Err(error) => error.to_string(),
         };
-        error!(pod = %key, reason, "a push is refused, because it cannot be kept");
+        error!(%name, reason, "a push is refused, because it cannot be kept");
         Err(PushError::NotKept { reason })
+    }
+
+    /// All that is to be kept now, under the names it is kept by.
+    fn everything(&self) -> BTreeMap<Arc<str>, Option<Kept>> {
+        let staying = self.snapshot.pods.iter().filter(|(key, _)| !self.ending.contains(key));
+        let pods = staying.map(|(key, pod)| (key.to_string(), Arc::clone(&pod.manifest)));
+        let objects = self.snapshot.objects.iter().map(|(key, object)| (key.to_string(), object.manifest()));
+        pods.chain(objects).map(|(name, manifest)| (Arc::from(name), Some(Kept::now(vec![manifest])))).collect()
     }
 
     /// The pod of that name, as the node or as its manifest calls it.
@@ -213,8 +231,12 @@ impl PushSource {
             .iter()
             .find_map(|key| snapshots.iter().find_map(|snapshot| snapshot.pods.get(key)).cloned());
         match of_another {
-            Some(record) => PushError::NotPushed { record },
-            None => PushError::NotFound { namespace: namespace.to_owned(), name: name.to_owned() },
+            Some(record) => PushError::NotPushed {
+                what: format!("pod {}", record.key),
+                by: record.source,
+                origin: Arc::clone(&record.origin),
+            },
+            None => PushError::NotFound { resource: Resource::Pod, name: name.to_owned() },
         }
     }
 

@@ -306,9 +306,7 @@ fn unless_immutable(
     faults: &mut Vec<Fault>,
 ) -> Arc<ObjectRecord> {
     let Some(before) = previous.objects.get(&object.key) else { return object };
-    if before.immutable && !(object.immutable && before.same_content(&object)) {
-        let message = format!("{} is immutable: its data stays as it was", object.key);
-        let mut fault = Fault::error("data", message).with_remedy("give the changed object another name");
+    if let Some(mut fault) = before.forbids(&object) {
         fault.origin = Arc::clone(name);
         faults.push(fault);
         return Arc::clone(before);

@@ -166,6 +166,7 @@ pub struct Metrics {
     source_success: Family<SourceLabel, Gauge<f64, AtomicU64>>,
     containerd_connected: Gauge,
     merge_changes: Family<ChangeLabel, Counter>,
+    merge_seconds: Histogram,
 }
 
 impl Metrics {
@@ -190,6 +191,7 @@ impl Metrics {
             source_success: Family::default(),
             containerd_connected: Gauge::default(),
             merge_changes: Family::default(),
+            merge_seconds: Histogram::new(exponential_buckets(1e-6, 4.0, 10)),
         };
         metrics.registry = Arc::new(metrics.register(node_name));
         metrics
@@ -243,6 +245,7 @@ impl Metrics {
             self.containerd_connected.clone(),
         );
         all.register("limpet_merge_changes", "Changes the merge handed on", self.merge_changes.clone());
+        all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
         all.register_collector(Box::new(process::ProcessCollector));
         all
     }
@@ -290,6 +293,11 @@ impl Metrics {
     /// The merge handed on a change.
     pub fn merge_change(&self, change: MergeChange) {
         self.merge_changes.get_or_create(&ChangeLabel { change }).inc();
+    }
+
+    /// A merge that brought something took so long.
+    pub fn merged(&self, took: Duration) {
+        self.merge_seconds.observe(took.as_secs_f64());
     }
 
     /// A manifest was refused for a fault that it was not refused for before.

@@ -96,7 +96,7 @@ impl Supervisor {
 
     fn merged(&mut self, merged: Merged) {
         log_changes(&merged.changes);
-        self.hands.count_changes(&merged.changes);
+        self.hands.count_merge(&merged.changes, merged.took);
         self.desired = merged.desired;
         for change in &merged.changes {
             let record = change.record();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use limpet::merge::slot::Slots;
 use limpet::merge::{self, Desired, Merged};
+use limpet::object::{ObjectKey, ObjectKind, ObjectRecord};
 use limpet::pod::{self, PodKey, PodRecord};
 use limpet::source::file::FileSource;
 use limpet::source::http::{Address, HttpSettings, HttpSource};
@@ -16,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::model::{self, Pods};
+use crate::model::{self, State};
 
 /// Names the directory of the database and the manifests; makes this executable the child.
 pub(crate) const DIRECTORY: &str = "LIMPET_KILLED_DIRECTORY";
@@ -51,13 +52,17 @@ async fn serve(dir: &Path) {
     tasks.spawn(async move {
         let publish = |snapshot: Arc<limpet::source::SourceSnapshot>| {
             // Only the first one is waited for.
-            let _ = pushed.try_send(pods(snapshot.pods.values()));
+            let _ = pushed.try_send(state(snapshot.pods.values(), snapshot.objects.values()));
             to.publish(SourceKind::Push, snapshot);
         };
         push.run(inbox, publish, halt).await;
     });
     let (changes, mut merged) = mpsc::channel::<Merged>(1);
-    tasks.spawn(merge::run(slots, desired.clone(), changes, stop.clone()));
+    tasks.spawn(merge::run(Arc::clone(&slots), desired.clone(), changes, stop.clone()));
+    let stands = || {
+        let pushed = &slots.load()[SourceKind::Push.index()];
+        state(desired.load().pods.values(), pushed.objects.values())
+    };
     say(&serde_json::to_string(&pushes.recv().await.unwrap()).unwrap());
 
     let (line, mut lines) = mpsc::channel(1);
@@ -83,8 +88,8 @@ async fn serve(dir: &Path) {
         }
         match text.strip_prefix("until ") {
             Some(wanted) => {
-                let wanted: Pods = serde_json::from_str(wanted).unwrap();
-                say(&until(&wanted, &desired, &mut merged).await);
+                let wanted: State = serde_json::from_str(wanted).unwrap();
+                say(&until(&wanted, &stands, &mut merged).await);
             }
             None => say(&obey(&text, &pusher).await),
         }
@@ -108,27 +113,41 @@ fn say(line: &str) {
     out.flush().unwrap();
 }
 
-fn pods<'a>(records: impl Iterator<Item = &'a Arc<PodRecord>>) -> Pods {
+/// Pods by their image, ConfigMaps by their value.
+fn state<'a>(
+    pods: impl Iterator<Item = &'a Arc<PodRecord>>,
+    maps: impl Iterator<Item = &'a Arc<ObjectRecord>>,
+) -> State {
     let name = |key: &PodKey| key.name().trim_end_matches("-edge1").to_owned();
-    records.map(|record| (name(&record.key), record.spec().containers[0].image.clone().unwrap())).collect()
+    let mut state: State =
+        pods.map(|record| (name(&record.key), record.spec().containers[0].image.clone().unwrap())).collect();
+    let value = |map: &ObjectRecord| map.data["k"].bytes.expose_text().unwrap().to_owned();
+    state.extend(maps.map(|map| (format!("map/{}", map.key.name), value(map))));
+    state
 }
 
 /// `reached`, or what there is instead after a time that only a test that fails takes.
-async fn until(wanted: &Pods, desired: &Desired, merged: &mut mpsc::Receiver<Merged>) -> String {
+async fn until(wanted: &State, stands: &impl Fn() -> State, merged: &mut mpsc::Receiver<Merged>) -> String {
     let waiting = async {
-        while pods(desired.load().pods.values()) != *wanted {
+        while stands() != *wanted {
             merged.recv().await.unwrap();
         }
     };
     match tokio::time::timeout(std::time::Duration::from_secs(30), waiting).await {
         Ok(()) => "reached".to_owned(),
-        Err(_) => format!("{:?}", pods(desired.load().pods.values())),
+        Err(_) => format!("{:?}", stands()),
     }
 }
 
 async fn obey(command: &str, pusher: &Pusher) -> String {
     let words: Vec<&str> = command.split(' ').collect();
+    let map = |name: &str| ObjectKey::new(ObjectKind::ConfigMap, "default", name);
     let done = match words[..] {
+        ["put-map", name, value] => {
+            let text = model::map(name, value).to_string().into_bytes();
+            pusher.put_object(map(name), text).await.map(|stored| stored.verb.as_str())
+        }
+        ["delete-map", name] => pusher.delete_object(map(name)).await.map(|_| "deleted"),
         ["put", name, image] => {
             let text = model::pod(name, image).to_string().into_bytes();
             pusher.put("default", name, text).await.map(|stored| stored.verb.as_str())

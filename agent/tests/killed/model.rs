@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Pod to image.
-pub(crate) type Pods = BTreeMap<String, String>;
+/// Pod to image, and `map/<name>` of a pushed ConfigMap to its value.
+pub(crate) type State = BTreeMap<String, String>;
 
 /// Names are few, so that sources claim the same ones.
 const NAMES: usize = 6;
@@ -30,18 +30,18 @@ impl Dice {
 /// A push that was sent: what the child is told, and what is pushed once it is acknowledged.
 pub(crate) struct Push {
     pub(crate) command: String,
-    pub(crate) after: Pods,
+    pub(crate) after: State,
 }
 
 /// All places and what they hold.
 pub(crate) struct Model {
     pub(crate) manifests: PathBuf,
-    pub(crate) pushed: Pods,
+    pub(crate) pushed: State,
     /// Sent when the child was killed: it counts or it does not.
     pub(crate) pending: Option<Push>,
     files: BTreeMap<String, (String, String)>,
     broken: Vec<String>,
-    listed: Pods,
+    listed: State,
     version: u64,
 }
 
@@ -49,17 +49,17 @@ impl Model {
     pub(crate) fn new(manifests: PathBuf) -> Self {
         Self {
             manifests,
-            pushed: Pods::new(),
+            pushed: State::new(),
             pending: None,
             files: BTreeMap::new(),
             broken: Vec::new(),
-            listed: Pods::from([("n0".to_owned(), "x:0".to_owned())]),
+            listed: State::from([("n0".to_owned(), "x:0".to_owned())]),
             version: 0,
         }
     }
 
     /// Takes what came back: nothing but what was acknowledged, and perhaps what was under way.
-    pub(crate) fn settle(&mut self, came_back: &Pods, round: u64) {
+    pub(crate) fn settle(&mut self, came_back: &State, round: u64) {
         let pending = self.pending.take().map(|push| push.after);
         assert!(
             *came_back == self.pushed || pending.as_ref() == Some(came_back),
@@ -75,14 +75,15 @@ impl Model {
     }
 
     pub(crate) fn push(&mut self, dice: &mut Dice) -> Push {
-        let (name, image) = (format!("n{}", dice.below(NAMES as u64)), self.image());
+        let (name, value) = (format!("n{}", dice.below(NAMES as u64)), self.image());
+        let (key, suffix) = if dice.below(3) == 0 { (format!("map/{name}"), "-map") } else { (name.clone(), "") };
         let mut after = self.pushed.clone();
         if dice.below(3) == 0 {
-            after.remove(&name);
-            return Push { command: format!("delete {name}"), after };
+            after.remove(&key);
+            return Push { command: format!("delete{suffix} {name}"), after };
         }
-        after.insert(name.clone(), image.clone());
-        Push { command: format!("put {name} {image}"), after }
+        after.insert(key, value.clone());
+        Push { command: format!("put{suffix} {name} {value}"), after }
     }
 
     pub(crate) fn change_list(&mut self, dice: &mut Dice) {
@@ -137,8 +138,8 @@ impl Model {
     }
 
     /// File, then push, then URL.
-    pub(crate) fn desired(&self) -> Pods {
-        let files = self.files.values().cloned().collect::<Pods>();
+    pub(crate) fn desired(&self) -> State {
+        let files = self.files.values().cloned().collect::<State>();
         let mut pods = self.listed.clone();
         pods.extend(self.pushed.clone());
         pods.extend(files);
@@ -152,4 +153,9 @@ pub(crate) fn pod(name: &str, image: &str) -> serde_json::Value {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
         "spec": {"containers": [{"name": "a", "image": image}]},
     })
+}
+
+/// A ConfigMap's manifest.
+pub(crate) fn map(name: &str, value: &str) -> serde_json::Value {
+    serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": value}})
 }

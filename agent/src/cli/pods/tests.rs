@@ -105,6 +105,7 @@ fn what_has_no_row_is_remarked() {
         next_retry: None,
         remark: None,
         pods: 1,
+        objects: 0,
         rejected: vec![refused(&[]), refused(&["default/web-edge1"])],
     };
     assert_eq!(

@@ -122,3 +122,10 @@ fn nothing_prints_a_value() {
         format!("{record:?} {} {:?}", record.data["k"].bytes, record.data["k"].bytes.expose_text().map(str::len));
     assert!(!printed.contains("hunter2"), "{printed}");
 }
+
+#[test]
+fn a_secret_as_limpet_shows_it_is_not_taken_for_an_empty_one() {
+    let shown = json!({"metadata": {"name": "o", "annotations": {KEYS_ANNOTATION: "a,b"}}});
+    let (record, faults) = read(&object("Secret", shown));
+    assert!(record.is_none() && faults[0].starts_with("metadata.annotations: limpet.dev/keys"), "{faults:?}");
+}

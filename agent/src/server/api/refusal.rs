@@ -1,4 +1,4 @@
-//! Refusals as Kubernetes' `Status`: code, reason, and for a faulty pod a cause for each fault.
+//! Refusals as Kubernetes' `Status`: code, reason, and for a faulty document a cause for each fault.
 
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusCause, Status
 
 use crate::pod::{Fault, Severity};
 use crate::server::pods::json;
-use crate::source::push::PushError;
+use crate::source::push::{PushError, Resource};
 
 /// A refusal on its way to the client.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,8 +17,8 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal of a request about the pod `name`.
-    pub(super) fn of(error: &PushError, name: &str) -> Self {
+    /// The refusal of a request about the `resource` called `name`.
+    pub(super) fn of(error: &PushError, resource: Resource, name: &str) -> Self {
         let (code, reason) = match error {
             PushError::BadRequest(_) => (StatusCode::BAD_REQUEST, "BadRequest"),
             PushError::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
@@ -32,17 +32,22 @@ impl Refusal {
         let (message, causes) = match error {
             PushError::Invalid(faults) => {
                 let errors = faults.iter().filter(|fault| fault.severity == Severity::Error);
-                (format!("Pod \"{name}\" is invalid: {error}"), Some(errors.map(cause).collect()))
+                (format!("{} \"{name}\" is invalid: {error}", resource.kind()), Some(errors.map(cause).collect()))
             }
             error => (error.to_string(), None),
         };
         let details = StatusDetails {
-            kind: Some("pods".to_owned()),
+            kind: Some(resource.plural().to_owned()),
             name: Some(name.to_owned()),
             causes,
             ..StatusDetails::default()
         };
         Self::new(code, reason, message, Some(details))
+    }
+
+    /// What is refused and why, in a sentence.
+    pub(super) fn message(&self) -> &str {
+        self.status.message.as_deref().unwrap_or_default()
     }
 
     /// A body that did not arrive, or is too large.
@@ -102,7 +107,7 @@ mod tests {
     #[test]
     fn refusals_are_what_an_apiserver_would_say() {
         let key = PodKey::new("default", "web-edge1");
-        let missing = PushError::NotFound { namespace: "default".to_owned(), name: "web".to_owned() };
+        let missing = PushError::NotFound { resource: Resource::Pod, name: "web".to_owned() };
         let table = [
             (PushError::BadRequest("no".to_owned()), 400, "BadRequest"),
             (PushError::Invalid(Vec::new()), 422, "Invalid"),
@@ -113,7 +118,7 @@ mod tests {
             (PushError::Stopping, 503, "ServiceUnavailable"),
         ];
         for (error, code, reason) in table {
-            let refusal = Refusal::of(&error, "web");
+            let refusal = Refusal::of(&error, Resource::Pod, "web");
             assert_eq!((refusal.code.as_u16(), refusal.status.reason.as_deref()), (code, Some(reason)), "{error}");
             assert_eq!(refusal.status.code, Some(i32::from(code)));
         }
@@ -126,7 +131,7 @@ mod tests {
             Fault::error("spec.nme", "no such field").with_remedy("did you mean name?"),
             Fault::warning("spec.schedulerName", "has no effect"),
         ];
-        let status = serde_json::to_value(Refusal::of(&PushError::Invalid(faults), "web").status).unwrap();
+        let status = serde_json::to_value(Refusal::of(&PushError::Invalid(faults), Resource::Pod, "web").status).unwrap();
         assert_eq!(
             status["details"],
             json!({

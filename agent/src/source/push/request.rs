@@ -1,19 +1,21 @@
-//! The way into the push source: requests as values, answered when they are done, and why one is refused.
+//! The way into the push source: requests as values, answered when they are done.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::pod::{Fault, PodKey, PodRecord, Severity};
+use super::{PushError, Resource};
+use crate::object::{ObjectKey, ObjectRecord};
+use crate::pod::{Manifest, PodKey, PodRecord, Severity, is_dns_label};
 use crate::source::{Decoder, SourceKind};
 
 /// Requests that may wait; those who come then wait to be let in.
 const INBOX: usize = 32;
-/// What pushed pods come from, for people.
+/// What is pushed comes from, for people.
 pub(super) const ORIGIN: &str = "apply";
 
-/// What became of a pod that was pushed, in kubectl's words.
+/// What became of what was pushed, in kubectl's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// There was none of that name.
@@ -35,78 +37,34 @@ impl Verb {
     }
 }
 
-/// A pod that is on disk and published.
+/// What is on disk and published: a pod, or an object.
 #[derive(Debug, Clone)]
-pub struct Stored {
-    /// The pod.
-    pub record: Arc<PodRecord>,
+pub struct Stored<R> {
+    /// As it is now.
+    pub record: Arc<R>,
     /// What became of it.
     pub verb: Verb,
 }
 
-/// Why a push was refused. Nothing has changed then.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum PushError {
-    /// The body is not one Pod with the path's name.
-    #[error("{0}")]
-    BadRequest(String),
-    /// The Pod has faults, at least one error among them.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Invalid(Vec<Fault>),
-    /// There is no such pod.
-    #[error("pods \"{name}\" not found")]
-    NotFound {
-        /// Namespace asked for.
-        namespace: String,
-        /// Name asked for.
-        name: String,
-    },
-    /// The pod was deleted and has not ended yet.
-    #[error("pod {key} is being deleted; push it again when it has ended")]
-    BeingDeleted {
-        /// The pod.
-        key: PodKey,
-    },
-    /// A source that comes first has a pod of that name.
-    #[error("pod {key} is defined by {by} {origin} already, which comes first; remove it there or choose another name")]
-    Claimed {
-        /// The pod.
-        key: PodKey,
-        /// The source that has it.
-        by: SourceKind,
-        /// Where in the source.
-        origin: Arc<str>,
-    },
-    /// The pod to delete is another source's.
-    #[error("pod {} comes from {} {}; remove it there", record.key, record.source, record.origin)]
-    NotPushed {
-        /// The pod.
-        record: Arc<PodRecord>,
-    },
-    /// It cannot be written to the disk.
-    #[error("it cannot be kept: {reason}")]
-    NotKept {
-        /// The disk's words.
-        reason: String,
-    },
-    /// The agent stops.
-    #[error("limpet is stopping")]
-    Stopping,
+/// An object that is off the disk and not published any more.
+#[derive(Debug, Clone)]
+pub struct DeletedObject {
+    /// As it was.
+    pub record: Arc<ObjectRecord>,
+    /// Pods that go on referring to it.
+    pub referred_by: Vec<PodKey>,
 }
+
+/// How a request is answered.
+pub(super) type Answer<T> = oneshot::Sender<Result<T, PushError>>;
 
 /// One request.
 #[derive(Debug)]
 pub(super) enum Request {
-    Put {
-        record: Arc<PodRecord>,
-        answer: oneshot::Sender<Result<Stored, PushError>>,
-    },
-    Delete {
-        namespace: String,
-        name: String,
-        grace: Option<u64>,
-        answer: oneshot::Sender<Result<Arc<PodRecord>, PushError>>,
-    },
+    Put { record: Arc<PodRecord>, answer: Answer<Stored<PodRecord>> },
+    Delete { namespace: String, name: String, grace: Option<u64>, answer: Answer<Arc<PodRecord>> },
+    PutObject { record: Arc<ObjectRecord>, answer: Answer<Stored<ObjectRecord>> },
+    DeleteObject { key: ObjectKey, answer: Answer<DeletedObject> },
 }
 
 /// The source's end.
@@ -138,13 +96,10 @@ impl Pusher {
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
-    pub async fn put(&self, namespace: &str, name: &str, text: Vec<u8>) -> Result<Stored, PushError> {
-        let (pusher, namespace, name) = (self.clone(), namespace.to_owned(), name.to_owned());
-        let read = move || pusher.read(&namespace, &name, &text);
-        let record = tokio::task::spawn_blocking(read).await.map_err(|_| PushError::Stopping)??;
-        let (answer, answered) = oneshot::channel();
-        self.requests.send(Request::Put { record, answer }).await.map_err(|_| PushError::Stopping)?;
-        answered.await.map_err(|_| PushError::Stopping)?
+    pub async fn put(&self, namespace: &str, name: &str, text: Vec<u8>) -> Result<Stored<PodRecord>, PushError> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let record = self.read(move |pusher| pusher.pod(&namespace, &name, &text)).await?;
+        self.ask(|answer| Request::Put { record, answer }).await
     }
 
     /// Ends the pod `name` of `namespace`; `grace` seconds instead of its own. Returns once that is on disk, before the
@@ -153,41 +108,107 @@ impl Pusher {
     /// # Errors
     /// It is refused, and nothing has changed.
     pub async fn delete(&self, namespace: &str, name: &str, grace: Option<u64>) -> Result<Arc<PodRecord>, PushError> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        self.ask(|answer| Request::Delete { namespace, name, grace, answer }).await
+    }
+
+    /// Makes the one ConfigMap or Secret in `text` the object of that key. Returns once it is on disk.
+    ///
+    /// # Errors
+    /// It is refused, and nothing has changed.
+    pub async fn put_object(&self, key: ObjectKey, text: Vec<u8>) -> Result<Stored<ObjectRecord>, PushError> {
+        let record = self.read(move |pusher| pusher.object(&key, &text)).await?;
+        self.ask(|answer| Request::PutObject { record, answer }).await
+    }
+
+    /// Removes an object, also one that pods refer to. Returns once that is on disk.
+    ///
+    /// # Errors
+    /// It is refused, and nothing has changed.
+    pub async fn delete_object(&self, key: ObjectKey) -> Result<DeletedObject, PushError> {
+        self.ask(|answer| Request::DeleteObject { key, answer }).await
+    }
+
+    async fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, PushError> {
         let (answer, answered) = oneshot::channel();
-        let request = Request::Delete { namespace: namespace.to_owned(), name: name.to_owned(), grace, answer };
-        self.requests.send(request).await.map_err(|_| PushError::Stopping)?;
+        self.requests.send(request(answer)).await.map_err(|_| PushError::Stopping)?;
         answered.await.map_err(|_| PushError::Stopping)?
     }
 
-    /// The pod of a request. Blocks for as long as 10 MiB of YAML take.
-    fn read(&self, namespace: &str, name: &str, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
-        let record = self.decode(text)?;
+    /// Reads a body off this thread: 10 MiB of YAML take a while.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Self) -> Result<T, PushError> + Send + 'static,
+    ) -> Result<T, PushError> {
+        let pusher = self.clone();
+        tokio::task::spawn_blocking(move || read(&pusher)).await.map_err(|_| PushError::Stopping)?
+    }
+
+    /// The pod of a request.
+    fn pod(&self, namespace: &str, name: &str, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
+        let record = self.one_pod(text)?;
         let value: Value = serde_json::from_slice(&record.manifest).unwrap_or_default();
         let written = |field: &str| value["metadata"][field].as_str().filter(|text| !text.is_empty());
         if written("name") != Some(name) && record.key.name() != name {
-            let own = written("name").unwrap_or_default();
-            return Err(PushError::BadRequest(format!("the pod's name is {own}, the request's is {name}")));
+            return Err(mismatch(Resource::Pod, "name", written("name").unwrap_or_default(), name));
         }
         match written("namespace") {
-            Some(own) if own != namespace => {
-                Err(PushError::BadRequest(format!("the pod's namespace is {own}, the request's is {namespace}")))
-            }
-            None if namespace != record.key.namespace() => self.decode(&in_namespace(value, namespace)),
+            Some(own) if own != namespace => Err(mismatch(Resource::Pod, "namespace", own, namespace)),
+            None if namespace != record.key.namespace() => self.one_pod(&in_namespace(value, namespace)),
             _ => Ok(record),
         }
     }
 
-    fn decode(&self, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
-        let mut manifest = (self.decoder.read)(text, ORIGIN, SourceKind::Push, &self.node_name);
-        if manifest.faults.iter().any(|fault| fault.severity == Severity::Error) {
-            return Err(PushError::Invalid(manifest.faults));
+    /// The object of a request.
+    fn object(&self, key: &ObjectKey, text: &[u8]) -> Result<Arc<ObjectRecord>, PushError> {
+        let manifest = self.decode(text)?;
+        let all = manifest.pods.len() + manifest.objects.len();
+        let wanted = manifest.objects.into_iter().filter(|object| object.key.kind == key.kind).collect();
+        let resource = Resource::Object(key.kind);
+        let record: Arc<ObjectRecord> = one(wanted, all, resource)?;
+        if record.key.name != key.name {
+            return Err(mismatch(resource, "name", &record.key.name, &key.name));
         }
-        match (manifest.pods.pop(), manifest.pods.len()) {
-            (Some(record), 0) => Ok(record),
-            (None, _) => Err(PushError::BadRequest("the body holds no Pod".to_owned())),
-            (Some(_), more) => Err(PushError::BadRequest(format!("the body holds {} Pods, not one", more + 1))),
+        if record.key.namespace == key.namespace {
+            return Ok(record);
+        }
+        if !manifest.unplaced.contains(&record.key) {
+            return Err(mismatch(resource, "namespace", &record.key.namespace, &key.namespace));
+        }
+        if !is_dns_label(&key.namespace) {
+            return Err(PushError::BadRequest(format!("{:?} is no namespace", key.namespace)));
+        }
+        Ok(Arc::new(record.in_namespace(&key.namespace)))
+    }
+
+    fn one_pod(&self, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
+        let manifest = self.decode(text)?;
+        let all = manifest.pods.len() + manifest.objects.len();
+        one(manifest.pods, all, Resource::Pod)
+    }
+
+    fn decode(&self, text: &[u8]) -> Result<Manifest, PushError> {
+        let manifest = (self.decoder.read)(text, ORIGIN, SourceKind::Push, &self.node_name);
+        match manifest.faults.iter().any(|fault| fault.severity == Severity::Error) {
+            true => Err(PushError::Invalid(manifest.faults)),
+            false => Ok(manifest),
         }
     }
+}
+
+/// The one of `wanted`, if it is the only document of `all`.
+fn one<R>(mut wanted: Vec<R>, all: usize, resource: Resource) -> Result<R, PushError> {
+    let kind = resource.kind();
+    match wanted.pop() {
+        Some(record) if all == 1 => Ok(record),
+        Some(_) => Err(PushError::BadRequest(format!("the body holds {all} documents, not one {kind}"))),
+        None => Err(PushError::BadRequest(format!("the body holds no {kind}"))),
+    }
+}
+
+fn mismatch(resource: Resource, field: &str, own: &str, asked: &str) -> PushError {
+    let what = resource.kind();
+    PushError::BadRequest(format!("the {what}'s {field} is {own}, the request's is {asked}"))
 }
 
 fn in_namespace(mut value: Value, namespace: &str) -> Vec<u8> {

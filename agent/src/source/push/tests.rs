@@ -4,6 +4,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod;
 use crate::status::observed::ObservedPod;
 use crate::status::observed::tests::observed;
@@ -164,8 +165,8 @@ async fn what_cannot_be_taken_is_refused_with_the_reason() {
     };
     let two = [text("a", "x:1"), b"---\n".to_vec(), text("b", "x:1")].concat();
     let table = [
-        ("default", "other", text("a", "x:1"), Err("the pod's name is a, the request's is other")),
-        ("default", "a", two, Err("the body holds 2 Pods, not one")),
+        ("default", "other", text("a", "x:1"), Err("the Pod's name is a, the request's is other")),
+        ("default", "a", two, Err("the body holds 2 documents, not one Pod")),
         ("default", "a", Vec::new(), Err("the body holds no Pod")),
         ("lab", "a", text("a", "x:1"), Ok("lab/a-edge1")),
         ("default", "a-edge1", text("a", "x:1"), Ok("default/a-edge1")),
@@ -177,6 +178,94 @@ async fn what_cannot_be_taken_is_refused_with_the_reason() {
     let elsewhere = String::from_utf8(text("a", "x:1")).unwrap().replace("name: a}\n", "name: a, namespace: lab}\n");
     assert!(put("default", "a", elsewhere.into_bytes()).await.unwrap_err().contains("namespace is lab"));
     assert!(matches!(bench.put("a", "").await, Err(PushError::Invalid(faults)) if !faults.is_empty()));
+    bench.stop().await;
+}
+
+fn object(kind: &str, name: &str, value: &str, more: &str) -> Vec<u8> {
+    format!("apiVersion: v1\nkind: {kind}\nmetadata: {{name: {name}}}\ndata: {{k: {value}}}\n{more}").into_bytes()
+}
+
+fn map(name: &str) -> ObjectKey {
+    ObjectKey::new(ObjectKind::ConfigMap, "default", name)
+}
+
+impl Bench {
+    async fn put_object(&self, key: ObjectKey, text: Vec<u8>) -> Result<Verb, String> {
+        let (pusher, ..) = self.running.as_ref().unwrap();
+        pusher.put_object(key, text).await.map(|stored| stored.verb).map_err(|error| error.to_string())
+    }
+
+    async fn delete_object(&self, key: ObjectKey) -> Result<Vec<PodKey>, String> {
+        let (pusher, ..) = self.running.as_ref().unwrap();
+        pusher.delete_object(key).await.map(|deleted| deleted.referred_by).map_err(|error| error.to_string())
+    }
+
+    /// `key=value` of every object.
+    fn objects(&self) -> Vec<String> {
+        let value = |object: &ObjectRecord| object.data["k"].bytes.expose_text().unwrap().to_owned();
+        self.snapshot().objects.values().map(|object| format!("{}={}", object.key, value(object))).collect()
+    }
+}
+
+#[tokio::test]
+async fn objects_are_kept_as_pods_are_and_say_who_refers_to_them() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    let put = async |bench: &Bench, value: &str| bench.put_object(map("m"), object("ConfigMap", "m", value, "")).await;
+    assert_eq!(put(&bench, "one").await, Ok(Verb::Created));
+    let written = std::fs::read(&bench.path).unwrap();
+    assert_eq!(put(&bench, "one").await, Ok(Verb::Unchanged));
+    assert!(std::fs::read(&bench.path).unwrap() == written, "and nothing is written");
+    assert_eq!(put(&bench, "two").await, Ok(Verb::Configured));
+    let secret = ObjectKey::new(ObjectKind::Secret, "lab", "m");
+    let in_lab = bench.put_object(secret.clone(), object("Secret", "m", "aHVudGVyMg==", "immutable: true\n")).await;
+    assert_eq!(in_lab, Ok(Verb::Created));
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!(bench.objects(), ["ConfigMap default/m=two", "Secret lab/m=hunter2"]);
+
+    let refused = bench.put_object(secret.clone(), object("Secret", "m", "eA==", "immutable: true\n")).await;
+    assert!(refused.unwrap_err().contains("Secret lab/m is immutable"));
+    let web = String::from_utf8(text("web", "x:1")).unwrap();
+    let web = web.replace("spec: {", "spec: {volumes: [{name: v, configMap: {name: m}}], ");
+    let (pusher, ..) = bench.running.as_ref().unwrap();
+    pusher.put("default", "web", web.into_bytes()).await.unwrap();
+    assert_eq!(bench.delete_object(map("m")).await, Ok(vec![PodKey::new("default", "web-edge1")]));
+    assert_eq!(bench.delete_object(map("m")).await, Err("configmaps \"m\" not found".to_owned()));
+    assert_eq!(bench.delete_object(secret).await, Ok(Vec::new()));
+    bench.stop().await;
+    bench.start().await;
+    assert_eq!((bench.objects(), bench.shape()), (Vec::new(), vec!["web-edge1 x:1".to_owned()]));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_taken_is_refused_with_the_reason() {
+    let mut bench = Bench::new();
+    bench.start().await;
+    let of_file = pod::read(&object("ConfigMap", "f", "v", ""), "f.yaml", SourceKind::File, "edge1").objects.remove(0);
+    let objects = imbl::OrdMap::unit(of_file.key.clone(), of_file);
+    let snapshot = SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() };
+    bench.around.slots.publish(SourceKind::File, Arc::new(snapshot));
+    let elsewhere = b"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m, namespace: lab}\n".to_vec();
+    let two = [object("ConfigMap", "m", "v", ""), b"---\n".to_vec(), text("a", "x:1")].concat();
+    let table = [
+        (object("ConfigMap", "other", "v", ""), "the ConfigMap's name is other, the request's is m"),
+        (object("Secret", "m", "dg==", ""), "the body holds no ConfigMap"),
+        (two, "the body holds 2 documents, not one ConfigMap"),
+        (elsewhere, "the ConfigMap's namespace is lab, the request's is default"),
+        (object("ConfigMap", "m", "5", ""), "apply:4:8: data.k: must be a string, not a number; quote it"),
+    ];
+    for (text, expected) in table {
+        assert_eq!(bench.put_object(map("m"), text).await, Err(expected.to_owned()));
+    }
+    let nowhere = ObjectKey::new(ObjectKind::ConfigMap, "No", "m");
+    assert!(bench.put_object(nowhere, object("ConfigMap", "m", "v", "")).await.unwrap_err().contains("no namespace"));
+    let refused = bench.delete_object(map("f")).await;
+    assert_eq!(refused, Err("ConfigMap default/f comes from file f.yaml; remove it there".to_owned()));
+    // One of the same name is another object, for the pods that are pushed.
+    assert_eq!(bench.put_object(map("f"), object("ConfigMap", "f", "v", "")).await, Ok(Verb::Created));
+    assert_eq!(bench.objects(), ["ConfigMap default/f=v"]);
     bench.stop().await;
 }
 
@@ -227,9 +316,14 @@ async fn a_damage_under_way_loses_nothing() {
     bench.store.forget_database();
     std::fs::write(&bench.path, "not a database").unwrap();
     bench.put("db", "x:1").await.unwrap();
+    bench.put_object(map("m"), object("ConfigMap", "m", "v", "")).await.unwrap();
+    bench.store.forget_database();
+    std::fs::write(&bench.path, "not a database").unwrap();
+    bench.put("db", "x:2").await.unwrap();
     bench.stop().await;
     bench.start().await;
-    assert_eq!(bench.shape(), ["db-edge1 x:1", "web-edge1 x:1"]);
+    assert_eq!(bench.shape(), ["db-edge1 x:2", "web-edge1 x:1"]);
+    assert_eq!(bench.objects(), ["ConfigMap default/m=v"]);
     bench.stop().await;
 }
 

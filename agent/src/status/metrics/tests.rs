@@ -43,6 +43,7 @@ fn a_scrape_tells_what_happened_and_what_is() {
     metrics.runtime_operation("create_task", Duration::from_millis(40), false);
     metrics.set_containerd_connected(true);
     metrics.merge_change(MergeChange::Added);
+    metrics.merged(Duration::from_micros(3));
 
     let all = Observed::default();
     let pod = observed(json!({
@@ -94,6 +95,7 @@ fn a_scrape_tells_what_happened_and_what_is() {
         ("limpet_source_healthy{source=\"http\"}", 0.0),
         ("limpet_containerd_connected", 1.0),
         ("limpet_merge_changes_total{change=\"added\"}", 1.0),
+        ("limpet_merge_duration_seconds_count", 1.0),
     ] {
         assert_eq!(value(&samples, name), expected, "{name}");
     }

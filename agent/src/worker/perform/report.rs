@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::plan::{self, KillCause, Surroundings};
 use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
@@ -137,7 +138,8 @@ impl Performer {
     }
 
     /// Counts what a merge brought.
-    pub fn count_changes(&self, changes: &[PodChange]) {
+    pub fn count_merge(&self, changes: &[PodChange], took: Duration) {
+        self.metrics.merged(took);
         for change in changes {
             self.metrics.merge_change(match change {
                 PodChange::Added(_) => MergeChange::Added,

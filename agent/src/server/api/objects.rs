@@ -1,0 +1,136 @@
+//! ConfigMaps and Secrets that were pushed. A Secret's values go in and never come out: what is shown of it names its
+//! keys.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use axum::http::header::WARNING;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use imbl::OrdMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
+use serde_json::{Value, json};
+
+use super::refused::Refused;
+use super::{MAX_BODY, Refusal, stored_response};
+use crate::object::{KEYS_ANNOTATION, ObjectKey, ObjectKind, ObjectRecord};
+use crate::pod::PodKey;
+use crate::server::ServerState;
+use crate::server::pods::json as answer;
+use crate::source::SourceKind;
+use crate::source::push::{PushError, Resource};
+
+/// Pods a warning names.
+const MAX_NAMED: usize = 8;
+
+type Named = Path<(String, String)>;
+
+/// The routes of one kind.
+pub(super) fn router(kind: ObjectKind) -> Router<ServerState> {
+    let plural = Resource::Object(kind).plural();
+    let all = get(move |State(state): State<ServerState>| async move { list(&state, kind, None) });
+    let of_namespace = get(move |State(state): State<ServerState>, Path(namespace): Path<String>| async move {
+        list(&state, kind, Some(&namespace))
+    });
+    let one = get(move |State(state): State<ServerState>, name: Named| async move { one(&state, &key(kind, name)) })
+        .put(move |State(state): State<ServerState>, name: Named, body: Result<Bytes, BytesRejection>| async move {
+            put(&state, key(kind, name), body).await
+        })
+        .delete(move |State(state): State<ServerState>, name: Named| async move {
+            delete(&state, key(kind, name)).await
+        });
+    Router::new()
+        .route(&format!("/api/v1/{plural}"), all)
+        .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}"), of_namespace)
+        .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}/{{name}}"), one)
+}
+
+fn key(kind: ObjectKind, Path((namespace, name)): Named) -> ObjectKey {
+    ObjectKey::new(kind, namespace, name)
+}
+
+fn pushed(state: &ServerState) -> OrdMap<ObjectKey, Arc<ObjectRecord>> {
+    let views = state.sources.views();
+    let push = views.iter().find(|view| view.kind == SourceKind::Push);
+    push.map(|view| view.snapshot.objects.clone()).unwrap_or_default()
+}
+
+fn list(state: &ServerState, kind: ObjectKind, namespace: Option<&str>) -> Response {
+    let objects = pushed(state);
+    let wanted = |key: &ObjectKey| key.kind == kind && namespace.is_none_or(|namespace| *key.namespace == *namespace);
+    let items: Vec<Value> = objects.iter().filter(|(key, _)| wanted(key)).map(|(_, object)| shown(object)).collect();
+    answer(&json!({"apiVersion": "v1", "kind": format!("{}List", kind.as_str()), "metadata": {}, "items": items}))
+}
+
+fn one(state: &ServerState, key: &ObjectKey) -> Response {
+    match pushed(state).get(key) {
+        Some(object) => answer(&shown(object)),
+        None => {
+            let (resource, name) = (Resource::Object(key.kind), key.name.to_string());
+            Refusal::of(&PushError::NotFound { resource, name }, resource, &key.name).into_response()
+        }
+    }
+}
+
+async fn put(state: &ServerState, key: ObjectKey, body: Result<Bytes, BytesRejection>) -> Response {
+    let resource = Resource::Object(key.kind);
+    let (namespace, name) = (Arc::clone(&key.namespace), Arc::clone(&key.name));
+    let refused = Refused { state, resource, namespace: &namespace, name: &name };
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return refused.body(&rejection, MAX_BODY),
+    };
+    match state.pusher.put_object(key, body.to_vec()).await {
+        Ok(stored) => stored_response(stored.verb, &shown(&stored.record)),
+        Err(error) => refused.push(&error),
+    }
+}
+
+/// Answers as an apiserver does; pods that go on referring to the object are named in a warning, which kubectl shows.
+async fn delete(state: &ServerState, key: ObjectKey) -> Response {
+    let (resource, name) = (Resource::Object(key.kind), key.name.to_string());
+    let deleted = match state.pusher.delete_object(key).await {
+        Ok(deleted) => deleted,
+        Err(error) => return Refusal::of(&error, resource, &name).into_response(),
+    };
+    let status = Status {
+        status: Some("Success".to_owned()),
+        details: Some(StatusDetails {
+            name: Some(name),
+            kind: Some(resource.plural().to_owned()),
+            ..StatusDetails::default()
+        }),
+        ..Status::default()
+    };
+    match &deleted.referred_by[..] {
+        [] => answer(&status),
+        pods => ([(WARNING, warning(&deleted.record.key, pods))], answer(&status)).into_response(),
+    }
+}
+
+/// RFC 9111's `Warning`, as an apiserver writes it.
+fn warning(key: &ObjectKey, pods: &[PodKey]) -> String {
+    let names: Vec<String> = pods.iter().take(MAX_NAMED).map(|pod| format!("pod {pod}")).collect();
+    let more = match pods.len().saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("299 - \"{key} is still referred to by {}{more}\"", names.join(", "))
+}
+
+/// A ConfigMap whole; of a Secret everything but its values.
+fn shown(object: &ObjectRecord) -> Value {
+    let key = &object.key;
+    match key.kind {
+        ObjectKind::ConfigMap => serde_json::from_slice(&object.manifest()).unwrap_or_default(),
+        ObjectKind::Secret => json!({
+            "apiVersion": "v1", "kind": key.kind.as_str(), "type": &*object.secret_type, "immutable": object.immutable,
+            "metadata": {"name": &*key.name, "namespace": &*key.namespace, "annotations": {
+                KEYS_ANNOTATION: object.data.keys().map(String::as_str).collect::<Vec<_>>().join(","),
+            }},
+        }),
+    }
+}

@@ -1,0 +1,189 @@
+//! Pods and objects over the socket, with a push source behind it.
+
+use super::*;
+use crate::cli::error::CliError;
+
+/// A server with a push source of its own.
+struct Bench {
+    client: SocketClient,
+    fixture: Fixture,
+    dir: TempDir,
+    stop: CancellationToken,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Bench {
+    fn new(name: &str) -> Self {
+        let decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+        let dir = TempDir::new(&format!("push-{name}"));
+        let store = Arc::new(crate::store::Store::open(&dir.0.join("limpet.db")).unwrap().0);
+        let (pusher, inbox) = push::channel("edge1", decoder);
+        let published = SharedSnapshot::default();
+        let (shown, publish) = (Arc::clone(&published), published);
+        let around = push::Surroundings { slots: Arc::default(), observed: Observed::default() };
+        let source = push::PushSource::new("edge1", store, decoder, around);
+        let stop = CancellationToken::new();
+        let halt = stop.clone();
+        let pushing = tokio::spawn(async move {
+            source.run(inbox, |snapshot| *publish.lock().unwrap() = snapshot, halt).await;
+        });
+        let mut fixture = fixture(name);
+        fixture.state.pusher = pusher;
+        fixture.state.sources = Arc::new(move || {
+            vec![SourceView {
+                kind: SourceKind::Push,
+                place: "socket".into(),
+                backend: "".into(),
+                last_good: None,
+                next_retry: None,
+                snapshot: Arc::clone(&shown.lock().unwrap()),
+            }]
+        });
+        let path = dir.0.join("second.sock");
+        let server = serve(bind(&path).unwrap(), fixture.state.clone(), Router::new(), stop.clone());
+        let tasks = vec![pushing, tokio::spawn(server)];
+        Self { client: SocketClient::new(&path), fixture, dir, stop, tasks }
+    }
+
+    async fn put(&self, path: &str, body: &Value) -> (u16, String) {
+        match self.client.put(path, body.to_string().into_bytes()).await {
+            Ok(answer) => (answer.status().as_u16(), answer.headers()[OUTCOME].to_str().unwrap().to_owned()),
+            Err(error) => refused(error),
+        }
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        self.fixture.stop.cancel();
+        self.fixture.server.await.unwrap();
+    }
+}
+
+fn refused(error: CliError) -> (u16, String) {
+    match error {
+        CliError::Refused { status, message } => (status, message),
+        other => panic!("{other}"),
+    }
+}
+
+fn web_of(image: &str) -> Value {
+    let spec = json!({"containers": [{"name": "a", "image": image}],
+        "volumes": [{"name": "v", "secret": {"secretName": "token"}}]});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec})
+}
+
+#[tokio::test]
+async fn pods_are_put_read_and_deleted_as_at_an_apiserver() {
+    let bench = Bench::new("api");
+    let client = &bench.client;
+    let web = "/api/v1/namespaces/lab/pods/web";
+    for (image, status, outcome) in [("x:1", 201, "created"), ("x:1", 200, "unchanged"), ("x:2", 200, "configured")] {
+        assert_eq!(bench.put(web, &web_of(image)).await, (status, outcome.to_owned()));
+    }
+    let pod: Pod = client.get_json(web).await.unwrap();
+    assert_eq!(pod.metadata.name.as_deref(), Some("web-edge1"));
+    for (path, expected) in
+        [("/api/v1/pods", 1), ("/api/v1/namespaces/lab/pods", 1), ("/api/v1/namespaces/default/pods", 0)]
+    {
+        let list: List<Pod> = client.get_json(path).await.unwrap();
+        assert_eq!(list.items.len(), expected, "{path}");
+    }
+    let (status, message) = bench.put(web, &web_of("")).await;
+    assert!(status == 422 && message.starts_with("Pod \"web\" is invalid: "), "{status} {message}");
+    let large = refused(client.put(web, vec![b' '; 11 << 20]).await.unwrap_err());
+    assert_eq!(large, (413, "the body is larger than 10 MiB".to_owned()));
+    client.delete(&format!("{web}?gracePeriodSeconds=5")).await.unwrap();
+    assert_eq!(refused(client.delete(web).await.unwrap_err()), (404, "pods \"web\" not found".to_owned()));
+    assert_eq!(refused(client.get_text(web).await.unwrap_err()).0, 404);
+    let unserved = bench.fixture.client.put(web, web_of("x:1").to_string().into_bytes()).await;
+    assert_eq!(refused(unserved.unwrap_err()).0, 503, "no source behind it");
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn objects_are_put_read_and_deleted_and_a_secret_s_values_stay_inside() {
+    let bench = Bench::new("objects");
+    let client = &bench.client;
+    let object = |kind: &str, name: &str, field: &str, data: Value| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, field: data});
+    let (map, secret) = ("/api/v1/namespaces/lab/configmaps/settings", "/api/v1/namespaces/lab/secrets/token");
+    let values = object("ConfigMap", "settings", "data", json!({"a": "1"}));
+    assert_eq!(bench.put(map, &values).await, (201, "created".to_owned()));
+    assert_eq!(bench.put(map, &values).await, (200, "unchanged".to_owned()));
+    let token = object("Secret", "token", "stringData", json!({"password": "hunter2", "user": "hunter2"}));
+    let answer = client.put(secret, token.to_string().into_bytes()).await.unwrap();
+    assert_eq!(answer.status(), 201);
+    let answer = http_body_util::BodyExt::collect(answer.into_body()).await.unwrap().to_bytes();
+    let mut shown = vec![String::from_utf8(answer.to_vec()).unwrap()];
+
+    let read: Value = client.get_json(map).await.unwrap();
+    assert_eq!((&read["kind"], &read["data"]), (&json!("ConfigMap"), &json!({"a": "1"})));
+    let read: Value = client.get_json(secret).await.unwrap();
+    assert_eq!(read["metadata"]["annotations"], json!({"limpet.dev/keys": "password,user"}));
+    let (status, message) = bench.put(secret, &read).await;
+    assert!(status == 422 && message.starts_with("Secret \"token\" is invalid: "), "what is shown is not put back");
+    for (path, kind, expected) in [
+        ("/api/v1/secrets", "SecretList", 1),
+        ("/api/v1/namespaces/lab/secrets", "SecretList", 1),
+        ("/api/v1/namespaces/lab/configmaps", "ConfigMapList", 1),
+        ("/api/v1/namespaces/default/configmaps", "ConfigMapList", 0),
+    ] {
+        let list: Value = client.get_json(path).await.unwrap();
+        assert_eq!((&list["kind"], list["items"].as_array().map(Vec::len)), (&json!(kind), Some(expected)), "{path}");
+        shown.push(list.to_string());
+    }
+    shown.extend([read.to_string(), client.get_text("/limpet/v1/sources").await.unwrap()]);
+    for text in &shown {
+        assert!(!text.contains("hunter2") && !text.contains("aHVudGVyMg"), "{text}");
+    }
+    let sources: Vec<SourceDocument> = client.get_json("/limpet/v1/sources").await.unwrap();
+    assert_eq!((sources[0].pods, sources[0].objects), (0, 2));
+
+    bench.put("/api/v1/namespaces/lab/pods/web", &web_of("x:1")).await;
+    let answer = client.delete(secret).await.unwrap();
+    let warning = answer.headers()["warning"].to_str().unwrap().to_owned();
+    assert_eq!(warning, "299 - \"Secret lab/token is still referred to by pod lab/web-edge1\"");
+    assert!(client.delete(map).await.unwrap().headers().get("warning").is_none());
+    assert_eq!(refused(client.delete(map).await.unwrap_err()), (404, "configmaps \"settings\" not found".to_owned()));
+    assert_eq!(refused(client.get_text(secret).await.unwrap_err()), (404, "secrets \"token\" not found".to_owned()));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn a_refused_push_is_told_and_counted() {
+    let bench = Bench::new("refused");
+    let web = "/api/v1/namespaces/default/pods/web";
+    let invalid = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}, "data": {"a": "hunter2"}});
+    for body in [web_of("x:1"), web_of(""), web_of("")] {
+        bench.put(web, &body).await;
+    }
+    assert_eq!(bench.put("/api/v1/namespaces/default/secrets/token", &invalid).await.0, 422);
+    assert_eq!(bench.put("/api/v1/namespaces/default/pods/db", &web_of("x:1")).await.0, 400);
+    assert_eq!(refused(bench.client.put(web, vec![b' '; 11 << 20]).await.unwrap_err()).0, 413);
+    // What is not there, or is another's, is nobody's manifest.
+    bench.client.delete("/api/v1/namespaces/default/pods/db").await.unwrap_err();
+
+    let told: Vec<(Option<String>, String, u32)> = (bench.fixture.state.events.snapshot().into_iter())
+        .map(|event| (event.pod.map(|(key, _)| key.to_string()), event.message, event.count))
+        .collect();
+    let expected = [
+        (Some("default/web-edge1"), "manifest rejected, the last good version runs on: Pod \"web\" is invalid: ", 2),
+        (None, "Secret \"token\" is invalid: apply:1:", 1),
+        (None, "the Pod's name is web, the request's is db", 1),
+        (Some("default/web-edge1"), "manifest rejected, the last good version runs on: the body is larger than ", 1),
+    ];
+    assert_eq!(told.len(), expected.len(), "{told:?}");
+    for ((pod, message, count), (about, beginning, times)) in told.iter().zip(expected) {
+        assert!(pod.as_deref() == about && message.starts_with(beginning) && *count == times, "{told:?}");
+        assert!(!message.contains("hunter2"), "{message}");
+    }
+    let page = bench.client.get_text("/metrics").await.unwrap();
+    for (reason, count) in [("invalid", 3), ("unreadable", 2)] {
+        let line = format!("limpet_manifest_rejected_total{{source=\"push\",reason=\"{reason}\"}} {count}\n");
+        assert!(page.contains(&line), "{line}{page}");
+    }
+    assert!(bench.dir.0.exists());
+    bench.end().await;
+}

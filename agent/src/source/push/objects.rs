@@ -1,0 +1,56 @@
+//! ConfigMaps and Secrets of the push source. As those of every source, they are for its own pods.
+
+use std::sync::Arc;
+
+use super::{DeletedObject, PushError, PushSource, Resource, Stored, Verb};
+use crate::object::{ObjectKey, ObjectRecord, references};
+use crate::source::{SourceKind, SourceSnapshot};
+
+impl PushSource {
+    pub(super) async fn put_object(
+        &mut self,
+        record: Arc<ObjectRecord>,
+        publish: &impl Fn(Arc<SourceSnapshot>),
+    ) -> Result<Stored<ObjectRecord>, PushError> {
+        let verb = match self.snapshot.objects.get(&record.key) {
+            Some(before) if **before == *record => {
+                return Ok(Stored { record: Arc::clone(before), verb: Verb::Unchanged });
+            }
+            Some(before) => match before.forbids(&record) {
+                Some(fault) => return Err(PushError::Invalid(vec![fault])),
+                None => Verb::Configured,
+            },
+            None => Verb::Created,
+        };
+        self.commit(&record.key, Some(vec![record.manifest()])).await?;
+        self.snapshot.objects.insert(record.key.clone(), Arc::clone(&record));
+        publish(Arc::new(self.snapshot.clone()));
+        Ok(Stored { record, verb })
+    }
+
+    pub(super) async fn delete_object(
+        &mut self,
+        key: ObjectKey,
+        publish: &impl Fn(Arc<SourceSnapshot>),
+    ) -> Result<DeletedObject, PushError> {
+        let Some(record) = self.snapshot.objects.get(&key).cloned() else { return Err(self.no_such_object(&key)) };
+        self.commit(&key, None).await?;
+        self.snapshot.objects.remove(&key);
+        publish(Arc::new(self.snapshot.clone()));
+        let staying = self.snapshot.pods.values().filter(|pod| !self.ending.contains(&pod.key));
+        let referring = staying.filter(|pod| references(pod).contains(&key));
+        Ok(DeletedObject { record, referred_by: referring.map(|pod| pod.key.clone()).collect() })
+    }
+
+    /// Why there is no object of that name to delete.
+    fn no_such_object(&self, key: &ObjectKey) -> PushError {
+        let snapshots = self.around.slots.load();
+        let of_another = SourceKind::ALL.into_iter().zip(&snapshots);
+        match of_another.filter_map(|(by, snapshot)| Some((by, snapshot.objects.get(key)?))).next() {
+            Some((by, object)) => {
+                PushError::NotPushed { what: key.to_string(), by, origin: Arc::clone(&object.origin) }
+            }
+            None => PushError::NotFound { resource: Resource::Object(key.kind), name: key.name.to_string() },
+        }
+    }
+}

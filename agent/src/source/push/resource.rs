@@ -1,0 +1,54 @@
+//! What can be pushed, under the names an apiserver has for it.
+
+use crate::object::ObjectKind;
+
+/// The kinds that are pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Resource {
+    /// Pods.
+    Pod,
+    /// ConfigMaps or Secrets.
+    Object(ObjectKind),
+}
+
+impl Resource {
+    /// As in a route: `pods`.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::Pod => "pods",
+            Self::Object(ObjectKind::ConfigMap) => "configmaps",
+            Self::Object(ObjectKind::Secret) => "secrets",
+        }
+    }
+
+    /// As in kubectl's answers: `pod`.
+    pub fn singular(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Object(kind) => kind.resource(),
+        }
+    }
+
+    /// As in a manifest: `Pod`.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Pod => "Pod",
+            Self::Object(kind) => kind.as_str(),
+        }
+    }
+
+    /// The kind by one of the names kubectl knows it by.
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "pod" | "pods" | "po" => Some(Self::Pod),
+            "configmap" | "configmaps" | "cm" => Some(Self::Object(ObjectKind::ConfigMap)),
+            "secret" | "secrets" => Some(Self::Object(ObjectKind::Secret)),
+            _ => None,
+        }
+    }
+
+    /// Where the agent has the one of that name.
+    pub fn path(self, namespace: &str, name: &str) -> String {
+        format!("/api/v1/namespaces/{namespace}/{}/{name}", self.plural())
+    }
+}
