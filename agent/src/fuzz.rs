@@ -2,7 +2,7 @@
 //! what must hold of them whatever they are.
 
 use crate::pod::{self, Severity};
-use crate::source::SourceKind;
+use crate::source::{SourceKind, http};
 use crate::store;
 
 /// Any bytes as a manifest. What is taken can be kept and comes back as the same pod; what is refused has a reason.
@@ -21,6 +21,15 @@ pub fn manifest(bytes: &[u8]) {
         assert_eq!(back.pod, record.pod, "{} is another pod when it is read back", record.key);
         assert_eq!(back.manifest, record.manifest, "the canonical form is not stable");
     }
+}
+
+/// Any bytes as a URL's answer; the first one says how it came. It is bounded, refused only with a reason, ends nothing
+/// by being refused, and what is taken comes back the same after a restart.
+///
+/// # Panics
+/// When that does not hold.
+pub fn answer(bytes: &[u8]) {
+    http::check_answer(bytes);
 }
 
 /// Any bytes as a record of the database: what is read is what would be written.
@@ -51,5 +60,6 @@ mod tests {
     fn the_seeds_of_the_fuzz_targets_hold() {
         replay("manifest", super::manifest);
         replay("record", super::record);
+        replay("answer", super::answer);
     }
 }

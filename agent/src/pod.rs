@@ -8,6 +8,7 @@ mod corpus_tests;
 mod decode;
 mod default;
 pub mod diff;
+pub mod edit;
 pub mod fault;
 mod fields;
 mod fingerprint;
@@ -22,6 +23,7 @@ mod validate;
 mod yaml;
 
 pub use diff::{Part, PodDiff};
+pub use edit::{Edit, edits};
 pub use fault::{Fault, Reason, Severity};
 pub use key::{PodKey, PodUid};
 pub use manifest::{Manifest, Restored, read, restore, restore_kept};

@@ -14,7 +14,7 @@ use super::Fingerprint;
 const POD_IN_PLACE: [&str; 2] = ["activeDeadlineSeconds", "tolerations"];
 const METADATA_IN_PLACE: [&str; 2] = ["annotations", "labels"];
 const CONTAINER_IN_PLACE: [&str; 2] = ["image", "resources"];
-const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
+pub(super) const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
 
 /// The canonical form of `manifest`; its `status` is nobody's wish and left out.
 pub(super) fn canonical(manifest: &Value) -> Vec<u8> {
@@ -80,6 +80,17 @@ pub(super) fn immutable(manifest: &Value) -> Fingerprint {
         }
     }
     hash(&canonical(&manifest))
+}
+
+/// Whether a pod goes on when what is at `steps` changes; `*` stands for an item of a list.
+pub(super) fn is_in_place(steps: &[&str]) -> bool {
+    match steps {
+        ["status", ..] => true,
+        ["metadata", field, ..] => METADATA_IN_PLACE.contains(field),
+        ["spec", list, "*", field, ..] if CONTAINER_LISTS.contains(list) => CONTAINER_IN_PLACE.contains(field),
+        ["spec", field, ..] => POD_IN_PLACE.contains(field),
+        _ => false,
+    }
 }
 
 fn remove(value: &mut Value, keys: &[&str]) {

@@ -5,6 +5,8 @@
 //! wrong, runs the same pods as before. An answer counts when it is whole and holds manifests: nothing else, no status,
 //! no silence, no login page, no empty body, removes a pod. An empty list does.
 
+mod answer;
+mod check;
 mod client;
 mod failure;
 mod fetch;
@@ -27,6 +29,7 @@ use crate::source::told::Told;
 use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
+pub(crate) use check::check_answer;
 use client::Patience;
 use failure::Failure;
 use fetch::{Answer, Fetcher, Validators};
@@ -173,22 +176,15 @@ impl HttpSource {
             self.validators = validators;
             return Ok(());
         }
-        if let Some(reason) = no_manifests(&bytes) {
-            return Err(Failure::refused(reason));
-        }
-        let says_list = contains(&bytes, b"items");
-        let (read, origin, node_name) = (self.decoder.read, Arc::clone(&self.origin), Arc::clone(&self.node_name));
-        let decode = move || read(&bytes, &origin, SourceKind::Http, &node_name);
-        let manifest = match tokio::task::spawn_blocking(decode).await {
-            Ok(manifest) => manifest,
+        let (decoder, origin, node_name) = (self.decoder, Arc::clone(&self.origin), Arc::clone(&self.node_name));
+        let read = move || answer::read(&bytes, decoder, &origin, &node_name);
+        let manifest = match tokio::task::spawn_blocking(read).await {
+            Ok(manifest) => manifest?,
             Err(error) => {
                 error!(%error, "reading the URL's answer failed");
                 return Err(Failure::refused("its answer cannot be read"));
             }
         };
-        if manifest.pods.is_empty() && manifest.faults.is_empty() && !says_list {
-            return Err(Failure::refused("an answer that holds nothing; an empty list would remove the pods"));
-        }
         self.accept(manifest, validators);
         self.body = Some(digest);
         Ok(())
@@ -251,24 +247,6 @@ impl HttpSource {
         }
         self.keeper.write();
     }
-}
-
-/// Why a whole answer is nothing to be read as manifests; `None`: it may be some.
-fn no_manifests(bytes: &[u8]) -> Option<&'static str> {
-    let text = bytes.trim_ascii_start();
-    if text.starts_with(b"<") {
-        return Some("answered with a web page, not with manifests; is a login or proxy in the way?");
-    }
-    let says_something = |line: &[u8]| {
-        let line = line.trim_ascii();
-        !(line.is_empty() || line.starts_with(b"#") || line == b"---" || line == b"...")
-    };
-    let blank = !text.split(|byte| *byte == b'\n').any(says_something);
-    blank.then_some("an empty answer; an empty list would remove the pods")
-}
-
-fn contains(text: &[u8], word: &[u8]) -> bool {
-    text.windows(word.len()).any(|window| window == word)
 }
 
 #[cfg(test)]

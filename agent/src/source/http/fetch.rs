@@ -1,6 +1,5 @@
 //! One exchange: asks the URL, follows redirects, reads an answer that is whole and not too large.
 
-use std::io::Read;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -11,13 +10,12 @@ use reqwest::header::{
 use reqwest::{Response, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 
+use super::answer::{Form, MAX_BODY};
 use super::client::{Clients, Patience};
 use super::failure::Failure;
 use super::schedule;
 use super::settings::{HttpSettings, digest, shown};
 
-/// Bytes of an answer, as it comes and unpacked, as kubelet has it.
-pub(super) const MAX_BODY: usize = 10 << 20;
 /// Redirects followed in one exchange.
 const MAX_REDIRECTS: usize = 5;
 /// Bytes of an answer's validators that are kept.
@@ -159,25 +157,18 @@ fn refusal(response: &Response) -> Failure {
 async fn answer(url: &Url, response: Response) -> Result<Answer, Failure> {
     let headers = response.headers();
     let encoding = headers.get(CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?").trim().to_ascii_lowercase());
-    // An answer that ends where the connection ends may have been cut anywhere.
     let open_ended = response.content_length().is_none()
         && !headers.contains_key(TRANSFER_ENCODING)
         && response.version() <= reqwest::Version::HTTP_11;
+    let form = Form { encoding, open_ended };
     let validators = Validators::of(url, headers);
     let bytes = read(response).await?;
-    let bytes = match encoding.as_deref() {
-        None | Some("" | "identity") => {
-            if open_ended && !bytes.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_err() {
-                let reason = "an answer without Content-Length, which cannot be told from one that was cut";
-                return Err(Failure::refused(reason));
-            }
-            bytes
-        }
-        Some("gzip" | "x-gzip") => {
-            let unpacked = tokio::task::spawn_blocking(move || unpack(&bytes)).await;
+    let bytes = match form.is_packed() {
+        true => {
+            let unpacked = tokio::task::spawn_blocking(move || form.unpack(bytes)).await;
             unpacked.map_err(|error| Failure::refused(error.to_string()))??
         }
-        Some(other) => return Err(Failure::refused(format!("packed as {other}, which was not asked for"))),
+        false => form.unpack(bytes)?,
     };
     Ok(Answer::Body { bytes, validators })
 }
@@ -193,19 +184,6 @@ async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
             return Err(too_large());
         }
         bytes.extend_from_slice(&chunk);
-    }
-    Ok(bytes)
-}
-
-fn unpack(packed: &[u8]) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let limit = MAX_BODY as u64 + 1;
-    flate2::read::MultiGzDecoder::new(packed)
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .map_err(|error| Failure::refused(format!("not to be unpacked: {error}")))?;
-    if bytes.len() > MAX_BODY {
-        return Err(Failure::refused(format!("an answer larger than {} MiB, unpacked", MAX_BODY >> 20)));
     }
     Ok(bytes)
 }

@@ -1,0 +1,76 @@
+//! What must hold of any answer, for the fuzz target: bounded, refused only with a reason, and what is accepted is what
+//! comes back after a restart.
+
+use std::sync::Arc;
+
+use super::answer::{Form, MAX_BODY, read};
+use crate::object;
+use crate::pod::{self, Manifest, Restored, Severity};
+use crate::source::view::{Contents, View};
+use crate::source::{Decoder, Health, SourceKind, SourceSnapshot};
+
+const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const ORIGIN: &str = "https://fleet.example/pods";
+const NODE: &str = "node";
+/// What the URL had answered before.
+const BEFORE: &[u8] = br#"{"apiVersion": "v1", "kind": "List", "items": [
+    {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}},
+    {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "db"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}},
+    {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web"}, "data": {"a": "b"}}]}"#;
+
+/// Takes `bytes` as an answer: the first byte says how it came, the others are its body.
+///
+/// # Panics
+/// When something does not hold.
+pub(crate) fn check_answer(bytes: &[u8]) {
+    let Some((&how, body)) = bytes.split_first() else { return };
+    let encoding = [None, Some("gzip"), Some("identity"), Some("br")][usize::from(how & 3)];
+    let form = Form { encoding: encoding.map(str::to_owned), open_ended: how & 4 != 0 };
+    let read = form.unpack(body.to_vec()).and_then(|bytes| {
+        assert!(bytes.len() <= MAX_BODY, "{} bytes are taken", bytes.len());
+        read(&bytes, DECODER, ORIGIN, NODE)
+    });
+    match read {
+        Ok(manifest) => check_manifest(manifest),
+        Err(failure) => assert!(!failure.reason.is_empty(), "refused without a reason"),
+    }
+}
+
+fn check_manifest(manifest: Manifest) {
+    let origin: Arc<str> = Arc::from(ORIGIN);
+    let before = (DECODER.read)(BEFORE, ORIGIN, SourceKind::Http, NODE);
+    assert!(before.faults.is_empty() && before.pods.len() == 2, "{:?}", before.faults);
+    let known: Vec<_> = before.pods.iter().map(|pod| pod.key.clone()).collect();
+    let refused = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
+    let (unknown, named) = (manifest.unknown_refused, manifest.refused.clone());
+    assert!(refused || !unknown && named.is_empty(), "refused without a reason");
+
+    let mut view = View::default();
+    view.accept(&origin, before, Contents::default);
+    view.accept(&origin, manifest, Contents::default);
+    let snapshot = view.settle(true, Health::Good).unwrap_or_default();
+    assert_eq!(refused, !snapshot.rejected.is_empty(), "{:?}", snapshot.rejected);
+    for key in &known {
+        assert!(snapshot.pods.contains_key(key) || !unknown && !named.contains(key), "{key} ended by a refusal");
+    }
+    check_kept(&view, &origin, &snapshot);
+}
+
+/// What is written to the disk comes back as what was published.
+fn check_kept(view: &View, origin: &str, snapshot: &SourceSnapshot) {
+    let kept = view.manifests(origin).unwrap_or_default();
+    assert_eq!(kept.len(), snapshot.pods.len() + snapshot.objects.len());
+    for manifest in kept {
+        match (DECODER.restore)(&manifest, ORIGIN, SourceKind::Http, NODE) {
+            Ok(Restored::Pod(pod)) => {
+                let published = snapshot.pods.get(&pod.key);
+                assert!(published.is_some_and(|now| **now == *pod && now.pod == pod.pod), "{} is another pod", pod.key);
+            }
+            Ok(Restored::Object(object)) => {
+                let published: Option<&Arc<object::ObjectRecord>> = snapshot.objects.get(&object.key);
+                assert!(published.is_some_and(|now| **now == object), "{} is another object", object.key);
+            }
+            Err(faults) => panic!("taken and cannot be read back: {faults:?}"),
+        }
+    }
+}
