@@ -71,6 +71,8 @@ pub struct Settings {
     pub certs_d: PathBuf,
     /// The CNI configuration; an empty directory when there is none.
     pub cni_config: PathBuf,
+    /// How much it logs: its `--v`.
+    pub verbosity: u8,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
@@ -219,8 +221,8 @@ impl Agent {
     /// `limpet run`, not started.
     pub fn command(&self) -> Result<Command> {
         let mut command = Command::new(self.program()?);
-        command.args(["run", "--hostname-override", &self.settings.node_name, "--v", "4", "--config"]);
-        command.arg(self.settings.config());
+        command.args(["run", "--hostname-override", &self.settings.node_name]);
+        command.args(["--v", &self.settings.verbosity.to_string(), "--config"]).arg(self.settings.config());
         command.env("RUST_BACKTRACE", "1");
         if let Ok(path) = std::env::join_paths(tools::search_path()) {
             command.env("PATH", path);
@@ -228,21 +230,26 @@ impl Agent {
         Ok(command)
     }
 
+    /// Starts it; it may not answer yet.
+    pub fn spawn(&mut self) -> Result<()> {
+        self.daemon = Some(Daemon::start(&mut self.command()?, &self.settings.dir.join("agent.log"))?);
+        Ok(())
+    }
+
     /// Starts it and waits until its socket answers.
     pub fn start(&mut self) -> Result<()> {
-        let mut daemon = Daemon::start(&mut self.command()?, &self.settings.dir.join("agent.log"))?;
+        self.spawn()?;
         let socket = self.settings.socket();
+        let daemon = self.daemon.as_mut().context("the agent does not run")?;
         let mut ended = None;
         let started = wait::until_true(Duration::from_secs(30), "the agent's socket", || {
             ended = daemon.ended().ok().flatten();
             ended.is_some() || UnixStream::connect(&socket).is_ok()
         });
-        let log = daemon.log();
-        self.daemon = Some(daemon);
         if let Some(status) = ended {
-            bail!("the agent ended at once, {status}; its log ends with:\n{}", tail(&log, 20));
+            bail!("the agent ended at once, {status}; its log ends with:\n{}", tail(&daemon.log(), 20));
         }
-        started.with_context(|| format!("the agent's log ends with:\n{}", tail(&log, 20)))
+        started.with_context(|| format!("the agent's log ends with:\n{}", tail(&daemon.log(), 20)))
     }
 
     /// Its process id, while it runs.

@@ -1,7 +1,6 @@
 //! A real kube-apiserver on loopback, with etcd beneath it. No scheduler, no controllers: it keeps and judges objects.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::process::{self, Daemon};
+use crate::web::free_port;
 use crate::{tools, wait};
 
 const TOKEN: &str = "limpet";
@@ -97,8 +97,4 @@ fn etcd(dir: &Path) -> Result<(Daemon, String)> {
         .args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")])
         .arg(format!("--initial-cluster=default={peer}"));
     Ok((Daemon::start(&mut command, &dir.join("etcd.log"))?, client))
-}
-
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 
+use crate::image::PAUSE;
 use crate::process::{self, Daemon, tail};
 use crate::tools::{self, ContainerdPrograms};
-use crate::wait;
+use crate::{cni, wait};
 
 /// containerd's namespace for everything Kubernetes.
 pub const NAMESPACE: &str = "k8s.io";
@@ -36,19 +37,22 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Writes the configuration below `dir`; nothing is started. `cri` enables the CRI plugin beside the agent,
-    /// `choice` is as for [`ContainerdPrograms::chosen`].
-    pub fn prepare(dir: &Path, cri: bool, choice: Option<&str>) -> Result<Self> {
+    /// Writes the configuration below `dir`; nothing is started. `cri` enables the CRI plugin beside the agent, with
+    /// that directory of network configurations; `choice` is as for [`ContainerdPrograms::chosen`].
+    pub fn prepare(dir: &Path, cri: Option<&Path>, choice: Option<&str>) -> Result<Self> {
         let programs = ContainerdPrograms::chosen(choice)?;
         fs::create_dir_all(dir.join("certs.d")).with_context(|| format!("{}", dir.display()))?;
         let at = dir.display();
         let disabled = match (cri, programs.version.0) {
-            (true, _) => "",
-            (false, 1) => r#""io.containerd.grpc.v1.cri""#,
-            (false, _) => {
+            (Some(_), _) => "",
+            (None, 1) => r#""io.containerd.grpc.v1.cri""#,
+            (None, _) => {
                 r#""io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri""#
             }
         };
+        let cni_config = cri.unwrap_or(dir).display();
+        let plugins = cni::plugin_dirs().into_iter().next().unwrap_or_default();
+        let plugins = plugins.display();
         let config = format!(
             r#"version = 2
 root = "{at}/root"
@@ -64,12 +68,22 @@ disabled_plugins = [{disabled}]
   disable = true
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
+  sandbox_image = "{PAUSE}"
+  netns_mounts_under_state_dir = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  conf_dir = "{cni_config}"
+  bin_dir = "{plugins}"
 [plugins."io.containerd.grpc.v1.cri".registry]
   config_path = "{at}/certs.d"
 "#
         );
         fs::write(dir.join("config.toml"), config).context("containerd's config.toml")?;
         Ok(Self { programs, dir: dir.to_owned(), daemon: None })
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.as_ref().map(Daemon::pid)
     }
 
     /// Its socket.
@@ -149,6 +163,13 @@ disabled_plugins = [{disabled}]
         }
         tasks.sort();
         Ok(tasks)
+    }
+
+    /// The processes that do nothing but hold the namespaces of pods.
+    pub fn pauses(&self) -> Result<Vec<u32>> {
+        let mut pids: Vec<_> = self.tasks()?.into_iter().map(|task| task.pid).collect();
+        pids.retain(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"/bin/sleep\0")));
+        Ok(pids)
     }
 
     /// The ids of all containers, ordered.

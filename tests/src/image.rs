@@ -17,6 +17,9 @@ pub const V1: &str = "registry.test/limpet/demo:v1";
 /// The second version; `/version` in it says `2`.
 pub const V2: &str = "registry.test/limpet/demo:v2";
 
+/// What holds a pod's namespaces where a CRI runtime runs it.
+pub const PAUSE: &str = "registry.test/limpet/pause:v1";
+
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 /// The media type of the manifests built here.
@@ -126,6 +129,11 @@ pub fn demo_images() -> Result<[Image; 2]> {
             .build()
     };
     Ok([version(V1, "1")?, version(V2, "2")?])
+}
+
+/// The image of pause containers.
+pub fn pause_image() -> Result<Image> {
+    ImageBuilder::new(PAUSE).config("Cmd", json!(["/bin/sleep", "2147483647"])).build()
 }
 
 /// Writes `images` as one OCI layout archive.

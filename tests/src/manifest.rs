@@ -1,5 +1,9 @@
 //! Pod manifests as short as tests want them. They are JSON, which is YAML.
 
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use crate::image;
@@ -27,6 +31,13 @@ pub fn simple(name: &str, script: &str) -> Value {
 /// A container that runs `script` in a shell, from the first demo image.
 pub fn shell(name: &str, script: &str) -> Value {
     json!({ "name": name, "image": image::V1, "command": ["/bin/sh", "-c", script] })
+}
+
+/// Puts the manifest `file` into `dir` as careful tools do: written beside and renamed.
+pub fn put(dir: &Path, file: &str, text: &str) -> Result<()> {
+    let partial = dir.join(format!(".{file}.partial"));
+    fs::write(&partial, text).with_context(|| format!("{}", partial.display()))?;
+    fs::rename(&partial, dir.join(file)).with_context(|| format!("rename {file}"))
 }
 
 /// `base` with the keys of `more`; objects are merged, everything else is replaced.

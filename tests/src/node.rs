@@ -15,8 +15,9 @@ use self::take_down::{cgroup_dirs, take_down};
 use crate::agent::{Agent, Settings};
 use crate::cni::Cni;
 use crate::containerd::Containerd;
+use crate::image::Image;
 use crate::process::tail;
-use crate::{image, wait};
+use crate::{image, manifest, wait};
 
 /// What kind of node a test wants.
 #[derive(Debug, Clone)]
@@ -29,7 +30,7 @@ pub struct NodeOptions {
     pub containerd_choice: Option<String>,
     /// Whether the agent runs at boot.
     pub agent: bool,
-    /// Whether containerd's CRI plugin is enabled beside the agent.
+    /// Whether containerd's CRI plugin is enabled beside the agent, with the node's network and a sandbox image.
     pub cri: bool,
     /// Whether the demo images are in containerd before the agent starts.
     pub images: bool,
@@ -41,6 +42,8 @@ pub struct NodeOptions {
     pub limpet: Vec<String>,
     /// The executable to run; the one cargo builds when there is none.
     pub program: Option<PathBuf>,
+    /// How much the agent logs: its `--v`.
+    pub verbosity: u8,
 }
 
 impl Default for NodeOptions {
@@ -56,6 +59,7 @@ impl Default for NodeOptions {
             kubelet: Vec::new(),
             limpet: Vec::new(),
             program: None,
+            verbosity: 4,
         }
     }
 }
@@ -116,24 +120,25 @@ impl TestNode {
         let dir = place.dir.clone();
         let guard = Guard(Some(place.clone()));
         fs::create_dir_all(dir.join("cni-none")).with_context(|| format!("{}", dir.display()))?;
-        let mut containerd = Containerd::prepare(&dir.join("ctd"), options.cri, options.containerd_choice.as_deref())?;
         let cni = options.cni.then(|| Cni::prepare(&dir.join("cni"), &place.bridge(), number)).transpose()?;
+        let cni_config = cni.as_ref().map_or(dir.join("cni-none"), |cni| cni.config_dir.clone());
+        let cri = options.cri.then_some(cni_config.as_path());
+        let mut containerd = Containerd::prepare(&dir.join("ctd"), cri, options.containerd_choice.as_deref())?;
         let settings = Settings {
             dir: dir.clone(),
             node_name: place.node_name(),
             endpoint: containerd.socket(),
             cgroup: format!("/{}", place.name),
             certs_d: containerd.certs_d(),
-            cni_config: cni.as_ref().map_or(dir.join("cni-none"), |cni| cni.config_dir.clone()),
+            cni_config,
+            verbosity: options.verbosity,
             kubelet: options.kubelet.clone(),
             limpet: options.limpet.clone(),
         };
         if let Some(size) = options.root_size {
             small_disk(&settings.root(), size)?;
         }
-        for cgroup in cgroup_dirs(&place.name) {
-            fs::create_dir_all(&cgroup).with_context(|| format!("{}", cgroup.display()))?;
-        }
+        make_cgroup(&place.name)?;
         let agent = Agent::prepare(options.program.clone(), settings)?;
         if options.containerd {
             containerd.start()?;
@@ -142,6 +147,9 @@ impl TestNode {
         let mut node = Self { containerd, agent, cni, place };
         if options.containerd && options.images {
             node.import_demo_images()?;
+        }
+        if options.containerd && options.cri {
+            node.import(&[&image::pause_image()?])?;
         }
         if options.agent {
             node.agent.start()?;
@@ -152,8 +160,12 @@ impl TestNode {
     /// Puts both versions of the demo image into containerd.
     pub fn import_demo_images(&self) -> Result<()> {
         let [first, second] = image::demo_images()?;
-        let archive = self.dir().join("demo.tar");
-        image::write_oci_archive(&[&first, &second], &archive)?;
+        self.import(&[&first, &second])
+    }
+
+    fn import(&self, images: &[&Image]) -> Result<()> {
+        let archive = self.dir().join("images.tar");
+        image::write_oci_archive(images, &archive)?;
         self.containerd.import(&archive)
     }
 
@@ -177,12 +189,14 @@ impl TestNode {
         &self.place.name
     }
 
+    /// Makes a cgroup below it, in every hierarchy.
+    pub fn make_cgroup(&self, name: &str) -> Result<()> {
+        make_cgroup(&format!("{}/{name}", self.cgroup()))
+    }
+
     /// Puts a manifest into place as careful tools do: written beside and renamed.
     pub fn drop_text(&self, file: &str, text: &str) -> Result<()> {
-        let dir = self.agent.settings().manifests();
-        let partial = dir.join(format!(".{file}.partial"));
-        fs::write(&partial, text).with_context(|| format!("{}", partial.display()))?;
-        fs::rename(&partial, dir.join(file)).with_context(|| format!("rename {file}"))
+        manifest::put(&self.agent.settings().manifests(), file, text)
     }
 
     /// The same for a manifest made of values; the file is called as the pod is.
@@ -357,6 +371,11 @@ impl Drop for Guard {
             take_down(place);
         }
     }
+}
+
+fn make_cgroup(name: &str) -> Result<()> {
+    let mut dirs = cgroup_dirs(name).into_iter();
+    dirs.try_for_each(|dir| fs::create_dir_all(&dir).with_context(|| format!("{}", dir.display())))
 }
 
 /// Mounts a disk of `size` bytes at `path`.

@@ -52,6 +52,11 @@ impl Web {
     }
 }
 
+/// A port of loopback's that nobody listens on.
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
 fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut byte = [0];

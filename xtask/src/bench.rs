@@ -1,11 +1,13 @@
-//! `cargo xtask bench`: what limpet costs, beside what it cannot cost less than.
+//! `cargo xtask bench`: what limpet costs, beside what it cannot cost less than and beside a real kubelet.
 
-use anyhow::Result;
-use limpet_tests::agent;
+use std::path::PathBuf;
 
-use crate::{cargo, setup};
+use anyhow::{Result, ensure};
+use limpet_tests::{agent, contender, measure};
 
-/// What to measure.
+use crate::{cargo, kubernetes, setup};
+
+/// What to measure. The machine has to be quiet: every figure is of this machine, at this time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[arg(value_enum, default_value = "all")]
@@ -13,32 +15,57 @@ pub(crate) struct Arguments {
     /// The major version of containerd to measure with.
     #[arg(long, value_name = "MAJOR", value_parser = clap::value_parser!(u32).range(1..=2))]
     containerd: Option<u32>,
-    /// How many starts of each kind.
+    /// Measure a real kubelet, too, in the same run: this program, or the one that `cargo xtask kubelet` builds.
+    ///
+    /// It runs on the containerd of the bench, in turns with limpet, without an apiserver.
+    #[arg(long, value_name = "PATH", num_args = 0..=1)]
+    kubelet: Option<Option<PathBuf>>,
+    /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
+    /// How long `idle` looks on.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum What {
-    /// Manifest to first process and exit to restart, end to end, beside containerd's floor.
+    /// Manifest to first process, exit to restart, edit to new pod, removal to end: one pod at a time, and 20 at once.
     Start,
+    /// Memory, wake-ups and bytes written while nothing happens, with 0, 10 and 50 pods.
+    Idle,
+    /// The agent's start to 50 running pods adopted.
+    Adopt,
     /// The merge beside the plain way, and the way from a manifest's rename to its change; reading by criterion.
     Merge,
-    /// Both.
+    /// All of them.
     All,
 }
 
 /// Runs the benches asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if arguments.what != What::Start {
+    let wanted = |what| arguments.what == what || arguments.what == What::All;
+    if wanted(What::Merge) {
         cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure", "--bench", "merge"]))?;
     }
-    if arguments.what != What::Merge {
-        let choice = setup::for_major(arguments.containerd)?;
-        let program = agent::build(&["--release"])?;
-        let mut command = cargo::command(&["bench", "--package", "limpet-tests", "--bench", "start"]);
-        command.env(agent::PROGRAM_VARIABLE, program).env("LIMPET_BENCH_RUNS", arguments.runs.to_string());
-        cargo::run(command.envs(choice))?;
+    let on_a_node = [(What::Start, "start"), (What::Idle, "idle"), (What::Adopt, "adopt")];
+    let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let kubelet = arguments.kubelet.clone().map(|path| path.map_or_else(kubernetes::kubelet, Ok)).transpose()?;
+    let choice = setup::for_major(arguments.containerd)?;
+    let program = agent::build(&["--release"])?;
+    for name in names {
+        let mut command = cargo::command(&["bench", "--package", "limpet-tests", "--bench", name]);
+        command.env(agent::PROGRAM_VARIABLE, &program).envs(choice.iter().cloned());
+        command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
+        command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
+        if let Some(kubelet) = &kubelet {
+            ensure!(kubelet.is_file(), "{} is no kubelet", kubelet.display());
+            command.env(contender::KUBELET_VARIABLE, kubelet.canonicalize()?);
+        }
+        cargo::run(&mut command)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use limpet_tests::corpus::{self, Answer, Answers};
 use limpet_tests::tools;
 use serde_json::{Map, Value};
 
-use crate::apiserver;
+use crate::kubernetes;
 
 /// Admission that adds to a Pod, or judges it by what else the cluster has.
 const NO_ADMISSION: &str = "ServiceAccount,DefaultTolerationSeconds,Priority,LimitRanger,RuntimeClass,\
@@ -21,7 +21,7 @@ const METADATA: [&str; 4] = ["annotations", "finalizers", "labels", "ownerRefere
 
 /// Asks and records.
 pub(crate) fn run() -> Result<()> {
-    apiserver::ready()?;
+    kubernetes::apiserver()?;
     let work = tools::cache_dir().join(format!(".apiserver-{}", std::process::id()));
     let recorded = record(&work);
     std::fs::remove_dir_all(&work).ok();

@@ -1,17 +1,18 @@
 //! limpet's development tasks. `cargo xtask --help` lists them.
 
-mod apiserver;
 mod apt;
 mod bench;
 mod cargo;
 mod corpus;
 mod demo;
+mod kubernetes;
 mod lint;
 mod setup;
 mod test;
 mod test_vm;
 mod vm_image;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -39,6 +40,8 @@ enum Task {
     TestVm(test_vm::Arguments),
     /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
     Apiserver,
+    /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
+    Kubelet,
     /// Ask a real apiserver about every manifest of agent/tests/corpus, and record what it says.
     Corpus,
     /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
@@ -53,7 +56,8 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
-        Task::Apiserver => apiserver::run(),
+        Task::Apiserver => kubernetes::apiserver().map(say_where),
+        Task::Kubelet => kubernetes::kubelet().map(say_where),
         Task::Corpus => corpus::run(),
         Task::Lint => lint::run(),
         Task::Bench(arguments) => bench::run(&arguments),
@@ -65,4 +69,8 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn say_where(program: PathBuf) {
+    println!("{}", program.display());
 }

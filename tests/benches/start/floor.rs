@@ -17,6 +17,7 @@ use containerd_client::tonic::{Code, Request, Status, metadata::MetadataValue};
 use limpet_tests::TestNode;
 use limpet_tests::containerd::NAMESPACE;
 use limpet_tests::image::{self, V1};
+use limpet_tests::life::Life;
 use prost_types::Any;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -34,17 +35,17 @@ pub(crate) struct Floor {
 }
 
 impl Floor {
-    pub(crate) fn connect(node: &TestNode, beat: &Path) -> Result<Self> {
+    pub(crate) fn connect(node: &TestNode, life: &Life) -> Result<Self> {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let channel = tokio.block_on(containerd_client::connect(node.containerd.socket()))?;
         let [image, _] = image::demo_images()?;
         let digests: Vec<_> = image.layers.iter().map(image::Blob::digest).collect();
-        Ok(Self { tokio, channel, parent: chain_id(&digests), spec: spec(beat), cgroup: node.cgroup().to_owned() })
+        Ok(Self { tokio, channel, parent: chain_id(&digests), spec: spec(&life.dir), cgroup: node.cgroup().to_owned() })
     }
 
-    /// Prepares a snapshot, creates a container and a task, and starts it.
-    pub(crate) fn start(&self, id: &str) -> Result<()> {
-        self.tokio.block_on(self.start_container(id)).with_context(|| format!("start {id}"))
+    /// Prepares a snapshot, creates a container that runs `script` and a task, and starts it.
+    pub(crate) fn start(&self, id: &str, script: &str) -> Result<()> {
+        self.tokio.block_on(self.start_container(id, script)).with_context(|| format!("start {id}"))
     }
 
     /// Takes it all away again.
@@ -52,7 +53,7 @@ impl Floor {
         self.tokio.block_on(self.remove_container(id)).with_context(|| format!("remove {id}"))
     }
 
-    async fn start_container(&self, id: &str) -> Result<()> {
+    async fn start_container(&self, id: &str, script: &str) -> Result<()> {
         let mut snapshots = SnapshotsClient::new(self.channel.clone());
         let mut containers = ContainersClient::new(self.channel.clone());
         let mut tasks = TasksClient::new(self.channel.clone());
@@ -65,6 +66,7 @@ impl Floor {
         };
         let rootfs = snapshots.prepare(request(prepare)).await?.into_inner().mounts;
         let mut spec = self.spec.clone();
+        spec["process"]["args"] = json!(["/bin/sh", "-c", script]);
         spec["linux"]["cgroupsPath"] = json!(format!("/{}/{id}", self.cgroup));
         let container = Container {
             id: id.to_owned(),
@@ -130,7 +132,7 @@ fn chain_id(digests: &[String]) -> String {
 }
 
 /// What a container of a pod on the host's network gets, too.
-fn spec(beat: &Path) -> Value {
+fn spec(life: &Path) -> Value {
     let capabilities = [
         "CAP_CHOWN",
         "CAP_DAC_OVERRIDE",
@@ -152,7 +154,6 @@ fn spec(beat: &Path) -> Value {
         "ociVersion": "1.0.2",
         "process": {
             "user": { "uid": 0, "gid": 0 },
-            "args": ["/bin/sh", "-c", super::ANNOUNCE],
             "env": ["PATH=/usr/bin:/bin"],
             "cwd": "/",
             "capabilities": { "bounding": capabilities, "effective": capabilities, "permitted": capabilities },
@@ -166,7 +167,7 @@ fn spec(beat: &Path) -> Value {
             mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
             mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
             mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
-            { "destination": "/beat", "type": "bind", "source": beat, "options": ["rbind", "rprivate", "rw"] },
+            { "destination": "/life", "type": "bind", "source": life, "options": ["rbind", "rprivate", "rw"] },
         ],
         "linux": {
             "resources": { "devices": [{ "allow": false, "access": "rwm" }], "cpu": { "shares": 2 } },

@@ -41,7 +41,7 @@ pub fn sweep() {
 }
 
 /// What a node runs outside its cgroups: daemons, shims, loggers and what they call. Somebody's pager is not among it.
-const PROGRAMS: [&str; 5] = ["containerd", "ctr", "docker-registry", "limpet", "runc"];
+const PROGRAMS: [&str; 6] = ["containerd", "ctr", "docker-registry", "limpet", "peer-kubelet", "runc"];
 
 /// The node's processes are those in its cgroups and those of its programs that name its directory.
 fn end_processes(place: &Place) -> Option<String> {

@@ -1,10 +1,10 @@
-//! `cargo xtask apiserver`: a kube-apiserver from the Go module of Kubernetes, and etcd.
+//! `cargo xtask apiserver`, `cargo xtask kubelet`: programs built from the Go module of Kubernetes, kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use limpet_tests::{process, tools};
 use serde_json::Value;
 
@@ -13,21 +13,30 @@ use crate::{apt, setup};
 /// The release whose Pod API k8s-openapi offers by the feature in Cargo.toml.
 const VERSION: &str = "1.37.1";
 
-/// Builds what is not there yet.
-pub(crate) fn run() -> Result<()> {
+/// An apiserver, and the store that it needs.
+pub(crate) fn apiserver() -> Result<PathBuf> {
     setup::for_apiserver()?;
-    let dir = tools::cache_dir().join(format!("kubernetes-{VERSION}"));
-    let program = dir.join("kube-apiserver");
-    if !program.is_file() {
-        let what = format!("building kube-apiserver {VERSION} into {} (8 minutes on two cores)", dir.display());
-        apt::say(&what, || build(&dir, &program))?;
-    }
-    println!("{}", program.display());
-    Ok(())
+    ready("kube-apiserver")
 }
 
-fn build(dir: &Path, program: &Path) -> Result<()> {
-    let work = dir.join("build");
+/// The kubelet that benches run beside limpet.
+pub(crate) fn kubelet() -> Result<PathBuf> {
+    ready("kubelet")
+}
+
+/// The program `name` of `k8s.io/kubernetes/cmd`, built if it is not there yet.
+fn ready(name: &str) -> Result<PathBuf> {
+    let dir = tools::cache_dir().join(format!("kubernetes-{VERSION}"));
+    let program = dir.join(name);
+    if !program.is_file() {
+        let what = format!("building {name} {VERSION} into {} (8 minutes on two cores)", dir.display());
+        apt::say(&what, || build(name, &dir, &program))?;
+    }
+    Ok(program)
+}
+
+fn build(name: &str, dir: &Path, program: &Path) -> Result<()> {
+    let work = dir.join(format!("build-{name}"));
     fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
     write_module(&work)?;
     let minor = VERSION.split('.').nth(1).unwrap_or_default();
@@ -36,9 +45,9 @@ fn build(dir: &Path, program: &Path) -> Result<()> {
         "-s -w -X {package}.gitVersion=v{VERSION} -X {package}.gitMajor=1 -X {package}.gitMinor={minor} \
          -X {package}.gitTreeState=clean"
     );
-    let partial = dir.join("kube-apiserver.partial");
+    let partial = dir.join(format!("{name}.partial"));
     let mut command = go(&work, &["build", "-trimpath", "-ldflags", &flags, "-o"]);
-    command.arg(&partial).arg("k8s.io/kubernetes/cmd/kube-apiserver");
+    command.arg(&partial).arg(format!("k8s.io/kubernetes/cmd/{name}"));
     process::checked(&mut command)?;
     fs::rename(&partial, program).with_context(|| format!("{}", program.display()))?;
     fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))
@@ -72,17 +81,10 @@ fn go(work: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// The built program.
-pub(crate) fn ready() -> Result<()> {
-    run()?;
-    ensure!(tools::kube_apiserver().is_some(), "kube-apiserver was built and is not there");
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_apiserver_is_of_the_version_that_k8s_openapi_offers() {
+    fn kubernetes_is_of_the_version_that_k8s_openapi_offers() {
         let manifest = include_str!("../../Cargo.toml");
         let line = manifest.lines().find(|line| line.starts_with("k8s-openapi")).unwrap_or_default();
         let feature: String = super::VERSION.split('.').take(2).collect::<Vec<_>>().join("_");

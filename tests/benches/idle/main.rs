@@ -1,0 +1,159 @@
+//! What a node costs while nothing happens on it: memory, wake-ups and bytes written, with no pod, a few and many; of
+//! limpet and, with `--kubelet`, of a real kubelet, each with the containerd, shims and loggers that its pods need.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::containerd::Containerd;
+use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
+use limpet_tests::footprint::{Footprint, pids};
+use limpet_tests::manifest::{IDLE, simple};
+use limpet_tests::{measure, wait};
+use serde_json::{Value, json};
+
+/// How many pods lie idle.
+const PODS: [usize; 3] = [0, 10, 50];
+
+/// After the last pod is ready, what belongs to its start still ends.
+const SETTLING: Duration = Duration::from_secs(15);
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let window = Duration::from_secs(measure::setting(measure::SECONDS_VARIABLE, 60)? as u64);
+    let mut stage = Stage::set()?;
+    let version = stage.node.containerd.version();
+    println!(
+        "containerd {}.{}, {window:?} of idleness each; pods of one container, host network",
+        version.0, version.1
+    );
+    let rows = stage.measure(|stage| measure_all(stage, window))?;
+    print(&rows);
+    let json = rows.iter().map(|row| row.json(window)).collect();
+    measure::write(env!("CARGO_TARGET_TMPDIR"), "idle", version, json)?;
+    stage.finish()
+}
+
+/// What the processes of one kind cost beside so many pods.
+struct Row {
+    who: &'static str,
+    pods: usize,
+    kind: &'static str,
+    /// Memory and processes at the end of the window, wake-ups and bytes of the window.
+    cost: Footprint,
+    /// Wake-ups a second.
+    wakes: f64,
+    /// Bytes written to disks a minute.
+    written: f64,
+}
+
+impl Row {
+    fn json(&self, window: Duration) -> Value {
+        let Footprint { processes, pss, private, switches, written, threads, descriptors } = self.cost;
+        json!({
+            "who": self.who, "pods": self.pods, "kind": self.kind, "seconds": window.as_secs(), "processes": processes,
+            "pss_kib": pss, "private_kib": private, "switches": switches, "written_bytes": written,
+            "threads": threads, "descriptors": descriptors,
+        })
+    }
+}
+
+fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
+    let dir = stage.node.dir().to_owned();
+    let (contenders, containerd) = stage.parts();
+    let mut rows = Vec::new();
+    for contender in contenders {
+        contender.start()?;
+        let mut running = 0;
+        for pods in PODS {
+            (running..pods).try_for_each(|number| apply(contender, &simple(&format!("idle-{number}"), IDLE)))?;
+            running = pods;
+            wait_ready(contender, pods)?;
+            pass(SETTLING)?;
+            let kinds = processes(contender, containerd, &dir)?;
+            let before: Vec<_> = kinds.iter().map(|(_, pids)| Footprint::of_all(pids)).collect();
+            pass(window)?;
+            for ((kind, pids), before) in kinds.into_iter().zip(before) {
+                rows.push(row(contender.name(), pods, kind, &before, Footprint::of_all(&pids), window));
+            }
+        }
+        (0..running).try_for_each(|number| remove(contender, &format!("idle-{number}")))?;
+        settle(contender, containerd)?;
+        contender.stop()?;
+    }
+    Ok(rows)
+}
+
+/// Idleness is what is measured here: nothing is waited for.
+fn pass(time: Duration) -> Result<()> {
+    let start = std::time::Instant::now();
+    while start.elapsed() < time {
+        anyhow::ensure!(!wait::interrupted(), "interrupted");
+        thread::sleep(Duration::from_millis(500).min(time));
+    }
+    Ok(())
+}
+
+fn processes(
+    contender: &dyn Contender,
+    containerd: &Containerd,
+    dir: &std::path::Path,
+) -> Result<Vec<(&'static str, Vec<u32>)>> {
+    let agent = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
+    let mut loggers = pids(dir, "limpet");
+    loggers.retain(|pid| *pid != agent);
+    Ok(vec![
+        ("agent", vec![agent]),
+        ("loggers", loggers),
+        ("shims", pids(dir, "containerd-shim")),
+        ("pause", containerd.pauses()?),
+        ("containerd", containerd.pid().into_iter().collect()),
+    ])
+}
+
+fn row(
+    who: &'static str,
+    pods: usize,
+    kind: &'static str,
+    before: &Footprint,
+    after: Footprint,
+    window: Duration,
+) -> Row {
+    let switches = after.switches.saturating_sub(before.switches);
+    let written = after.written.saturating_sub(before.written);
+    let (wakes, written_a_minute) =
+        (switches as f64 / window.as_secs_f64(), written as f64 * 60.0 / window.as_secs_f64());
+    Row { who, pods, kind, cost: Footprint { switches, written, ..after }, wakes, written: written_a_minute }
+}
+
+fn print(rows: &[Row]) {
+    println!(
+        "\n{:<8} {:>4} {:<11} {:>9} {:>10} {:>12} {:>8} {:>10} {:>12}",
+        "of", "pods", "processes", "number", "PSS MiB", "private MiB", "threads", "wakes/s", "kB/min"
+    );
+    for row in rows {
+        let mib = |kib: u64| kib as f64 / 1024.0;
+        println!(
+            "{:<8} {:>4} {:<11} {:>9} {:>10.1} {:>12.1} {:>8} {:>10.1} {:>12.1}",
+            row.who,
+            row.pods,
+            row.kind,
+            row.cost.processes,
+            mib(row.cost.pss),
+            mib(row.cost.private),
+            row.cost.threads,
+            row.wakes,
+            row.written / 1e3,
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! What benches measure side by side: the agent and, when asked for, a real kubelet, on one containerd, in turns.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use crate::agent::{self, Agent};
+use crate::containerd::Containerd;
+use crate::kubelet::Kubelet;
+use crate::manifest;
+use crate::node::{NodeOptions, TestNode, containers, sweep};
+use crate::wait;
+
+/// Names the kubelet to run beside the agent.
+pub const KUBELET_VARIABLE: &str = "LIMPET_BENCH_KUBELET";
+
+/// A node agent that runs the pods of a directory.
+pub trait Contender {
+    /// What people call it.
+    fn name(&self) -> &'static str;
+    /// Where it finds manifests.
+    fn manifests(&self) -> PathBuf;
+    /// Starts its process, and does not wait for more.
+    fn spawn(&mut self) -> Result<()>;
+    /// Starts it and waits until it answers.
+    fn start(&mut self) -> Result<()>;
+    /// Ends it as a service manager does; its pods live on.
+    fn stop(&mut self) -> Result<()>;
+    /// Its process, while it runs.
+    fn pid(&self) -> Option<u32>;
+    /// The pods as its API shows them.
+    fn pods(&self) -> Result<Vec<Value>>;
+}
+
+impl Contender for Agent {
+    fn name(&self) -> &'static str {
+        "limpet"
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.settings().manifests()
+    }
+
+    fn spawn(&mut self) -> Result<()> {
+        Self::spawn(self)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        Self::start(self)
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.terminate().map(drop)
+    }
+
+    fn pid(&self) -> Option<u32> {
+        Self::pid(self)
+    }
+
+    fn pods(&self) -> Result<Vec<Value>> {
+        pod_list(UnixStream::connect(self.settings().socket())?)
+    }
+}
+
+impl Contender for Kubelet {
+    fn name(&self) -> &'static str {
+        "kubelet"
+    }
+
+    fn manifests(&self) -> PathBuf {
+        Self::manifests(self)
+    }
+
+    fn spawn(&mut self) -> Result<()> {
+        Self::spawn(self)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        Self::spawn(self)?;
+        self.wait_ready()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        Self::stop(self)
+    }
+
+    fn pid(&self) -> Option<u32> {
+        Self::pid(self)
+    }
+
+    fn pods(&self) -> Result<Vec<Value>> {
+        pod_list(self.connect()?)
+    }
+}
+
+/// Asks for `/pods`, as kubelet's API has it.
+fn pod_list(mut stream: impl Read + Write) -> Result<Vec<Value>> {
+    stream.write_all(b"GET /pods HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(0, |at| at + 4);
+    let list: Value = serde_json::from_slice(&answer[body..]).context("the answer to /pods")?;
+    // kubelet says null for none.
+    Ok(list["items"].as_array().cloned().unwrap_or_default())
+}
+
+/// Puts the manifest of a pod into place.
+pub fn apply(contender: &dyn Contender, pod: &Value) -> Result<()> {
+    let name = pod["metadata"]["name"].as_str().context("a manifest needs a name")?;
+    manifest::put(&contender.manifests(), &format!("{name}.yaml"), &pod.to_string())
+}
+
+/// Removes the manifest of the pod `name`.
+pub fn remove(contender: &dyn Contender, name: &str) -> Result<()> {
+    let path = contender.manifests().join(format!("{name}.yaml"));
+    fs::remove_file(&path).with_context(|| format!("{}", path.display()))
+}
+
+/// How many of the pods run with every container ready.
+pub fn ready(pods: &[Value]) -> usize {
+    let is_ready = |pod: &&Value| {
+        let all = containers(pod);
+        pod["status"]["phase"] == "Running" && !all.is_empty() && all.iter().all(|container| container["ready"] == true)
+    };
+    pods.iter().filter(is_ready).count()
+}
+
+/// Waits until the contender shows so many pods, all of them ready.
+pub fn wait_ready(contender: &dyn Contender, count: usize) -> Result<()> {
+    let what = format!("{count} ready pods of {}", contender.name());
+    wait::until_true(wait::SOON * 3, &what, || {
+        contender.pods().is_ok_and(|pods| pods.len() == count && ready(&pods) == count)
+    })
+}
+
+/// Waits until nothing runs any more.
+pub fn settle(contender: &dyn Contender, containerd: &Containerd) -> Result<()> {
+    wait_ready(contender, 0)?;
+    let what = format!("the end of all tasks of {}", contender.name());
+    wait::until_true(wait::SOON * 3, &what, || containerd.tasks().is_ok_and(|tasks| tasks.is_empty()))
+}
+
+/// A node on which nothing runs yet, and who is to run pods on it.
+#[derive(Debug)]
+pub struct Stage {
+    kubelet: Option<Kubelet>,
+    /// The node; its agent is the first contender.
+    pub node: TestNode,
+}
+
+impl Stage {
+    /// Boots the node with a release build of the agent, and with the kubelet that the environment names.
+    pub fn set() -> Result<Self> {
+        wait::end_on_signal();
+        sweep();
+        let program = std::env::var_os(agent::PROGRAM_VARIABLE).map(PathBuf::from);
+        let program = program.map_or_else(|| agent::build(&["--release"]), Ok)?;
+        let kubelet = std::env::var_os(KUBELET_VARIABLE).map(PathBuf::from);
+        let node = TestNode::boot(&NodeOptions {
+            program: Some(program),
+            agent: false,
+            cni: true,
+            cri: kubelet.is_some(),
+            verbosity: 2,
+            ..NodeOptions::default()
+        })?;
+        let kubelet = kubelet.map(|program| Kubelet::prepare(&program, &node)).transpose()?;
+        Ok(Self { kubelet, node })
+    }
+
+    /// The contenders, limpet first, and the containerd that they share.
+    pub fn parts(&mut self) -> (Vec<&mut dyn Contender>, &Containerd) {
+        let TestNode { containerd, agent, .. } = &mut self.node;
+        let kubelet = self.kubelet.iter_mut().map(|kubelet| kubelet as &mut dyn Contender);
+        (std::iter::once(agent as &mut dyn Contender).chain(kubelet).collect(), containerd)
+    }
+
+    /// Runs a measurement; if it fails, says what was going on.
+    pub fn measure<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        act(self).map_err(|error| {
+            let kubelet = self.kubelet.as_ref().map(Kubelet::log).unwrap_or_default();
+            error.context(format!("{}--- kubelet's log\n{}", self.node.evidence(), crate::process::tail(&kubelet, 30)))
+        })
+    }
+
+    /// Takes it down and checks that nothing is left.
+    pub fn finish(self) -> Result<()> {
+        drop(self.kubelet);
+        self.node.finish()
+    }
+}

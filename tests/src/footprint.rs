@@ -1,0 +1,95 @@
+//! What processes cost while they run, as the kernel accounts for it.
+
+use std::fs;
+use std::path::Path;
+
+use crate::process;
+
+/// One process, or several together.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// How many processes.
+    pub processes: u64,
+    /// Proportional set size, in KiB: what is shared counts in parts.
+    pub pss: u64,
+    /// Memory of its own that the machine cannot take back, in KiB.
+    pub private: u64,
+    /// Context switches of all its threads so far: how often it woke.
+    pub switches: u64,
+    /// Bytes it has caused to be written to disks so far.
+    pub written: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Open file descriptors.
+    pub descriptors: u64,
+}
+
+impl Footprint {
+    /// Of the process `pid`; all zero once it has ended.
+    pub fn of(pid: u32) -> Self {
+        let dir = Path::new("/proc").join(pid.to_string());
+        let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+        let (memory, io) = (text("smaps_rollup"), text("io"));
+        let threads = entries(&dir.join("task"));
+        let switches = threads.iter().map(|thread| {
+            let status = fs::read_to_string(dir.join("task").join(thread).join("status")).unwrap_or_default();
+            field(&status, "voluntary_ctxt_switches") + field(&status, "nonvoluntary_ctxt_switches")
+        });
+        Self {
+            processes: u64::from(!threads.is_empty()),
+            pss: field(&memory, "Pss"),
+            private: field(&memory, "Private_Dirty"),
+            switches: switches.sum(),
+            written: field(&io, "write_bytes").saturating_sub(field(&io, "cancelled_write_bytes")),
+            threads: threads.len() as u64,
+            descriptors: entries(&dir.join("fd")).len() as u64,
+        }
+    }
+
+    /// Of all of them together.
+    pub fn of_all(pids: &[u32]) -> Self {
+        pids.iter().map(|pid| Self::of(*pid)).fold(Self::default(), |sum, one| Self {
+            processes: sum.processes + one.processes,
+            pss: sum.pss + one.pss,
+            private: sum.private + one.private,
+            switches: sum.switches + one.switches,
+            written: sum.written + one.written,
+            threads: sum.threads + one.threads,
+            descriptors: sum.descriptors + one.descriptors,
+        })
+    }
+}
+
+/// The processes called `name` (its beginning) that were started for what lies below `dir`.
+pub fn pids(dir: &Path, name: &str) -> Vec<u32> {
+    let mut pids = process::mentioning(&format!("{}/", dir.display()));
+    pids.retain(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with(name)));
+    pids
+}
+
+/// The number of the line `key: number …`; 0 where there is none.
+fn field(text: &str, key: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+fn entries(dir: &Path) -> Vec<std::ffi::OsString> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_by_their_whole_name() {
+        let text = "Pss:                1234 kB\nPss_Dirty: 7 kB\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n";
+        assert_eq!((field(text, "Pss"), field(text, "write_bytes"), field(text, "Rss")), (1234, 4096, 0));
+    }
+
+    #[test]
+    fn this_process_costs_something() {
+        let own = Footprint::of(std::process::id());
+        assert!(own.processes == 1 && own.private > 0 && own.pss >= own.private && own.threads > 0, "{own:?}");
+    }
+}

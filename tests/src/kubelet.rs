@@ -1,0 +1,151 @@
+//! A real kubelet on a node's containerd, without an apiserver: what benches measure beside the agent.
+//!
+//! It keeps to the node's directory and cgroup. What it would write elsewhere (`/var/lib/kubelet`, `/var/log/containers`,
+//! six settings of the kernel) it finds mounted over, in a mount namespace of its own.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::node::TestNode;
+use crate::process::{Daemon, tail};
+use crate::web::free_port;
+use crate::{tools, wait};
+
+/// The name its process goes by. limpet refuses to start beside a process called kubelet, and on this machine others
+/// may be testing it.
+const PROGRAM: &str = "peer-kubelet";
+
+/// What kubelet sets at its start; where it finds these values it writes nothing.
+const KERNEL_SETTINGS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// `$0` is its directory, the arguments are its own.
+const START: &str = r#"set -e
+mount --bind "$0/var-lib" /var/lib
+mount --bind "$0/var-log" /var/log
+while read -r setting; do mount --bind "$0/kernel/$setting" "/proc/sys/$setting"; done < "$0/settings"
+exec "$0/peer-kubelet" "$@""#;
+
+/// The daemon and where it keeps its things.
+#[derive(Debug)]
+pub struct Kubelet {
+    dir: PathBuf,
+    node_name: String,
+    port: u16,
+    daemon: Option<Daemon>,
+}
+
+impl Kubelet {
+    /// Writes the configuration of `program` on `node`, which needs the CRI plugin; nothing is started.
+    pub fn prepare(program: &Path, node: &TestNode) -> Result<Self> {
+        let dir = node.dir().join("kubelet");
+        for name in ["manifests", "root", "logs", "plugins", "var-lib", "var-log"] {
+            fs::create_dir_all(dir.join(name)).with_context(|| format!("{}", dir.display()))?;
+        }
+        for (setting, value) in KERNEL_SETTINGS {
+            let path = dir.join("kernel").join(setting);
+            fs::create_dir_all(path.parent().unwrap_or(&path))?;
+            fs::write(&path, format!("{value}\n")).with_context(|| format!("{}", path.display()))?;
+        }
+        let settings: String = KERNEL_SETTINGS.iter().map(|(setting, _)| format!("{setting}\n")).collect();
+        fs::write(dir.join("settings"), settings)?;
+        symlink(program, dir.join(PROGRAM)).with_context(|| format!("link {PROGRAM}"))?;
+        let port = free_port()?;
+        let cgroup = format!("{}/kubelet", node.cgroup());
+        node.make_cgroup("kubelet")?;
+        let configuration = configuration(&dir, node, port, &cgroup)?;
+        fs::write(dir.join("config.yaml"), serde_json::to_vec_pretty(&configuration)?)?;
+        Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), port, daemon: None })
+    }
+
+    /// Its manifest directory.
+    pub fn manifests(&self) -> PathBuf {
+        self.dir.join("manifests")
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.as_ref().map(Daemon::pid)
+    }
+
+    /// Starts it; it may not answer yet.
+    pub fn spawn(&mut self) -> Result<()> {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "slave", "/bin/sh", "-c", START]).arg(&self.dir);
+        for (flag, path) in [("--config", "config.yaml"), ("--root-dir", "root"), ("--cert-dir", "root/pki")] {
+            command.arg(flag).arg(self.dir.join(path));
+        }
+        command.args(["--hostname-override", &self.node_name]);
+        if let Ok(path) = std::env::join_paths(tools::search_path()) {
+            command.env("PATH", path);
+        }
+        self.daemon = Some(Daemon::start(&mut command, &self.dir.join("kubelet.log"))?);
+        Ok(())
+    }
+
+    /// Waits until it answers.
+    pub fn wait_ready(&self) -> Result<()> {
+        let answers = || wait::until(Duration::from_secs(120), "kubelet's answer", || self.connect().ok());
+        answers().map(drop).with_context(|| format!("kubelet's log ends with:\n{}", tail(&self.log(), 15)))
+    }
+
+    /// A connection to its API.
+    pub fn connect(&self) -> Result<TcpStream> {
+        TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).context("connect to kubelet")
+    }
+
+    /// Ends it with SIGTERM; what it runs lives on.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
+        daemon.signal(Signal::TERM);
+        daemon.wait(Duration::from_secs(30)).map(drop)
+    }
+
+    /// All it has logged.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.dir.join("kubelet.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Its defaults, but for places and ports and for what this machine does not have or must not lose.
+fn configuration(dir: &Path, node: &TestNode, port: u16, cgroup: &str) -> Result<Value> {
+    Ok(json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "staticPodPath": dir.join("manifests"),
+        "containerRuntimeEndpoint": format!("unix://{}", node.containerd.socket().display()),
+        "podLogsDir": dir.join("logs"),
+        "volumePluginDir": dir.join("plugins"),
+        "resolvConf": node.agent.settings().resolv_conf(),
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": format!("/{cgroup}"),
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "address": "127.0.0.1",
+        "port": free_port()?,
+        "readOnlyPort": port,
+        "healthzPort": 0,
+        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
+        "authorization": { "mode": "AlwaysAllow" },
+        // The machine's filter rules, images and disk are not its own.
+        "makeIPTablesUtilChains": false,
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": { "memory.available": "1Mi" },
+    }))
+}
