@@ -33,18 +33,39 @@ pub fn program() -> Result<PathBuf> {
 
 /// Has cargo build the executable with further arguments such as `--release`, and returns its path.
 pub fn build(args: &[&str]) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--package", "limpet", "--bin", "limpet", "--message-format=json-render-diagnostics"]);
-    command.args(args).current_dir(workspace_dir()).stderr(std::process::Stdio::inherit());
+    built_by(cargo().args(["build", "--package", "limpet", "--bin", "limpet"]).args(args))
+}
+
+/// Has cargo build every test, and returns the path of the executable that is built with them.
+pub fn build_with_tests() -> Result<PathBuf> {
+    built_by(cargo().args(["test", "--workspace", "--tests", "--no-run"]))
+}
+
+fn built_by(command: &mut Command) -> Result<PathBuf> {
+    command.arg("--message-format=json-render-diagnostics").stderr(std::process::Stdio::inherit());
     let output = command.output().context("run cargo")?;
     if !output.status.success() {
         bail!("cargo could not build the agent");
     }
     let messages = String::from_utf8_lossy(&output.stdout).into_owned();
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let executable = artifacts.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
+    let programs =
+        artifacts.filter(|message| message["target"]["name"] == "limpet" && message["profile"]["test"] == false);
+    let executable = programs.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
     executable.context("cargo built no executable")
+}
+
+/// cargo in the workspace, as a shell would call it: without what a calling cargo says of the package it runs, because
+/// build scripts that ask for it would run again, and what depends on them be compiled again, at every turn.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let of_a_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in names.filter(|name| of_a_package(name) || name == "OUT_DIR") {
+        command.env_remove(name);
+    }
+    command.current_dir(workspace_dir());
+    command
 }
 
 /// The root of the workspace: of the checkout cargo was called in, which a target directory shared by two may not be

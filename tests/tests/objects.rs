@@ -329,7 +329,8 @@ fn pushed_objects_serve_pushed_pods_and_survive_a_crash(node: &mut TestNode) -> 
     ensure!(counted("push")? == 2 && counted("file")? == 1, "{sources}");
 
     let deleted = node.agent.cli(&["delete", "secret/token"])?;
-    let warning = format!("warning: Secret default/token is still referred to by pod default/{}\n", node.full_name("web"));
+    let warning =
+        format!("warning: Secret default/token is still referred to by pod default/{}\n", node.full_name("web"));
     ensure!(deleted.code == Some(0) && deleted.stdout == "secret \"token\" deleted\n", "{deleted:?}");
     ensure!(deleted.stderr == warning, "{deleted:?}");
     node.wait_event("secret \"token\" not found")?;

@@ -1,15 +1,14 @@
 //! cargo, as the tasks call it: the one that runs this task, in the workspace, its output seen.
 
-use std::ffi::OsString;
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, Result, bail};
-use limpet_tests::agent::workspace_dir;
+use limpet_tests::agent;
 
 /// `cargo ARGS…` in the workspace, not started.
 pub(crate) fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
-    command.args(args).current_dir(workspace_dir());
+    let mut command = agent::cargo();
+    command.args(args);
     command
 }
 

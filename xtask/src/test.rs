@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             Some(obstacle) => eprintln!("without reboots and power cuts: {obstacle}"),
         }
     }
-    let program = agent::build(&[])?;
+    let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
     command.env("PATH", path_with_programs(arguments.containerd)?);
     let status = cargo::status(&mut command)?;

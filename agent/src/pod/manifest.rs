@@ -78,7 +78,8 @@ impl Manifest {
             }
         }
         let object = object.filter(|object| first("", &object.key, keys, &mut faults));
-        if let Some(object) = object.as_ref().filter(|_| item.name().is_some_and(|(namespace, _)| namespace.is_none())) {
+        if let Some(object) = object.as_ref().filter(|_| item.name().is_some_and(|(namespace, _)| namespace.is_none()))
+        {
             self.unplaced.insert(object.key.clone());
         }
         self.objects.extend(object.map(Arc::new));

@@ -17,12 +17,7 @@ pub struct Told<'a> {
 }
 
 /// Counts the faults, and makes an event on each pod whose last good version runs on; on the node when there is none.
-pub fn tell<'a>(
-    events: &Events,
-    metrics: &Metrics,
-    told: &Told<'_>,
-    kept: impl IntoIterator<Item = &'a PodRecord>,
-) {
+pub fn tell<'a>(events: &Events, metrics: &Metrics, told: &Told<'_>, kept: impl IntoIterator<Item = &'a PodRecord>) {
     for fault in told.faults.iter().filter(|fault| fault.severity == Severity::Error) {
         metrics.manifest_rejected(told.source, RejectionReason::of(fault));
     }

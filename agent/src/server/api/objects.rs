@@ -39,9 +39,9 @@ pub(super) fn router(kind: ObjectKind) -> Router<ServerState> {
         .put(move |State(state): State<ServerState>, name: Named, body: Result<Bytes, BytesRejection>| async move {
             put(&state, key(kind, name), body).await
         })
-        .delete(move |State(state): State<ServerState>, name: Named| async move {
-            delete(&state, key(kind, name)).await
-        });
+        .delete(
+            move |State(state): State<ServerState>, name: Named| async move { delete(&state, key(kind, name)).await },
+        );
     Router::new()
         .route(&format!("/api/v1/{plural}"), all)
         .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}"), of_namespace)

@@ -131,7 +131,8 @@ mod tests {
             Fault::error("spec.nme", "no such field").with_remedy("did you mean name?"),
             Fault::warning("spec.schedulerName", "has no effect"),
         ];
-        let status = serde_json::to_value(Refusal::of(&PushError::Invalid(faults), Resource::Pod, "web").status).unwrap();
+        let status =
+            serde_json::to_value(Refusal::of(&PushError::Invalid(faults), Resource::Pod, "web").status).unwrap();
         assert_eq!(
             status["details"],
             json!({

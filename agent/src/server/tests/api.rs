@@ -155,7 +155,8 @@ async fn objects_are_put_read_and_deleted_and_a_secret_s_values_stay_inside() {
 async fn a_refused_push_is_told_and_counted() {
     let bench = Bench::new("refused");
     let web = "/api/v1/namespaces/default/pods/web";
-    let invalid = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}, "data": {"a": "hunter2"}});
+    let invalid =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}, "data": {"a": "hunter2"}});
     for body in [web_of("x:1"), web_of(""), web_of("")] {
         bench.put(web, &body).await;
     }

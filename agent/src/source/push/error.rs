@@ -64,9 +64,7 @@ impl PushError {
     /// What is wrong with the document itself, as a source that reads files would find it; empty when nothing is.
     pub fn faults(&self) -> Vec<Fault> {
         match self {
-            Self::Invalid(faults) => {
-                faults.iter().filter(|fault| fault.severity == Severity::Error).cloned().collect()
-            }
+            Self::Invalid(faults) => faults.iter().filter(|fault| fault.severity == Severity::Error).cloned().collect(),
             Self::BadRequest(message) => vec![Fault::error("", message)],
             Self::Claimed { .. } => vec![Fault::error("metadata.name", self.to_string())],
             Self::NotFound { .. }
