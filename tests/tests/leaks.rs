@@ -243,12 +243,12 @@ fn soak_round(node: &TestNode, round: usize) -> Result<()> {
     let volumes = json!({ "spec": { "volumes": [{ "name": "data", "emptyDir": {} }] } });
     apply(&node.agent, &with(with_main_on_host("fails", failing), volumes))?;
     node.drop_text("told.yaml", &told(round).to_string())?;
-    let name = |pod: &str| node.full_name(pod);
+    let (name, number) = (|pod: &str| node.full_name(pod), json!(round.to_string()));
     wait_all(node, "as edited", |pods| {
         let main = |pod: &str| find(pods, &name(pod)).filter(|pod| runs(pod)).map(|pod| container(pod, "main"));
         let env = find(pods, &name("fails")).map(|pod| &pod["spec"]["containers"][0]["env"][0]["value"]);
         main("flip").is_some_and(|main| main["image"] == flipped)
-            && env.is_some_and(|value| *value == round.to_string())
+            && env.is_some_and(|value| *value == number)
             && main("fails").is_some_and(|main| main["restartCount"] == 1)
             && main("told").is_some()
     })?;
@@ -258,7 +258,7 @@ fn soak_round(node: &TestNode, round: usize) -> Result<()> {
     for args in [&["logs", "--tail", "5", &name("chatty")][..], &["events"], &["describe", &name("flip")], &["pods"]] {
         node.agent.cli(args)?.success()?;
     }
-    if round % 5 == 0 {
+    if round.is_multiple_of(5) {
         remove(&node.agent, "flip")?;
         node.wait_gone("flip")?;
     }

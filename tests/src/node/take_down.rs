@@ -132,6 +132,7 @@ pub(super) fn cgroups_below(name: &str) -> Vec<PathBuf> {
 /// The network is found by its name alone, so that it can be removed after its maker has died.
 fn remove_network(place: &Place) -> Option<String> {
     cni::remove_bridge(&place.bridge());
+    cni::remove_cached_answers(&place.bridge());
     cni::bridge_exists(&place.bridge()).then(|| place.bridge())
 }
 
