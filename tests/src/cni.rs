@@ -73,6 +73,20 @@ pub fn remove_bridge(bridge: &str) {
     }
 }
 
+/// Removes what containerd's CRI plugin keeps of the pods on `bridge` where all containerds of a machine keep it: what CNI
+/// answered, of the network and of each pod's loopback.
+pub fn remove_cached_answers(bridge: &str) {
+    let dir = Path::new("/var/lib/cni/results");
+    let names =
+        || fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let own = |name: &str| Some(name.strip_prefix(bridge)?.strip_prefix('-')?.strip_suffix("-eth0")?.to_owned());
+    for id in names().filter_map(|name| own(&name)) {
+        for name in names().filter(|name| name.contains(&id)) {
+            fs::remove_file(dir.join(name)).ok();
+        }
+    }
+}
+
 /// Whether the bridge is there.
 pub fn bridge_exists(bridge: &str) -> bool {
     Path::new("/sys/class/net").join(bridge).exists()

@@ -14,8 +14,8 @@ pub struct Footprint {
     pub pss: u64,
     /// Memory of its own that the machine cannot take back, in KiB.
     pub private: u64,
-    /// Context switches of all its threads so far: how often it woke.
-    pub switches: u64,
+    /// How often its threads went to sleep so far, which is how often they woke.
+    pub wakes: u64,
     /// Bytes it has caused to be written to disks so far.
     pub written: u64,
     /// Threads.
@@ -31,15 +31,15 @@ impl Footprint {
         let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
         let (memory, io) = (text("smaps_rollup"), text("io"));
         let threads = entries(&dir.join("task"));
-        let switches = threads.iter().map(|thread| {
+        let wakes = threads.iter().map(|thread| {
             let status = fs::read_to_string(dir.join("task").join(thread).join("status")).unwrap_or_default();
-            field(&status, "voluntary_ctxt_switches") + field(&status, "nonvoluntary_ctxt_switches")
+            field(&status, "voluntary_ctxt_switches")
         });
         Self {
             processes: u64::from(!threads.is_empty()),
             pss: field(&memory, "Pss"),
             private: field(&memory, "Private_Dirty"),
-            switches: switches.sum(),
+            wakes: wakes.sum(),
             written: field(&io, "write_bytes").saturating_sub(field(&io, "cancelled_write_bytes")),
             threads: threads.len() as u64,
             descriptors: entries(&dir.join("fd")).len() as u64,
@@ -52,7 +52,7 @@ impl Footprint {
             processes: sum.processes + one.processes,
             pss: sum.pss + one.pss,
             private: sum.private + one.private,
-            switches: sum.switches + one.switches,
+            wakes: sum.wakes + one.wakes,
             written: sum.written + one.written,
             threads: sum.threads + one.threads,
             descriptors: sum.descriptors + one.descriptors,

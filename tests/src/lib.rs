@@ -12,6 +12,7 @@ pub mod contender;
 pub mod corpus;
 pub mod footprint;
 pub mod image;
+pub mod inventory;
 pub mod kubelet;
 pub mod life;
 pub mod manifest;

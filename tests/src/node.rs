@@ -189,6 +189,31 @@ impl TestNode {
         &self.place.name
     }
 
+    /// Its cgroups and all below them, in every hierarchy.
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        take_down::cgroups_below(self.cgroup())
+    }
+
+    /// The name of its pods' bridge.
+    pub fn bridge(&self) -> String {
+        self.place.bridge()
+    }
+
+    /// Where pods leave files: the agent's directories, and what containerd and its shims keep of tasks.
+    pub fn pod_dirs(&self) -> Vec<PathBuf> {
+        let own = self.agent.settings();
+        let bundles =
+            ["state", "root"].map(|dir| self.dir().join("ctd").join(dir).join("io.containerd.runtime.v2.task"));
+        let cni = self.cni.iter().map(|cni| cni.allocations.clone());
+        let dirs = [own.root(), own.run(), own.pod_logs(), own.container_logs()];
+        dirs.into_iter().chain(bundles).chain(cni).collect()
+    }
+
+    /// What runc keeps of its containers, where all containerds of a machine have it.
+    pub fn runc_states(&self) -> Vec<PathBuf> {
+        take_down::runc_states(self.dir())
+    }
+
     /// Makes a cgroup below it, in every hierarchy.
     pub fn make_cgroup(&self, name: &str) -> Result<()> {
         make_cgroup(&format!("{}/{name}", self.cgroup()))
@@ -308,9 +333,7 @@ impl TestNode {
             left.extend(entries.map(|entry| entry.path().display().to_string()));
         }
         let pods = |dir: &PathBuf| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pod"));
-        left.extend(
-            take_down::cgroups_below(self.cgroup()).iter().filter(|dir| pods(dir)).map(|dir| dir.display().to_string()),
-        );
+        left.extend(self.cgroups().iter().filter(|dir| pods(dir)).map(|dir| dir.display().to_string()));
         left.extend(self.cni.iter().flat_map(Cni::allocated));
         left
     }

@@ -5,9 +5,9 @@
 //! Offline: `find` and the archives need no network. After a crash or a power cut: a record is written last, so an image
 //! is whole or absent; half a download continues where it stopped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
@@ -108,6 +108,8 @@ struct Inner {
     config: Config,
     cache: Mutex<HashMap<String, Arc<LocalImage>>>,
     flights: Mutex<HashMap<String, Vec<Flight>>>,
+    /// Images whose pull was begun by this agent and has not let go of its lease.
+    unfinished: Mutex<HashSet<String>>,
     /// Complaints about auth files that were logged already.
     complained: Mutex<Vec<String>>,
     ready: watch::Sender<bool>,
@@ -123,6 +125,7 @@ impl Images {
             config,
             cache: Mutex::default(),
             flights: Mutex::default(),
+            unfinished: Mutex::default(),
             complained: Mutex::default(),
             ready: watch::Sender::new(false),
         };
@@ -220,20 +223,33 @@ impl Images {
     }
 
     /// Lets go of what broken-off pulls left in containerd, but for the images that are still `wanted` (by their
-    /// normalised name). To be called when the desired pods are known, once after a start.
+    /// normalised name). To be called when the desired pods are known: once after a start, and when
+    /// [`has_unfinished`](Self::has_unfinished) says so. Returns whether no pull of an unwanted image still runs.
     ///
     /// # Errors
     /// `Runtime` when containerd does not answer.
-    pub async fn forget_unwanted(&self, wanted: impl Fn(&str) -> bool) -> Result<(), ImageError> {
+    pub async fn forget_unwanted(&self, wanted: impl Fn(&str) -> bool) -> Result<bool, ImageError> {
         let store = &self.inner.store;
         let call = |error| ImageError::call("*", error);
+        let mut all = true;
         for (lease, image) in store.leases(pull::LEASE_PREFIX).await.map_err(call)? {
-            if self.progress(&image).is_none() && !wanted(&image) {
-                tracing::info!(image, "unfinished pull is not wanted any more: removed");
-                store.delete_lease(&lease).await.map_err(call)?;
+            if wanted(&image) {
+                continue;
             }
+            if self.progress(&image).is_some() {
+                all = false;
+                continue;
+            }
+            tracing::info!(image, "unfinished pull is not wanted any more: removed");
+            store.delete_lease(&lease).await.map_err(call)?;
+            self.inner.unfinished().remove(&image);
         }
-        Ok(())
+        Ok(all)
+    }
+
+    /// Whether a pull of this agent's was broken off or still runs.
+    pub fn has_unfinished(&self) -> bool {
+        !self.inner.unfinished().is_empty()
     }
 }
 
@@ -244,7 +260,12 @@ impl Inner {
         loop {
             let (session, others) = self.session(name.clone(), secrets, turn).await?;
             turn += 1;
-            match pull::pull(&self.store, session, &self.config, &meter).await {
+            self.unfinished().insert(name.whole.clone());
+            let pulled = pull::pull(&self.store, session, &self.config, &meter).await;
+            if pulled.as_ref().err().is_none_or(|error| !error.keeps_ingests()) {
+                self.unfinished().remove(&name.whole);
+            }
+            match pulled {
                 // As kubelet: every credential that fits is tried.
                 Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_TURNS => {
                     tracing::info!(image = name.whole, cause, "refused, trying the next credentials");
@@ -278,6 +299,10 @@ impl Inner {
         let (session, others, complaints) = prepared.await.map_err(failed)?;
         self.complain(complaints);
         Ok((session?, others))
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn complain(&self, complaints: Vec<String>) {

@@ -53,6 +53,8 @@ pub struct Supervisor {
     adopted: bool,
     absence_told: bool,
     swept: bool,
+    /// Whether pulls may have been broken off for images that nobody wants any more.
+    pulls_stale: bool,
     stop: CancellationToken,
 }
 
@@ -71,6 +73,7 @@ impl Supervisor {
             adopted: false,
             absence_told: false,
             swept: false,
+            pulls_stale: true,
             stop,
         }
     }
@@ -90,6 +93,7 @@ impl Supervisor {
                 () = intake.heartbeat.beat() => {}
             }
             self.sweep().await;
+            self.forget_pulls().await;
         }
         while self.tasks.join_next().await.is_some() {}
     }
@@ -98,6 +102,7 @@ impl Supervisor {
         log_changes(&merged.changes);
         self.hands.count_merge(&merged.changes, merged.took);
         self.desired = merged.desired;
+        self.pulls_stale |= self.hands.has_unfinished_pulls();
         for change in &merged.changes {
             let record = change.record();
             match change {
@@ -323,6 +328,7 @@ impl Supervisor {
             }
         };
         self.workers.remove(&key);
+        self.pulls_stale |= self.hands.has_unfinished_pulls();
         self.routes.retain(|_, owner| *owner != key);
         // A wish that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
         if !self.stop.is_cancelled() {
@@ -357,8 +363,14 @@ impl Supervisor {
                 self.hands.clear(&uid).await;
             }
         }
-        let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images(record)).collect();
-        self.hands.forget_pulls(&wanted).await;
+    }
+
+    /// Lets go of what broken-off pulls left, after a start and whenever their pods may be gone.
+    async fn forget_pulls(&mut self) {
+        if self.swept && self.pulls_stale {
+            let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images(record)).collect();
+            self.pulls_stale = !self.hands.forget_pulls(&wanted).await;
+        }
     }
 }
 

@@ -59,10 +59,10 @@ struct Row {
 
 impl Row {
     fn json(&self, window: Duration) -> Value {
-        let Footprint { processes, pss, private, switches, written, threads, descriptors } = self.cost;
+        let Footprint { processes, pss, private, wakes, written, threads, descriptors } = self.cost;
         json!({
             "who": self.who, "pods": self.pods, "kind": self.kind, "seconds": window.as_secs(), "processes": processes,
-            "pss_kib": pss, "private_kib": private, "switches": switches, "written_bytes": written,
+            "pss_kib": pss, "private_kib": private, "wakes": wakes, "written_bytes": written,
             "threads": threads, "descriptors": descriptors,
         })
     }
@@ -129,11 +129,18 @@ fn row(
     after: Footprint,
     window: Duration,
 ) -> Row {
-    let switches = after.switches.saturating_sub(before.switches);
+    let wakes = after.wakes.saturating_sub(before.wakes);
     let written = after.written.saturating_sub(before.written);
-    let (wakes, written_a_minute) =
-        (switches as f64 / window.as_secs_f64(), written as f64 * 60.0 / window.as_secs_f64());
-    Row { who, pods, kind, cost: Footprint { switches, written, ..after }, wakes, written: written_a_minute }
+    let (wakes_a_second, written_a_minute) =
+        (wakes as f64 / window.as_secs_f64(), written as f64 * 60.0 / window.as_secs_f64());
+    Row {
+        who,
+        pods,
+        kind,
+        cost: Footprint { wakes, written, ..after },
+        wakes: wakes_a_second,
+        written: written_a_minute,
+    }
 }
 
 fn print(rows: &[Row]) {

@@ -78,12 +78,16 @@ fn remove_shared_state(dir: &Path) {
             socket.map(fs::remove_file).and_then(Result::ok);
         }
     }
+    runc_states(dir).iter().for_each(|state| drop(fs::remove_dir_all(state)));
+}
+
+/// The states runc keeps of containers whose files lie below `dir`.
+pub(super) fn runc_states(dir: &Path) -> Vec<PathBuf> {
     let own = format!("{}/", dir.display());
-    for state in fs::read_dir(Path::new("/run/containerd/runc").join(NAMESPACE)).into_iter().flatten().flatten() {
-        if fs::read_to_string(state.path().join("state.json")).is_ok_and(|text| text.contains(&own)) {
-            fs::remove_dir_all(state.path()).ok();
-        }
-    }
+    let states = fs::read_dir(Path::new("/run/containerd/runc").join(NAMESPACE)).into_iter().flatten().flatten();
+    let mut states: Vec<_> = states.map(|state| state.path()).collect();
+    states.retain(|state| fs::read_to_string(state.join("state.json")).is_ok_and(|text| text.contains(&own)));
+    states
 }
 
 /// Unmounts everything at or below `dir`, the latest first.
@@ -128,6 +132,7 @@ pub(super) fn cgroups_below(name: &str) -> Vec<PathBuf> {
 /// The network is found by its name alone, so that it can be removed after its maker has died.
 fn remove_network(place: &Place) -> Option<String> {
     cni::remove_bridge(&place.bridge());
+    cni::remove_cached_answers(&place.bridge());
     cni::bridge_exists(&place.bridge()).then(|| place.bridge())
 }
 

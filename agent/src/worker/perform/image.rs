@@ -39,11 +39,18 @@ impl Performer {
         }
     }
 
-    /// Lets go of what broken-off pulls of images nobody wants left in containerd.
-    pub async fn forget_pulls(&self, wanted: &HashSet<String>) {
-        if let Err(error) = self.images.forget_unwanted(|image| wanted.contains(image)).await {
+    /// Whether a pull was broken off or still runs.
+    pub fn has_unfinished_pulls(&self) -> bool {
+        self.images.has_unfinished()
+    }
+
+    /// Lets go of what broken-off pulls of images nobody wants left in containerd; returns whether that is all of it.
+    pub async fn forget_pulls(&self, wanted: &HashSet<String>) -> bool {
+        let forgotten = self.images.forget_unwanted(|image| wanted.contains(image)).await;
+        forgotten.unwrap_or_else(|error| {
             tracing::debug!(%error, "unfinished pulls stay for now");
-        }
+            false
+        })
     }
 
     async fn pull_image(

@@ -1,0 +1,124 @@
+//! Everything pods need of a node, listed: what is there before and not after, or the other way round, was left behind.
+//!
+//! A namespace has no list of its own that tells whose it is. It lives as long as a process in it, a mount that pins it
+//! or a descriptor that holds it, and these are here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::footprint::{Footprint, pids};
+use crate::node::TestNode;
+
+/// What is there at one time, by kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inventory {
+    things: BTreeMap<&'static str, BTreeSet<String>>,
+    /// The agent's open descriptors by what they are of, and its threads.
+    counts: BTreeMap<String, u64>,
+}
+
+impl Inventory {
+    /// Lists what is there now.
+    pub fn take(node: &TestNode) -> Result<Self> {
+        let agent = node.agent.pid().context("the agent does not run")?;
+        let daemons = [Some(agent), node.containerd.pid()];
+        let mut things = BTreeMap::new();
+        let mut list = |kind, all: Vec<String>| things.insert(kind, BTreeSet::from_iter(all));
+        list("mount", daemons.into_iter().flatten().flat_map(|pid| mounts(pid, node.dir())).collect());
+        list("cgroup", paths(node.cgroups()));
+        for (kind, args) in [
+            ("task", &["tasks", "ls", "-q"][..]),
+            ("container", &["containers", "ls", "-q"]),
+            ("lease", &["leases", "ls", "-q"]),
+            ("image", &["images", "ls", "-q"]),
+            ("blob", &["content", "ls", "-q"]),
+            ("ingest", &["content", "active"]),
+            ("snapshot", &["snapshots", "ls"]),
+        ] {
+            list(kind, node.containerd.ctr(args)?.lines().map(str::to_owned).collect());
+        }
+        for (kind, name) in [("shim", "containerd-shim"), ("process of limpet's", "limpet")] {
+            list(kind, pids(node.dir(), name).iter().map(u32::to_string).collect());
+        }
+        list("link", paths(files(&Path::new("/sys/class/net").join(node.bridge()).join("brif"))));
+        list("file", node.pod_dirs().iter().flat_map(|dir| paths(files(dir))).collect());
+        list("address", node.cni.iter().flat_map(|cni| cni.allocated()).collect());
+        list("state of runc's", paths(node.runc_states()));
+        let mut counts = descriptors(agent);
+        counts.insert("thread".to_owned(), Footprint::of(agent).threads);
+        Ok(Self { things, counts })
+    }
+
+    /// What differs later on. Fewer descriptors or threads are no difference: pools shrink.
+    pub fn differences(&self, later: &Self) -> Vec<String> {
+        let mut differences = Vec::new();
+        for (kind, before) in &self.things {
+            let after = &later.things[kind];
+            differences.extend(after.difference(before).map(|thing| format!("more: {kind} {thing}")));
+            differences.extend(before.difference(after).map(|thing| format!("gone: {kind} {thing}")));
+        }
+        for (what, after) in &later.counts {
+            let before = self.counts.get(what).copied().unwrap_or(0);
+            if *after > before {
+                differences.push(format!("more: {what}: {before} became {after}"));
+            }
+        }
+        differences
+    }
+}
+
+/// What the process sees mounted at or below `dir`.
+fn mounts(pid: u32, dir: &Path) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let points =
+        text.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| Path::new(point).starts_with(dir));
+    points.map(str::to_owned).collect()
+}
+
+/// Everything below `dir`, links not followed.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut next = 0;
+    while next < found.len() {
+        if found[next].is_dir() && !found[next].is_symlink() {
+            found.extend(fs::read_dir(&found[next]).into_iter().flatten().flatten().map(|entry| entry.path()));
+        }
+        next += 1;
+    }
+    found
+}
+
+/// The process's descriptors, counted by what they are of: `socket`, `anon_inode:inotify`, a path.
+fn descriptors(pid: u32) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        let target = fs::read_link(entry.path()).map(|target| target.display().to_string()).unwrap_or_default();
+        let kind = target.split(":[").next().unwrap_or_default();
+        *counts.entry(format!("descriptor of {kind}")).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn paths(paths: Vec<PathBuf>) -> Vec<String> {
+    paths.iter().map(|path| path.display().to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inventory(mounts: &[&str], threads: u64) -> Inventory {
+        let mounts = mounts.iter().map(|mount| (*mount).to_owned()).collect();
+        Inventory { things: [("mount", mounts)].into(), counts: [("thread".to_owned(), threads)].into() }
+    }
+
+    #[test]
+    fn what_came_and_what_went_is_told() {
+        let differences = inventory(&["/a", "/b"], 2).differences(&inventory(&["/b", "/c"], 3));
+        assert_eq!(differences, ["more: mount /c", "gone: mount /a", "more: thread: 2 became 3"]);
+        assert!(inventory(&["/a"], 2).differences(&inventory(&["/a"], 1)).is_empty());
+    }
+}
