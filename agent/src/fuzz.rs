@@ -13,7 +13,7 @@ pub fn manifest(bytes: &[u8]) {
     let (source, node) = (SourceKind::Push, "node");
     let read = pod::read(bytes, "fuzz", source, node);
     let errors = read.faults.iter().any(|fault| fault.severity == Severity::Error);
-    assert!(errors || (read.refused.is_empty() && !read.unknown_refused), "refused without a reason");
+    assert!(errors || (read.refused.is_empty() && !read.unknown_pod_refused), "refused without a reason");
     for record in &read.pods {
         let back = pod::restore(&record.manifest, "fuzz", source, node);
         let Ok(back) = back else { panic!("{} is taken and cannot be read back: {back:?}", record.key) };

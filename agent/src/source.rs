@@ -77,8 +77,18 @@ pub enum Health {
     Starting,
     /// What it published is what is there.
     Good,
+    /// What it published was there when it looked, but nothing tells it of changes: it looks every so often. The text says
+    /// how often and why.
+    Blind(Arc<str>),
     /// It cannot read now; what it published last stands. The text says why and what is kept.
     Unavailable(Arc<str>),
+}
+
+impl Health {
+    /// Whether the source reads its place.
+    pub fn reads(&self) -> bool {
+        matches!(self, Self::Good | Self::Blind(_))
+    }
 }
 
 /// One source's whole view at one moment.

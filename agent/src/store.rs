@@ -26,7 +26,7 @@ use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 use crate::source::SourceKind;
 use crate::watch::DirectoryId;
-use record::Record;
+use record::Content;
 use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, write_records};
 
 /// Pages kept in memory. The database is read once at the start and written rarely.
@@ -130,7 +130,12 @@ pub(crate) fn check_record(bytes: &[u8]) {
     // The second time behind the checksum, where random bytes never come.
     for bytes in [bytes, &record::sign(bytes)] {
         if let Some(record) = record::decode(bytes) {
-            let again = record::encode(record.sequence, record.source, &record.origin, record.kept.as_ref());
+            let (sequence, source, origin) = (record.sequence, record.source, record.origin.as_str());
+            let again = match &record.content {
+                Content::Gone => record::encode(sequence, source, origin, None),
+                Content::Kept(kept) => record::encode(sequence, source, origin, Some(kept)),
+                Content::Directory(id) => record::encode_directory(sequence, source, origin, *id),
+            };
             assert!(bytes.starts_with(&again), "a record is read otherwise than it was written");
         }
     }
@@ -182,9 +187,9 @@ impl Store {
                 if name != source.as_str() {
                     break;
                 }
-                match record::decode(value.value()) {
-                    Some(Record { kept: Some(kept), .. }) => drop(all.insert(Arc::from(origin), kept)),
-                    Some(Record { kept: None, .. }) => {}
+                match record::decode(value.value()).map(|record| record.content) {
+                    Some(Content::Kept(kept)) => drop(all.insert(Arc::from(origin), kept)),
+                    Some(Content::Gone | Content::Directory(_)) => {}
                     None => {
                         tracing::error!(%source, origin, "a last good manifest is damaged in the database, left out")
                     }
@@ -216,7 +221,7 @@ impl Store {
             let transaction = database.begin_write()?;
             write_records(&transaction, source, &last_good)?;
             if let Some((path, id)) = &changes.directory {
-                put_directory(&transaction, path, *id)?;
+                put_directory(&transaction, source, path, *id)?;
             }
             transaction.commit()?;
             Ok(true)
@@ -260,6 +265,12 @@ impl Store {
         }
         done.map_err(|error| StoreError::Transaction { operation, path: self.path.clone(), source: Box::new(error) })
     }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Damaged databases that were set aside from `path`, the newest last. Reads a directory.

@@ -78,6 +78,8 @@ pub enum RescanReason {
     Removed,
     /// The path leads to a directory again.
     Returned,
+    /// The directory's mode or owner changed: what could not be read may be read now.
+    Attributes,
 }
 
 /// What a reader of the directory should do.
@@ -102,6 +104,8 @@ pub struct DirectoryWatch {
     /// Directories that symlinked files lead through: name there -> names in the watched directory.
     links: HashMap<Wd, HashMap<OsString, BTreeSet<OsString>>>,
     pending: Option<RescanReason>,
+    /// Something on the path could not be watched: the watch is of no use any more.
+    failed: Option<io::Error>,
 }
 
 impl DirectoryWatch {
@@ -123,6 +127,7 @@ impl DirectoryWatch {
             path: HashMap::new(),
             links: HashMap::new(),
             pending: Some(RescanReason::Start),
+            failed: None,
         };
         watch.arm()?;
         Ok(watch)
@@ -133,9 +138,13 @@ impl DirectoryWatch {
     /// Cancel safe: an event is either returned or still to come.
     ///
     /// # Errors
-    /// Reading the kernel's queue failed; the watch is of no use any more.
+    /// Reading the kernel's queue failed, or the path cannot be watched where it leads now; the watch is of no use any
+    /// more.
     pub async fn next(&mut self) -> io::Result<WatchEvent> {
         loop {
+            if let Some(error) = self.take_failure() {
+                return Err(error);
+            }
             if let Some(reason) = self.pending.take() {
                 return Ok(WatchEvent::Rescan(reason));
             }
@@ -151,12 +160,15 @@ impl DirectoryWatch {
         }
     }
 
+    /// Why the watch is of no use any more, if it is.
+    pub fn take_failure(&mut self) -> Option<io::Error> {
+        self.failed.take()
+    }
+
     /// Follows the path again and rescans if it leads elsewhere: for callers that have reason to doubt.
     pub fn recheck(&mut self) {
         let before = self.main;
-        if let Err(error) = self.arm() {
-            tracing::warn!(%error, directory = %self.directory.display(), "directory cannot be watched");
-        }
+        self.failed = self.arm().err();
         self.pending = match (before, self.main) {
             (None, Some(_)) => Some(RescanReason::Returned),
             (Some(_), None) => Some(RescanReason::Removed),
@@ -179,6 +191,7 @@ impl DirectoryWatch {
         for ((directory, name), dependents) in steps {
             match self.queue.add(&directory, NAMES | ITSELF) {
                 Ok(wd) => self.links.entry(wd).or_default().entry(name).or_default().extend(dependents),
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => self.failed = Some(error),
                 Err(error) => {
                     tracing::warn!(%error, directory = %directory.display(), "target of a symlinked manifest is not watched");
                 }
@@ -192,15 +205,16 @@ impl DirectoryWatch {
 
     /// Puts watches on the path's way and its end as they are now; watches that stay lose no event.
     fn arm(&mut self) -> io::Result<()> {
+        let mut armed = Ok(());
         for _ in 0..SETTLE_ROUNDS {
             let trail = trail::of(&self.directory);
-            let armed = self.arm_trail(&trail);
+            armed = self.arm_trail(&trail);
             let settled = DirectoryId::of(&self.directory).ok() == self.main.map(|(_, id)| id);
             if settled {
-                return armed;
+                break;
             }
         }
-        Ok(())
+        armed
     }
 
     fn arm_trail(&mut self, trail: &Trail) -> io::Result<()> {
@@ -262,6 +276,9 @@ impl DirectoryWatch {
             if is_main && change.flags.contains(ReadFlags::IGNORED) {
                 // The watch is dead even if the same inode number is back.
                 self.main = self.main.map(|(_, id)| (Wd::DEAD, id));
+            }
+            if is_main && change.name.is_none() && change.flags.contains(ReadFlags::ATTRIB) {
+                self.pending.get_or_insert(RescanReason::Attributes);
             }
             self.hint(&change, is_main, gone, &mut names);
         }

@@ -1,5 +1,6 @@
 //! Pods from a URL and from `limpet apply`: they run, and what was accepted outlives server, agent and crash.
 
+use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -7,6 +8,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple};
 use limpet_tests::node::container_id;
 use limpet_tests::web::Web;
 use limpet_tests::{TestNode, case, suite, wait};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -14,11 +16,21 @@ fn main() -> ExitCode {
         case!(a_url_s_pod_outlives_its_server).on(|node| node.agent = false),
         case!(an_applied_pod_survives_a_crash_right_after_the_answer),
         case!(a_pod_of_a_file_comes_before_an_applied_one),
+        case!(a_card_that_goes_and_comes_restarts_nothing),
+        case!(a_full_disk_is_told_and_overcome).on(|node| node.root_size = Some(16 << 20)),
     ])
 }
 
 fn list(pods: &[Value]) -> String {
     json!({ "apiVersion": "v1", "kind": "PodList", "items": pods }).to_string()
+}
+
+/// Waits until `limpet sources` shows that.
+fn wait_sources(node: &TestNode, text: &str) -> Result<String> {
+    wait::until(wait::SOON, &format!("{text:?} among the sources"), || {
+        node.agent.cli(&["sources"]).ok()?.success().ok().filter(|sources| sources.contains(text))
+    })
+    .with_context(|| format!("{:?}", node.agent.cli(&["sources"])))
 }
 
 fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
@@ -34,12 +46,7 @@ fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
     drop(web);
     node.agent.kill();
     node.agent.start()?;
-    let state = |word: &'static str| {
-        wait::until(wait::SOON, &format!("a source with {word}"), || {
-            node.agent.cli(&["sources"]).ok()?.success().ok().filter(|sources| sources.contains(word))
-        })
-    };
-    let sources = state("refused")?;
+    let sources = wait_sources(node, "refused")?;
     ensure!(sources.contains(&url) && sources.lines().any(|line| line.starts_with("http")), "{sources}");
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
 
@@ -48,7 +55,7 @@ fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
     node.wait_gone("side")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
     web.serve("");
-    let sources = state("empty answer")?;
+    let sources = wait_sources(node, "empty answer")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "{sources}");
     web.serve(&list(&[]));
     node.wait_gone("web")
@@ -100,4 +107,62 @@ fn a_pod_of_a_file_comes_before_an_applied_one(node: &mut TestNode) -> Result<()
     node.wait_gone("web")?;
     node.agent.cli_with_input(&["apply", "-f", "-"], manifest.to_string().as_bytes())?.success()?;
     node.wait_running("web").map(drop)
+}
+
+fn a_card_that_goes_and_comes_restarts_nothing(node: &mut TestNode) -> Result<()> {
+    let (card, manifests) = (node.dir().join("card"), node.agent.settings().manifests());
+    fs::create_dir(&card)?;
+    mount("limpet-test", &card, "tmpfs", MountFlags::empty(), Some(c"size=1m"))?;
+    mount_bind(&card, &manifests)?;
+    node.apply(&simple("web", IDLE))?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    let same = |node: &TestNode| -> Result<()> {
+        let pod = node.wait_running("web")?;
+        ensure!(container_id(&pod, "main")? == id, "restarted: {}", pod["status"]);
+        Ok(())
+    };
+    unmount(&manifests, UnmountFlags::DETACH)?;
+    wait_sources(node, "is empty, and not the directory its pods came from")?;
+    same(node)?;
+    // As after a boot at which the card was not mounted.
+    node.agent.kill();
+    node.agent.start()?;
+    wait_sources(node, "is empty, and not the directory its pods came from")?;
+    same(node)?;
+    mount_bind(&card, &manifests)?;
+    wait_sources(node, "watching (inotify)")?;
+    same(node)?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    unmount(&manifests, UnmountFlags::DETACH)?;
+    unmount(&card, UnmountFlags::DETACH)?;
+    node.wait_nothing_runs()
+}
+
+fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    let filler = node.agent.settings().root().join("filler");
+    ensure!(fs::write(&filler, vec![0; 32 << 20]).is_err(), "the disk is not full");
+    // More than the database has room for as it is.
+    let large = |name: &str| {
+        let data = json!({ "a": "x".repeat(900 << 10) });
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": data })
+    };
+    for name in ["one", "two", "three"] {
+        node.apply(&large(name))?;
+    }
+    let sources = wait_sources(node, "what file accepts is not kept now")?;
+    ensure!(sources.contains("No space left on device"), "{sources}");
+    let refused = node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("cannot be kept"), "{refused:?}");
+    fs::remove_file(&filler)?;
+    node.apply(&simple("db", IDLE))?;
+    node.wait_running("db")?;
+    wait::until_true(wait::SOON, "all is kept", || {
+        node.agent.cli(&["sources"]).is_ok_and(|reply| !reply.stdout.contains("not kept"))
+    })?;
+    node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?.success()?;
+    ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
+    Ok(())
 }

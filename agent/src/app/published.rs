@@ -92,6 +92,7 @@ impl Sources for ConfiguredSources {
             backend: Arc::clone(&source.backend),
             last_good: source.pulse.last_success(),
             next_retry: source.pulse.next_retry(),
+            unkept: source.pulse.unkept(),
             snapshot: source.snapshot(),
         };
         self.sources.iter().map(view).collect()

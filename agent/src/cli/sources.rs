@@ -43,7 +43,9 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         text.push('\n');
         text.extend(faults);
     }
-    let remarks: BTreeSet<&String> = sources.iter().filter_map(|source| source.remark.as_ref()).collect();
+    // One may hold for several sources.
+    let remarks: BTreeSet<&str> =
+        sources.iter().flat_map(|source| &source.remark).flat_map(|all| all.lines()).collect();
     for remark in remarks {
         text.push_str(&format!("\n{}\n", screen.paint(Tone::Bad, &printable(remark))));
     }
@@ -56,6 +58,7 @@ fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
         "good" if source.source == "http" => (format!("good ({})", source.detail), Tone::Good),
         "good" => (format!("watching ({})", source.detail), Tone::Good),
         "starting" => ("starting".to_owned(), Tone::Warn),
+        "blind" => (source.detail.clone(), Tone::Warn),
         _ => (unavailable(source, now), Tone::Bad),
     };
     let last_good = source.last_good.as_ref().map_or_else(|| "never".to_owned(), |last| age::since(last.0, now));

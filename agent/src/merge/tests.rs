@@ -136,8 +136,12 @@ async fn an_object_that_nobody_refers_to_is_let_go_of() {
     running.slots.publish(SourceKind::Push, Arc::new(with_it));
     assert_eq!(running.merged.recv().await.unwrap().desired.objects[SourceKind::Push.index()].len(), 1);
     running.slots.publish(SourceKind::Push, Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() }));
-    while !running.desired.load().objects[SourceKind::Push.index()].is_empty() {
-        tokio::task::yield_now().await;
-    }
+    let let_go = async {
+        while !running.desired.load().objects[SourceKind::Push.index()].is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    // The limit only ends a test that would hang.
+    tokio::time::timeout(Duration::from_secs(20), let_go).await.unwrap();
     assert!(running.merged.try_recv().is_err(), "and nobody is told");
 }

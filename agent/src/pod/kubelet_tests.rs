@@ -134,11 +134,38 @@ fn a_key_written_twice_refuses_what_it_is_in() {
     let map = "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: b, a: c}}";
     let list = format!("apiVersion: v1\nkind: List\nitems:\n- {good}\n- {twice}\n- {map}\n");
     let read = read_on("n", &list);
-    assert_eq!((read.pods.len(), read.objects.len(), read.unknown_refused), (1, 0, false), "{:?}", read.faults);
+    assert_eq!((read.pods.len(), read.objects.len(), read.unknown_pod_refused), (1, 0, false), "{:?}", read.faults);
     let paths: Vec<&str> = read.faults.iter().map(|fault| fault.path.as_str()).collect();
     assert_eq!(paths, ["items[1].spec.containers[0].image", "items[2].data.a"]);
     let read = read_on("n", &format!("{list}items: []\n"));
-    assert!(read.pods.is_empty() && read.unknown_refused, "{:?}", read.faults);
+    assert!(read.pods.is_empty() && read.unknown_pod_refused, "{:?}", read.faults);
     let read = read_on("n", &format!("{good}\n---\na: [\n---\n{}", good.replace("good", "other")));
-    assert_eq!((read.pods.len(), read.unknown_refused), (2, true), "{:?}", read.faults);
+    assert_eq!((read.pods.len(), read.unknown_pod_refused), (2, true), "{:?}", read.faults);
+}
+
+/// What is refused keeps the last good version of all that it may be, and of nothing else.
+#[test]
+fn a_refused_document_is_told_to_be_what_it_may_be() {
+    let table: [(&str, &[&str], bool, bool); 7] = [
+        ("kind: Pod\nmetadata: {name: a}", &["default/a-node"], false, false),
+        ("kind: Pod\nmetadata: {}", &[], true, false),
+        ("kind: Pod\nmetadata: {name: a, namespace: [x]}", &[], true, false),
+        ("kind: Secret\nmetadata: {name: a, namespace: lab}\ndata: {k: 5}", &["Secret lab/a"], false, false),
+        ("kind: ConfigMap\nmetadata: {}", &[], false, true),
+        // A kind that was misspelt.
+        (
+            "kind: Secert\nmetadata: {name: a}",
+            &["default/a-node", "ConfigMap default/a", "Secret default/a"],
+            false,
+            false,
+        ),
+        ("knd: Secret\nmetadata: {}", &[], true, true),
+    ];
+    for (text, expected, pod, object) in table {
+        let read = super::read(format!("apiVersion: v1\n{text}\n").as_bytes(), "f.yaml", SourceKind::File, "node");
+        let pods = read.refused.iter().map(ToString::to_string);
+        let refused: Vec<String> = pods.chain(read.refused_objects.iter().map(ToString::to_string)).collect();
+        assert_eq!(refused, expected, "{text}");
+        assert_eq!((read.unknown_pod_refused, read.unknown_object_refused), (pod, object), "{text}");
+    }
 }

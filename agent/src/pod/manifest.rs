@@ -28,14 +28,32 @@ pub struct Manifest {
     pub refused_objects: BTreeSet<ObjectKey>,
     /// Of `objects`, those whose documents name no namespace.
     pub unplaced: BTreeSet<ObjectKey>,
-    /// Something was refused that cannot be told to be this pod or object or that.
-    pub unknown_refused: bool,
+    /// Something was refused that cannot be told to be this pod or that.
+    pub unknown_pod_refused: bool,
+    /// The same for objects.
+    pub unknown_object_refused: bool,
 }
 
 impl Manifest {
     /// One that could not be read at all.
     pub fn broken(fault: Fault) -> Self {
-        Self { faults: vec![fault], unknown_refused: true, ..Self::default() }
+        Self { faults: vec![fault], unknown_pod_refused: true, unknown_object_refused: true, ..Self::default() }
+    }
+
+    /// Notes all that a refused item may be.
+    fn refuse(&mut self, item: &Item<'_>, node_name: &str) {
+        let (pod, kinds) = item.candidates();
+        match item.name() {
+            Some((namespace, name)) => {
+                self.refused.extend(pod.then(|| identity::key(namespace, name, node_name)));
+                let namespace = namespace.unwrap_or("default");
+                self.refused_objects.extend(kinds.iter().map(|kind| ObjectKey::new(*kind, namespace, name)));
+            }
+            None => {
+                self.unknown_pod_refused |= pod;
+                self.unknown_object_refused |= !kinds.is_empty();
+            }
+        }
     }
 
     fn take_pod(
@@ -48,10 +66,7 @@ impl Manifest {
     ) -> Vec<Fault> {
         let (pod, mut faults) = item.pod(origin, source, node_name);
         if pod.is_none() {
-            match item.name() {
-                Some((namespace, name)) => drop(self.refused.insert(identity::key(namespace, name, node_name))),
-                None => self.unknown_refused = true,
-            }
+            self.refuse(item, node_name);
         }
         let pod = pod.filter(|pod| first("pod ", &pod.key, keys, &mut faults));
         self.pods.extend(pod.map(Arc::new));
@@ -63,6 +78,7 @@ impl Manifest {
         item: &Item<'_>,
         kind: ObjectKind,
         origin: &Arc<str>,
+        node_name: &str,
         keys: &mut BTreeSet<ObjectKey>,
     ) -> Vec<Fault> {
         let (object, mut faults) = object::decode(item.value, kind, Arc::clone(origin));
@@ -70,12 +86,7 @@ impl Manifest {
         let object = object.filter(|_| duplicates.is_empty());
         faults.extend(duplicates);
         if object.is_none() {
-            match item.name() {
-                Some((namespace, name)) => {
-                    self.refused_objects.insert(ObjectKey::new(kind, namespace.unwrap_or("default"), name));
-                }
-                None => self.unknown_refused = true,
-            }
+            self.refuse(item, node_name);
         }
         let object = object.filter(|object| first("", &object.key, keys, &mut faults));
         if let Some(object) = object.as_ref().filter(|_| item.name().is_some_and(|(namespace, _)| namespace.is_none()))
@@ -94,16 +105,17 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
     let mut manifest = Manifest::default();
     let origin: Arc<str> = Arc::from(origin);
     let (documents, faults) = yaml::documents(text);
-    manifest.unknown_refused = !faults.is_empty();
+    let unread = !faults.is_empty();
     manifest.faults = faults;
     let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
     // What stands twice in a list itself leaves open which items are meant.
     let (unclear, documents): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| outer(document).is_some());
-    manifest.unknown_refused |= !unclear.is_empty();
+    manifest.unknown_pod_refused = unread || !unclear.is_empty();
+    manifest.unknown_object_refused = manifest.unknown_pod_refused;
     manifest.faults.extend(unclear.iter().filter_map(outer).cloned());
     for item in documents.iter().flat_map(items) {
         let faults = match item.object_kind() {
-            Some(kind) => manifest.take_object(&item, kind, &origin, &mut objects),
+            Some(kind) => manifest.take_object(&item, kind, &origin, node_name, &mut objects),
             None => manifest.take_pod(&item, &origin, source, node_name, &mut keys),
         };
         manifest.faults.extend(faults.into_iter().map(|fault| item.place(fault)));
@@ -232,11 +244,25 @@ impl Item<'_> {
         (self.value["apiVersion"] == "v1").then_some(kind)
     }
 
-    /// The name an item that is refused goes by, as far as it says.
+    /// The name and namespace an item goes by; `None` when it does not say them.
     fn name(&self) -> Option<(Option<&str>, &str)> {
         let metadata = &self.value["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
-        Some((metadata["namespace"].as_str().filter(|namespace| !namespace.is_empty()), name))
+        match &metadata["namespace"] {
+            Value::Null => Some((None, name)),
+            Value::String(namespace) => Some((Some(&**namespace).filter(|namespace| !namespace.is_empty()), name)),
+            _ => None,
+        }
+    }
+
+    /// What an item that is refused may be: a pod, an object of these kinds.
+    fn candidates(&self) -> (bool, &'static [ObjectKind]) {
+        match self.value["kind"].as_str() {
+            Some("Pod") => (true, &[]),
+            Some("ConfigMap") => (false, &[ObjectKind::ConfigMap]),
+            Some("Secret") => (false, &[ObjectKind::Secret]),
+            _ => (true, &[ObjectKind::ConfigMap, ObjectKind::Secret]),
+        }
     }
 
     /// The pod, if there is no error, and everything to say about it.

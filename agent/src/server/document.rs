@@ -76,9 +76,9 @@ pub struct SourceDocument {
     pub source: String,
     /// Where it reads.
     pub place: String,
-    /// `starting`, `good` or `unavailable`.
+    /// `starting`, `good`, `blind` (it looks every so often, because nothing tells it of changes) or `unavailable`.
     pub health: String,
-    /// How it learns of changes, or why it cannot read.
+    /// How it learns of changes, or why it is not told of them or cannot read.
     pub detail: String,
     /// When it last read its place in full.
     #[serde(default, skip_serializing_if = "Option::is_none")]

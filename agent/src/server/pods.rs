@@ -8,10 +8,10 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use super::ServerState;
 use super::document::{PodsDocument, SourceDocument};
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
+use super::{ServerState, SourceView};
 use crate::merge::DesiredPods;
 use crate::pod::PodKey;
 use crate::status::metrics::CONTENT_TYPE;
@@ -81,11 +81,18 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
     let desired = state.desired.load();
     let sources = Arc::clone(&state.sources);
     let damaged = tokio::task::spawn_blocking(move || sources.damaged()).await.unwrap_or_default();
-    let remark = damaged.last().map(|path| {
+    let damage = damaged.last().map(|path| {
         let path = path.display();
         format!("the database was damaged and is set aside as {path}; look at the disk, then remove that file")
     });
-    let document = |view| SourceDocument { remark: remark.clone(), ..view::source(view, &desired) };
+    let document = |view: &SourceView| {
+        let unkept = view.unkept.as_ref().map(|reason| {
+            format!("what {} accepts is not kept now and would be lost at a reboot without it: {reason}", view.kind)
+        });
+        let remarks: Vec<String> = damage.iter().cloned().chain(unkept).collect();
+        let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
+        SourceDocument { remark, ..view::source(view, &desired) }
+    };
     json(&state.sources.views().iter().map(document).collect::<Vec<SourceDocument>>())
 }
 

@@ -20,6 +20,8 @@ pub struct SourceView {
     pub last_good: Option<Timestamp>,
     /// When it tries again, after a failure.
     pub next_retry: Option<Timestamp>,
+    /// Why the disk does not take what it accepts.
+    pub unkept: Option<Arc<String>>,
     /// What it publishes.
     pub snapshot: Arc<SourceSnapshot>,
 }

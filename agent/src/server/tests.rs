@@ -60,6 +60,7 @@ fn fixture(name: &str) -> Fixture {
             backend: "inotify".into(),
             last_good: Some(Timestamp::UNIX_EPOCH),
             next_retry: None,
+            unkept: None,
             snapshot: Arc::clone(&shared.lock().unwrap()),
         }]
     };

@@ -235,6 +235,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
     let (health, detail) = match &snapshot.health {
         Health::Starting => ("starting", view.backend.to_string()),
         Health::Good => ("good", view.backend.to_string()),
+        Health::Blind(why) => ("blind", why.to_string()),
         Health::Unavailable(why) => ("unavailable", why.to_string()),
     };
     let lost = desired.duplicates.iter().flat_map(|(key, duplicates)| {

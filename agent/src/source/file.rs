@@ -31,10 +31,22 @@ use look::{Finding, KnownFiles, Listing, Look, Place};
 
 /// How long a vanished name waits for its successor.
 const VANISH: Duration = Duration::from_millis(50);
+
 /// How often everything is looked at although nothing was told.
-const RESYNC: Duration = Duration::from_secs(300);
-/// The same while the kernel gives no watch; kubelet's `fileCheckFrequency`.
-const RESYNC_BLIND: Duration = Duration::from_secs(20);
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// While the kernel tells of changes.
+    watched: Duration,
+    /// While it does not.
+    blind: Duration,
+}
+
+/// The second one is kubelet's `fileCheckFrequency`.
+impl Default for Pace {
+    fn default() -> Self {
+        Self { watched: Duration::from_secs(300), blind: Duration::from_secs(20) }
+    }
+}
 
 /// The file source, ready to run.
 #[derive(Debug)]
@@ -43,6 +55,11 @@ pub struct FileSource {
     /// The configured path, for people and the store.
     path_key: Arc<str>,
     watch: Option<DirectoryWatch>,
+    /// Why there is no watch.
+    blind: Option<Arc<str>>,
+    pace: Pace,
+    /// When everything is looked at although nothing was told.
+    resync: Instant,
     view: View,
     known: KnownFiles,
     last_good: BTreeMap<Arc<str>, Kept>,
@@ -62,6 +79,10 @@ pub struct FileSource {
 impl FileSource {
     /// A source for `path`: a directory, or one file; what does not exist is a file if it is named like a manifest.
     pub fn new(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder) -> Self {
+        Self::with_pace(path, node_name, store, decoder, Pace::default())
+    }
+
+    fn with_pace(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder, pace: Pace) -> Self {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let named_as_file = path.extension().is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
         let single = path.is_file() || (named_as_file && !path.is_dir());
@@ -71,10 +92,14 @@ impl FileSource {
         };
         let path_key: Arc<str> = Arc::from(path.to_string_lossy());
         let place = Place { directory, only, node_name: Arc::from(node_name), decoder };
+        let pulse = Arc::<Pulse>::default();
         Self {
             place: Arc::new(place),
             path_key: Arc::clone(&path_key),
             watch: None,
+            blind: None,
+            pace,
+            resync: Instant::now(),
             view: View::default(),
             known: KnownFiles::new(),
             last_good: BTreeMap::new(),
@@ -86,8 +111,8 @@ impl FileSource {
             told: Told::new(SourceKind::File),
             ready: false,
             health: Health::Starting,
-            keeper: Keeper::new(store, SourceKind::File),
-            pulse: Arc::default(),
+            keeper: Keeper::new(store, SourceKind::File, Arc::clone(&pulse)),
+            pulse,
         }
     }
 
@@ -105,7 +130,7 @@ impl FileSource {
         if self.watch.is_none() {
             self.look_at_all(&publish).await;
         }
-        let mut resync = self.next_resync();
+        self.set_resync();
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -121,41 +146,46 @@ impl FileSource {
                         self.look_at_all(&publish).await;
                     }
                     Err(error) => {
-                        error!(%error, "file watch failed, opening another");
-                        self.watch = None;
-                        self.open_watch();
+                        self.go_blind(&error);
+                        self.look_at_all(&publish).await;
                     }
                 },
                 () = at(self.confirm_at) => self.look_at_all(&publish).await,
                 () = self.keeper.written() => self.keep_again(),
-                () = sleep_until(resync) => {
+                () = sleep_until(self.resync) => {
                     match &mut self.watch {
                         Some(watch) => watch.recheck(),
                         None => self.open_watch(),
                     }
                     self.look_at_all(&publish).await;
-                    resync = self.next_resync();
+                    self.set_resync();
                 }
             }
         }
         self.keeper.flush().await;
     }
 
-    fn next_resync(&self) -> Instant {
-        Instant::now() + jittered(if self.watch.is_some() { RESYNC } else { RESYNC_BLIND })
+    fn set_resync(&mut self) {
+        let pause = if self.watch.is_some() { self.pace.watched } else { self.pace.blind };
+        self.resync = Instant::now() + jittered(pause);
     }
 
     fn open_watch(&mut self) {
         match DirectoryWatch::new(&self.place.directory) {
             Ok(watch) => {
                 self.watch = Some(watch);
+                self.blind = None;
                 self.links.clear();
             }
-            Err(error) => {
-                let every = RESYNC_BLIND.as_secs();
-                warn!(%error, directory = %self.place.directory.display(), "no file watch, reading every {every} s instead");
-            }
+            Err(error) => self.go_blind(&error),
         }
+    }
+
+    /// The kernel tells nothing of changes from now on; [`Health`] says so.
+    fn go_blind(&mut self, error: &std::io::Error) {
+        self.watch = None;
+        self.blind = Some(format!("reading every {} s: {error}", self.pace.blind.as_secs()).into());
+        self.set_resync();
     }
 
     /// Looks at `names`, and at what they turn out to lead through.
@@ -180,8 +210,11 @@ impl FileSource {
         match look.listing.take() {
             Some(Ok(listing)) => {
                 self.take(look);
-                self.take_listing(listing, confirms);
                 self.follow_links(true).await;
+                if let Some(error) = self.watch.as_mut().and_then(DirectoryWatch::take_failure) {
+                    self.go_blind(&error);
+                }
+                self.take_listing(listing, confirms);
             }
             Some(Err(reason)) => {
                 self.known = look.known;
@@ -271,7 +304,7 @@ impl FileSource {
         }
         self.ready = true;
         self.pulse.succeeded(jiff::Timestamp::now());
-        self.set_health(Health::Good);
+        self.set_health(self.blind.clone().map_or(Health::Good, Health::Blind));
     }
 
     fn has_something_to_lose(&self) -> bool {
@@ -299,6 +332,7 @@ impl FileSource {
         }
         match &health {
             Health::Unavailable(reason) => warn!(%reason, "file source unavailable"),
+            Health::Blind(reason) => warn!(%reason, path = %self.path_key, "file source is not told of changes"),
             Health::Good => info!(path = %self.path_key, pods = self.view.pods(), "file source reads"),
             Health::Starting => {}
         }

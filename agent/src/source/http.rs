@@ -76,6 +76,7 @@ impl HttpSource {
         patience: Patience,
     ) -> Self {
         let settings = Arc::new(settings);
+        let pulse = Arc::<Pulse>::default();
         Self {
             origin: Arc::from(settings.address.to_string()),
             kept_as: Arc::from(settings.address.kept_as()),
@@ -90,9 +91,9 @@ impl HttpSource {
             failures: 0,
             ready: false,
             health: Health::Starting,
-            keeper: Keeper::new(store, SourceKind::Http),
+            keeper: Keeper::new(store, SourceKind::Http, Arc::clone(&pulse)),
             told: Told::new(SourceKind::Http),
-            pulse: Arc::default(),
+            pulse,
         }
     }
 
@@ -235,7 +236,7 @@ impl HttpSource {
         match &health {
             Health::Unavailable(reason) => warn!(%reason, url = %self.origin, "URL source unavailable"),
             Health::Good => info!(url = %self.origin, pods = self.view.pods(), "URL source reads"),
-            Health::Starting => {}
+            Health::Blind(_) | Health::Starting => {}
         }
         self.health = health;
     }

@@ -1,13 +1,13 @@
 //! What was last good, on its way to the disk: one write at a time, off the agent's thread; a failed one is tried
-//! again with the next change.
+//! again with the next change, and when the source looks again of itself.
 
 use std::sync::Arc;
 
 use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
-use crate::source::SourceKind;
-use crate::store::{Changes, Kept, Store, StoreError};
+use crate::source::{Pulse, SourceKind};
+use crate::store::{Changes, Kept, Store, StoreError, chain};
 use crate::watch::DirectoryId;
 
 /// A write that has ended: what was to be written, and how it went.
@@ -18,6 +18,8 @@ type Written = Result<(Changes, Result<bool, StoreError>), JoinError>;
 pub(super) struct Keeper {
     store: Arc<Store>,
     source: SourceKind,
+    /// Where it is told that something is not kept.
+    pulse: Arc<Pulse>,
     pending: Changes,
     writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
     /// As of [`Store::replaced`].
@@ -25,9 +27,9 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(store: Arc<Store>, source: SourceKind) -> Self {
+    pub(super) fn new(store: Arc<Store>, source: SourceKind, pulse: Arc<Pulse>) -> Self {
         let replaced = store.replaced();
-        Self { store, source, pending: Changes::default(), writing: None, replaced }
+        Self { store, source, pulse, pending: Changes::default(), writing: None, replaced }
     }
 
     /// Whether all that is good has to be put again, because the database had to be replaced: true once.
@@ -93,23 +95,25 @@ impl Keeper {
     /// Whether the write succeeded; what did not reach the disk waits for the next change.
     fn settle(&mut self, written: Written) -> bool {
         match written {
-            Ok((_, Ok(_))) => return true,
+            Ok((_, Ok(_))) => {
+                self.pulse.kept(None);
+                return true;
+            }
             Ok((changes, Err(error))) => {
-                error!(source = %self.source, error = chain(&error), "last good manifests are not kept, trying again at the next change");
+                let error = chain(&error);
+                error!(source = %self.source, error, "last good manifests are not kept, trying again later");
+                self.pulse.kept(Some(error));
                 let newer = std::mem::replace(&mut self.pending, changes);
                 self.pending.last_good.extend(newer.last_good);
                 self.pending.directory = newer.directory.or(self.pending.directory.take());
             }
-            Err(error) => error!(source = %self.source, %error, "keeping last good manifests failed"),
+            Err(error) => {
+                error!(source = %self.source, %error, "keeping last good manifests failed");
+                self.pulse.kept(Some(error.to_string()));
+            }
         }
         false
     }
-}
-
-/// An error with its causes, in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]
@@ -125,7 +129,7 @@ mod tests {
     fn what_did_not_reach_the_disk_comes_back_beneath_what_is_newer() {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        let mut keeper = Keeper::new(store, SourceKind::File);
+        let mut keeper = Keeper::new(store, SourceKind::File, Arc::default());
         let old = DirectoryId { device: 1, inode: 1 };
         keeper.put(Arc::from("a"), Some(kept(b"1")));
         keeper.put(Arc::from("b"), None);
@@ -137,5 +141,7 @@ mod tests {
         assert_eq!(keeper.pending.last_good[&Arc::from("a")], Some(kept(b"2")));
         assert_eq!(keeper.pending.last_good[&Arc::from("b")], None);
         assert_eq!(keeper.pending.directory, Some((Arc::from("/m"), old)));
+        assert!(keeper.pulse.unkept().unwrap().contains("/db"));
+        assert!(keeper.settle(Ok((Changes::default(), Ok(true)))) && keeper.pulse.unkept().is_none());
     }
 }

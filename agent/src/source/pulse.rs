@@ -1,22 +1,26 @@
-//! When a source last succeeded and when it tries again. Told beside the snapshots, because neither changes a pod.
+//! When a source last succeeded, when it tries again, and whether the disk takes what it accepts. Told beside the
+//! snapshots, because none of it changes a pod.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 
 /// A moment that has not come.
 const NEVER: i64 = i64::MIN;
 
-/// The two moments, in milliseconds. The source writes, whoever shows them reads.
+/// The moments are in milliseconds. The source writes, whoever shows them reads.
 #[derive(Debug)]
 pub struct Pulse {
     succeeded: AtomicI64,
     retry: AtomicI64,
+    unkept: ArcSwapOption<String>,
 }
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { succeeded: AtomicI64::new(NEVER), retry: AtomicI64::new(NEVER) }
+        Self { succeeded: AtomicI64::new(NEVER), retry: AtomicI64::new(NEVER), unkept: ArcSwapOption::empty() }
     }
 }
 
@@ -30,6 +34,16 @@ impl Pulse {
     /// After a failure, the source tries again at `at`.
     pub fn retries(&self, at: Timestamp) {
         self.retry.store(at.as_millisecond(), Ordering::Relaxed);
+    }
+
+    /// What was accepted is on the disk, or is not, for this reason.
+    pub fn kept(&self, failure: Option<String>) {
+        self.unkept.store(failure.map(Arc::new));
+    }
+
+    /// Why the disk does not take what the source accepts.
+    pub fn unkept(&self) -> Option<Arc<String>> {
+        self.unkept.load_full()
     }
 
     /// When the source last read its place in full and without trouble, or what it restored was accepted.

@@ -21,10 +21,9 @@ use tracing::{error, info};
 
 use crate::merge::slot::Slots;
 use crate::pod::{PodKey, PodRecord, identity};
-use crate::source::keep::chain;
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::status::observed::Observed;
-use crate::store::{Changes, Kept, Manifests, Store, StoreError};
+use crate::store::{Changes, Kept, Manifests, Store, StoreError, chain};
 pub use error::PushError;
 use request::Request;
 pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};

@@ -106,7 +106,7 @@ impl View {
         // A document that is gone ends its pod even when another one is broken, unless it may be the broken one.
         let mut kept = Vec::new();
         for (key, pod) in previous.pods {
-            if read.unknown_refused || read.refused.contains(&key) {
+            if read.unknown_pod_refused || read.refused.contains(&key) {
                 contents.pods.entry(key).or_insert_with_key(|key| {
                     kept.push(key.clone());
                     pod
@@ -114,7 +114,7 @@ impl View {
             }
         }
         for (key, object) in previous.objects {
-            if read.unknown_refused || read.refused_objects.contains(&key) {
+            if read.unknown_object_refused || read.refused_objects.contains(&key) {
                 contents.objects.entry(key).or_insert(object);
             }
         }

@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 
 use super::observed::ObservedPods;
 use crate::pod::Fault;
-use crate::source::{Health, SourceKind, SourceSnapshot};
+use crate::source::{SourceKind, SourceSnapshot};
 
 /// The content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -358,9 +358,8 @@ impl Metrics {
                 of_node += pods;
             }
             rejected += i64::try_from(snapshot.rejected.len()).unwrap_or(i64::MAX);
-            let healthy = snapshot.health == Health::Good;
             let label = SourceLabel { source: kind.as_str() };
-            self.source_healthy.get_or_create(&label).set(i64::from(healthy));
+            self.source_healthy.get_or_create(&label).set(i64::from(snapshot.health.reads()));
             if let Some(at) = last_success {
                 self.source_success.get_or_create(&label).set(at.as_duration().as_secs_f64());
             }

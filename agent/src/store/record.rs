@@ -1,8 +1,9 @@
 //! How what was last good lies in the database: a record that says by itself what it is, so that it can be found in a
 //! damaged file too.
 //!
-//! Magic, format, length of the rest, checksum of the rest; then sequence, time, source, origin, mark, and each
-//! manifest with its length before it. Numbers are big-endian. A record of another format is not read.
+//! Magic, format, length of the rest, checksum of the rest; then sequence, source, origin, and what is said of it: of a
+//! file or URL time, mark, and each manifest with its length before it; of a directory device and inode. Numbers are
+//! big-endian. A record of another format is not read.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::Kept;
 use crate::source::SourceKind;
+use crate::watch::DirectoryId;
 
 /// What every record begins with; the last byte is the format.
 pub(super) const MAGIC: [u8; 8] = *b"limpetG\x02";
@@ -24,26 +26,49 @@ pub(super) struct Record {
     pub(super) sequence: u64,
     pub(super) source: SourceKind,
     pub(super) origin: String,
-    /// `None`: nothing is kept of the origin any more.
-    pub(super) kept: Option<Kept>,
+    pub(super) content: Content,
 }
 
-/// The record's bytes.
+/// What a record says of its origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Nothing is kept of it any more.
+    Gone,
+    /// What was last good of it.
+    Kept(Kept),
+    /// It is a path, and this is the directory last accepted there.
+    Directory(DirectoryId),
+}
+
+const GONE: u8 = 0;
+const KEPT: u8 = 1;
+const DIRECTORY: u8 = 2;
+
+/// The bytes of a record of a file or URL; `None`: nothing is kept of it any more.
 pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, kept: Option<&Kept>) -> Vec<u8> {
-    let mut body = Vec::new();
-    body.extend_from_slice(&sequence.to_be_bytes());
-    put(&mut body, source.as_str().as_bytes());
-    put(&mut body, origin.as_bytes());
-    match kept {
-        None => body.push(0),
-        Some(kept) => {
-            body.push(1);
-            body.extend_from_slice(&kept.accepted.as_millisecond().to_be_bytes());
-            put(&mut body, kept.mark.as_bytes());
-            kept.manifests.iter().for_each(|manifest| put(&mut body, manifest));
-        }
+    let mut body = begin(sequence, source, origin, if kept.is_some() { KEPT } else { GONE });
+    if let Some(kept) = kept {
+        body.extend_from_slice(&kept.accepted.as_millisecond().to_be_bytes());
+        put(&mut body, kept.mark.as_bytes());
+        kept.manifests.iter().for_each(|manifest| put(&mut body, manifest));
     }
     sign(&body)
+}
+
+/// The bytes of a record of the directory at `path`.
+pub(super) fn encode_directory(sequence: u64, source: SourceKind, path: &str, id: DirectoryId) -> Vec<u8> {
+    let mut body = begin(sequence, source, path, DIRECTORY);
+    body.extend_from_slice(&id.device.to_be_bytes());
+    body.extend_from_slice(&id.inode.to_be_bytes());
+    sign(&body)
+}
+
+fn begin(sequence: u64, source: SourceKind, origin: &str, content: u8) -> Vec<u8> {
+    let mut body = sequence.to_be_bytes().to_vec();
+    put(&mut body, source.as_str().as_bytes());
+    put(&mut body, origin.as_bytes());
+    body.push(content);
+    body
 }
 
 /// A record of `body`, with its head.
@@ -78,14 +103,15 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
     let (sequence, mut body) = body.split_first_chunk::<8>()?;
     let source = SourceKind::from_name(std::str::from_utf8(take(&mut body)?).ok()?)?;
     let origin = String::from_utf8(take(&mut body)?.to_vec()).ok()?;
-    let (state, body) = body.split_first()?;
+    let (content, body) = body.split_first()?;
     Some(Record {
         sequence: u64::from_be_bytes(*sequence),
         source,
         origin,
-        kept: match (state, body) {
-            (0, []) => None,
-            (1, body) => Some(kept(body)?),
+        content: match (*content, body) {
+            (GONE, []) => Content::Gone,
+            (KEPT, body) => Content::Kept(kept(body)?),
+            (DIRECTORY, body) => Content::Directory(directory(body)?),
             _ => return None,
         },
     })
@@ -102,6 +128,12 @@ fn kept(body: &[u8]) -> Option<Kept> {
     Some(Kept { manifests, mark, accepted })
 }
 
+fn directory(body: &[u8]) -> Option<DirectoryId> {
+    let (device, inode) = body.split_first_chunk::<8>()?;
+    let inode = <[u8; 8]>::try_from(inode).ok()?;
+    Some(DirectoryId { device: u64::from_be_bytes(*device), inode: u64::from_be_bytes(inode) })
+}
+
 fn take<'a>(body: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, rest) = body.split_first_chunk::<4>()?;
     let (taken, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
@@ -111,7 +143,7 @@ fn take<'a>(body: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// The sequence of a record that says that nothing is kept.
 pub(super) fn gone(bytes: &[u8]) -> Option<u64> {
-    decode(bytes).filter(|record| record.kept.is_none()).map(|record| record.sequence)
+    decode(bytes).filter(|record| record.content == Content::Gone).map(|record| record.sequence)
 }
 
 #[cfg(test)]
@@ -124,11 +156,16 @@ mod tests {
         let manifests: Vec<Arc<[u8]>> = vec![Arc::from(&b"{}"[..]), Arc::from(&b""[..]), Arc::from(&b"{\"a\":1}"[..])];
         let kept = Kept { manifests, mark: "etag".to_owned(), accepted: Timestamp::UNIX_EPOCH };
         let record = encode(7, SourceKind::Http, "https://x", Some(&kept));
-        let whole = Record { sequence: 7, source: SourceKind::Http, origin: "https://x".to_owned(), kept: Some(kept) };
+        let (source, origin) = (SourceKind::Http, "https://x".to_owned());
+        let whole = Record { sequence: 7, source, origin, content: Content::Kept(kept) };
         assert_eq!(decode(&record), Some(whole.clone()));
         assert_eq!(decode(&[&record[..], b"and more"].concat()), Some(whole));
         assert_eq!(gone(&record), None);
         assert_eq!(gone(&encode(8, SourceKind::Push, "web", None)), Some(8));
+        let id = DirectoryId { device: 3, inode: u64::MAX };
+        let of_directory = encode_directory(9, SourceKind::File, "/etc/manifests", id);
+        assert_eq!(decode(&of_directory).map(|record| record.content), Some(Content::Directory(id)));
+        assert_eq!(gone(&of_directory), None);
         for index in 0..record.len() {
             let mut damaged = record.clone();
             damaged[index] ^= 0x40;

@@ -9,22 +9,26 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::record::{self, MAGIC, Record};
-use super::tables::{META, SEQUENCE, write_records};
+use super::record::{self, Content, MAGIC, Record};
+use super::tables::{META, SEQUENCE, put_directory, write_records};
 use super::{StoreError, open_database, open_error, quarantine};
 use crate::source::SourceKind;
 
 /// How much of a damaged file is searched; a node's manifests take a fraction of it.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Makes a database at `path` of the records in `aside`; it is there whole or not at all. Returns how many there are.
+/// The records of a file by what they are about: whether it is a directory, whose it is, and what it is called.
+type Records = BTreeMap<(bool, SourceKind, String), Record>;
+
+/// Makes a database at `path` of the records in `aside`; it is there whole or not at all. Returns of how many files and
+/// URLs there are.
 pub(super) fn rebuild(aside: &Path, path: &Path) -> Result<usize, StoreError> {
     let failed = |source| StoreError::Salvage { path: path.to_owned(), source };
     let records = match read(aside) {
         Ok(bytes) => newest(&bytes),
         Err(error) => {
             tracing::error!(%error, path = %aside.display(), "the damaged database cannot be read");
-            BTreeMap::new()
+            Records::new()
         }
     };
     let fresh = with_suffix(path, ".new");
@@ -48,11 +52,11 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
 }
 
 /// The newest intact record of every origin, those of what is gone among them.
-fn newest(bytes: &[u8]) -> BTreeMap<(SourceKind, String), Record> {
-    let mut newest: BTreeMap<(SourceKind, String), Record> = BTreeMap::new();
+fn newest(bytes: &[u8]) -> Records {
+    let mut newest = Records::new();
     let starts = (0..bytes.len().saturating_sub(MAGIC.len())).filter(|at| bytes[*at] == MAGIC[0]);
     for record in starts.filter_map(|at| record::decode(&bytes[at..])) {
-        let key = (record.source, record.origin.clone());
+        let key = (matches!(record.content, Content::Directory(_)), record.source, record.origin.clone());
         if newest.get(&key).is_none_or(|known| known.sequence < record.sequence) {
             newest.insert(key, record);
         }
@@ -60,17 +64,21 @@ fn newest(bytes: &[u8]) -> BTreeMap<(SourceKind, String), Record> {
     newest
 }
 
-fn fill(path: &Path, records: &BTreeMap<(SourceKind, String), Record>) -> Result<usize, StoreError> {
+fn fill(path: &Path, records: &Records) -> Result<usize, StoreError> {
     let database = open_database(path).map_err(|error| open_error(path, error))?;
     let mut count = 0;
     let write = || {
         let transaction = database.begin_write()?;
         let sequence = records.values().map(|record| record.sequence).max().unwrap_or(0);
         transaction.open_table(META)?.insert(SEQUENCE, sequence)?;
-        for ((source, origin), record) in records {
-            if let Some(kept) = &record.kept {
-                write_records(&transaction, *source, &[(origin, Some(kept))])?;
-                count += 1;
+        for Record { source, origin, content, .. } in records.values() {
+            match content {
+                Content::Kept(kept) => {
+                    write_records(&transaction, *source, &[(origin, Some(kept))])?;
+                    count += 1;
+                }
+                Content::Directory(id) => put_directory(&transaction, *source, origin, *id)?,
+                Content::Gone => {}
             }
         }
         transaction.commit()?;

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, WriteTransaction};
 
-use super::record::{self, Record};
+use super::record::{self, Content, Record};
 use super::{Changes, Kept};
 use crate::source::SourceKind;
 use crate::watch::DirectoryId;
 
 /// (source, origin) -> what was last good there, see [`record`].
 const LAST_GOOD: TableDefinition<'static, (&str, &str), &[u8]> = TableDefinition::new("last-good");
-/// Path -> (device, inode) of the directory last accepted there.
-const DIRECTORIES: TableDefinition<'static, &str, (u64, u64)> = TableDefinition::new("directories");
+/// Path -> the directory last accepted there, see [`record`].
+const DIRECTORIES: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("accepted-directories");
 /// `sequence` -> the number of the newest record.
 pub(super) const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
 pub(super) const SEQUENCE: &str = "sequence";
@@ -43,9 +43,9 @@ pub(super) fn not_kept<'a>(
         let same = match (entry, wanted) {
             (None, None) => true,
             (None, Some(_)) => false,
-            (Some(entry), wanted) => match (record::decode(entry.value()), wanted) {
-                (Some(Record { kept: None, .. }), None) => true,
-                (Some(Record { kept: Some(kept), .. }), Some(wanted)) => kept.same(wanted),
+            (Some(entry), wanted) => match (record::decode(entry.value()).map(|record| record.content), wanted) {
+                (Some(Content::Gone), None) => true,
+                (Some(Content::Kept(kept)), Some(wanted)) => kept.same(wanted),
                 _ => false,
             },
         };
@@ -58,14 +58,10 @@ pub(super) fn not_kept<'a>(
 
 pub(super) fn is_accepted(
     database: &Database,
-    directory: Option<&(Arc<str>, DirectoryId)>,
+    accepted: Option<&(Arc<str>, DirectoryId)>,
 ) -> Result<bool, redb::Error> {
-    let Some((path, id)) = directory else { return Ok(true) };
-    match database.begin_read()?.open_table(DIRECTORIES) {
-        Ok(table) => Ok(table.get(&**path)?.is_some_and(|entry| entry.value() == (id.device, id.inode))),
-        Err(TableError::TableDoesNotExist(_)) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    let Some((path, id)) = accepted else { return Ok(true) };
+    Ok(directory(database, path)? == Some(*id))
 }
 
 /// Writes records under the next number. What is gone leaves a record that says so, see [`super::salvage`].
@@ -74,9 +70,7 @@ pub(super) fn write_records(
     source: SourceKind,
     records: &[(&str, Option<&Kept>)],
 ) -> Result<(), redb::Error> {
-    let mut meta = transaction.open_table(META)?;
-    let sequence = meta.get(SEQUENCE)?.map_or(0, |entry| entry.value()).saturating_add(1);
-    meta.insert(SEQUENCE, sequence)?;
+    let sequence = next_sequence(transaction)?;
     let mut table = transaction.open_table(LAST_GOOD)?;
     for (origin, kept) in records {
         let record = record::encode(sequence, source, origin, *kept);
@@ -102,20 +96,35 @@ pub(super) fn write_records(
     Ok(())
 }
 
-/// Notes which directory is accepted at `path`.
-pub(super) fn put_directory(transaction: &WriteTransaction, path: &str, id: DirectoryId) -> Result<(), redb::Error> {
-    transaction.open_table(DIRECTORIES)?.insert(path, (id.device, id.inode))?;
+/// Notes which directory is accepted at `path`, under the next number.
+pub(super) fn put_directory(
+    transaction: &WriteTransaction,
+    source: SourceKind,
+    path: &str,
+    id: DirectoryId,
+) -> Result<(), redb::Error> {
+    let record = record::encode_directory(next_sequence(transaction)?, source, path, id);
+    transaction.open_table(DIRECTORIES)?.insert(path, record.as_slice())?;
     Ok(())
+}
+
+fn next_sequence(transaction: &WriteTransaction) -> Result<u64, redb::Error> {
+    let mut meta = transaction.open_table(META)?;
+    let sequence = meta.get(SEQUENCE)?.map_or(0, |entry| entry.value()).saturating_add(1);
+    meta.insert(SEQUENCE, sequence)?;
+    Ok(sequence)
 }
 
 /// The directory last accepted at `path`.
 pub(super) fn directory(database: &Database, path: &str) -> Result<Option<DirectoryId>, redb::Error> {
-    match database.begin_read()?.open_table(DIRECTORIES) {
-        Ok(table) => Ok(table.get(path)?.map(|entry| {
-            let (device, inode) = entry.value();
-            DirectoryId { device, inode }
-        })),
-        Err(TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    let table = match database.begin_read()?.open_table(DIRECTORIES) {
+        Ok(table) => table,
+        Err(TableError::TableDoesNotExist(_)) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let record = table.get(path)?.and_then(|entry| record::decode(entry.value()));
+    Ok(match record {
+        Some(Record { content: Content::Directory(id), .. }) => Some(id),
+        _ => None,
+    })
 }

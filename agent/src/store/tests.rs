@@ -119,6 +119,11 @@ fn a_salvage_takes_the_newest_of_each_and_nothing_that_was_removed() {
     }
     store.apply(SourceKind::Http, &put("https://x", &["{1}", "{2}"])).unwrap();
     store.apply(SourceKind::Push, &remove("gone")).unwrap();
+    let (place, newest) = (Arc::<str>::from("/etc/manifests"), DirectoryId { device: 7, inode: 2 });
+    for id in [DirectoryId { device: 7, inode: 1 }, newest] {
+        let directory = Some((Arc::clone(&place), id));
+        store.apply(SourceKind::File, &Changes { directory, ..Changes::default() }).unwrap();
+    }
     drop(store);
     let mut damaged = fs::read(&path).unwrap();
     damaged[..64].fill(0);
@@ -126,6 +131,7 @@ fn a_salvage_takes_the_newest_of_each_and_nothing_that_was_removed() {
     let (store, aside) = Store::open(&path).unwrap();
     assert_eq!(aside.unwrap().recovered, 2);
     assert_eq!(kept(&store, SourceKind::Push), ["web 19"]);
+    assert_eq!(store.directory(&place).unwrap(), Some(newest), "an empty card is still told from an empty mount point");
     assert_eq!(kept(&store, SourceKind::Http), ["https://x {1} {2}"]);
     assert_eq!(store.last_good(SourceKind::Http).unwrap()["https://x"].mark, "mark of https://x");
     // What is written from now on is newer than all that was salvaged, also for the next salvage.

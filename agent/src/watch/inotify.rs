@@ -46,6 +46,16 @@ pub(super) trait OwnsDescriptor: AsRawFd {}
 impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for File {}
 
+/// The kernel's error, in words where its own would mislead.
+fn with_limit(error: Errno) -> io::Error {
+    let words = match error {
+        Errno::NOSPC => "no inotify watch is left; raise fs.inotify.max_user_watches",
+        Errno::MFILE => "no inotify instance is left; raise fs.inotify.max_user_instances",
+        error => return error.into(),
+    };
+    io::Error::new(io::Error::from(error).kind(), words)
+}
+
 /// The instance and the paths its watches were put on.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -55,13 +65,14 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new() -> io::Result<Self> {
-        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(with_limit)?;
         Ok(Self { fd: register(fd, Interest::READABLE)?, paths: HashMap::new() })
     }
 
     /// Watches the directory `path` for `mask` besides what it is watched for already.
     pub(super) fn add(&mut self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
-        let wd = Wd(inotify::add_watch(self.fd.get_ref(), path, mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR)?);
+        let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
+        let wd = Wd(inotify::add_watch(self.fd.get_ref(), path, mask).map_err(with_limit)?);
         self.paths.insert(wd, path.to_owned());
         Ok(wd)
     }

@@ -168,6 +168,14 @@ async fn a_file_system_mounted_over_the_directory_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_directory_whose_mode_changes_is_read_again() {
+    let place = Place::new();
+    let mut watch = place.watch().await;
+    fs::set_permissions(&place.directory, fs::metadata(&place.directory).unwrap().permissions()).unwrap();
+    assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Attributes));
+}
+
+#[tokio::test]
 async fn an_overflow_asks_for_a_rescan() {
     let place = Place::new();
     let mut watch = place.watch().await;

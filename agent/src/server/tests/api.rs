@@ -36,6 +36,7 @@ impl Bench {
                 backend: "".into(),
                 last_good: None,
                 next_retry: None,
+                unkept: None,
                 snapshot: Arc::clone(&shown.lock().unwrap()),
             }]
         });

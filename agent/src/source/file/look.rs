@@ -113,6 +113,16 @@ pub(super) struct Listing {
     pub(super) excess: usize,
 }
 
+/// What a power cut or an editor halfway through leaves of a file: nobody ends a pod so on purpose.
+fn is_blank(text: &[u8]) -> bool {
+    text.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace())
+}
+
+fn blank(name: &Arc<str>) -> Fault {
+    let fault = Fault::error("", "the file is empty").with_remedy("remove it if its pods are to end");
+    Fault { origin: Arc::clone(name), ..fault }
+}
+
 impl Place {
     /// Whether `name` is read.
     pub(super) fn counts(&self, name: &str) -> bool {
@@ -211,7 +221,10 @@ impl Place {
             }
             Ok(_) => match self.read(&name) {
                 Ok((text, stamp)) => {
-                    let manifest = (self.decoder.read)(&text, &name, SourceKind::File, &self.node_name);
+                    let manifest = match is_blank(&text) {
+                        true => Manifest::broken(blank(&name)),
+                        false => (self.decoder.read)(&text, &name, SourceKind::File, &self.node_name),
+                    };
                     look.known.insert(Arc::clone(&name), Known { stamp, link });
                     look.findings.push((name, Finding::Read(manifest)));
                 }

@@ -1,5 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod editors;
+mod faults;
+mod limits;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -18,7 +22,7 @@ fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
             Some(pod) => manifest.pods.push(Arc::new(pod_of(pod, origin, source, node))),
             None if line == "hint" => manifest.faults.push(Fault::warning("spec", "hint")),
             None => {
-                manifest.unknown_refused = true;
+                manifest.unknown_pod_refused = true;
                 manifest.faults.push(Fault::error("spec", format!("cannot read {line}")));
             }
         }
@@ -53,6 +57,9 @@ struct Bench {
     root: tempfile::TempDir,
     directory: PathBuf,
     store: Arc<Store>,
+    pace: Pace,
+    /// Of the newest run.
+    pulse: Arc<Pulse>,
     running: Option<(watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>)>,
 }
 
@@ -62,7 +69,7 @@ impl Bench {
         let directory = root.path().canonicalize().unwrap().join("manifests");
         fs::create_dir(&directory).unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { root, directory, store, running: None }
+        Self { root, directory, store, pace: Pace::default(), pulse: Arc::default(), running: None }
     }
 
     fn start(&mut self) {
@@ -72,7 +79,9 @@ impl Bench {
     fn start_at(&mut self, path: &Path) {
         let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
-        let source = FileSource::new(path, "edge1", Arc::clone(&self.store), Decoder { read, restore });
+        let decoder = Decoder { read, restore };
+        let source = FileSource::with_pace(path, "edge1", Arc::clone(&self.store), decoder, self.pace);
+        self.pulse = source.pulse();
         let publish = move |snapshot| drop(sender.send(snapshot));
         self.running = Some((receiver, stop.clone(), tokio::spawn(source.run(publish, stop))));
     }
@@ -113,6 +122,11 @@ fn shape(snapshot: &SourceSnapshot) -> Vec<String> {
 
 fn is_unavailable(snapshot: &SourceSnapshot) -> bool {
     matches!(snapshot.health, Health::Unavailable(_))
+}
+
+/// Whether the source cannot read, and says so with that word.
+fn unavailable(word: &str) -> impl Fn(&SourceSnapshot) -> bool {
+    move |now| matches!(&now.health, Health::Unavailable(why) if why.contains(word))
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use reqwest::{Certificate, Client, Identity, redirect};
 
 use super::settings::HttpSettings;
+use crate::store::chain;
 
 /// The largest certificate file that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -166,8 +167,4 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 fn broken(path: &Path, error: &reqwest::Error) -> String {
     format!("{} cannot be used: {}", path.display(), chain(error))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    crate::source::keep::chain(error)
 }

@@ -337,6 +337,41 @@ async fn one_bad_item_does_not_sink_the_rest() {
     bench.stop().await;
 }
 
+/// What is certainly not in an answer is gone, whatever else is wrong with the answer.
+#[tokio::test]
+async fn a_bad_item_keeps_only_what_it_may_be() {
+    let good = list(&[("a", "x:1"), ("b", "x:1"), ("c", "x:1")]);
+    let table = [
+        // It has a name: c is not in the answer.
+        ("metadata: {name: b}\n  spec: {containers: []}", vec!["a-edge1 x:2", "b-edge1 x:1"]),
+        // It may be any pod.
+        ("metadata: {}\n  spec: {containers: []}", vec!["a-edge1 x:2", "b-edge1 x:1", "c-edge1 x:1"]),
+        ("metadata: {name: b, namespace: 5}\n  spec: {}", vec!["a-edge1 x:2", "b-edge1 x:1", "c-edge1 x:1"]),
+    ];
+    let mut answers: Vec<(String, Vec<&str>)> = table
+        .into_iter()
+        .map(|(item, expected)| {
+            let item = format!("- apiVersion: v1\n  kind: Pod\n  {item}\n");
+            (format!("{}{item}", list(&[("a", "x:2")])), expected)
+        })
+        .collect();
+    // It is no pod.
+    let object = "- apiVersion: v1\n  kind: ConfigMap\n  metadata: {}\n  data: {a: 5}\n";
+    answers.push((format!("{}{object}", list(&[("a", "x:2")])), vec!["a-edge1 x:2"]));
+    for (answer, expected) in answers {
+        let first = good.clone();
+        let server = Server::start(move |_| Reply::ok(&first)).await;
+        let mut bench = Bench::new();
+        bench.start(settings(&server.url("/pods")));
+        bench.until_good(&["a-edge1 x:1", "b-edge1 x:1", "c-edge1 x:1"]).await;
+        let bad = answer.clone();
+        server.script(move |_| Reply::ok(&bad));
+        let snapshot = bench.until(|now| !now.rejected.is_empty()).await;
+        assert_eq!(shape(&snapshot), expected, "{answer}");
+        bench.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn secrets_go_to_their_own_origin_only() {
     let other = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;

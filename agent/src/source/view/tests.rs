@@ -26,7 +26,7 @@ type FileText<'a> = (&'a [(&'a str, u8)], bool);
 fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
     let pods = pods.iter().map(|(pod_name, version)| pod(pod_name, *version, name)).collect();
     let faults = if broken { vec![Fault::error("spec", "broken")] } else { Vec::new() };
-    let manifest = Manifest { pods, faults, unknown_refused: broken, ..Manifest::default() };
+    let manifest = Manifest { pods, faults, unknown_pod_refused: broken, ..Manifest::default() };
     view.accept(&Arc::from(name), manifest, Contents::default);
 }
 
@@ -147,7 +147,7 @@ fn take_objects(view: &mut View, name: &str, objects: Vec<Arc<ObjectRecord>>, br
     let faults = if broken { vec![Fault::error("data", "broken")] } else { Vec::new() };
     view.accept(
         &Arc::from(name),
-        Manifest { objects, faults, unknown_refused: broken, ..Manifest::default() },
+        Manifest { objects, faults, unknown_object_refused: broken, ..Manifest::default() },
         Contents::default,
     );
     view.settle(true, Health::Good);

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
+use crate::source::Health;
 use crate::status::observed::Observed;
 use crate::status::observed::tests::observed;
 

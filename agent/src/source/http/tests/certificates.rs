@@ -146,3 +146,45 @@ async fn certificates_that_do_not_hold_are_told_and_lose_nothing() {
     assert!(reason.contains("ca.pem") && super::shape(&snapshot).len() == 1, "{reason}");
     bench.stop().await;
 }
+
+/// Nobody on the way may take the node from TLS to plain HTTP.
+#[tokio::test]
+async fn a_redirect_out_of_tls_is_not_followed() {
+    let authority = Authority::new();
+    let plain = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
+    let elsewhere = plain.url("/pods");
+    let redirect = move |_: &super::Asked| Reply::new("302 Found", &format!("Location: {elsewhere}\r\n"), "");
+    let server = Server::start_tls(authority.server(None, |_| {}), redirect).await;
+    let files = tempfile::tempdir().unwrap();
+    let ca = files.path().join("ca.pem");
+    put(&ca, &authority.pem());
+    let mut bench = Bench::new();
+    bench.start(over_tls(&server, ca));
+    let (reason, _) = bench.until_unavailable().await;
+    assert!(reason.contains("which is not followed") && plain.asked().is_empty(), "{reason}");
+    bench.stop().await;
+}
+
+/// Names the URL to a process that trusts what its `SSL_CERT_FILE` holds.
+const INSIDE: &str = "LIMPET_TEST_SYSTEM_AUTHORITY";
+
+#[tokio::test]
+async fn without_an_authority_of_its_own_the_system_s_are_trusted() {
+    if let Ok(url) = std::env::var(INSIDE) {
+        let mut bench = Bench::new();
+        bench.start(settings(&url));
+        bench.until_good(&["a-edge1 x:1"]).await;
+        return bench.stop().await;
+    }
+    let authority = Authority::new();
+    let server = Server::start_tls(authority.server(None, |_| {}), |_| Reply::ok(list(&[("a", "x:1")]))).await;
+    let files = tempfile::tempdir().unwrap();
+    let ca = files.path().join("ca.pem");
+    put(&ca, &authority.pem());
+    let mut inside = std::process::Command::new(std::env::current_exe().unwrap());
+    inside.args([std::thread::current().name().unwrap(), "--exact", "--nocapture"]);
+    inside.env("SSL_CERT_FILE", &ca).env(INSIDE, server.url("/pods").replace("http:", "https:"));
+    let output = tokio::task::spawn_blocking(move || inside.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}

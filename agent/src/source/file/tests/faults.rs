@@ -1,0 +1,243 @@
+//! What disks and mounts do to the directory: nothing that ran is ended, and the reason is told.
+
+use std::process::Command;
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
+use rustix::thread::set_thread_uid;
+
+use super::*;
+
+/// A mount that goes with the test.
+struct Mount(PathBuf);
+
+impl Mount {
+    /// `None`, and told, without the right to mount.
+    fn memory(at: &Path, options: &std::ffi::CStr) -> Option<Self> {
+        match mount("tmpfs", at, "tmpfs", MountFlags::empty(), Some(options)) {
+            Ok(()) => Some(Self(at.to_owned())),
+            Err(error) => {
+                println!("skipped: needs the right to mount: {error}");
+                None
+            }
+        }
+    }
+
+    fn bind(from: &Path, at: &Path) -> Self {
+        mount_bind(from, at).unwrap();
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// The pods of both snapshots are the very same ones: nobody downstream would touch them.
+fn untouched(before: &SourceSnapshot, after: &SourceSnapshot) -> bool {
+    let same = |(a, b): (&Arc<PodRecord>, &Arc<PodRecord>)| Arc::ptr_eq(a, b);
+    before.pods.len() == after.pods.len() && before.pods.values().zip(after.pods.values()).all(same)
+}
+
+fn is_good(snapshot: &SourceSnapshot) -> bool {
+    snapshot.ready && snapshot.health == Health::Good
+}
+
+#[tokio::test]
+async fn a_card_that_goes_and_comes_ends_nothing() {
+    let mut bench = Bench::new();
+    let card = bench.root.path().join("card");
+    fs::create_dir(&card).unwrap();
+    let Some(_card) = Mount::memory(&card, c"size=1m") else { return };
+    fs::write(card.join("a.yaml"), "pod a 1").unwrap();
+    fs::write(card.join("b.yaml"), "pod b 1").unwrap();
+    let inserted = Mount::bind(&card, &bench.directory);
+    bench.start();
+    let before = bench.until(|now| now.pods.len() == 2).await;
+
+    // Pulled out: the empty mount point is no empty directory of manifests.
+    drop(inserted);
+    let without = bench.until(unavailable("is empty, and not the directory its pods came from; 2 pods are kept")).await;
+    assert!(untouched(&before, &without));
+    // Another, empty card.
+    let other = Mount::memory(&bench.directory, c"size=1m");
+    let inserted = Mount::bind(&card, &bench.directory);
+    let back = bench.until(is_good).await;
+    assert!(untouched(&before, &back));
+    drop((inserted, other));
+    bench.until(unavailable("is empty")).await;
+
+    // A boot without the card, then with it.
+    bench.stop().await;
+    bench.start();
+    let boot = bench.until(unavailable("is empty")).await;
+    assert_eq!((shape(&boot), boot.ready), (shape(&before), false));
+    let _inserted = Mount::bind(&card, &bench.directory);
+    let back = bench.until(is_good).await;
+    assert_eq!(shape(&back), shape(&before));
+    fs::remove_file(card.join("a.yaml")).unwrap();
+    bench.until_pods(&["b 1 @ b.yaml"]).await;
+    // The same directory as before, and emptied in earnest.
+    fs::remove_file(card.join("b.yaml")).unwrap();
+    bench.until_pods(&[]).await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_read_only_directory_is_read() {
+    let mut bench = Bench::new();
+    let Some(_card) = Mount::memory(&bench.directory, c"size=1m") else { return };
+    fs::write(bench.directory.join("a.yaml"), "pod a 1").unwrap();
+    mount_remount(&bench.directory, MountFlags::RDONLY, c"").unwrap();
+    bench.start();
+    let before = bench.until_pods(&["a 1 @ a.yaml"]).await;
+    assert!(is_good(&before));
+    mount_remount(&bench.directory, MountFlags::empty(), c"").unwrap();
+    fs::write(bench.directory.join("b.yaml"), "pod b 1").unwrap();
+    bench.until(|now| now.pods.len() == 2 && is_good(now)).await;
+    bench.stop().await;
+}
+
+/// Root reads everything, so this is somebody else's thread.
+#[test]
+fn a_directory_that_may_not_be_read_ends_nothing_and_is_read_again_when_it_may() {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    const NOBODY: u32 = 65_534;
+    let mut bench = Bench::new();
+    // A mount elsewhere makes it try the watch again, which fails now.
+    bench.pace.blind = Duration::from_millis(50);
+    bench.write("a.yaml", "pod a 1");
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(bench.root.path(), 0o755);
+    if let Err(error) = chown(&bench.directory, Some(NOBODY), None) {
+        println!("skipped: needs the right to chown: {error}");
+        return;
+    }
+    let as_nobody = move || {
+        set_thread_uid(rustix::fs::Uid::from_raw(NOBODY)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            bench.start();
+            let before = bench.until(is_good).await;
+            for closed in [0o000, 0o311] {
+                mode(&bench.directory, closed);
+                let now = bench.until(unavailable("Permission denied")).await;
+                assert!(untouched(&before, &now));
+                mode(&bench.directory, 0o755);
+                let now = bench.until(is_good).await;
+                assert!(untouched(&before, &now) && now.rejected.is_empty());
+            }
+            fs::write(bench.directory.join("b.yaml"), "pod b 1").unwrap();
+            mode(&bench.directory.join("b.yaml"), 0o000);
+            let refused = bench.until(|now| !now.rejected.is_empty()).await;
+            assert!(refused.rejected["b.yaml"].faults[0].message.contains("Permission denied"));
+            mode(&bench.directory.join("b.yaml"), 0o644);
+            bench.until(|now| now.pods.len() == 2 && now.rejected.is_empty()).await;
+            bench.stop().await;
+            bench
+        })
+    };
+    std::thread::spawn(as_nobody).join().unwrap();
+}
+
+/// A card of ext4 in a file. When the file is cut, every read of it fails as that of a dead card does.
+fn ext4(image: &Path, content: &Path, at: &Path) -> Option<(Mount, String)> {
+    let run = |program: &str, args: &[&Path]| {
+        let failed = match Command::new(program).args(args).output() {
+            Ok(output) if output.status.success() => return Some(output),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        println!("skipped: {program}: {failed}");
+        None
+    };
+    let path = Path::new;
+    run("mkfs.ext4", &[path("-qF"), path("-b1024"), path("-d"), content, image, path("2048")])?;
+    run("mount", &[path("-oloop,errors=continue"), image, at])?;
+    let mounted = Mount(at.to_owned());
+    let device = run("losetup", &[path("-nOname"), path("-j"), image])?;
+    Some((mounted, String::from_utf8_lossy(&device.stdout).trim().to_owned()))
+}
+
+#[tokio::test]
+async fn a_card_that_fails_to_be_read_ends_nothing() {
+    let mut bench = Bench::new();
+    bench.pace.watched = Duration::from_millis(50);
+    let (image, content) = (bench.root.path().join("image"), bench.root.path().join("content"));
+    fs::create_dir(&content).unwrap();
+    fs::write(content.join("a.yaml"), "pod a 1").unwrap();
+    fs::write(content.join("b.yaml"), "pod b 1").unwrap();
+    let Some((card, device)) = ext4(&image, &content, &bench.directory) else { return };
+    bench.start();
+    let before = bench.until(|now| now.pods.len() == 2).await;
+    fs::File::options().write(true).open(&image).unwrap().set_len(0).unwrap();
+    let flushed = Command::new("blockdev").args(["--flushbufs", &device]).status();
+    if !flushed.is_ok_and(|status| status.success()) {
+        println!("skipped: blockdev --flushbufs {device}");
+        return;
+    }
+    // "Input/output error" or, of what is read back as zeros, "Bad message".
+    let dead = bench.until(unavailable("cannot read")).await;
+    assert!(untouched(&before, &dead) && dead.ready);
+    bench.stop().await;
+    bench.start();
+    let boot = bench.until(unavailable("cannot read")).await;
+    assert_eq!((shape(&boot), boot.ready), (shape(&before), false));
+    // A new card with the same on it.
+    drop(card);
+    let Some((_card, _)) = ext4(&bench.root.path().join("second"), &content, &bench.directory) else { return };
+    let back = bench.until(is_good).await;
+    assert_eq!(shape(&back), shape(&before));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_that_fails_to_be_read_keeps_its_pod() {
+    let mut bench = Bench::new();
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    let before = bench.until_pods(&["a 1 @ a.yaml"]).await;
+    // A file of the kernel's that nobody can read at its beginning.
+    symlink("/proc/self/mem", bench.root.path().join("beside")).unwrap();
+    fs::rename(bench.root.path().join("beside"), bench.directory.join("a.yaml")).unwrap();
+    let refused = bench.until(|now| !now.rejected.is_empty()).await;
+    assert!(untouched(&before, &refused));
+    let fault = &refused.rejected["a.yaml"].faults[0];
+    assert!(fault.message.contains("cannot be read: Input/output error"), "{fault}");
+    bench.write("a.yaml", "pod a 2");
+    bench.until(|now| shape(now) == ["a 2 @ a.yaml"] && now.rejected.is_empty()).await;
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_full_disk_does_not_take_is_told_and_kept_later() {
+    let mut bench = Bench::new();
+    let disk = bench.root.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let Some(_disk) = Mount::memory(&disk, c"size=6m") else { return };
+    bench.store = Arc::new(Store::open(&disk.join("limpet.db")).unwrap().0);
+    bench.pace.watched = Duration::from_millis(50);
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml"]).await;
+    assert!(fs::write(disk.join("filler"), vec![0; 8 << 20]).is_err());
+    bench.write("b.yaml", &format!("pod b {}", "x".repeat(1 << 20)));
+    bench.until(|now| now.pods.len() == 2 && is_good(now)).await;
+    let pulse = Arc::clone(&bench.pulse);
+    let until = async |met: fn(&Pulse) -> bool| {
+        let met = async {
+            while !met(&pulse) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), met).await.unwrap();
+    };
+    until(|pulse| pulse.unkept().is_some_and(|why| why.contains("No space left"))).await;
+    fs::remove_file(disk.join("filler")).unwrap();
+    // Without another change: when the source looks again of itself.
+    until(|pulse| pulse.unkept().is_none()).await;
+    assert_eq!(bench.store.last_good(SourceKind::File).unwrap().len(), 2);
+    bench.stop().await;
+    drop(std::mem::replace(&mut bench.store, Arc::new(Store::open(&bench.root.path().join("other.db")).unwrap().0)));
+}
