@@ -42,7 +42,7 @@ fn check_manifest(manifest: Manifest) {
     assert!(before.faults.is_empty() && before.pods.len() == 2, "{:?}", before.faults);
     let known: Vec<_> = before.pods.iter().map(|pod| pod.key.clone()).collect();
     let refused = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
-    let (unknown, named) = (manifest.unknown_refused, manifest.refused.clone());
+    let (unknown, named) = (manifest.unknown_pod_refused, manifest.refused.clone());
     assert!(refused || !unknown && named.is_empty(), "refused without a reason");
 
     let mut view = View::default();
