@@ -59,12 +59,13 @@ pub(crate) fn in_an_edit(machine: &Machine, round: usize) -> Result<()> {
 
 /// Starts the machine's registry until the next boot.
 pub(crate) fn serve_registry() -> String {
+    let port = REGISTRY.replace(':', "/");
     format!(
         "set -e; mkdir -p /run/registry; printf 'version: 0.1\\nstorage:\\n  filesystem:\\n    rootdirectory: \
          /payload/registry/data\\n  maintenance:\\n    readonly:\\n      enabled: true\\nhttp:\\n  addr: {REGISTRY}\\n' \
-         > /run/registry/config.yml; systemd-run --unit=registry /payload/docker-registry serve /run/registry/config.yml; \
-         until busybox nc -z {} < /dev/null; do :; done",
-        REGISTRY.replace(':', " ")
+         > /run/registry/config.yml; systemd-run --unit=registry /payload/docker-registry serve /run/registry/config.yml
+         timeout 120 bash -c 'until (exec 3<>/dev/tcp/{port}) 2> /dev/null; do sleep 0.2; done' || \
+         {{ journalctl -u registry --no-pager; exit 1; }}"
     )
 }
 

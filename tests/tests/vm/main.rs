@@ -95,7 +95,11 @@ fn trial(name: String, test: impl Fn(&Machine) -> Result<()> + Send + 'static, l
     let run = move || {
         let machine = MACHINE.get_or_init(|| Machine::install().map_err(|error| format!("{error:#}")));
         let machine = machine.as_ref().map_err(|error| Failed::from(error.clone()))?;
-        test(machine).map_err(|error| Failed::from(format!("{error:#}")))
+        test(machine).map_err(|error| {
+            // At once, too: the others take minutes each.
+            eprintln!("{error:#}");
+            Failed::from(format!("{error:#}"))
+        })
     };
     Trial::test(name, run).with_ignored_flag(lacking.is_some())
 }

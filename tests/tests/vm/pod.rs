@@ -25,9 +25,9 @@ pub(crate) fn shell(name: &str, image: &str, script: &str) -> Value {
     json!({ "name": name, "image": image, "command": ["/bin/sh", "-c", script], "imagePullPolicy": "IfNotPresent" })
 }
 
-/// Writes a line to a file of the host for each run, so that a second run shows.
+/// Writes a line to a file of the host for each run, so that a second run shows, also after a power cut.
 pub(crate) fn noting(name: &str, then: &str) -> Value {
-    let mut container = shell(name, image::V1, &format!("echo {name} >> /runs/list; {then}"));
+    let mut container = shell(name, image::V1, &format!("echo {name} >> /runs/list; fsync /runs/list; {then}"));
     container["volumeMounts"] = json!([{ "name": "runs", "mountPath": "/runs" }]);
     container
 }
