@@ -194,7 +194,7 @@ mod tests {
                     ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: m, namespace: default}\n";
         let path = directory.path().join("both.yaml");
         std::fs::write(&path, text).unwrap();
-        let (all, failed) = read(&[path.clone()], None, SCREEN).unwrap();
+        let (all, failed) = read(std::slice::from_ref(&path), None, SCREEN).unwrap();
         let namespace = "/api/v1/namespaces/default";
         assert_eq!(of(&all), [format!("{namespace}/secrets/s"), format!("{namespace}/configmaps/m")]);
         assert!(!failed);
