@@ -5,6 +5,7 @@
 
 pub mod adopt;
 pub mod backoff;
+pub mod forecast;
 pub mod inbox;
 pub mod outcome;
 pub mod perform;

@@ -299,6 +299,14 @@ fn wanted(pod: &PodState) -> Vec<usize> {
         .collect()
 }
 
+/// The containers that are made anew because their image or resources are not what they were made with.
+pub fn renewed(pod: &PodState) -> Vec<usize> {
+    if pod.ending.is_some() || is_finished(pod) {
+        return Vec::new();
+    }
+    wanted(pod).into_iter().filter(|index| !pod.containers[*index].is_current()).collect()
+}
+
 /// Makes the sandbox when there is none and nothing forbids it.
 fn prepare(plan: &mut Plan, pod: &PodState, around: Surroundings, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
