@@ -17,4 +17,6 @@ pub mod state;
 pub mod supervisor;
 
 #[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
 mod objects_tests;
