@@ -30,9 +30,10 @@ use crate::runtime::log::LogPaths;
 use crate::runtime::sandbox::Sandboxes;
 use crate::runtime::spec::{NodeFacts, NodeLimits};
 use crate::runtime::user::AccountsCache;
+use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
-use crate::server::{self, Health, Heartbeat, ServerState};
+use crate::server::{self, Health, Heartbeat, ServerState, Sources};
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{self, PushSource, Surroundings};
@@ -94,20 +95,31 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let sources = sources(&shared, &node_name, &store, pushed);
     supervise(&shared, &hands, &sources, heartbeat);
+    let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {
-        node_name,
+        node_name: Arc::clone(&node_name),
         config: Arc::clone(&config),
         desired: shared.desired.clone(),
         observed: shared.observed.clone(),
-        sources: Arc::new(ConfiguredSources { sources, store }),
+        sources: Arc::clone(&sources),
         pusher,
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         health: shared.health.clone(),
     };
     let exec = ExecState::observed(shared.client.clone(), config.exec_dir(), shared.observed.clone(), stop.clone());
-    let streams = server::logs::router(LogState::observed(shared.observed.clone())).merge(server::exec::router(exec));
+    let diff = DiffState {
+        node_name,
+        manifest_path: config.manifest_path.clone(),
+        decoder: DECODER,
+        sources,
+        observed: shared.observed.clone(),
+        has_image: has_image(hands.images.clone()),
+    };
+    let streams = server::logs::router(LogState::observed(shared.observed.clone()))
+        .merge(server::exec::router(exec))
+        .merge(server::diff::router(diff));
     shared.tasks.spawn(server::serve(listener, state.clone(), streams, stop.clone()));
     if let Some(listener) = metrics_listener {
         shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
@@ -155,6 +167,14 @@ fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: Cancellat
         tasks: TaskTracker::new(),
         config,
     }
+}
+
+/// Asks containerd for an image; an error is told by whoever pulls it.
+fn has_image(images: Images) -> Arc<HasImage> {
+    Arc::new(move |image| {
+        let images = images.clone();
+        Box::pin(async move { images.is_here(&image).await.ok() })
+    })
 }
 
 /// What a container without limits may use.

@@ -1,8 +1,9 @@
 //! What people see: one file per subcommand.
 //!
-//! Subcommands that ask the agent do so over the local socket ([`client`]); `validate` and `doctor` need no agent.
+//! Subcommands that ask the agent do so over the local socket ([`client`]); `validate`, `doctor` and `diff --offline` need
+//! none.
 //! Results go to standard output, remarks and errors to standard error. Exit codes: 0 done, 1 found faults, 2 usage,
-//! 3 the agent cannot be reached, 4 not allowed ([`error`]).
+//! 3 the agent cannot be reached, 4 not allowed ([`error`]); `diff` ends with 1 for a difference.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ pub mod client;
 pub mod completion;
 mod delete;
 mod describe;
+mod diff;
 pub mod doctor;
 pub mod error;
 mod events;
@@ -75,6 +77,8 @@ enum Command {
     Events(events::EventsArgs),
     /// Hand pods to the agent
     Apply(apply::ApplyArgs),
+    /// Show what manifests would change, before they do
+    Diff(diff::DiffArgs),
     /// End pods that were applied
     Delete(delete::DeleteArgs),
     /// Check manifests without an agent
@@ -107,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
         Command::Apply(args) => block_on(apply::run(&client, args, screen)),
+        Command::Diff(args) => block_on(diff::run(&client, args, screen)),
         Command::Delete(args) => block_on(delete::run(&client, args, screen)),
         Command::Version(args) => block_on(version::run(&client, args, screen)),
     };

@@ -7,6 +7,7 @@
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod forecast;
 pub mod fuzz;
 pub mod lifecycle;
 pub mod merge;

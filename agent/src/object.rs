@@ -13,5 +13,5 @@ mod secret_bytes;
 pub use decode::{KEYS_ANNOTATION, decode, restore};
 pub use pod_objects::PodObjects;
 pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};
-pub use reference::references;
+pub use reference::{mounted, references};
 pub use secret_bytes::SecretBytes;

@@ -25,6 +25,7 @@ use crate::status::observed::Observed;
 mod api;
 mod configz;
 mod connection;
+pub mod diff;
 pub mod document;
 mod events;
 pub mod exec;

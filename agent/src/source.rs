@@ -4,6 +4,7 @@
 pub mod file;
 pub mod http;
 mod keep;
+pub mod proposal;
 pub mod pulse;
 pub mod push;
 mod told;

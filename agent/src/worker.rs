@@ -5,6 +5,7 @@
 
 pub mod adopt;
 pub mod backoff;
+pub mod forecast;
 pub mod inbox;
 pub mod outcome;
 pub mod perform;
@@ -15,5 +16,7 @@ pub mod slot;
 pub mod state;
 pub mod supervisor;
 
+#[cfg(test)]
+pub(crate) mod fixtures;
 #[cfg(test)]
 mod objects_tests;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::container;
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, image, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         case!(two_files_that_claim_one_pod_are_both_told),
         case!(of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first),
         case!(a_replaced_directory_is_followed),
+        case!(what_diff_says_is_what_happens),
         case!(validate_needs_no_agent).on(|node| node.agent = false),
     ])
 }
@@ -143,6 +144,93 @@ fn a_replaced_directory_is_followed(node: &mut TestNode) -> Result<()> {
     same_container(node, &before)?;
     node.remove("web")?;
     node.wait_gone("web")
+}
+
+/// A pod of two containers, and one with a variable.
+fn gateway_and_modbus(proxy: &str, baud: &str) -> [Value; 2] {
+    let image = json!({ "image": proxy });
+    let gateway = json!({ "containers": [shell("web", IDLE), with(shell("proxy", IDLE), image)] });
+    let variable = json!({ "env": [{ "name": "BAUD", "value": baud }] });
+    [pod("gateway", gateway), pod("modbus", json!({ "containers": [with(shell("main", IDLE), variable)] }))]
+}
+
+fn stage(node: &TestNode, manifests: &[Value]) -> Result<String> {
+    let dir = node.dir().join("staged");
+    fs::create_dir_all(&dir)?;
+    for manifest in manifests {
+        let name = manifest["metadata"]["name"].as_str().unwrap_or_default();
+        fs::write(dir.join(format!("{name}.yaml")), serde_json::to_string_pretty(manifest)?)?;
+    }
+    Ok(dir.display().to_string())
+}
+
+fn what_diff_says_is_what_happens(node: &mut TestNode) -> Result<()> {
+    let mut first = gateway_and_modbus(image::V1, "9600").to_vec();
+    first.push(simple("old", IDLE));
+    first.iter().try_for_each(|manifest| node.apply(manifest))?;
+    let [gateway, modbus, _] = ["gateway", "modbus", "old"].map(|name| node.wait_running(name));
+    let (gateway, modbus) = (gateway?, modbus?);
+    node.wait_running("old")?;
+    ensure!(node.agent.cli(&["diff"])?.success()?.is_empty(), "what runs is what is wanted");
+
+    let mut then = gateway_and_modbus(image::V2, "19200").to_vec();
+    then.push(simple("fresh", IDLE));
+    let staged = stage(node, &then)?;
+    let said = node.agent.cli(&["diff", "--prune", "-f", &staged, "-o", "json"])?;
+    ensure!(said.code == Some(1), "{said:?}");
+    let said: Value = serde_json::from_str(&said.stdout)?;
+    let told: Vec<String> = said["pods"].as_array().into_iter().flatten().map(change).collect();
+    let wanted = [
+        format!("{} starts [] []", node.full_name("fresh")),
+        format!(r#"{} updates ["proxy"] ["web"]"#, node.full_name("gateway")),
+        format!("{} recreates [] []", node.full_name("modbus")),
+        format!("{} stops [] []", node.full_name("old")),
+    ];
+    ensure!(told == wanted, "{told:?}");
+    ensure!(said["pods"][1]["images"][0]["present"] == true, "{said}");
+    let page = node.agent.cli(&["diff", "--prune", "-f", &staged])?.stdout;
+    for line in [
+        "restarts: container proxy (image present: no wait)   keeps: container web",
+        "(env cannot change in place), grace 1s",
+    ] {
+        ensure!(page.contains(line), "{page}");
+    }
+    ensure!(node.wait_running("gateway")? == gateway, "asking has changed something");
+
+    then.iter().try_for_each(|manifest| node.apply(manifest))?;
+    node.remove("old")?;
+    node.wait_gone("old")?;
+    node.wait_running("fresh")?;
+    let id = |pod: &Value, name: &str| container(pod, name)["containerID"].clone();
+    let now = node.wait_pod("gateway", "a new proxy", |pod| {
+        let new = container(pod, "proxy");
+        new["state"]["running"].is_object() && new["containerID"] != id(&gateway, "proxy")
+    })?;
+    ensure!(id(&now, "web") == id(&gateway, "web") && now["metadata"]["uid"] == gateway["metadata"]["uid"]);
+    node.wait_pod("modbus", "made anew", |pod| {
+        pod["metadata"]["uid"] != modbus["metadata"]["uid"] && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    node.agent.cli(&["diff"])?.success()?;
+    refused_and_offline(node, &staged)
+}
+
+/// A pod of the document: what becomes of it, its restarts, what is kept.
+fn change(pod: &Value) -> String {
+    let text = |field: &str| pod[field].as_str().unwrap_or_default().to_owned();
+    format!("{} {} {} {}", text("name"), text("change"), pod["restarts"], pod["keeps"])
+}
+
+fn refused_and_offline(node: &mut TestNode, staged: &str) -> Result<()> {
+    let broken = node.agent.cli_with_input(&["diff", "-f", "-"], BROKEN.as_bytes())?;
+    ensure!(broken.code == Some(2) && broken.stderr.contains("error: standard input:"), "{broken:?}");
+    let edited = node.dir().join("gateway.yaml");
+    fs::write(&edited, gateway_and_modbus(image::V1, "0")[0].to_string())?;
+    let edited = edited.display().to_string();
+    node.agent.kill();
+    ensure!(node.agent.cli(&["diff", "-f", &edited])?.code == Some(3), "nobody is there to ask");
+    let offline = node.agent.cli(&["diff", "--offline", &format!("{staged}/gateway.yaml"), "-f", &edited])?;
+    ensure!(offline.code == Some(1) && offline.stdout.contains("restarts: container proxy"), "{offline:?}");
+    Ok(())
 }
 
 fn validate_needs_no_agent(node: &mut TestNode) -> Result<()> {

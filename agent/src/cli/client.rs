@@ -16,6 +16,7 @@ use hyper::upgrade::Upgraded;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
@@ -64,6 +65,14 @@ impl SocketClient {
     pub async fn put(&self, path: &str, document: Vec<u8>) -> Result<Response<Incoming>, CliError> {
         let headers = [(CONTENT_TYPE, "application/json")];
         self.accepted(self.send(Request::put(path), &headers, document.into()).await?).await
+    }
+
+    /// Posts a JSON document to `path` and reads the answer. A status other than 2xx is [`CliError::Refused`].
+    pub async fn post_json<T: DeserializeOwned>(&self, path: &str, document: &impl Serialize) -> Result<T, CliError> {
+        let document = serde_json::to_vec(document).map_err(|error| CliError::Usage(error.to_string()))?;
+        let headers = [(CONTENT_TYPE, "application/json")];
+        let body = self.whole(path, self.send(Request::post(path), &headers, document.into()).await?).await?;
+        serde_json::from_slice(&body).map_err(|error| answer(path, &error))
     }
 
     /// Deletes what is at `path`. A status other than 2xx is [`CliError::Refused`].
@@ -129,7 +138,11 @@ impl SocketClient {
     }
 
     async fn get_bytes(&self, path: &str) -> Result<Bytes, CliError> {
-        let body = self.accepted(self.get(path).await?).await?.into_body();
+        self.whole(path, self.get(path).await?).await
+    }
+
+    async fn whole(&self, path: &str, response: Response<Incoming>) -> Result<Bytes, CliError> {
+        let body = self.accepted(response).await?.into_body();
         let whole = http_body_util::Limited::new(body, MAX_ANSWER).collect().await;
         whole.map(http_body_util::Collected::to_bytes).map_err(|error| answer(path, &error))
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Faults were found, or the thing asked for is not there.
 pub const EXIT_FAULTS: u8 = 1;
-/// The command line makes no sense.
+/// The command line makes no sense; for `diff`, whose 1 means a difference, also what it cannot judge.
 pub const EXIT_USAGE: u8 = 2;
 /// The agent cannot be reached.
 pub const EXIT_UNREACHABLE: u8 = 3;

@@ -28,6 +28,16 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     found
 }
 
+/// The objects that files of the pod's volumes are made of: those follow an edit at once.
+pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
+    let mut found = BTreeSet::new();
+    let mut add = |kind, name: &str| {
+        found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+    };
+    pod.spec().volumes.iter().flatten().for_each(|volume| of_volume(volume, &mut add));
+    found
+}
+
 fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.init_containers.iter().flatten().chain(&spec.containers)
 }

@@ -140,14 +140,7 @@ impl Images {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
-        let mut record = store.image(&name.whole).await.map_err(call)?;
-        if let (None, Target::Digest(digest)) = (&record, &name.target) {
-            // The same content under any name is the same image.
-            record = store.list_images(&format!("target.digest=={digest}")).await.map_err(call)?.into_iter().next();
-        }
-        let Some(digest) = record.and_then(|record| record.target).map(|target| target.digest) else {
-            return Ok(None);
-        };
+        let Some(digest) = self.target(&name).await? else { return Ok(None) };
         let cached = self.inner.cached(&name.whole).filter(|image| *image.digest == *digest);
         if let Some(image) = cached
             && store.has_snapshot(&image.chain_id).await.map_err(call)?
@@ -163,6 +156,31 @@ impl Images {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether [`Self::find`] would find the image. Changes nothing.
+    ///
+    /// # Errors
+    /// `InvalidName`; `Runtime` while containerd does not answer.
+    pub async fn is_here(&self, reference: &str) -> Result<bool, ImageError> {
+        let name = ImageName::parse(reference)?;
+        let Some(digest) = self.target(&name).await? else { return Ok(false) };
+        match self.inner.store.holds(&name.whole, &digest).await {
+            Err(ImageError::Content { .. }) => Ok(false),
+            answer => answer,
+        }
+    }
+
+    /// The digest that the name stands for in containerd.
+    async fn target(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
+        let call = |error| ImageError::call(&name.whole, error);
+        let store = &self.inner.store;
+        let mut record = store.image(&name.whole).await.map_err(call)?;
+        if let (None, Target::Digest(digest)) = (&record, &name.target) {
+            // The same content under any name is the same image.
+            record = store.list_images(&format!("target.digest=={digest}")).await.map_err(call)?.into_iter().next();
+        }
+        Ok(record.and_then(|record| record.target).map(|target| target.digest))
     }
 
     /// Pulls an image, or what is missing of it; who asks for an image that is being pulled shares that pull. Dropped, the

@@ -269,7 +269,8 @@ fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
     rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })
 }
 
-fn rejection(refused: &Rejection) -> RejectionDocument {
+/// A refused manifest as people see it.
+pub(super) fn rejection(refused: &Rejection) -> RejectionDocument {
     let mut faults: Vec<&Fault> = refused.faults.iter().collect();
     faults.sort_by_key(|fault| fault.severity);
     RejectionDocument {

@@ -48,6 +48,21 @@ impl Default for Pace {
     }
 }
 
+/// What the files at `path` hold now, by name. Blocks.
+///
+/// # Errors
+/// The directory cannot be read; in words.
+pub fn read_all(path: &Path, node_name: &str, decoder: Decoder) -> Result<Vec<(Arc<str>, Manifest)>, String> {
+    let (place, _) = Place::at(path, node_name, decoder);
+    let look = place.look_at_all(KnownFiles::new(), &BTreeSet::new());
+    look.listing.unwrap_or_else(|| Err("not looked at".to_owned()))?;
+    let read = |(name, finding)| match finding {
+        Finding::Read(manifest) => Some((name, manifest)),
+        Finding::Absent => None,
+    };
+    Ok(look.findings.into_iter().filter_map(read).collect())
+}
+
 /// The file source, ready to run.
 #[derive(Debug)]
 pub struct FileSource {
@@ -83,15 +98,8 @@ impl FileSource {
     }
 
     fn with_pace(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder, pace: Pace) -> Self {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let named_as_file = path.extension().is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
-        let single = path.is_file() || (named_as_file && !path.is_dir());
-        let (directory, only) = match (path.parent(), path.file_name().and_then(OsStr::to_str)) {
-            (Some(parent), Some(name)) if single => (parent.to_owned(), Some(Arc::from(name))),
-            _ => (path.clone(), None),
-        };
+        let (place, path) = Place::at(path, node_name, decoder);
         let path_key: Arc<str> = Arc::from(path.to_string_lossy());
-        let place = Place { directory, only, node_name: Arc::from(node_name), decoder };
         let pulse = Arc::<Pulse>::default();
         Self {
             place: Arc::new(place),

@@ -19,7 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::merge::slot::Slots;
+use crate::merge::slot::{Slots, Snapshots};
 use crate::pod::{PodKey, PodRecord, identity};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::status::observed::Observed;
@@ -241,8 +241,7 @@ impl PushSource {
 
     /// The pod of a source that comes before this one.
     fn claimed(&self, key: &PodKey) -> Option<Arc<PodRecord>> {
-        let snapshots = self.around.slots.load();
-        snapshots[..SourceKind::Push.index()].iter().find_map(|snapshot| snapshot.pods.get(key)).cloned()
+        first_claim(&self.around.slots.load(), key).cloned()
     }
 
     fn forget_ended(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
@@ -256,6 +255,11 @@ impl PushSource {
             publish(Arc::new(self.snapshot.clone()));
         }
     }
+}
+
+/// The pod of that key of a source that comes before pushes.
+pub(super) fn first_claim<'a>(snapshots: &'a Snapshots, key: &PodKey) -> Option<&'a Arc<PodRecord>> {
+    snapshots[..SourceKind::Push.index()].iter().find_map(|snapshot| snapshot.pods.get(key))
 }
 
 /// What a pod of that name may be called here.

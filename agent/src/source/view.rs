@@ -122,6 +122,49 @@ impl View {
         self.replace(name, Some(Entry { contents, faults, kept, vanishing: false }));
     }
 
+    /// The view that published `snapshot`, as far as that tells.
+    pub(super) fn of(snapshot: &SourceSnapshot) -> Self {
+        let mut files: BTreeMap<Arc<str>, Contents> = BTreeMap::new();
+        for pod in snapshot.pods.values().chain(snapshot.rivals.values().flat_map(|rivals| rivals.iter())) {
+            let contents = files.entry(Arc::clone(&pod.origin)).or_default();
+            contents.pods.insert(pod.key.clone(), Arc::clone(pod));
+        }
+        for object in snapshot.objects.values() {
+            let contents = files.entry(Arc::clone(&object.origin)).or_default();
+            contents.objects.insert(object.key.clone(), Arc::clone(object));
+        }
+        let mut view = Self::default();
+        for (name, contents) in files {
+            view.restore(&name, contents);
+        }
+        view
+    }
+
+    /// Takes what `read` names, accepted or refused, out of the files that hold it.
+    pub(super) fn take_out(&mut self, read: &Manifest) -> Contents {
+        let pods: BTreeSet<&PodKey> = read.pods.iter().map(|pod| &pod.key).chain(&read.refused).collect();
+        let objects = read.objects.iter().map(|object| &object.key).chain(&read.refused_objects);
+        let objects: BTreeSet<&ObjectKey> = objects.collect();
+        let mut taken = Contents::default();
+        for name in self.files.keys().cloned().collect::<Vec<_>>() {
+            let mut contents = self.files[&name].contents.clone();
+            let out = Contents {
+                pods: contents.pods.extract_if(.., |key, _| pods.contains(key)).collect(),
+                objects: contents.objects.extract_if(.., |key, _| objects.contains(key)).collect(),
+            };
+            if out.claims().next().is_none() {
+                continue;
+            }
+            taken.add(out);
+            if contents.claims().next().is_some() {
+                self.restore(&name, contents);
+            } else {
+                self.remove(&name);
+            }
+        }
+        taken
+    }
+
     /// Takes the last good version of a file that cannot be looked at.
     pub(super) fn restore(&mut self, name: &Arc<str>, contents: Contents) {
         self.replace(name, Some(Entry { contents, ..Entry::default() }));
@@ -180,6 +223,11 @@ impl View {
             changed |= self.settle_file(name);
         }
         changed.then(|| Arc::new(self.snapshot.clone()))
+    }
+
+    /// The snapshot as it was settled last.
+    pub(super) fn snapshot(&self) -> Arc<SourceSnapshot> {
+        Arc::new(self.snapshot.clone())
     }
 
     fn replace(&mut self, name: &Arc<str>, entry: Option<Entry>) {

@@ -1,74 +1,35 @@
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use tokio::time::Instant;
 
 use super::*;
-use crate::network::PodAddresses;
-use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
-use crate::runtime::record::ContainerId;
-use crate::runtime::sandbox::Sandbox;
-use crate::source::SourceKind;
-use crate::worker::state::{Life, PodSandbox, Trouble};
+use crate::worker::fixtures::{self, READY, exit, now, sandbox};
+use crate::worker::state::Trouble;
 
-const AROUND: Surroundings = Surroundings { runtime_ready: true, network_ready: true };
-
+/// A pod with an address: its init containers `i0`…, its containers `m0`….
 fn pod(policy: &str, inits: usize, mains: usize) -> PodState {
-    let container = |name: String| Container { name, image: Some("app:1".into()), ..Container::default() };
-    let spec = PodSpec {
-        restart_policy: Some(policy.into()),
-        init_containers: Some((0..inits).map(|index| container(format!("i{index}"))).collect()),
-        containers: (0..mains).map(|index| container(format!("m{index}"))).collect(),
-        ..PodSpec::default()
-    };
-    let record = PodRecord {
-        key: PodKey::new("default", "web-node"),
-        uid: PodUid::new("0123"),
-        fingerprint: Fingerprint([1; 16]),
-        immutable_fingerprint: Fingerprint([1; 16]),
-        source: SourceKind::File,
-        origin: Arc::from("web.yaml"),
-        manifest: Arc::from(&b"{}"[..]),
-        pod: Pod { spec: Some(spec), ..Pod::default() },
-    };
-    let mut state = PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH);
-    let addresses = PodAddresses { ips: vec!["10.0.0.2".parse().unwrap()] };
-    state.sandbox = SandboxState::Ready(Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses }));
+    let names = |letter: &str, count: usize| (0..count).map(|index| format!("{letter}{index}")).collect::<Vec<_>>();
+    let (inits, mains) = (names("i", inits), names("m", mains));
+    let [inits, mains] = [&inits, &mains].map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut state = fixtures::pod(policy, &inits, &mains);
+    state.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2"]));
     state
 }
 
 /// `None` runs; `Some(code)` ended.
 fn put(pod: &mut PodState, index: usize, end: Option<i32>, pause: Duration) {
     let slot = &mut pod.containers[index];
-    let mut instance = Instance {
-        id: ContainerId::derive(&PodUid::new("0123"), &slot.name, 2),
-        attempt: 2,
-        fingerprint: slot.fingerprint.clone(),
-        image: "registry:5000/app:1".into(),
-        image_digest: "sha256:1".into(),
-        log_path: PathBuf::new(),
-        started_at: Some(Timestamp::UNIX_EPOCH),
-        pause,
-        out_of_memory: false,
-        life: Life::Running { pid: 1, pidfd: None, stopping: None },
-    };
+    let mut instance = Instance { image: "registry:5000/app:1".into(), pause, ..fixtures::instance(slot, 2) };
     if let Some(code) = end {
-        let exit = Exit { code, reason: "Error".into(), message: "bye".into(), finished_at: Timestamp::UNIX_EPOCH };
-        instance.end(exit, now());
+        instance.end(exit(code), now());
     }
     slot.instance = Some(instance);
 }
 
-fn now() -> Now {
-    Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH }
-}
-
 fn status(pod: &PodState) -> PodStatus {
-    generate(pod, AROUND, &["192.0.2.1".parse().unwrap()], "BestEffort", now(), None)
+    generate(pod, READY, &["192.0.2.1".parse().unwrap()], "BestEffort", now(), None)
 }
 
 #[test]
@@ -141,10 +102,10 @@ fn a_condition_keeps_the_time_it_changed() {
     put(&mut pod, 0, None, Duration::ZERO);
     let first = status(&pod);
     let later = Now { mono: Instant::now(), wall: Timestamp::from_second(100).unwrap() };
-    let second = generate(&pod, AROUND, &[], "BestEffort", later, Some(&first));
+    let second = generate(&pod, READY, &[], "BestEffort", later, Some(&first));
     assert_eq!(first.conditions, second.conditions);
     put(&mut pod, 0, Some(1), Duration::from_secs(10));
-    let third = generate(&pod, AROUND, &[], "BestEffort", later, Some(&second));
+    let third = generate(&pod, READY, &[], "BestEffort", later, Some(&second));
     let ready = third.conditions.unwrap().into_iter().find(|c| c.type_ == "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.last_transition_time.unwrap().0), ("False", later.wall));
 }

@@ -1,30 +1,15 @@
 #![allow(clippy::unwrap_used)]
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use tokio::time::Instant;
 
+use super::super::fixtures::{self, exit};
 use super::*;
-use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use crate::pod::PodUid;
 use crate::runtime::record::{ContainerIdentity, ContainerState, Recorded};
-use crate::source::SourceKind;
 
 fn pod() -> PodState {
-    let spec = PodSpec {
-        containers: vec![Container { name: "a".into(), image: Some("app:1".into()), ..Container::default() }],
-        ..PodSpec::default()
-    };
-    let record = PodRecord {
-        key: PodKey::new("default", "web-node"),
-        uid: PodUid::new("0123"),
-        fingerprint: Fingerprint([1; 16]),
-        immutable_fingerprint: Fingerprint([1; 16]),
-        source: SourceKind::File,
-        origin: Arc::from("web.yaml"),
-        manifest: Arc::from(&b"{}"[..]),
-        pod: Pod { spec: Some(spec), ..Pod::default() },
-    };
-    PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
+    fixtures::pod("Always", &[], &["a"])
 }
 
 fn now() -> Now {
@@ -59,12 +44,7 @@ fn started() -> ContainerState {
 }
 
 fn ended(code: i32) -> ContainerState {
-    let exit = Exit {
-        code,
-        reason: "Error".into(),
-        message: String::new(),
-        finished_at: Timestamp::from_second(990).unwrap(),
-    };
+    let exit = Exit { finished_at: Timestamp::from_second(990).unwrap(), ..exit(code) };
     ContainerState { exit: Some(exit), ..started() }
 }
 

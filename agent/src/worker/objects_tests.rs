@@ -6,16 +6,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::fixtures::{READY, sandbox};
 use super::outcome::{self, Failure, Outcome};
-use super::plan::{Action, Step, Surroundings, plan};
-use super::state::{CONFIG_ERROR, FAILED_MOUNT, ImageState, Now, PodSandbox, PodState, SandboxState};
-use crate::network::PodAddresses;
+use super::plan::{Action, Step, plan};
+use super::state::{CONFIG_ERROR, FAILED_MOUNT, ImageState, Now, PodState, SandboxState};
 use crate::object::{ObjectKind, PodObjects};
 use crate::pod::PodRecord;
-use crate::runtime::sandbox::Sandbox;
 use crate::source::SourceKind;
-
-const READY: Surroundings = Surroundings { runtime_ready: true, network_ready: true };
 
 /// A pod that mounts the ConfigMap `m` and pulls with the Secret `s`.
 fn pod() -> PodState {
@@ -33,10 +30,6 @@ fn objects(pod: &PodState, value: &str) -> Arc<PodObjects> {
     let map: Value = json!({"metadata": {"name": "m"}, "data": {"k": value}});
     let map = Arc::new(crate::object::decode(&map, ObjectKind::ConfigMap, Arc::from("m.yaml")).0.unwrap());
     Arc::new(PodObjects::of(&pod.record, |key| (*key == map.key).then(|| Arc::clone(&map))))
-}
-
-fn sandbox() -> Arc<PodSandbox> {
-    Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() })
 }
 
 fn failure(reason: &'static str) -> Failure {
@@ -68,7 +61,7 @@ fn an_edit_writes_the_volumes_anew_and_nothing_else() {
     pod.containers[0].image = ImageState::Pulling;
     // It changes while the sandbox is made from what was there before.
     pod.take_objects(objects(&pod, "2"));
-    outcome::apply(&mut pod, Outcome::SandboxPrepared(Ok(sandbox())), now);
+    outcome::apply(&mut pod, Outcome::SandboxPrepared(Ok(sandbox(&[]))), now);
     assert_eq!(planned(&pod, now), [Action::UpdateVolumes]);
     outcome::begin(&mut pod, &Action::UpdateVolumes);
     assert_eq!(planned(&pod, now), []);
@@ -106,7 +99,7 @@ fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
     pod.take_objects(objects(&pod, "3"));
     assert_eq!(planned(&pod, now), [], "another trouble keeps its pause");
 
-    pod.sandbox = SandboxState::Ready(sandbox());
+    pod.sandbox = SandboxState::Ready(sandbox(&[]));
     pod.volumes.written = pod.volumes_version();
     outcome::begin(&mut pod, &Action::Start(0));
     let failed = || Outcome::Started { index: 0, result: Err(failure(CONFIG_ERROR)) };

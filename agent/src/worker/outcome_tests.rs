@@ -1,56 +1,14 @@
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
-use std::time::Duration;
-
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-
+use super::super::fixtures::{self, exit, now, sandbox};
 use super::*;
-use crate::network::PodAddresses;
-use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
-use crate::runtime::sandbox::Sandbox;
-use crate::source::SourceKind;
 
 fn pod() -> PodState {
-    let spec = PodSpec {
-        containers: vec![Container { name: "a".into(), image: Some("app:1".into()), ..Container::default() }],
-        ..PodSpec::default()
-    };
-    let record = PodRecord {
-        key: PodKey::new("default", "web-node"),
-        uid: PodUid::new("0123"),
-        fingerprint: Fingerprint([1; 16]),
-        immutable_fingerprint: Fingerprint([1; 16]),
-        source: SourceKind::File,
-        origin: Arc::from("web.yaml"),
-        manifest: Arc::from(&b"{}"[..]),
-        pod: Pod { spec: Some(spec), ..Pod::default() },
-    };
-    PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
-}
-
-fn now() -> Now {
-    Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH }
+    fixtures::pod("Always", &[], &["a"])
 }
 
 fn instance(attempt: u32) -> Instance {
-    Instance {
-        id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
-        attempt,
-        fingerprint: String::new(),
-        image: "app:1".into(),
-        image_digest: "sha256:1".into(),
-        log_path: PathBuf::new(),
-        started_at: None,
-        pause: Duration::ZERO,
-        out_of_memory: false,
-        life: Life::Running { pid: 1, pidfd: None, stopping: None },
-    }
-}
-
-fn exit(code: i32) -> Exit {
-    Exit { code, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH }
+    fixtures::instance(&pod().containers[0], attempt)
 }
 
 #[test]
@@ -65,8 +23,7 @@ fn an_end_that_overtakes_its_start_is_not_lost() {
 
 #[test]
 fn a_lost_sandbox_is_made_anew_once() {
-    let sandbox = || Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() });
-    let (old, new) = (sandbox(), sandbox());
+    let (old, new) = (sandbox(&[]), sandbox(&[]));
     let mut pod = pod();
     pod.sandbox = SandboxState::Ready(Arc::clone(&old));
     begin(&mut pod, &Action::Start(0));

@@ -1,91 +1,13 @@
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
-use oci_spec::image::ImageConfiguration;
-use sha2::{Digest, Sha256};
 
-use super::super::state::{Now, PodSandbox, Trouble};
+use super::super::fixtures::{READY, exit, image, instance, pod, ready, version};
+use super::super::state::{Now, Stopping, Trouble};
+use super::ending::KILL_AGAIN;
 use super::*;
-use crate::network::PodAddresses;
-use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
-use crate::runtime::image::LocalImage;
-use crate::runtime::record::{ContainerId, Exit};
-use crate::runtime::sandbox::Sandbox;
-use crate::source::SourceKind;
-
-const READY: Surroundings = Surroundings { runtime_ready: true, network_ready: true };
-
-fn container(name: &str) -> Container {
-    Container { name: name.into(), image: Some("app:1".into()), ..Container::default() }
-}
-
-fn record(policy: &str, inits: &[&str], mains: &[&str]) -> Arc<PodRecord> {
-    let spec = PodSpec {
-        restart_policy: Some(policy.into()),
-        init_containers: (!inits.is_empty()).then(|| inits.iter().map(|name| container(name)).collect()),
-        containers: mains.iter().map(|name| container(name)).collect(),
-        ..PodSpec::default()
-    };
-    version(Pod { spec: Some(spec), ..Pod::default() })
-}
-
-/// A record whose manifest says what its pod says.
-fn version(pod: Pod) -> Arc<PodRecord> {
-    let manifest = serde_json::to_vec(&pod).unwrap();
-    let mut fingerprint = [0; 16];
-    fingerprint.copy_from_slice(&Sha256::digest(&manifest)[..16]);
-    Arc::new(PodRecord {
-        key: PodKey::new("default", "web-node"),
-        uid: PodUid::new("0123"),
-        fingerprint: Fingerprint(fingerprint),
-        immutable_fingerprint: Fingerprint([1; 16]),
-        source: SourceKind::File,
-        origin: Arc::from("web.yaml"),
-        manifest: Arc::from(manifest),
-        pod,
-    })
-}
-
-fn pod(policy: &str, inits: &[&str], mains: &[&str]) -> PodState {
-    PodState::new(record(policy, inits, mains), Timestamp::UNIX_EPOCH)
-}
-
-fn image() -> ImageState {
-    let image = LocalImage {
-        name: Arc::from("app:1"),
-        digest: Arc::from("sha256:1"),
-        chain_id: Arc::from("sha256:2"),
-        config: ImageConfiguration::default(),
-        size: 1,
-    };
-    ImageState::Ready { image: Arc::new(image), attempt: 0 }
-}
-
-fn ready(mut pod: PodState) -> PodState {
-    let sandbox = PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() };
-    pod.sandbox = SandboxState::Ready(Arc::new(sandbox));
-    pod.containers.iter_mut().for_each(|slot| slot.image = image());
-    pod
-}
-
-fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
-    Instance {
-        id: ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt),
-        attempt,
-        fingerprint: slot.fingerprint.clone(),
-        image: "app:1".into(),
-        image_digest: "sha256:1".into(),
-        log_path: PathBuf::new(),
-        started_at: Some(Timestamp::UNIX_EPOCH),
-        pause: Duration::ZERO,
-        out_of_memory: false,
-        life: Life::Running { pid: 1, pidfd: None, stopping: None },
-    }
-}
+use crate::pod::PodUid;
+use crate::runtime::record::ContainerId;
 
 fn running(pod: &mut PodState, index: usize) {
     let instance = instance(&pod.containers[index], 0);
@@ -100,8 +22,7 @@ fn exited_with_pause(pod: &mut PodState, index: usize, code: i32, pause: Duratio
     let slot = &mut pod.containers[index];
     let mut instance = instance(slot, 0);
     instance.pause = pause;
-    let exit = Exit { code, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };
-    instance.end(exit, Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    instance.end(exit(code), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
     slot.instance = Some(instance);
 }
 

@@ -1,5 +1,7 @@
 //! The owner of all pod workers: hands them wishes and events, adopts what runs, and notices what nobody owns.
 
+mod sync_loop;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +21,7 @@ use crate::lifecycle::LifecycleEvent;
 use crate::merge::{DesiredPods, Merged, PodChange};
 use crate::network::NetworkStatus;
 use crate::object::PodObjects;
-use crate::pod::{PodDiff, PodKey, PodRecord, PodUid};
+use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::runtime::container::FoundContainer;
 use crate::runtime::image::normalize;
 use crate::runtime::record::ContainerId;
@@ -99,7 +101,7 @@ impl Supervisor {
     }
 
     fn merged(&mut self, merged: Merged) {
-        log_changes(&merged.changes);
+        sync_loop::log(&merged.changes);
         self.hands.count_merge(&merged.changes, merged.took);
         self.desired = merged.desired;
         self.pulls_stale |= self.hands.has_unfinished_pulls();
@@ -387,36 +389,4 @@ fn wish_for(record: &Arc<PodRecord>) -> Wish {
     }
     let grace = record.pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     Wish::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
-}
-
-/// One line per verb and source, as kubelet's sync loop has it; one per pod where there is something to say of what
-/// changed.
-fn log_changes(changes: &[PodChange]) {
-    let mut lines: Vec<(&'static str, SourceKind, Vec<&Arc<PodRecord>>)> = Vec::new();
-    for change in changes {
-        let (record, verb) = (change.record(), change.verb());
-        if let Some(diff) = change.diff().or_else(|| successor(change, changes)) {
-            let PodRecord { key, uid, source, origin, .. } = &**record;
-            tracing::info!(%source, pod = %key, %uid, file = %origin, changed = %diff, "SyncLoop {verb}");
-            continue;
-        }
-        match lines.iter_mut().find(|(known, source, _)| *known == verb && *source == record.source) {
-            Some((_, _, records)) => records.push(record),
-            None => lines.push((verb, record.source, vec![record])),
-        }
-    }
-    for (verb, source, records) in lines {
-        let pods: Vec<String> = records.iter().map(|record| record.key.to_string()).collect();
-        let uids: Vec<&str> = records.iter().map(|record| record.uid.as_str()).collect();
-        let origins: Vec<&str> = records.iter().map(|record| &*record.origin).collect();
-        tracing::info!(%source, ?pods, ?uids, files = ?origins, "SyncLoop {verb}");
-    }
-}
-
-/// Why a pod that is removed and added at once is made anew: told with its addition.
-fn successor<'a>(change: &'a PodChange, changes: &'a [PodChange]) -> Option<PodDiff<'a>> {
-    let PodChange::Added(new) = change else { return None };
-    let removed = changes.iter().take_while(|change| matches!(change, PodChange::Removed(_)));
-    let old = removed.map(PodChange::record).find(|old| old.key == new.key)?;
-    Some(PodDiff::between(old, new))
 }

@@ -4,7 +4,9 @@ use clap::Parser;
 
 use reqwest::header::HeaderMap;
 
+use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
+use crate::config::CgroupDriver;
 use crate::source::http::{Address, HttpSettings};
 
 #[derive(Debug, Parser)]

@@ -136,15 +136,30 @@ impl Store {
         Err(content(format!("more than {MAX_DEPTH} indexes in one another")))
     }
 
+    /// Whether the image behind a record is here, unpacked or to be.
+    pub(super) async fn holds(&self, name: &str, digest: &str) -> Result<bool, ImageError> {
+        let call = |error| ImageError::call(name, error);
+        let Some(resolved) = self.resolve(name, digest).await? else { return Ok(false) };
+        Ok(self.has_snapshot(resolved.chain_id()).await.map_err(call)?
+            || self.has_layers(&resolved).await.map_err(call)?)
+    }
+
+    async fn has_layers(&self, resolved: &Resolved) -> Result<bool, CallError> {
+        for layer in resolved.manifest.layers() {
+            if self.info(layer.digest().as_ref()).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The image behind a record, unpacked if its snapshot is gone but its layers are here.
     pub(super) async fn local(&self, name: &str, digest: &str) -> Result<Option<LocalImage>, ImageError> {
         let call = |error| ImageError::call(name, error);
         let Some(resolved) = self.resolve(name, digest).await? else { return Ok(None) };
         if !self.has_snapshot(resolved.chain_id()).await.map_err(call)? {
-            for layer in resolved.manifest.layers() {
-                if self.info(layer.digest().as_ref()).await.map_err(call)?.is_none() {
-                    return Ok(None);
-                }
+            if !self.has_layers(&resolved).await.map_err(call)? {
+                return Ok(None);
             }
             tracing::info!(image = name, "content is here, its snapshot is not: unpacking");
             let lease = lease_id("unpack", name);

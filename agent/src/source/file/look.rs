@@ -1,10 +1,11 @@
 //! Looking at files: listing, stat, reading what changed. Blocking; runs off the agent's thread.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -124,6 +125,19 @@ fn blank(name: &Arc<str>) -> Fault {
 }
 
 impl Place {
+    /// The place that `path` stands for, and the path in full: a directory, or one file; what does not exist is a file
+    /// if it is named like a manifest.
+    pub(super) fn at(path: &Path, node_name: &str, decoder: Decoder) -> (Self, PathBuf) {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let named_as_file = path.extension().is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
+        let single = path.is_file() || (named_as_file && !path.is_dir());
+        let (directory, only) = match (path.parent(), path.file_name().and_then(OsStr::to_str)) {
+            (Some(parent), Some(name)) if single => (parent.to_owned(), Some(Arc::from(name))),
+            _ => (path.clone(), None),
+        };
+        (Self { directory, only, node_name: Arc::from(node_name), decoder }, path)
+    }
+
     /// Whether `name` is read.
     pub(super) fn counts(&self, name: &str) -> bool {
         self.only.as_deref().map_or_else(|| class(name) == NameClass::Manifest, |only| only == name)

@@ -1,0 +1,230 @@
+//! What `limpet diff` prints: the pod, its fields, and what that does to it.
+
+use serde_json::Value;
+
+use super::super::screen::{Screen, Tone, printable};
+use super::super::validate;
+use crate::pod::{Fault, Severity};
+use crate::server::diff::document::{
+    DiffDocument, DiffFile, FieldDocument, ImageDocument, ObjectDiffDocument, PodDiffDocument, ValueDocument,
+};
+use crate::server::document::{DEFAULT_NAMESPACE, FaultDocument, RejectionDocument};
+
+/// Characters of one value that are shown.
+const MAX_VALUE: usize = 60;
+/// Blanks between a field and its values.
+const GAP: usize = 3;
+
+/// Everything that would change.
+pub(super) fn render(document: &DiffDocument, screen: Screen) -> String {
+    let pods = document.pods.iter().map(|pod| one_pod(pod, screen));
+    pods.chain(document.objects.iter().map(|object| one_object(object, screen))).collect()
+}
+
+fn one_pod(pod: &PodDiffDocument, screen: Screen) -> String {
+    let rows: Vec<(String, String)> = match pod.change.as_str() {
+        "updates" | "recreates" => pod.fields.iter().map(field).collect(),
+        _ => Vec::new(),
+    };
+    let mut page = format!("{}\n{}", title(pod), columns(&rows));
+    page.push_str(&format!("  {}\n", effect(pod, screen)));
+    for remark in &pod.remarks {
+        page.push_str(&format!("  {}\n", screen.paint(Tone::Warn, &printable(remark))));
+    }
+    page
+}
+
+/// `gateway-edge1 (file gateway.yaml)`.
+fn title(pod: &PodDiffDocument) -> String {
+    let state = match pod.change.as_str() {
+        "starts" => ", new",
+        "stops" => ", gone",
+        _ => "",
+    };
+    format!("{} ({} {}{state})", full_name(&pod.namespace, &pod.name), pod.source, printable(&pod.origin))
+}
+
+fn full_name(namespace: &str, name: &str) -> String {
+    if namespace == DEFAULT_NAMESPACE { printable(name) } else { printable(&format!("{namespace}/{name}")) }
+}
+
+fn field(field: &FieldDocument) -> (String, String) {
+    let text = |value: &Option<Value>| value.as_ref().map_or("(none)".to_owned(), shown);
+    (printable(&field.path), format!("{} -> {}", text(&field.old), text(&field.new)))
+}
+
+/// A value in one short line.
+fn shown(value: &Value) -> String {
+    let text = match value {
+        Value::String(text) if text.is_empty() => "\"\"".to_owned(),
+        Value::String(text) => printable(text),
+        other => printable(&other.to_string()),
+    };
+    shortened(&text)
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_VALUE) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+fn columns(rows: &[(String, String)]) -> String {
+    let width = rows.iter().map(|(path, _)| path.chars().count()).max().unwrap_or(0) + GAP;
+    let line = |(path, values): &(String, String)| {
+        let blanks = " ".repeat(width - path.chars().count());
+        format!("  {path}{blanks}{values}\n")
+    };
+    rows.iter().map(line).collect()
+}
+
+/// What becomes of the pod, in a line.
+fn effect(pod: &PodDiffDocument, screen: Screen) -> String {
+    let grace = pod.grace_seconds.unwrap_or_default();
+    match pod.change.as_str() {
+        "starts" => format!("{} the pod{}", screen.paint(Tone::Good, "starts:"), readiness(&pod.images)),
+        "updates" => update(pod, screen),
+        "recreates" => {
+            let why = if pod.why.is_empty() { String::new() } else { format!(" ({})", pod.why.join("; ")) };
+            let meanwhile = match missing(&pod.images)[..] {
+                [] => String::new(),
+                [image] => format!(", then pulls {}", printable(image)),
+                ref images => format!(", then pulls {} images", images.len()),
+            };
+            format!("{} the pod{why}, grace {grace}s{meanwhile}", screen.paint(Tone::Bad, "recreates:"))
+        }
+        "stops" => format!("{} the pod, grace {grace}s", screen.paint(Tone::Bad, "stops:")),
+        _ => screen.paint(Tone::Warn, "does not run"),
+    }
+}
+
+fn update(pod: &PodDiffDocument, screen: Screen) -> String {
+    let kept = match &pod.keeps[..] {
+        [] => "the pod's address and volumes".to_owned(),
+        [one] => format!("container {one}, the pod's address and volumes"),
+        many => format!("containers {}, the pod's address and volumes", many.join(", ")),
+    };
+    let restarted = |name: &String| {
+        let image = pod.images.iter().find(|image| image.container == *name);
+        format!("{name}{}", image.map(wait).unwrap_or_default())
+    };
+    let restarts: Vec<String> = pod.restarts.iter().map(restarted).collect();
+    match &restarts[..] {
+        [] => "restarts: nothing".to_owned(),
+        [one] => format!("{} container {one}   keeps: {kept}", screen.paint(Tone::Warn, "restarts:")),
+        many => format!("{} containers {}   keeps: {kept}", screen.paint(Tone::Warn, "restarts:"), many.join(", ")),
+    }
+}
+
+/// What a container that restarts waits for; the one before it runs on until then.
+fn wait(image: &ImageDocument) -> String {
+    match (image.pull_policy.as_deref(), image.present) {
+        (Some("Never"), Some(false)) => " (image is not here and never pulled: the old one runs on)".to_owned(),
+        (Some("Always"), _) => " (asks the registry first; the old one runs on meanwhile)".to_owned(),
+        (_, Some(true)) => " (image present: no wait)".to_owned(),
+        (_, Some(false)) => " (pulls its image first; the old one runs on meanwhile)".to_owned(),
+        (_, None) => String::new(),
+    }
+}
+
+/// Images that have to be pulled before anything starts.
+fn missing(images: &[ImageDocument]) -> Vec<&String> {
+    let mut missing: Vec<&String> =
+        images.iter().filter(|image| image.present == Some(false)).map(|image| &image.image).collect();
+    missing.sort_unstable();
+    missing.dedup();
+    missing
+}
+
+fn readiness(images: &[ImageDocument]) -> String {
+    match missing(images)[..] {
+        [] if images.iter().all(|image| image.present == Some(true)) => " (images present: no wait)".to_owned(),
+        [] => String::new(),
+        ref images => {
+            let names: Vec<String> = images.iter().map(|image| printable(image)).collect();
+            format!(" (pulls {} first)", names.join(", "))
+        }
+    }
+}
+
+fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
+    let name = full_name(&object.namespace, &object.name);
+    let state = match object.change.as_str() {
+        "added" => ", new",
+        "removed" => ", gone",
+        _ => "",
+    };
+    let rows: Vec<(String, String)> = object.values.iter().map(value).collect();
+    let mut page =
+        format!("{} {name} ({} {}{state})\n{}", object.kind, object.source, printable(&object.origin), columns(&rows));
+    let list = |pods: &[String]| {
+        let short = pods.iter().map(|pod| pod.strip_prefix("default/").unwrap_or(pod));
+        short.map(printable).collect::<Vec<_>>().join(", ")
+    };
+    if !object.files_of.is_empty() {
+        page.push_str(&format!(
+            "  {} files of {} at once\n",
+            screen.paint(Tone::Warn, "changes:"),
+            list(&object.files_of)
+        ));
+    }
+    if !object.starts_of.is_empty() {
+        page.push_str(&format!("  reaches: {} at the next start of a container\n", list(&object.starts_of)));
+    }
+    if object.files_of.is_empty() && object.starts_of.is_empty() {
+        page.push_str("  reaches: no pod\n");
+    }
+    page.push_str("  restarts: nothing\n");
+    page
+}
+
+fn value(value: &ValueDocument) -> (String, String) {
+    let key = printable(&format!("data[{}]", value.key));
+    let text = |text: &Option<String>| match text {
+        Some(text) if text.lines().count() > 1 => format!("{} lines", text.lines().count()),
+        Some(text) => shown(&Value::from(text.trim_end_matches('\n'))),
+        None => "(none)".to_owned(),
+    };
+    match (&value.old, &value.new) {
+        // A Secret's value, or no text.
+        (None, None) => (key, value.change.clone()),
+        (old, new) => (key, format!("{} -> {}", text(old), text(new))),
+    }
+}
+
+/// What would be refused, as `limpet validate` has it, with its lines where the manifest is at hand.
+pub(super) fn rejections(document: &DiffDocument, files: &[DiffFile], screen: Screen) -> String {
+    document.rejected.iter().map(|refused| rejection(refused, files, screen)).collect()
+}
+
+fn rejection(refused: &RejectionDocument, files: &[DiffFile], screen: Screen) -> String {
+    let file = files.iter().find(|file| file.name == refused.origin);
+    let text = file.map(|file| validate::shown(file.text.as_bytes())).filter(|text| !text.is_empty());
+    let text = text.as_deref();
+    let mut page: String = refused.faults.iter().map(|fault| one_fault(refused, fault, text, screen)).collect();
+    if !refused.kept.is_empty() {
+        page.push_str(&format!("  {} would run on as it is\n", printable(&refused.kept.join(", "))));
+    }
+    page
+}
+
+fn one_fault(refused: &RejectionDocument, fault: &FaultDocument, text: Option<&str>, screen: Screen) -> String {
+    let severity = if fault.severity == "error" { Severity::Error } else { Severity::Warning };
+    let plain = match severity {
+        Severity::Error => Fault::error(&fault.path, &fault.message),
+        Severity::Warning => Fault::warning(&fault.path, &fault.message),
+    };
+    let position = fault.line.zip(fault.column).filter(|_| text.is_some());
+    let whole = Fault { origin: refused.origin.as_str().into(), position, ..plain }.with_remedy(&fault.remedy);
+    match text {
+        Some(text) => validate::render(&whole, text, screen),
+        None => {
+            let word = match severity {
+                Severity::Error => screen.paint(Tone::Bad, "error"),
+                Severity::Warning => screen.paint(Tone::Warn, "warning"),
+            };
+            format!("{word}: {}\n", printable(&fault.text))
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What the values of the two documents mean, once their keys are known to be good.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use super::super::tree::Map;
+use super::super::{CgroupDriver, Config, quantity};
+use super::Judge;
+
+/// Images pulled at once where kubelet would set no limit.
+pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
+
+impl Judge {
+    /// Takes over what KubeletConfiguration says.
+    pub(super) fn kubelet(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
+        if let Some((path, _)) = map.text("staticPodPath").filter(|(path, _)| !path.is_empty()) {
+            config.manifest_path = Some(directory.join(path));
+        }
+        self.absolute_path(map, "podLogsDir", &mut config.pod_logs_dir);
+        self.absolute_path(map, "cgroupRoot", &mut config.cgroup_root);
+        if let Some((path, _)) = map.text("resolvConf") {
+            config.resolv_conf = (!path.is_empty()).then(|| directory.join(path));
+        }
+        if let Some((endpoint, at)) = map.text("containerRuntimeEndpoint").filter(|(text, _)| !text.is_empty()) {
+            self.endpoint(endpoint, Some(at), "containerRuntimeEndpoint", &mut config.runtime_endpoint);
+        }
+        match map.text("cgroupDriver") {
+            Some(("cgroupfs" | "", _)) | None => {}
+            Some(("systemd", _)) => config.cgroup_driver = CgroupDriver::Systemd,
+            Some((other, at)) => {
+                self.error(Some(at), "cgroupDriver", format!("{other:?} is neither cgroupfs nor systemd"));
+            }
+        }
+        if let Some((limit, _)) = map.int("podPidsLimit") {
+            config.pod_pids_limit = Some(limit).filter(|limit| *limit > 0);
+        }
+        if let Some((pods, at)) = map.int("maxPods").filter(|(pods, _)| *pods != 0) {
+            match u32::try_from(pods) {
+                Ok(pods) => config.max_pods = pods,
+                Err(_) => self.error(Some(at), "maxPods", format!("{pods} is no number of pods")),
+            }
+        }
+        if let Some((on, _)) = map.bool("seccompDefault") {
+            config.seccomp_default = on;
+        }
+        if let Some((domain, _)) = map.text("clusterDomain") {
+            domain.trim_end_matches('.').clone_into(&mut config.cluster_domain);
+        }
+        for (address, at) in map.texts("clusterDNS") {
+            match address.parse() {
+                Ok(address) => config.cluster_dns.push(address),
+                Err(_) => self.error(Some(at), "clusterDNS", format!("{address:?} is not an IP address")),
+            }
+        }
+        config.allowed_unsafe_sysctls =
+            map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
+        self.logs(map, config);
+        self.pulls(map, config);
+        for (position, path, message) in self.url.kubelet(map) {
+            self.error(Some(position), &path, message);
+        }
+    }
+
+    fn logs(&mut self, map: &Map<'_>, config: &mut Config) {
+        if let Some((size, at)) = map.text("containerLogMaxSize") {
+            match quantity::bytes(size).filter(|bytes| *bytes > 0) {
+                Some(bytes) => config.log_rotation.max_size = bytes,
+                None => self.error(Some(at), "containerLogMaxSize", format!("{size:?} is no size such as 10Mi")),
+            }
+        }
+        if let Some((files, at)) = map.int("containerLogMaxFiles") {
+            match u32::try_from(files).ok().filter(|files| *files > 1) {
+                Some(files) => config.log_rotation.max_files = files,
+                None => self.error(Some(at), "containerLogMaxFiles", "must be 2 or more"),
+            }
+        }
+    }
+
+    fn pulls(&mut self, map: &Map<'_>, config: &mut Config) {
+        let most = map.int("maxParallelImagePulls");
+        // kubelet: one at a time, unless a number above one is given or serializeImagePulls is off.
+        let serial = map.bool("serializeImagePulls").map_or(most.is_none_or(|(most, _)| most <= 1), |(on, _)| on);
+        match (most, serial) {
+            (Some((most, at)), _) if most < 1 => {
+                self.error(Some(at), "maxParallelImagePulls", format!("{most} is not 1 or more"));
+            }
+            (Some((most, at)), true) if most > 1 => {
+                let message = format!("{most} cannot be while serializeImagePulls is true");
+                self.error(Some(at), "maxParallelImagePulls", message);
+            }
+            (Some((most, _)), false) => config.max_parallel_pulls = usize::try_from(most).unwrap_or(usize::MAX),
+            (None, false) => config.max_parallel_pulls = PULLS_WITHOUT_LIMIT,
+            (_, true) => config.max_parallel_pulls = 1,
+        }
+    }
+
+    /// Takes over what LimpetConfiguration says.
+    pub(super) fn limpet(&mut self, map: &Map<'_>, config: &mut Config) {
+        self.absolute_path(map, "rootDirectory", &mut config.root_dir);
+        self.absolute_path(map, "runDirectory", &mut config.run_dir);
+        self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
+        self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
+        self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
+        let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {
+            let mut path = PathBuf::new();
+            self.absolute_path(map, key, &mut path);
+            Some(path).filter(|path| path.is_absolute())
+        });
+        [self.url.ca_file, self.url.cert_file, self.url.key_file] = url;
+        let directories = map.texts("cniBinaryDirectories");
+        if !directories.is_empty() {
+            config.cni_bin_dirs = directories.iter().map(|(path, _)| PathBuf::from(path)).collect();
+            for (path, at) in directories.iter().filter(|(path, _)| !path.starts_with('/')) {
+                self.error(Some(*at), "cniBinaryDirectories", format!("{path:?} is not an absolute path"));
+            }
+        }
+        if let Some((snapshotter, at)) = map.text("snapshotter") {
+            if snapshotter.is_empty() {
+                self.error(Some(at), "snapshotter", "is empty");
+            }
+            snapshotter.clone_into(&mut config.snapshotter);
+        }
+        if map.text("runtimeBinary").is_some() {
+            let mut binary = PathBuf::new();
+            self.absolute_path(map, "runtimeBinary", &mut binary);
+            config.runtime_binary = Some(binary);
+        }
+        if let Some((address, at)) = map.text("metricsAddress") {
+            match address.parse::<SocketAddr>() {
+                Ok(address) if address.ip().is_loopback() => config.metrics_address = Some(address),
+                Ok(_) => self.error(
+                    Some(at),
+                    "metricsAddress",
+                    format!("{address} is not on loopback; only 127.0.0.0/8 and [::1] are allowed"),
+                ),
+                Err(_) => {
+                    self.error(
+                        Some(at),
+                        "metricsAddress",
+                        format!("{address:?} is no address such as 127.0.0.1:10249"),
+                    );
+                }
+            }
+        }
+        if let Some((address, at)) = map.text("nodeIP") {
+            match address.parse::<IpAddr>() {
+                Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => config.node_ip = Some(ip),
+                _ => self.error(Some(at), "nodeIP", format!("{address:?} is no address of a node")),
+            }
+        }
+        if let Some((on, _)) = map.bool("ignoreOtherAgents") {
+            config.ignore_other_agents = on;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! `/limpet/v1/diff`: what manifests would change, before they do. Nothing is written, pulled or told to anybody.
+//!
+//! GET compares what runs with what the sources hold now: the manifest directory is read anew. POST puts manifests in
+//! the place of those the sources have.
+
+pub mod document;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures_util::future::{BoxFuture, join_all};
+use tokio::time::{Instant, timeout};
+
+use super::pods::json;
+use super::sources::{SourceView, Sources};
+use crate::forecast::{Forecast, forecast, images};
+use crate::merge::slot::Snapshots;
+use crate::pod::Manifest;
+use crate::source::proposal::{Proposal, propose};
+use crate::source::{Decoder, Health, Rejection, SourceKind, file};
+use crate::status::observed::Observed;
+use document::{DiffDocument, DiffRequest};
+
+/// Bytes of one request: a directory of manifests.
+const MAX_BODY: usize = 64 << 20;
+/// How long containerd may take to say which images are here.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether an image is on this node; `None`: nobody can tell.
+pub type HasImage = dyn Fn(String) -> BoxFuture<'static, Option<bool>> + Send + Sync;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct DiffState {
+    /// The settled node name.
+    pub node_name: Arc<str>,
+    /// `staticPodPath`.
+    pub manifest_path: Option<PathBuf>,
+    /// What makes pods of bytes.
+    pub decoder: Decoder,
+    /// What the sources publish.
+    pub sources: Arc<dyn Sources>,
+    /// What runs.
+    pub observed: Observed,
+    /// Which images are here.
+    pub has_image: Arc<HasImage>,
+}
+
+/// The routes.
+pub fn router(state: DiffState) -> Router {
+    let routes = get(standing).post(proposed);
+    Router::new().route("/limpet/v1/diff", routes).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(state)
+}
+
+/// What would change, before images are looked for.
+struct Found {
+    forecast: Forecast,
+    rejected: Vec<Rejection>,
+    remarks: Vec<String>,
+}
+
+async fn standing(State(state): State<DiffState>) -> Response {
+    answer(state, |state| Ok(state.standing())).await
+}
+
+async fn proposed(State(state): State<DiffState>, Json(request): Json<DiffRequest>) -> Response {
+    answer(state, move |state| state.proposed(request)).await
+}
+
+/// Reads and compares off the agent's thread, then asks for the images.
+async fn answer(
+    state: DiffState,
+    compare: impl FnOnce(&DiffState) -> Result<Found, String> + Send + 'static,
+) -> Response {
+    let comparing = state.clone();
+    let found = match tokio::task::spawn_blocking(move || compare(&comparing)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(message)) => return (StatusCode::BAD_REQUEST, message).into_response(),
+        Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    };
+    let present = state.present(&found.forecast).await;
+    let document = DiffDocument::of(&found.forecast, &found.rejected, &present);
+    json(&DiffDocument { remarks: found.remarks, ..document })
+}
+
+impl DiffState {
+    /// What the sources hold now, the directory read anew.
+    fn standing(&self) -> Found {
+        let views = self.sources.views();
+        let before = snapshots(&views);
+        let (mut proposals, mut whole, mut remarks) = (Vec::new(), false, Vec::new());
+        for view in &views {
+            match (&view.snapshot.health, view.kind) {
+                (Health::Unavailable(reason), _) => remarks.push(format!("{} source: {reason}", view.kind)),
+                (Health::Starting, _) => remarks.push(format!("{} source: has not read its place yet", view.kind)),
+                (Health::Good, SourceKind::File) => match self.read_directory() {
+                    Ok(files) => (proposals, whole) = (files, true),
+                    Err(reason) => remarks.push(format!("{} source: {reason}; what it gave is kept", view.kind)),
+                },
+                (Health::Good, _) => {}
+            }
+        }
+        let after = propose(&before, proposals, whole).snapshots;
+        let rejected = after.iter().flat_map(|snapshot| snapshot.rejected.values());
+        let rejected = rejected.map(|refused| Rejection::clone(refused)).collect();
+        let forecast = forecast(&self.observed.load(), &before, &after, true, Instant::now());
+        Found { forecast, rejected, remarks }
+    }
+
+    /// What the sources would hold with the request's manifests in them.
+    fn proposed(&self, request: DiffRequest) -> Result<Found, String> {
+        let views = self.sources.views();
+        let before = snapshots(&views);
+        let own = request.directory.as_deref().is_some_and(|directory| self.is_manifest_path(directory));
+        let whole = request.whole || own;
+        let named = request.source.as_deref().or(whole.then_some(SourceKind::File.as_str()));
+        let asked = named.map(|name| configured(&views, name)).transpose()?;
+        if whole && asked != Some(SourceKind::File) {
+            return Err("only the manifest directory is compared whole".to_owned());
+        }
+        let mut proposals = Vec::new();
+        for file in request.files {
+            proposals.push(self.proposal(&file.name, file.text.as_bytes(), asked, &views, &before));
+        }
+        let of_urls = proposals.iter().filter(|proposal| proposal.source == SourceKind::Http).count();
+        if of_urls > 1 {
+            return Err("a URL has one answer: compare one file with it".to_owned());
+        }
+        let proposed = propose(&before, proposals, whole);
+        let forecast = forecast(&self.observed.load(), &before, &proposed.snapshots, false, Instant::now());
+        Ok(Found { forecast, rejected: proposed.rejected, remarks: Vec::new() })
+    }
+
+    fn proposal(
+        &self,
+        name: &str,
+        text: &[u8],
+        asked: Option<SourceKind>,
+        views: &[SourceView],
+        before: &Snapshots,
+    ) -> Proposal {
+        let read = |origin: &str, source| (self.decoder.read)(text, origin, source, &self.node_name);
+        let manifest = read(name, SourceKind::File);
+        let source = asked.unwrap_or_else(|| source_of(&manifest, views, before));
+        let place = views.iter().find(|view| view.kind == source).map(|view| Arc::clone(&view.place));
+        match (source, place) {
+            (SourceKind::File, _) => Proposal { source, name: Arc::from(name), manifest },
+            (SourceKind::Http, Some(place)) => Proposal { source, manifest: read(&place, source), name: place },
+            _ => Proposal { source, name: Arc::from(name), manifest: read(name, source) },
+        }
+    }
+
+    fn read_directory(&self) -> Result<Vec<Proposal>, String> {
+        let Some(path) = &self.manifest_path else { return Ok(Vec::new()) };
+        let files = file::read_all(path, &self.node_name, self.decoder)?;
+        let proposal = |(name, manifest)| Proposal { source: SourceKind::File, name, manifest };
+        Ok(files.into_iter().map(proposal).collect())
+    }
+
+    fn is_manifest_path(&self, directory: &Path) -> bool {
+        let real = |path: &Path| path.canonicalize().ok();
+        self.manifest_path.as_deref().and_then(real).is_some_and(|own| real(directory) == Some(own))
+    }
+
+    /// Which of the images that would be needed are here, as far as containerd answers in time.
+    async fn present(&self, forecast: &Forecast) -> BTreeMap<String, bool> {
+        let needed: BTreeSet<String> =
+            forecast.pods.iter().flat_map(|pod| images(pod).into_values().map(|(image, _)| image)).collect();
+        let ask = |image: String| async {
+            let here = timeout(PATIENCE, (self.has_image)(image.clone())).await;
+            Some((image, here.ok().flatten()?))
+        };
+        join_all(needed.into_iter().map(ask)).await.into_iter().flatten().collect()
+    }
+}
+
+fn snapshots(views: &[SourceView]) -> Snapshots {
+    let mut snapshots = Snapshots::default();
+    for view in views {
+        snapshots[view.kind.index()] = Arc::clone(&view.snapshot);
+    }
+    snapshots
+}
+
+fn configured(views: &[SourceView], name: &str) -> Result<SourceKind, String> {
+    let source = SourceKind::from_name(name).filter(|kind| views.iter().any(|view| view.kind == *kind));
+    source.ok_or_else(|| {
+        let names: Vec<&str> = views.iter().map(|view| view.kind.as_str()).collect();
+        format!("no source {name} is configured, only {}", names.join(", "))
+    })
+}
+
+/// Where what the manifest holds comes from now; what is new comes by the first source.
+fn source_of(manifest: &Manifest, views: &[SourceView], before: &Snapshots) -> SourceKind {
+    let has = |kind: &SourceKind| {
+        let snapshot = &before[kind.index()];
+        manifest.pods.iter().any(|pod| snapshot.pods.contains_key(&pod.key))
+            || manifest.refused.iter().any(|key| snapshot.pods.contains_key(key))
+            || manifest.objects.iter().any(|object| snapshot.objects.contains_key(&object.key))
+    };
+    let kinds = || views.iter().map(|view| view.kind);
+    kinds().find(has).or_else(|| kinds().next()).unwrap_or(SourceKind::File)
+}
+
+#[cfg(test)]
+mod tests;
