@@ -8,6 +8,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod fuzz;
+pub mod leftover;
 pub mod lifecycle;
 pub mod merge;
 pub mod network;

@@ -5,6 +5,7 @@
 
 pub mod adopt;
 pub mod backoff;
+mod change_log;
 pub mod inbox;
 pub mod outcome;
 pub mod perform;

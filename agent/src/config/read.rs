@@ -3,12 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_saphyr::budget::Budget;
 
 use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
 use super::tree::{Entry, Map, Node, Position, Value};
-use super::url::UrlParts;
+use super::url::{UrlParts, duration};
 use super::{CgroupDriver, Config, ConfigError, ConfigWarning, RunFlags, quantity};
 use crate::pod::{Fault, Severity};
 
@@ -16,6 +17,8 @@ use crate::pod::{Fault, Severity};
 const MAX_FILE: u64 = 1 << 20;
 /// Images pulled at once where kubelet would set no limit.
 const PULLS_WITHOUT_LIMIT: usize = 16;
+/// containerd's own calls take milliseconds, the start of a container on a slow node a second or two.
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How like an existing key a wrong one must be to name the existing one.
 const LIKENESS: f64 = 0.8;
 
@@ -197,6 +200,17 @@ impl Judge {
             match u32::try_from(pods) {
                 Ok(pods) => config.max_pods = pods,
                 Err(_) => self.error(Some(at), "maxPods", format!("{pods} is no number of pods")),
+            }
+        }
+        if let Some((timeout, at)) = map.text("runtimeRequestTimeout") {
+            match duration(timeout) {
+                // kubelet's default stands for none.
+                Some(Duration::ZERO) => {}
+                Some(timeout) if timeout >= SHORTEST_TIMEOUT => config.runtime_request_timeout = timeout,
+                Some(_) => self.error(Some(at), "runtimeRequestTimeout", "must be 1s or more"),
+                None => {
+                    self.error(Some(at), "runtimeRequestTimeout", format!("{timeout:?} is no duration such as 2m"));
+                }
             }
         }
         if let Some((on, _)) = map.bool("seccompDefault") {

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::adopt::adopt;
 use super::inbox::{Inbox, Wish};
 use super::perform::Performer;
+use super::change_log::log_changes;
 use super::plan::Surroundings;
 use super::pod_worker::PodWorker;
 use super::provisional::Provisional;
@@ -19,12 +20,16 @@ use crate::lifecycle::LifecycleEvent;
 use crate::merge::{DesiredPods, Merged, PodChange};
 use crate::network::NetworkStatus;
 use crate::object::PodObjects;
-use crate::pod::{PodDiff, PodKey, PodRecord, PodUid};
+use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::runtime::container::FoundContainer;
+use crate::runtime::error::RuntimeError;
 use crate::runtime::image::normalize;
 use crate::runtime::record::ContainerId;
 use crate::server::Heartbeat;
 use crate::source::SourceKind;
+
+/// After a look at containerd's state that failed, while its events still come.
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the supervisor listens to.
 #[derive(Debug)]
@@ -55,6 +60,10 @@ pub struct Supervisor {
     swept: bool,
     /// Whether pulls may have been broken off for images that nobody wants any more.
     pulls_stale: bool,
+    /// The look at containerd's whole state that is under way, one at most.
+    reading: JoinSet<Result<Vec<FoundContainer>, RuntimeError>>,
+    /// Pods that ended while it is: what it says of them was true before.
+    ended_meanwhile: HashSet<PodKey>,
     stop: CancellationToken,
 }
 
@@ -74,6 +83,8 @@ impl Supervisor {
             absence_told: false,
             swept: false,
             pulls_stale: true,
+            reading: JoinSet::new(),
+            ended_meanwhile: HashSet::new(),
             stop,
         }
     }
@@ -84,7 +95,8 @@ impl Supervisor {
             tokio::select! {
                 () = self.stop.cancelled() => break,
                 Some(merged) = intake.merged.recv() => self.merged(merged),
-                Some(event) = intake.lifecycle.recv() => self.lifecycle(event).await,
+                Some(event) = intake.lifecycle.recv() => self.lifecycle(event),
+                Some(read) = self.reading.join_next() => self.read(read).await,
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
                     self.surroundings.send_modify(|around| around.network_ready = ready);
@@ -215,13 +227,13 @@ impl Supervisor {
         self.tasks.spawn(worker.run());
     }
 
-    async fn lifecycle(&mut self, event: LifecycleEvent) {
+    fn lifecycle(&mut self, event: LifecycleEvent) {
         match event {
-            LifecycleEvent::Connected => self.read_all().await,
+            LifecycleEvent::Connected => self.begin_reading(Duration::ZERO),
             LifecycleEvent::Disconnected => self.disconnected(),
-            LifecycleEvent::Exited { id, code, at } => {
+            LifecycleEvent::Exited { id, pid, code, at } => {
                 self.route(&id, |mail| {
-                    mail.exits.insert(id.clone(), (code, at));
+                    mail.exits.insert((id.clone(), pid), (code, at));
                 });
             }
             LifecycleEvent::OutOfMemory { id } => self.route(&id, |mail| {
@@ -232,6 +244,7 @@ impl Supervisor {
 
     /// Said once, however often the reconnection fails.
     fn disconnected(&mut self) {
+        self.reading = JoinSet::new();
         if self.surroundings.borrow().runtime_ready {
             self.surroundings.send_modify(|around| around.runtime_ready = false);
             self.hands.runtime_gone(self.workers.len());
@@ -247,14 +260,28 @@ impl Supervisor {
         }
     }
 
-    /// Reads containerd's whole state once and brings every worker in line with it.
-    async fn read_all(&mut self) {
-        let found = match self.hands.list(!self.adopted).await {
-            Ok(found) => found,
+    /// Reads containerd's whole state, after a pause, beside everything else.
+    fn begin_reading(&mut self, pause: Duration) {
+        let (hands, first) = (Arc::clone(&self.hands), !self.adopted);
+        self.ended_meanwhile.clear();
+        self.reading = JoinSet::new();
+        self.reading.spawn(async move {
+            tokio::time::sleep(pause).await;
+            hands.list(first).await
+        });
+    }
+
+    /// Brings every worker in line with containerd's whole state.
+    async fn read(&mut self, read: Result<Result<Vec<FoundContainer>, RuntimeError>, tokio::task::JoinError>) {
+        let found = match read {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "containerd answers events and not its state; asked again in a second");
+                return self.begin_reading(READ_AGAIN);
+            }
             Err(error) => {
-                // The stream that said it is connected will end, and a later one says so again.
-                tracing::warn!(%error, "containerd answers events and not its state");
-                return;
+                tracing::error!(%error, "the look at containerd's state failed");
+                return self.begin_reading(READ_AGAIN);
             }
         };
         let count = found.len();
@@ -266,6 +293,7 @@ impl Supervisor {
             let own = by_pod.remove(key).unwrap_or_default();
             inbox.put(|mail| mail.found = Some(own));
         }
+        by_pod.retain(|key, _| !self.ended_meanwhile.contains(key));
         let pods = by_pod.len();
         for (key, containers) in by_pod {
             self.adopt(key, containers).await;
@@ -329,6 +357,7 @@ impl Supervisor {
         };
         self.workers.remove(&key);
         self.pulls_stale |= self.hands.has_unfinished_pulls();
+        self.ended_meanwhile.insert(key.clone());
         self.routes.retain(|_, owner| *owner != key);
         // A wish that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
         if !self.stop.is_cancelled() {
@@ -387,36 +416,4 @@ fn wish_for(record: &Arc<PodRecord>) -> Wish {
     }
     let grace = record.pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     Wish::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
-}
-
-/// One line per verb and source, as kubelet's sync loop has it; one per pod where there is something to say of what
-/// changed.
-fn log_changes(changes: &[PodChange]) {
-    let mut lines: Vec<(&'static str, SourceKind, Vec<&Arc<PodRecord>>)> = Vec::new();
-    for change in changes {
-        let (record, verb) = (change.record(), change.verb());
-        if let Some(diff) = change.diff().or_else(|| successor(change, changes)) {
-            let PodRecord { key, uid, source, origin, .. } = &**record;
-            tracing::info!(%source, pod = %key, %uid, file = %origin, changed = %diff, "SyncLoop {verb}");
-            continue;
-        }
-        match lines.iter_mut().find(|(known, source, _)| *known == verb && *source == record.source) {
-            Some((_, _, records)) => records.push(record),
-            None => lines.push((verb, record.source, vec![record])),
-        }
-    }
-    for (verb, source, records) in lines {
-        let pods: Vec<String> = records.iter().map(|record| record.key.to_string()).collect();
-        let uids: Vec<&str> = records.iter().map(|record| record.uid.as_str()).collect();
-        let origins: Vec<&str> = records.iter().map(|record| &*record.origin).collect();
-        tracing::info!(%source, ?pods, ?uids, files = ?origins, "SyncLoop {verb}");
-    }
-}
-
-/// Why a pod that is removed and added at once is made anew: told with its addition.
-fn successor<'a>(change: &'a PodChange, changes: &'a [PodChange]) -> Option<PodDiff<'a>> {
-    let PodChange::Added(new) = change else { return None };
-    let removed = changes.iter().take_while(|change| matches!(change, PodChange::Removed(_)));
-    let old = removed.map(PodChange::record).find(|old| old.key == new.key)?;
-    Some(PodDiff::between(old, new))
 }
