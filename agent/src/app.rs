@@ -150,11 +150,13 @@ async fn drain(tasks: &TaskTracker) {
 
 fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: CancellationToken) -> Shared {
     Shared {
-        client: Client::new(&config.runtime_endpoint),
-        network: Network::new(
+        client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
+        network: Network::with_deadline(
             config.cni_conf_dir.clone(),
             config.cni_bin_dirs.clone(),
             config.root_dir.join("network"),
+            // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
+            config.runtime_request_timeout / 2,
         ),
         volumes: Volumes::new(&config, limits(node)),
         slots: Arc::default(),

@@ -11,6 +11,7 @@ mod url;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use flags::RunFlags;
 pub use read::load;
@@ -83,6 +84,8 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// `maxPods`.
     pub max_pods: u32,
+    /// `runtimeRequestTimeout`: how long containerd may take to answer.
+    pub runtime_request_timeout: Duration,
     /// `seccompDefault`.
     pub seccomp_default: bool,
     /// `containerLogMaxSize`, `containerLogMaxFiles`.
@@ -132,6 +135,7 @@ impl Default for Config {
             cgroup_root: "/".into(),
             pod_pids_limit: None,
             max_pods: 110,
+            runtime_request_timeout: Duration::from_secs(120),
             seccomp_default: false,
             log_rotation: LogRotation { max_size: 10 << 20, max_files: 5 },
             resolv_conf: Some("/etc/resolv.conf".into()),

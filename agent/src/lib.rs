@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod forecast;
 pub mod fuzz;
+pub mod leftover;
 pub mod lifecycle;
 pub mod merge;
 pub mod network;

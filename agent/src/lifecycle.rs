@@ -42,6 +42,8 @@ pub enum LifecycleEvent {
     Exited {
         /// The container.
         id: ContainerId,
+        /// The process, 0 when that is not known: a container that had to be made again has had several.
+        pid: u32,
         /// Its exit code.
         code: i32,
         /// When, by the shim's clock.
@@ -173,6 +175,7 @@ fn decode(envelope: &Envelope) -> Option<LifecycleEvent> {
             let exit = TaskExit::decode(event.value.as_slice()).ok()?;
             (exit.id == exit.container_id).then(|| LifecycleEvent::Exited {
                 id: ContainerId::new(exit.container_id),
+                pid: exit.pid,
                 code: exit_code(exit.exit_status),
                 at: timestamp(exit.exited_at.as_ref()),
             })
@@ -196,12 +199,17 @@ mod tests {
 
     #[test]
     fn a_first_process_exit_counts_and_an_execs_does_not() {
-        let exit =
-            |id: &str| TaskExit { container_id: "c".into(), id: id.into(), exit_status: 137, ..TaskExit::default() };
+        let exit = |id: &str| TaskExit {
+            container_id: "c".into(),
+            id: id.into(),
+            pid: 7,
+            exit_status: 137,
+            ..TaskExit::default()
+        };
         let told = decode(&envelope(&exit("c")));
         assert_eq!(
             told,
-            Some(LifecycleEvent::Exited { id: ContainerId::new("c"), code: 137, at: Timestamp::UNIX_EPOCH })
+            Some(LifecycleEvent::Exited { id: ContainerId::new("c"), pid: 7, code: 137, at: Timestamp::UNIX_EPOCH })
         );
         assert_eq!(decode(&envelope(&exit("exec-1"))), None);
     }

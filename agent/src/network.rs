@@ -19,18 +19,25 @@ use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::conflist::Conflist;
+use self::invoke::Plugins;
 use self::record::{NetworkNamespace, Record, Records};
 pub use self::request::{AttachRequest, PortMapping};
+use crate::leftover;
 use crate::pod::PodUid;
 use crate::watch::PathWatch;
 
 /// The interface a pod gets, as every CRI runtime names it.
 const INTERFACE: &str = "eth0";
+
+/// How long one plugin may take. A DHCP lease on a slow network needs some tens of seconds; containerd's callers
+/// give the whole sandbox two minutes.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The addresses a pod answers to, the primary one first; the node's for `hostNetwork`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -141,7 +148,7 @@ pub struct Network {
 #[derive(Debug)]
 struct Inner {
     conf_dir: PathBuf,
-    bin_dirs: Vec<PathBuf>,
+    plugins: Plugins,
     records: Records,
     status: watch::Sender<NetworkStatus>,
 }
@@ -150,8 +157,14 @@ impl Network {
     /// The network as `conf_dir` describes it, with plugins from `bin_dirs`; attachments are remembered in
     /// `state_dir`, which is `<root-dir>/network`. None of them need exist.
     pub fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf) -> Self {
+        Self::with_deadline(conf_dir, bin_dirs, state_dir, DEADLINE)
+    }
+
+    /// The same, with another deadline for each call of a plugin.
+    pub fn with_deadline(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf, deadline: Duration) -> Self {
         let (status, _) = watch::channel(status_of(&conflist::load(&conf_dir)));
-        Self { inner: Arc::new(Inner { conf_dir, bin_dirs, records: Records { dir: state_dir }, status }) }
+        let plugins = Plugins { dirs: bin_dirs, deadline };
+        Self { inner: Arc::new(Inner { conf_dir, plugins, records: Records { dir: state_dir }, status }) }
     }
 
     /// Whether pods can be attached, as the directory was last read.
@@ -206,7 +219,8 @@ impl Network {
             if let Some(addresses) = self.still_attached(&record, &here).await {
                 return Ok(addresses);
             }
-            if let Err(error) = chain::del(&record, &self.inner.bin_dirs).await {
+            self.end_what_was_cut_short(&record).await;
+            if let Err(error) = chain::del(&record, &self.inner.plugins).await {
                 // Waiting for it would keep the pod down for the sake of an address.
                 tracing::warn!(%error, "an older attachment could not be undone; its address may stay reserved");
             }
@@ -215,14 +229,14 @@ impl Network {
         warn_of_unmapped_ports(pod, &conflist);
         let mut record = Record::intent(pod, here, &conflist);
         self.save(pod.uid, &record, false).await?;
-        match chain::add(&record, &conflist, &self.inner.bin_dirs).await {
+        match chain::add(&record, &conflist, &self.inner.plugins).await {
             Ok((result, addresses)) => {
                 record.result = Some(result);
                 self.save(pod.uid, &record, true).await?;
                 Ok(addresses)
             }
             Err(error) => {
-                match chain::del(&record, &self.inner.bin_dirs).await {
+                match chain::del(&record, &self.inner.plugins).await {
                     Ok(()) => self.forget(pod.uid).await?,
                     Err(undo) => tracing::warn!(error = %undo, "a failed attachment could not be undone yet"),
                 }
@@ -236,7 +250,8 @@ impl Network {
     /// The configuration and result of the time of the ADD are used; a namespace that is gone is no obstacle.
     pub async fn detach(&self, uid: &PodUid) -> Result<(), NetworkError> {
         if let Some(record) = self.load_or_discard(uid).await? {
-            chain::del(&record, &self.inner.bin_dirs).await?;
+            self.end_what_was_cut_short(&record).await;
+            chain::del(&record, &self.inner.plugins).await?;
             self.forget(uid).await?;
         }
         Ok(())
@@ -264,12 +279,19 @@ impl Network {
             return None;
         }
         let addresses = answer::addresses(result, INTERFACE).ok()?;
-        match chain::check(record, result, &self.inner.bin_dirs).await {
+        match chain::check(record, result, &self.inner.plugins).await {
             Ok(()) => Some(addresses),
             Err(error) => {
                 tracing::info!(%error, "the pod's network is not as it was made; it is made again");
                 None
             }
+        }
+    }
+
+    /// An ADD whose agent was killed may still be at work, and would undo what comes after it: it is ended first.
+    async fn end_what_was_cut_short(&self, record: &Record) {
+        if record.result.is_none() {
+            leftover::end("CNI_CONTAINERID", &record.uid).await;
         }
     }
 

@@ -9,6 +9,7 @@ pub mod container;
 pub mod error;
 pub mod exec;
 pub mod image;
+mod lease;
 pub mod log;
 pub mod record;
 pub mod sandbox;

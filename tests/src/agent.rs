@@ -94,6 +94,8 @@ pub struct Settings {
     pub cni_config: PathBuf,
     /// How much it logs: its `--v`.
     pub verbosity: u8,
+    /// Where plugins are looked for, in this order.
+    pub cni_plugins: Vec<PathBuf>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
@@ -149,7 +151,7 @@ impl Settings {
         if !self.resolv_conf().exists() {
             fs::write(self.resolv_conf(), "nameserver 192.0.2.53\n")?;
         }
-        let plugin_dirs = serde_json::to_string(&crate::cni::plugin_dirs())?;
+        let plugin_dirs = serde_json::to_string(&self.cni_plugins)?;
         let text = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {}\n\
              containerRuntimeEndpoint: unix://{}\ncgroupDriver: {}\ncgroupRoot: {}\npodLogsDir: {}\n\

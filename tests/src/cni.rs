@@ -16,6 +16,7 @@ pub struct Cni {
     pub config_dir: PathBuf,
     /// Where host-local keeps the addresses it has given out.
     pub allocations: PathBuf,
+    bridge: String,
 }
 
 impl Cni {
@@ -42,7 +43,12 @@ impl Cni {
             ],
         });
         fs::write(config_dir.join("10-limpet.conflist"), serde_json::to_vec_pretty(&conflist)?)?;
-        Ok(Self { config_dir, allocations })
+        Ok(Self { config_dir, allocations, bridge: bridge.to_owned() })
+    }
+
+    /// The bridge that links all pods.
+    pub fn bridge(&self) -> &str {
+        &self.bridge
     }
 
     /// The addresses given out now.

@@ -2,6 +2,7 @@
 
 mod take_down;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +14,7 @@ use serde_json::Value;
 pub use self::take_down::sweep;
 use self::take_down::{cgroup_dirs, take_down};
 use crate::agent::{Agent, Settings};
-use crate::cni::Cni;
+use crate::cni::{self, Cni};
 use crate::containerd::Containerd;
 use crate::image::Image;
 use crate::process::tail;
@@ -132,6 +133,7 @@ impl TestNode {
             certs_d: containerd.certs_d(),
             cni_config,
             verbosity: options.verbosity,
+            cni_plugins: cni::plugin_dirs(),
             kubelet: options.kubelet.clone(),
             limpet: options.limpet.clone(),
         };
@@ -336,6 +338,21 @@ impl TestNode {
         left.extend(self.cgroups().iter().filter(|dir| pods(dir)).map(|dir| dir.display().to_string()));
         left.extend(self.cni.iter().flat_map(Cni::allocated));
         left
+    }
+
+    /// The cgroups of its pods, each with those of its containers below it, by name.
+    pub fn pod_cgroups(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let name = |dir: &Path| dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        for dir in take_down::cgroups_below(self.cgroup()) {
+            let parent = dir.parent().map(name).unwrap_or_default();
+            if name(&dir).starts_with("pod") {
+                found.entry(name(&dir)).or_default();
+            } else if parent.starts_with("pod") {
+                found.entry(parent).or_default().insert(name(&dir));
+            }
+        }
+        found
     }
 
     /// What helps to understand a failure: the ends of the logs, the pods and the events.

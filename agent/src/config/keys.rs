@@ -143,7 +143,7 @@ pub(super) const KUBELET: &[Key] = &[
     not_yet("topologyManagerScope", Text),
     not_yet("topologyManagerPolicyOptions", Map),
     not_yet("qosReserved", Map),
-    not_yet("runtimeRequestTimeout", Duration),
+    acts("runtimeRequestTimeout", Duration),
     not_yet("hairpinMode", Text),
     acts("maxPods", Int),
     not_yet_but("podCIDR", Text, Word("")),

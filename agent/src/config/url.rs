@@ -132,7 +132,7 @@ impl UrlParts {
 }
 
 /// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is none, or negative.
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }

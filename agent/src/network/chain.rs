@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::conflist::Conflist;
+use super::invoke::Plugins;
 use super::record::Record;
 use super::{INTERFACE, NetworkError, PodAddresses, answer, invoke};
 
@@ -13,12 +14,12 @@ use super::{INTERFACE, NetworkError, PodAddresses, answer, invoke};
 pub(super) async fn add(
     record: &Record,
     conflist: &Conflist,
-    dirs: &[PathBuf],
+    plugins: &Plugins,
 ) -> Result<(Value, PodAddresses), NetworkError> {
     let mut result: Option<Value> = None;
     for index in 0..conflist.plugins.len() {
         let stdin = conflist.stdin(index, result.as_ref(), &record.ports);
-        let stdout = call(record, conflist, dirs, index, "add", &stdin).await?;
+        let stdout = call(record, conflist, plugins, index, "add", &stdin).await?;
         let failed = |reason: String| failed_call(record, conflist.plugin_type(index), "add", reason);
         result = match stdout.trim_ascii() {
             // A plugin that adds nothing may print nothing.
@@ -36,27 +37,27 @@ pub(super) async fn add(
     }
 }
 
-pub(super) async fn check(record: &Record, result: &Value, dirs: &[PathBuf]) -> Result<(), NetworkError> {
+pub(super) async fn check(record: &Record, result: &Value, plugins: &Plugins) -> Result<(), NetworkError> {
     let conflist = record.conflist().map_err(|reason| failed_call(record, "", "check", reason))?;
     if !conflist.checks() {
         return Ok(());
     }
     for index in 0..conflist.plugins.len() {
         let stdin = conflist.stdin(index, Some(result), &record.ports);
-        call(record, &conflist, dirs, index, "check", &stdin).await?;
+        call(record, &conflist, plugins, index, "check", &stdin).await?;
     }
     Ok(())
 }
 
 /// Each plugin in reverse order. One that fails does not keep the others from giving back what they hold; the
 /// first failure is returned.
-pub(super) async fn del(record: &Record, dirs: &[PathBuf]) -> Result<(), NetworkError> {
+pub(super) async fn del(record: &Record, plugins: &Plugins) -> Result<(), NetworkError> {
     let conflist = record.conflist().map_err(|reason| failed_call(record, "", "del", reason))?;
     let previous = record.result.as_ref().filter(|_| !conflist.before_0_4());
     let mut outcome = Ok(());
     for index in (0..conflist.plugins.len()).rev() {
         let stdin = conflist.stdin(index, previous, &record.ports);
-        let ended = call(record, &conflist, dirs, index, "del", &stdin).await.map(drop);
+        let ended = call(record, &conflist, plugins, index, "del", &stdin).await.map(drop);
         outcome = outcome.and(ended);
     }
     outcome
@@ -66,24 +67,24 @@ pub(super) async fn del(record: &Record, dirs: &[PathBuf]) -> Result<(), Network
 async fn call(
     record: &Record,
     conflist: &Conflist,
-    dirs: &[PathBuf],
+    plugins: &Plugins,
     index: usize,
     command: &'static str,
     stdin: &Value,
 ) -> Result<Vec<u8>, NetworkError> {
     let plugin = conflist.plugin_type(index);
-    let Some(program) = invoke::find(plugin, dirs) else {
+    let Some(program) = invoke::find(plugin, &plugins.dirs) else {
         return Err(NetworkError::PluginMissing {
             pod: format!("{}/{}", record.namespace, record.name),
             plugin: plugin.to_owned(),
-            dirs: bin_path(dirs),
+            dirs: bin_path(&plugins.dirs),
         });
     };
-    let environment = environment(record, command, bin_path(dirs));
+    let environment = environment(record, command, bin_path(&plugins.dirs));
     let input = stdin.to_string();
-    let output = invoke::run(&program, &environment, input.as_bytes(), invoke::DEADLINE).await.map_err(|error| {
+    let output = invoke::run(&program, &environment, input.as_bytes(), plugins.deadline).await.map_err(|error| {
         let reason = match error.kind() {
-            io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", invoke::DEADLINE.as_secs()),
+            io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", plugins.deadline.as_secs()),
             _ => error.to_string(),
         };
         failed_call(record, plugin, command, reason)

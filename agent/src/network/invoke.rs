@@ -9,9 +9,12 @@ use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// How long one plugin may take. A DHCP lease on a slow network needs some tens of seconds; containerd's callers
-/// give the whole sandbox two minutes.
-pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+/// Where plugins are, and how long one may take.
+#[derive(Debug, Clone)]
+pub(super) struct Plugins {
+    pub dirs: Vec<PathBuf>,
+    pub deadline: Duration,
+}
 
 /// Bytes of a result that are read; more is an error.
 const MAX_STDOUT: u64 = 1 << 20;
@@ -110,6 +113,8 @@ mod tests {
         assert_eq!(find("bridge", &paths), Some(paths[0].join("bridge")));
     }
 
+    const LONG: Duration = Duration::from_secs(60);
+
     async fn sh(script: &str, deadline: Duration) -> io::Result<Output> {
         // A shell reads its script from standard input, as a plugin its configuration.
         run(Path::new("/bin/sh"), &[("CNI_COMMAND", "ADD".to_owned())], script.as_bytes(), deadline).await
@@ -117,16 +122,16 @@ mod tests {
 
     #[tokio::test]
     async fn input_output_and_status() {
-        let output = sh("echo $CNI_COMMAND; echo log >&2; exit 3", DEADLINE).await.unwrap();
+        let output = sh("echo $CNI_COMMAND; echo log >&2; exit 3", LONG).await.unwrap();
         assert!(!output.success);
         assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"ADD\n"[..], &b"log\n"[..]));
     }
 
     #[tokio::test]
     async fn too_much_output_is_an_error_and_too_much_log_is_not() {
-        let error = sh("head -c 1048577 /dev/zero", DEADLINE).await.unwrap_err();
+        let error = sh("head -c 1048577 /dev/zero", LONG).await.unwrap_err();
         assert_eq!(error.to_string(), "it printed more than 1048576 bytes");
-        let output = sh("head -c 1048577 /dev/zero >&2; echo fine", DEADLINE).await.unwrap();
+        let output = sh("head -c 1048577 /dev/zero >&2; echo fine", LONG).await.unwrap();
         assert_eq!(output.stdout, b"fine\n");
         assert_eq!(output.stderr.len() as u64, MAX_STDERR);
     }

@@ -202,6 +202,22 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Removes a container's cgroups, and ends what is in them: for one whose OCI runtime was killed at its work, after
+    /// which nobody else does.
+    ///
+    /// # Errors
+    /// [`CgroupError::Busy`] while what was killed is still there.
+    pub async fn clear_container(&self, uid: &PodUid, container_id: &str) -> Result<(), CgroupError> {
+        let layout = &self.shared.layout;
+        let groups = CLASSES.map(|class| layout.container_directory(class, uid, container_id));
+        let shared = self.shared.clone();
+        blocking(move || {
+            let paths = groups.iter().flat_map(|group| shared.hierarchies.all_paths(group));
+            paths.fold(Ok(()), |outcome, path| outcome.and(files::kill(&path).and_then(|()| files::remove(&path))))
+        })
+        .await
+    }
+
     /// The pods that have a cgroup, in any hierarchy: what an earlier run left behind is among them.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The connection to containerd: one multiplexed channel, every request with namespace and deadline.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,23 +13,58 @@ pub const NAMESPACE: &str = "k8s.io";
 /// How long a call may take before its pod is told which call hangs.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
 
+tokio::task_local! {
+    /// What the task waits for, so that whoever watches it can tell which call hangs.
+    static CALL: Cell<Option<&'static str>>;
+}
+
+/// Says what the current task is about to wait for: `Tasks.Kill`, `CNI ADD`.
+pub fn calling(call: &'static str) {
+    // Outside of `watched` nobody wants to know.
+    let _ = CALL.try_with(|current| current.set(Some(call)));
+}
+
+/// Does `work`, and each time it has taken `slow` longer, tells which call it waits for.
+pub async fn watched<T>(slow: Duration, tell: impl Fn(&'static str), work: impl Future<Output = T>) -> T {
+    let watch = async {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                () = tokio::time::sleep(slow) => {
+                    if let Some(call) = CALL.with(Cell::get) {
+                        tell(call);
+                    }
+                }
+            }
+        }
+    };
+    CALL.scope(Cell::new(None), watch).await
+}
+
 /// A lazily connected channel to containerd's socket. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
     socket: PathBuf,
+    deadline: Duration,
 }
 
 impl Client {
     /// Prepares the channel; nothing is dialled before the first call, and a lost connection is dialled again.
     pub fn new(socket: &Path) -> Self {
+        Self::with_deadline(socket, CALL_DEADLINE)
+    }
+
+    /// The same, with another deadline for each call.
+    pub fn with_deadline(socket: &Path, deadline: Duration) -> Self {
         let path = socket.to_owned();
         let channel =
             Endpoint::from_static("http://containerd").connect_with_connector_lazy(tower::service_fn(move |_: Uri| {
                 let path = path.clone();
                 async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
             }));
-        Self { channel, socket: socket.to_owned() }
+        Self { channel, socket: socket.to_owned(), deadline }
     }
 
     /// The channel, for a service client such as `TasksClient::new(client.channel())`.
@@ -45,8 +81,14 @@ impl Client {
     pub fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
         request.metadata_mut().insert("containerd-namespace", tonic::metadata::MetadataValue::from_static(NAMESPACE));
-        request.set_timeout(CALL_DEADLINE);
+        request.set_timeout(self.deadline);
         request
+    }
+
+    /// The same for `call`, of which is told when it hangs.
+    pub fn call<T>(&self, call: &'static str, message: T) -> tonic::Request<T> {
+        calling(call);
+        self.request(message)
     }
 
     /// The same, under a lease, for calls that create content or snapshots.

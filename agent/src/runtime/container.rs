@@ -3,19 +3,17 @@
 //! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Everything that ends something takes
 //! `NotFound` for success.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use containerd_client::services::v1::container::Runtime as RuntimeField;
 use containerd_client::services::v1::containers_client::ContainersClient;
-use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
-use containerd_client::services::v1::snapshots::{PrepareSnapshotRequest, RemoveSnapshotRequest};
+use containerd_client::services::v1::snapshots::{ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest};
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::{
-    Container, CreateContainerRequest, CreateRequest, CreateTaskRequest, DeleteContainerRequest, DeleteRequest,
-    DeleteTaskRequest, GetRequest, KillRequest, ListContainersRequest, ListTasksRequest, StartRequest,
-    UpdateContainerRequest,
+    Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest, DeleteTaskRequest, GetRequest,
+    KillRequest, ListContainersRequest, ListTasksRequest, StartRequest, UpdateContainerRequest, WaitRequest,
 };
 use containerd_client::types::Mount as SnapshotMount;
 use containerd_client::types::v1::Status as TaskStatus;
@@ -24,9 +22,10 @@ use prost::Message;
 use prost_types::{Any, FieldMask};
 use tonic::Code;
 
-use super::client::Client;
+use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record::{self, ContainerId, ContainerIdentity, ContainerState, Recorded};
+use crate::leftover;
 
 const SHIM: &str = "io.containerd.runc.v2";
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
@@ -84,6 +83,17 @@ pub struct FoundContainer {
     pub recorded: Recorded,
     /// Its task, if it has one.
     pub task: Option<Task>,
+    /// Whether it still has its writable snapshot.
+    pub has_snapshot: bool,
+}
+
+/// What a container is to be made on.
+#[derive(Debug)]
+pub enum Rootfs {
+    /// The mounts of a fresh snapshot.
+    Fresh(Vec<SnapshotMount>),
+    /// The container was made and started before, and this has become of it.
+    InUse(Task),
 }
 
 /// Everything containerd is told about a new container.
@@ -104,7 +114,7 @@ pub struct NewContainer<'a> {
 /// Container, task, snapshot and lease calls. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Containers {
-    client: Client,
+    pub(super) client: Client,
     config: ContainersConfig,
 }
 
@@ -131,82 +141,60 @@ impl Containers {
         let filters = vec![format!("labels.\"{}\"==container", record::LABEL_MANAGED)];
         let containers = self
             .containers()
-            .list(self.client.request(ListContainersRequest { filters }))
+            .list(self.client.call("Containers.List", ListContainersRequest { filters }))
             .await
             .map_err(|status| RuntimeError::of("Containers.List", "the node", status))?
             .into_inner()
             .containers;
         let tasks = self
             .tasks()
-            .list(self.client.request(ListTasksRequest { filter: String::new() }))
+            .list(self.client.call("Tasks.List", ListTasksRequest { filter: String::new() }))
             .await
             .map_err(|status| RuntimeError::of("Tasks.List", "the node", status))?
             .into_inner()
             .tasks;
+        let snapshots = self.active_snapshots().await?;
         let mut tasks: HashMap<String, Task> = tasks.iter().map(|process| (task_id(process), task(process))).collect();
         let (mut found, mut unreadable) = (Vec::new(), Vec::new());
         for container in containers {
             let id = ContainerId::new(container.id.as_str());
             match record::recorded(&container.extensions) {
-                Ok(recorded) => found.push(FoundContainer { id, recorded, task: tasks.remove(&container.id) }),
+                Ok(recorded) => {
+                    let (task, has_snapshot) = (tasks.remove(&container.id), snapshots.contains(&container.id));
+                    found.push(FoundContainer { id, recorded, task, has_snapshot });
+                }
                 Err(reason) => unreadable.push((id, reason)),
             }
         }
         Ok((found, unreadable))
     }
 
+    /// The keys of all writable snapshots.
+    async fn active_snapshots(&self) -> Result<HashSet<String>, RuntimeError> {
+        let failed = |status| RuntimeError::of("Snapshots.List", "the node", status);
+        let filters = vec!["kind==active".to_owned()];
+        let message = ListSnapshotsRequest { snapshotter: self.config.snapshotter.clone(), filters };
+        let request = self.client.call("Snapshots.List", message);
+        let mut pages = self.snapshots().list(request).await.map_err(failed)?.into_inner();
+        let mut keys = HashSet::new();
+        while let Some(page) = pages.message().await.map_err(failed)? {
+            keys.extend(page.info.into_iter().map(|snapshot| snapshot.name));
+        }
+        Ok(keys)
+    }
+
     /// The task of one container.
     pub async fn task(&self, id: &ContainerId) -> Result<Option<Task>, RuntimeError> {
-        let request = self.client.request(GetRequest { container_id: id.to_string(), exec_id: String::new() });
+        let request =
+            self.client.call("Tasks.Get", GetRequest { container_id: id.to_string(), exec_id: String::new() });
         let response = found(self.tasks().get(request).await)
             .map_err(|status| RuntimeError::of("Tasks.Get", id.as_str(), status))?;
         Ok(response.and_then(|response| response.process).map(|process| task(&process)))
     }
 
-    /// Protects what a start makes before the container exists to hold it. No expiry: a clock that jumps must not
-    /// end it; what a crash leaves is swept by [`Self::sweep_leases`].
-    pub async fn lease(&self, id: &ContainerId) -> Result<String, RuntimeError> {
-        let lease = format!("limpet-start-{id}");
-        let labels = HashMap::from([(record::LABEL_MANAGED.to_owned(), "start".to_owned())]);
-        match LeasesClient::new(self.client.channel())
-            .create(self.client.request(CreateRequest { id: lease.clone(), labels }))
-            .await
-        {
-            Ok(_) => Ok(lease),
-            Err(status) if status.code() == Code::AlreadyExists => Ok(lease),
-            Err(status) => Err(RuntimeError::of("Leases.Create", id.as_str(), status)),
-        }
-    }
-
-    /// Gives a lease back.
-    pub async fn release(&self, lease: &str) -> Result<(), RuntimeError> {
-        let request = self.client.request(DeleteRequest { id: lease.to_owned(), sync: false });
-        found(LeasesClient::new(self.client.channel()).delete(request).await)
-            .map_err(|status| RuntimeError::of("Leases.Delete", lease, status))?;
-        Ok(())
-    }
-
-    /// Gives back every lease that a crash in mid-start left behind. Called once, before anything starts.
-    pub async fn sweep_leases(&self) -> Result<(), RuntimeError> {
-        let filters = vec![format!("labels.\"{}\"==start", record::LABEL_MANAGED)];
-        let request = self.client.request(containerd_client::services::v1::ListRequest { filters });
-        let leases = LeasesClient::new(self.client.channel())
-            .list(request)
-            .await
-            .map_err(|status| RuntimeError::of("Leases.List", "the node", status))?;
-        for lease in leases.into_inner().leases {
-            self.release(&lease.id).await?;
-        }
-        Ok(())
-    }
-
-    /// A fresh writable snapshot above the image; one that a crash left behind is thrown away first.
-    pub async fn prepare_rootfs(
-        &self,
-        id: &ContainerId,
-        chain_id: &str,
-        lease: &str,
-    ) -> Result<Vec<SnapshotMount>, RuntimeError> {
+    /// A fresh writable snapshot above the image. One that a start before left behind, which was cut short or whose
+    /// answer was lost, is thrown away with all that start has made; but not when that start's process has run.
+    pub async fn prepare_rootfs(&self, id: &ContainerId, chain_id: &str, lease: &str) -> Result<Rootfs, RuntimeError> {
         let request = || {
             let message = PrepareSnapshotRequest {
                 snapshotter: self.config.snapshotter.clone(),
@@ -214,19 +202,28 @@ impl Containers {
                 parent: chain_id.to_owned(),
                 labels: HashMap::new(),
             };
+            calling("Snapshots.Prepare");
             self.client.leased_request(message, lease)
         };
         let mut prepared = self.snapshots().prepare(request()).await;
         if matches!(&prepared, Err(status) if status.code() == Code::AlreadyExists) {
-            self.remove_snapshot(id).await?;
+            match self.task(id).await? {
+                None | Some(Task::Created) => {}
+                Some(Task::Unknown { .. }) => {
+                    let message = "what an earlier try has started is not known: its shim does not answer".to_owned();
+                    return Err(RuntimeError::Unavailable { call: "Tasks.Get", message });
+                }
+                Some(task) => return Ok(Rootfs::InUse(task)),
+            }
+            self.remove_never_ran(id).await?;
             prepared = self.snapshots().prepare(request()).await;
         }
         prepared
-            .map(|response| response.into_inner().mounts)
+            .map(|response| Rootfs::Fresh(response.into_inner().mounts))
             .map_err(|status| RuntimeError::of("Snapshots.Prepare", id.as_str(), status))
     }
 
-    /// Creates the container; one that a crash left behind under the same id is removed first.
+    /// Creates the container. What is there under its id has never run, and is removed first.
     pub async fn create(&self, new: &NewContainer<'_>) -> Result<(), RuntimeError> {
         let request = || CreateContainerRequest {
             container: Some(Container {
@@ -241,11 +238,11 @@ impl Containers {
                 ..Container::default()
             }),
         };
-        let mut created = self.containers().create(self.client.request(request())).await;
+        let mut created = self.containers().create(self.client.call("Containers.Create", request())).await;
         if matches!(&created, Err(status) if status.code() == Code::AlreadyExists) {
             self.delete_task(new.id).await?;
             self.delete_container(new.id).await?;
-            created = self.containers().create(self.client.request(request())).await;
+            created = self.containers().create(self.client.call("Containers.Create", request())).await;
         }
         created.map(|_| ()).map_err(|status| RuntimeError::of("Containers.Create", new.id.as_str(), status))
     }
@@ -276,7 +273,7 @@ impl Containers {
             ..CreateTaskRequest::default()
         };
         self.tasks()
-            .create(self.client.request(message))
+            .create(self.client.call("Tasks.Create", message))
             .await
             .map(|response| response.into_inner().pid)
             .map_err(|status| RuntimeError::of("Tasks.Create", id.as_str(), status))
@@ -284,7 +281,8 @@ impl Containers {
 
     /// Starts the task's process.
     pub async fn start_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        let request = self.client.request(StartRequest { container_id: id.to_string(), exec_id: String::new() });
+        let request =
+            self.client.call("Tasks.Start", StartRequest { container_id: id.to_string(), exec_id: String::new() });
         self.tasks()
             .start(request)
             .await
@@ -295,7 +293,7 @@ impl Containers {
     /// Sends a signal to the first process, or to all of the container's. A process that is gone is success.
     pub async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<(), RuntimeError> {
         let message = KillRequest { container_id: id.to_string(), exec_id: String::new(), signal, all };
-        found(self.tasks().kill(self.client.request(message)).await)
+        found(self.tasks().kill(self.client.call("Tasks.Kill", message)).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::of("Tasks.Kill", id.as_str(), status))
     }
@@ -311,19 +309,20 @@ impl Containers {
             }),
             update_mask: Some(FieldMask { paths: vec![format!("extensions.{key}")] }),
         };
-        found(self.containers().update(self.client.request(message)).await)
+        found(self.containers().update(self.client.call("Containers.Update", message)).await)
             .map(|response| response.is_some())
             .map_err(|status| RuntimeError::of("Containers.Update", id.as_str(), status))
     }
 
     /// Deletes the task of a process that ended. Its end must have been written to the container before.
     pub async fn delete_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        let request = || self.client.request(DeleteTaskRequest { container_id: id.to_string() });
+        let request = || self.client.call("Tasks.Delete", DeleteTaskRequest { container_id: id.to_string() });
         match found(self.tasks().delete(request()).await) {
             Ok(_) => Ok(()),
             // A task that was made and never started must be killed before it can be deleted.
             Err(status) if status.code() == Code::FailedPrecondition => {
                 self.kill(id, rustix::process::Signal::KILL.as_raw() as u32, true).await?;
+                self.wait(id).await?;
                 found(self.tasks().delete(request()).await)
                     .map(|_| ())
                     .map_err(|status| RuntimeError::of("Tasks.Delete", id.as_str(), status))
@@ -332,19 +331,36 @@ impl Containers {
         }
     }
 
+    /// Waits until the first process has ended.
+    async fn wait(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        let request =
+            self.client.call("Tasks.Wait", WaitRequest { container_id: id.to_string(), exec_id: String::new() });
+        found(self.tasks().wait(request).await)
+            .map(|_| ())
+            .map_err(|status| RuntimeError::of("Tasks.Wait", id.as_str(), status))
+    }
+
     /// Removes the writable snapshot: the record and the log of a dead container need none.
     pub async fn remove_snapshot(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
-        found(self.snapshots().remove(self.client.request(message)).await)
+        found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::of("Snapshots.Remove", id.as_str(), status))
     }
 
     async fn delete_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        let request = self.client.request(DeleteContainerRequest { id: id.to_string() });
+        let request = self.client.call("Containers.Delete", DeleteContainerRequest { id: id.to_string() });
         found(self.containers().delete(request).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::of("Containers.Delete", id.as_str(), status))
+    }
+
+    /// Removes what a start has made that was cut short. A shim whose `Tasks.Create` was cut short leaves the logger
+    /// behind that it has started.
+    pub async fn remove_never_ran(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        self.remove(id).await?;
+        leftover::end("CONTAINER_ID", id.as_str()).await;
+        Ok(())
     }
 
     /// Removes every trace of a container whose process ended: task, record, snapshot.

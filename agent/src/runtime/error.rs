@@ -49,12 +49,8 @@ impl RuntimeError {
     /// The error of `call` on `subject`, judged by containerd's status.
     pub fn of(call: &'static str, subject: &str, status: Status) -> Self {
         let subject = subject.to_owned();
-        match status.code() {
+        match judged(&status) {
             Code::Unavailable => Self::Unavailable { call, message: status.message().to_owned() },
-            // The connection ended under the call, which containerd may never have seen.
-            Code::Cancelled if is_connection_lost(&status) => {
-                Self::Unavailable { call, message: status.message().to_owned() }
-            }
             Code::DeadlineExceeded | Code::Cancelled => Self::Deadline { call, subject },
             code => Self::Refused { call, subject, code, message: status.message().to_owned() },
         }
@@ -66,15 +62,17 @@ impl RuntimeError {
     }
 }
 
-fn is_connection_lost(status: &Status) -> bool {
+/// The code of `status`; [`Code::Unavailable`] when the connection ended under the call, which containerd may or may
+/// not have seen. tonic gives that codes of all kinds; what containerd itself has answered has no cause.
+pub fn judged(status: &Status) -> Code {
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
-        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
-            return true;
+        if error.is::<tonic::TimeoutExpired>() {
+            return Code::DeadlineExceeded;
         }
         cause = error.source();
     }
-    false
+    if std::error::Error::source(status).is_some() { Code::Unavailable } else { status.code() }
 }
 
 /// Turns `NotFound` into `None`: for everything that ends something, "not there" is success.
@@ -83,5 +81,19 @@ pub fn found<T>(result: Result<tonic::Response<T>, Status>) -> Result<Option<T>,
         Ok(response) => Ok(Some(response.into_inner())),
         Err(status) if status.code() == Code::NotFound => Ok(None),
         Err(status) => Err(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_ends_under_a_call_is_no_answer_of_containerds() {
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let error = RuntimeError::of("Tasks.Start", "web", Status::from_error(Box::new(broken)));
+        assert!(error.is_unavailable(), "{error}");
+        let error = RuntimeError::of("Tasks.Start", "web", Status::unknown("runc: no such file or directory"));
+        assert!(matches!(error, RuntimeError::Refused { code: Code::Unknown, .. }), "{error}");
     }
 }

@@ -27,6 +27,7 @@ fn document(config: &Config) -> Value {
             "cgroupRoot": config.cgroup_root,
             "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
             "maxPods": config.max_pods,
+            "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
             "seccompDefault": config.seccomp_default,
             "containerLogMaxSize": config.log_rotation.max_size.to_string(),
             "containerLogMaxFiles": config.log_rotation.max_files,

@@ -100,11 +100,11 @@ impl DiffState {
             match (&view.snapshot.health, view.kind) {
                 (Health::Unavailable(reason), _) => remarks.push(format!("{} source: {reason}", view.kind)),
                 (Health::Starting, _) => remarks.push(format!("{} source: has not read its place yet", view.kind)),
-                (Health::Good, SourceKind::File) => match self.read_directory() {
+                (Health::Good | Health::Blind(_), SourceKind::File) => match self.read_directory() {
                     Ok(files) => (proposals, whole) = (files, true),
                     Err(reason) => remarks.push(format!("{} source: {reason}; what it gave is kept", view.kind)),
                 },
-                (Health::Good, _) => {}
+                (Health::Good | Health::Blind(_), _) => {}
             }
         }
         let after = propose(&before, proposals, whole).snapshots;

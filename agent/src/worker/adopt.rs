@@ -100,10 +100,10 @@ fn instance(container: &FoundContainer, open: OpenProcess<'_>, now: Now) -> Opti
             instance.life = Life::Running { pid, pidfd: open(pid), stopping: None };
         }
         (_, Some(exit)) => {
-            let task_left = container.task.is_some();
+            let left = container.task.is_some() || container.has_snapshot;
             instance.end(exit.clone(), now);
             if let Life::Exited { reaped, .. } = &mut instance.life {
-                *reaped = !task_left;
+                *reaped = !left;
             }
         }
         (Some(Task::Stopped { code, at }), None) => instance.end(seen_end(code, at, false), now),

@@ -33,6 +33,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         backoff_seconds: 40,
     };
     FoundContainer {
+        has_snapshot: false,
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
         recorded: Recorded { identity, state, manifest: Arc::from(&b"{}"[..]) },
         task,

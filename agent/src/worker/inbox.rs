@@ -30,12 +30,14 @@ pub enum Wish {
 pub struct Mail {
     /// The newest wish.
     pub wish: Option<Wish>,
-    /// Containers whose first process ended: code and time.
-    pub exits: BTreeMap<ContainerId, (i32, Timestamp)>,
+    /// First processes of containers that ended: code and time.
+    pub exits: BTreeMap<(ContainerId, u32), (i32, Timestamp)>,
     /// Containers in which the kernel killed for want of memory.
     pub out_of_memory: BTreeSet<ContainerId>,
     /// The objects the wished version refers to, as they are now.
     pub objects: Option<Arc<PodObjects>>,
+    /// What an action has been waiting for, for long.
+    pub hanging: Option<String>,
     /// containerd's whole view of the pod's containers, read anew.
     pub found: Option<Vec<FoundContainer>>,
 }

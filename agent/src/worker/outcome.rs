@@ -93,7 +93,16 @@ pub enum Outcome {
         /// Its end as it was written down.
         result: Result<Exit, Failure>,
     },
-    /// Of [`Action::Forget`], and of removing what never ran.
+    /// Of removing what was made and never started.
+    Discarded {
+        /// The container.
+        index: usize,
+        /// What was to be removed.
+        id: ContainerId,
+        /// Whether it is gone; otherwise the next start, or the pod's end, removes it.
+        gone: bool,
+    },
+    /// Of [`Action::Forget`].
     Forgotten {
         /// The container.
         index: usize,
@@ -152,6 +161,11 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
         }
         Outcome::Started { index, result } => return started(&mut pod.containers[index], result, now.mono),
+        Outcome::Discarded { index, id, gone } => {
+            let slot = &mut pod.containers[index];
+            slot.busy = None;
+            slot.half_made = (!gone).then_some(id);
+        }
         Outcome::SandboxLost { index, sandbox } => {
             pod.containers[index].busy = None;
             // Another start may have told the same, and the sandbox may be a new one already.
@@ -160,7 +174,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             }
         }
         Outcome::Ended { id, exit } => {
-            exited(pod, &id, exit, now);
+            exited(pod, &id, 0, exit, now);
         }
         Outcome::Signalled { index, stopping, result } => {
             signalled(&mut pod.containers[index], stopping, result, now);
@@ -217,15 +231,21 @@ fn started(
     result: Result<Box<Instance>, Failure>,
     now: Instant,
 ) -> Option<(ContainerId, Exit)> {
-    slot.busy = None;
+    let begun = match slot.busy.take() {
+        Some(Busy::Starting(id)) => Some(id),
+        _ => None,
+    };
     match result {
         Ok(instance) => {
             slot.trouble = None;
-            let early_end = slot.early_end.take_if(|(id, _)| *id == instance.id);
+            slot.half_made = None;
+            // Of an earlier try under the same id it may tell as well: that was another process.
+            let early_end = slot.early_end.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
             slot.succeed(*instance);
-            early_end
+            early_end.map(|(id, _, exit)| (id, exit))
         }
         Err(failure) => {
+            slot.half_made = begun;
             // What made the image unusable may be mended by looking for it anew.
             slot.image = ImageState::Unknown;
             let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
@@ -266,14 +286,14 @@ fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failu
 }
 
 /// Takes the end of a container in. Returns the container it belongs to, by place, when it is a new end.
-pub fn exited(pod: &mut PodState, id: &ContainerId, exit: Exit, now: Now) -> Option<usize> {
+pub fn exited(pod: &mut PodState, id: &ContainerId, pid: u32, exit: Exit, now: Now) -> Option<usize> {
     for (index, slot) in pod.containers.iter_mut().enumerate() {
         if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
             // It ended before its start was reported.
-            slot.early_end = Some((id.clone(), exit));
+            slot.early_end = Some((id.clone(), pid, exit));
             return None;
         }
-        let known = slot.instances_mut().find(|instance| instance.id == *id && instance.is_running());
+        let known = slot.instances_mut().find(|instance| instance.is_process(id, pid));
         if let Some(instance) = known {
             instance.end(exit, now);
             return Some(index);

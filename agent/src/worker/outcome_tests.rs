@@ -15,10 +15,33 @@ fn instance(attempt: u32) -> Instance {
 fn an_end_that_overtakes_its_start_is_not_lost() {
     let mut pod = pod();
     begin(&mut pod, &Action::Start(0));
-    assert_eq!(exited(&mut pod, &instance(0).id, exit(4), now()), None);
+    assert_eq!(exited(&mut pod, &instance(0).id, 1, exit(4), now()), None);
     let early = apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
     assert_eq!(early, Some((instance(0).id, exit(4))));
     assert!(pod.containers[0].is_running());
+}
+
+#[test]
+fn the_end_of_an_earlier_try_under_the_same_id_is_not_the_new_ones() {
+    let mut pod = pod();
+    begin(&mut pod, &Action::Start(0));
+    assert_eq!(exited(&mut pod, &instance(0).id, 99, exit(137), now()), None);
+    let early = apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
+    assert_eq!(early, None);
+    assert_eq!(exited(&mut pod, &instance(0).id, 99, exit(137), now()), None);
+    assert!(pod.containers[0].is_running());
+}
+
+#[test]
+fn what_a_failed_start_may_have_left_is_remembered_until_one_succeeds() {
+    let mut pod = pod();
+    let failure = || Failure { reason: "RunContainerError", message: String::new(), passing: true };
+    begin(&mut pod, &Action::Start(0));
+    apply(&mut pod, Outcome::Started { index: 0, result: Err(failure()) }, now());
+    assert_eq!(pod.containers[0].half_made, Some(instance(0).id));
+    begin(&mut pod, &Action::Start(0));
+    apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
+    assert_eq!(pod.containers[0].half_made, None);
 }
 
 #[test]
@@ -68,7 +91,7 @@ fn the_newest_dead_record_stays_and_older_ones_go() {
     for attempt in 0..3 {
         begin(&mut pod, &Action::Start(0));
         apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(attempt))) }, now());
-        exited(&mut pod, &instance(attempt).id, exit(1), now());
+        exited(&mut pod, &instance(attempt).id, 1, exit(1), now());
     }
     let slot = &pod.containers[0];
     assert_eq!(slot.stale.iter().map(|instance| instance.attempt).collect::<Vec<_>>(), [0]);

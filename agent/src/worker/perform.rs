@@ -15,6 +15,7 @@ use rustix::process::{PidfdFlags, Signal};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use self::start::START_ERROR;
 use super::adopt::{seen_end, unknown_end};
 use super::outcome::{Failure, Outcome};
 use super::plan::{Action, KillCause};
@@ -163,6 +164,9 @@ impl Performer {
         let reaped = async {
             self.containers.write_state(&instance.id, &state).await?;
             self.containers.delete_task(&instance.id).await?;
+            if exit.reason == START_ERROR {
+                self.clear_cgroup(pod, &instance.id).await;
+            }
             self.containers.remove_snapshot(&instance.id).await
         };
         let result = self.timed("remove_task", reaped).await;
@@ -170,10 +174,17 @@ impl Performer {
         Outcome::Reaped { index, id: instance.id.clone(), result }
     }
 
+    /// The cgroup of a container that never ran goes with it, as it does by itself when the OCI runtime is not killed.
+    pub(super) async fn clear_cgroup(&self, pod: &PodState, id: &ContainerId) {
+        if let Err(error) = self.cgroups.clear_container(&pod.record.uid, id.as_str()).await {
+            tracing::debug!(container = %id, %error, "the cgroup of a container that never ran stays until its pod ends");
+        }
+    }
+
     /// Gathers what there is to say of an end that was just seen, and writes it to the container at once: whatever
     /// happens next, it is not forgotten.
-    pub(super) async fn witness(&self, pod: &PodState, index: usize, instance: &Instance, exit: Exit) -> Exit {
-        let exit = self.complete_exit(pod, &pod.containers[index], instance, exit).await;
+    pub(super) async fn witness(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, exit: Exit) -> Exit {
+        let exit = self.complete_exit(pod, slot, instance, exit).await;
         let state =
             crate::runtime::record::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
         if let Err(error) = self.containers.write_state(&instance.id, &state).await {
@@ -251,10 +262,11 @@ impl Performer {
 
     /// Removes a container that was made and never started.
     pub async fn discard(&self, index: usize, id: ContainerId) -> Outcome {
-        if let Err(error) = self.containers.remove(&id).await {
+        let removed = self.containers.remove_never_ran(&id).await;
+        if let Err(error) = &removed {
             tracing::warn!(container = %id, %error, "a container that never ran stays for now");
         }
-        Outcome::Forgotten { index, ids: vec![id] }
+        Outcome::Discarded { index, id, gone: removed.is_ok() }
     }
 
     /// The process of a pid, as long as it is there.

@@ -20,9 +20,12 @@ use super::plan::{Action, Step, Surroundings, plan};
 use super::state::{ContainerSlot, Life, Now, PodState, SandboxState};
 use crate::object::PodObjects;
 use crate::pod::{PodKey, PodRecord};
+use crate::runtime::client::watched;
 use crate::runtime::container::FoundContainer;
 use crate::runtime::record::ContainerId;
 
+/// How long an action may wait for one call before people are told which.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// How long actions under way may take once the agent stops.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -140,6 +143,10 @@ impl PodWorker {
     }
 
     fn finish(&mut self, joined: Result<(u64, Outcome), tokio::task::JoinError>) {
+        if let Some(pod) = &mut self.current {
+            // Another action that still hangs says so again.
+            pod.hanging = None;
+        }
         match joined {
             Ok((generation, outcome)) if generation == self.generation => {
                 if let Outcome::ImageEnsured { index, .. } = &outcome {
@@ -152,7 +159,7 @@ impl PodWorker {
                 let now = Now::read();
                 let Some(pod) = &mut self.current else { return };
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
-                    self.exited(&id, exit.code, exit.finished_at, now);
+                    self.exited(&id, 0, exit.code, exit.finished_at, now);
                     return;
                 }
                 let newest = |slot: &ContainerSlot| slot.instance.as_ref().map(|instance| instance.id.clone());
@@ -180,9 +187,24 @@ impl PodWorker {
             Action::EnsureImage(index) => Some(index),
             _ => None,
         };
-        let job = self.jobs.spawn(async move { (generation, hands.perform(before, action).await) });
+        let tell = self.tell_of_hanging(pod_container(&before, &action));
+        let job = self
+            .jobs
+            .spawn(async move { (generation, watched(HANGS_AFTER, tell, hands.perform(before, action)).await) });
         if let Some(index) = index {
             self.pulls.insert(index, job);
+        }
+    }
+
+    /// Puts word of a call that hangs into the worker's own mail.
+    fn tell_of_hanging(&self, container: Option<String>) -> impl Fn(&'static str) + Send + use<> {
+        let (inbox, key) = (Arc::clone(&self.inbox), self.key.clone());
+        move |call| {
+            let of = container.as_deref().map(|name| format!(" of container {name}")).unwrap_or_default();
+            let seconds = HANGS_AFTER.as_secs();
+            let message = format!("{call}{of} has had no answer for more than {seconds} s: what is called hangs");
+            tracing::warn!(pod = %key, message, "an action waits");
+            inbox.put(|mail| mail.hanging = Some(message));
         }
     }
 
@@ -208,11 +230,14 @@ impl PodWorker {
         if let Some(found) = mail.found {
             self.found(found, now);
         }
+        if let (Some(pod), Some(hanging)) = (&mut self.current, mail.hanging) {
+            pod.hanging = Some(hanging);
+        }
         for id in mail.out_of_memory {
             self.out_of_memory(&id);
         }
-        for (id, (code, at)) in mail.exits {
-            self.exited(&id, code, at, now);
+        for ((id, pid), (code, at)) in mail.exits {
+            self.exited(&id, pid, code, at, now);
         }
         if mail.objects.is_some() {
             self.objects = mail.objects;
@@ -306,22 +331,32 @@ impl PodWorker {
     }
 
     /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
-    fn exited(&mut self, id: &ContainerId, code: i32, at: jiff::Timestamp, now: Now) {
+    fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
         let Some(pod) = &mut self.current else { return };
-        let running = |slot: &ContainerSlot| slot.instance.clone().filter(|one| one.id == *id && one.is_running());
+        let running = |slot: &ContainerSlot| slot.instance.clone().filter(|one| one.is_process(id, pid));
         let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
         let Some((index, instance)) = found else {
             // Its start has not been reported yet; its end is kept until then.
-            outcome::exited(pod, id, seen_end(code, at, false), now);
+            outcome::exited(pod, id, pid, seen_end(code, at, false), now);
             return;
         };
         let exit = seen_end(code, at, instance.out_of_memory);
         let (hands, generation, pod) = (Arc::clone(&self.hands), self.generation, pod.clone());
         self.jobs.spawn(async move {
-            let exit = hands.witness(&pod, index, &instance, exit).await;
+            let exit = hands.witness(&pod, &pod.containers[index], &instance, exit).await;
             (generation, Outcome::Ended { id: instance.id, exit })
         });
     }
+}
+
+/// The container that an action is about.
+fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
+    let index = match action {
+        Action::Start(index) | Action::Terminate(index, ..) | Action::Kill(index) => index,
+        Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) => index,
+        _ => return None,
+    };
+    pod.containers.get(*index).map(|slot| slot.name.clone())
 }
 
 /// Whether a missing network is what keeps the pod from starting.

@@ -95,6 +95,12 @@ impl Instance {
         matches!(self.life, Life::Running { .. })
     }
 
+    /// Whether `pid`, of the container `id`, is its process, as far as either is known.
+    pub fn is_process(&self, id: &ContainerId, pid: u32) -> bool {
+        let Life::Running { pid: own, .. } = self.life else { return false };
+        self.id == *id && (own == pid || own == 0 || pid == 0)
+    }
+
     /// How it ended, if it did.
     pub fn exit(&self) -> Option<&Exit> {
         match &self.life {
@@ -152,10 +158,12 @@ pub struct ContainerSlot {
     pub trouble: Option<Trouble>,
     /// What is being done to it.
     pub busy: Option<Busy>,
+    /// A try to start it failed or was cut short, and may have left something under this id.
+    pub half_made: Option<ContainerId>,
     /// The pod's objects changed since its start was begun.
     pub objects_changed: bool,
-    /// The end of an instance whose start has not been reported yet; true: for want of memory.
-    pub early_end: Option<(ContainerId, Exit)>,
+    /// The end of a process, perhaps of the instance whose start has not been reported yet.
+    pub early_end: Option<(ContainerId, u32, Exit)>,
 }
 
 impl ContainerSlot {
@@ -172,6 +180,7 @@ impl ContainerSlot {
             pull_trouble: None,
             trouble: None,
             busy: None,
+            half_made: None,
             objects_changed: false,
             early_end: None,
         }

@@ -142,6 +142,8 @@ pub struct PodState {
     pub sandbox: SandboxState,
     /// Why the sandbox is not there.
     pub trouble: Option<Trouble>,
+    /// The call that an action has been waiting for, for long.
+    pub hanging: Option<String>,
     /// Init containers in order, then the others in order.
     pub containers: Vec<ContainerSlot>,
     /// Set once it is to end.
@@ -173,6 +175,7 @@ impl PodState {
             start_time: now,
             sandbox: SandboxState::Absent { dirty: false },
             trouble: None,
+            hanging: None,
             containers,
             ending: None,
         }

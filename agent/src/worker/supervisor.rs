@@ -23,10 +23,14 @@ use crate::network::NetworkStatus;
 use crate::object::PodObjects;
 use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::runtime::container::FoundContainer;
+use crate::runtime::error::RuntimeError;
 use crate::runtime::image::normalize;
 use crate::runtime::record::ContainerId;
 use crate::server::Heartbeat;
 use crate::source::SourceKind;
+
+/// After a look at containerd's state that failed, while its events still come.
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the supervisor listens to.
 #[derive(Debug)]
@@ -57,6 +61,10 @@ pub struct Supervisor {
     swept: bool,
     /// Whether pulls may have been broken off for images that nobody wants any more.
     pulls_stale: bool,
+    /// The look at containerd's whole state that is under way, one at most.
+    reading: JoinSet<Result<Vec<FoundContainer>, RuntimeError>>,
+    /// Pods that ended while it is: what it says of them was true before.
+    ended_meanwhile: HashSet<PodKey>,
     stop: CancellationToken,
 }
 
@@ -76,6 +84,8 @@ impl Supervisor {
             absence_told: false,
             swept: false,
             pulls_stale: true,
+            reading: JoinSet::new(),
+            ended_meanwhile: HashSet::new(),
             stop,
         }
     }
@@ -86,7 +96,8 @@ impl Supervisor {
             tokio::select! {
                 () = self.stop.cancelled() => break,
                 Some(merged) = intake.merged.recv() => self.merged(merged),
-                Some(event) = intake.lifecycle.recv() => self.lifecycle(event).await,
+                Some(event) = intake.lifecycle.recv() => self.lifecycle(event),
+                Some(read) = self.reading.join_next() => self.read(read).await,
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
                     self.surroundings.send_modify(|around| around.network_ready = ready);
@@ -217,13 +228,13 @@ impl Supervisor {
         self.tasks.spawn(worker.run());
     }
 
-    async fn lifecycle(&mut self, event: LifecycleEvent) {
+    fn lifecycle(&mut self, event: LifecycleEvent) {
         match event {
-            LifecycleEvent::Connected => self.read_all().await,
+            LifecycleEvent::Connected => self.begin_reading(Duration::ZERO),
             LifecycleEvent::Disconnected => self.disconnected(),
-            LifecycleEvent::Exited { id, code, at } => {
+            LifecycleEvent::Exited { id, pid, code, at } => {
                 self.route(&id, |mail| {
-                    mail.exits.insert(id.clone(), (code, at));
+                    mail.exits.insert((id.clone(), pid), (code, at));
                 });
             }
             LifecycleEvent::OutOfMemory { id } => self.route(&id, |mail| {
@@ -234,6 +245,7 @@ impl Supervisor {
 
     /// Said once, however often the reconnection fails.
     fn disconnected(&mut self) {
+        self.reading = JoinSet::new();
         if self.surroundings.borrow().runtime_ready {
             self.surroundings.send_modify(|around| around.runtime_ready = false);
             self.hands.runtime_gone(self.workers.len());
@@ -249,14 +261,28 @@ impl Supervisor {
         }
     }
 
-    /// Reads containerd's whole state once and brings every worker in line with it.
-    async fn read_all(&mut self) {
-        let found = match self.hands.list(!self.adopted).await {
-            Ok(found) => found,
+    /// Reads containerd's whole state, after a pause, beside everything else.
+    fn begin_reading(&mut self, pause: Duration) {
+        let (hands, first) = (Arc::clone(&self.hands), !self.adopted);
+        self.ended_meanwhile.clear();
+        self.reading = JoinSet::new();
+        self.reading.spawn(async move {
+            tokio::time::sleep(pause).await;
+            hands.list(first).await
+        });
+    }
+
+    /// Brings every worker in line with containerd's whole state.
+    async fn read(&mut self, read: Result<Result<Vec<FoundContainer>, RuntimeError>, tokio::task::JoinError>) {
+        let found = match read {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "containerd answers events and not its state; asked again in a second");
+                return self.begin_reading(READ_AGAIN);
+            }
             Err(error) => {
-                // The stream that said it is connected will end, and a later one says so again.
-                tracing::warn!(%error, "containerd answers events and not its state");
-                return;
+                tracing::error!(%error, "the look at containerd's state failed");
+                return self.begin_reading(READ_AGAIN);
             }
         };
         let count = found.len();
@@ -268,6 +294,7 @@ impl Supervisor {
             let own = by_pod.remove(key).unwrap_or_default();
             inbox.put(|mail| mail.found = Some(own));
         }
+        by_pod.retain(|key, _| !self.ended_meanwhile.contains(key));
         let pods = by_pod.len();
         for (key, containers) in by_pod {
             self.adopt(key, containers).await;
@@ -331,6 +358,7 @@ impl Supervisor {
         };
         self.workers.remove(&key);
         self.pulls_stale |= self.hands.has_unfinished_pulls();
+        self.ended_meanwhile.insert(key.clone());
         self.routes.retain(|_, owner| *owner != key);
         // A wish that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
         if !self.stop.is_cancelled() {

@@ -2,13 +2,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::super::tree::Map;
+use super::super::url::duration;
 use super::super::{CgroupDriver, Config, quantity};
 use super::Judge;
 
 /// Images pulled at once where kubelet would set no limit.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
+/// containerd's own calls take milliseconds, the start of a container on a slow node a second or two.
+const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Judge {
     /// Takes over what KubeletConfiguration says.
@@ -38,6 +42,17 @@ impl Judge {
             match u32::try_from(pods) {
                 Ok(pods) => config.max_pods = pods,
                 Err(_) => self.error(Some(at), "maxPods", format!("{pods} is no number of pods")),
+            }
+        }
+        if let Some((timeout, at)) = map.text("runtimeRequestTimeout") {
+            match duration(timeout) {
+                // kubelet's default stands for none.
+                Some(Duration::ZERO) => {}
+                Some(timeout) if timeout >= SHORTEST_TIMEOUT => config.runtime_request_timeout = timeout,
+                Some(_) => self.error(Some(at), "runtimeRequestTimeout", "must be 1s or more"),
+                None => {
+                    self.error(Some(at), "runtimeRequestTimeout", format!("{timeout:?} is no duration such as 2m"));
+                }
             }
         }
         if let Some((on, _)) = map.bool("seccompDefault") {

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::CgroupError;
 use super::hierarchy::Hierarchies;
@@ -124,6 +125,18 @@ pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
         outcome = outcome.and(removed);
     }
     outcome
+}
+
+/// Kills every process in a group and below it.
+pub(super) fn kill(path: &Path) -> Result<(), CgroupError> {
+    for group in with_all_below(path)? {
+        let processes = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        for pid in processes.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
+            // One that has just ended needs no signal.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+    Ok(())
 }
 
 /// Fails when a process is in a group or below it.

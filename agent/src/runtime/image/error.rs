@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use tonic::{Code, Status};
 
+use crate::runtime::error::judged;
+
 /// containerd refused or failed a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("containerd: {operation} {subject}: {message}")]
@@ -23,7 +25,7 @@ pub struct CallError {
 impl CallError {
     /// Turns a gRPC status into an error that says what was being done.
     pub(super) fn new(operation: &'static str, subject: &str, status: &Status) -> Self {
-        Self { operation, subject: subject.to_owned(), code: status.code(), message: status.message().to_owned() }
+        Self { operation, subject: subject.to_owned(), code: judged(status), message: status.message().to_owned() }
     }
 
     /// Another writer holds the ingest; it is free again when that stream ends.

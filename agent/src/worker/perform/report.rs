@@ -200,6 +200,9 @@ fn containers(pod: &PodState) -> BTreeMap<String, ObservedContainer> {
 
 /// The one thing about the pod that people should know and its status column does not say.
 fn note(pod: &PodState) -> Option<String> {
+    if pod.hanging.is_some() {
+        return pod.hanging.clone();
+    }
     if let Some(trouble) = pod.trouble.as_ref().or(pod.volumes.trouble.as_ref()) {
         return Some(trouble.message.clone());
     }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use super::super::outcome::Failure;
 use super::super::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
+use super::start::START_ERROR;
 use super::{Performer, failure, sandbox_of};
 use crate::network::{AttachRequest, PodAddresses};
 use crate::pod::{PodRecord, PodUid};
+use crate::runtime::client::calling;
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, Sandbox, SandboxRequest, sysctl};
 use crate::status::event::EventType;
 use crate::volume::{VolumeError, pod_hostname};
@@ -94,6 +96,7 @@ impl Performer {
             return Ok(PodAddresses { ips: self.node.addresses.clone() });
         };
         let request = AttachRequest::new(record, netns);
+        calling("CNI ADD");
         self.network.attach(&request).await.map_err(sandbox_failure)
     }
 
@@ -162,6 +165,7 @@ impl Performer {
             message: format!("{what}: {error}"),
             passing: false,
         };
+        calling("CNI DEL");
         self.network.detach(uid).await.map_err(|error| stays("network", &error))?;
         self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
         // A process that was killed a moment ago may still be in it: that passes.
@@ -176,7 +180,16 @@ impl Performer {
             for instance in slot.instance.iter().chain(&slot.previous).chain(&slot.stale) {
                 let removed = self.timed("remove_container", self.containers.remove(&instance.id)).await;
                 removed.map_err(|error| failure("FailedKillPod", &error))?;
+                if instance.exit().is_some_and(|exit| exit.reason == START_ERROR) {
+                    self.clear_cgroup(pod, &instance.id).await;
+                }
                 self.logs.remove_link(&pod.record, &slot.name, instance.id.as_str());
+            }
+            if let Some(id) = &slot.half_made {
+                let removed = self.timed("remove_container", self.containers.remove_half_made(id)).await;
+                removed.map_err(|error| failure("FailedKillPod", &error))?;
+                self.clear_cgroup(pod, id).await;
+                self.logs.remove_link(&pod.record, &slot.name, id.as_str());
             }
         }
         self.release(&pod.record.uid).await?;

@@ -8,10 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
+use super::super::adopt::seen_end;
 use super::super::outcome::Failure;
 use super::super::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState};
 use super::{Performer, failure, sandbox_of};
-use crate::runtime::container::NewContainer;
+use crate::runtime::container::{NewContainer, Rootfs, Task};
 use crate::runtime::error::RuntimeError;
 use crate::runtime::image::LocalImage;
 use crate::runtime::record::{ContainerId, ContainerIdentity, ContainerState, Exit};
@@ -21,7 +22,9 @@ use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
 
 /// kubelet's exit code for a container whose process could not be started.
-const START_ERROR: i32 = 128;
+const START_ERROR_CODE: i32 = 128;
+/// And its reason.
+pub(super) const START_ERROR: &str = "StartError";
 
 /// What one start is made from.
 struct Start<'a> {
@@ -33,6 +36,19 @@ struct Start<'a> {
     id: ContainerId,
     attempt: u32,
     pause: Duration,
+}
+
+/// What runs after a start.
+enum Ran {
+    /// The process that was started.
+    Now {
+        /// In the host's pid namespace.
+        pid: u32,
+        /// How long its creation took.
+        created: Duration,
+    },
+    /// One that an earlier try had started already.
+    Before(Task),
 }
 
 /// How far a start came before it failed.
@@ -70,7 +86,8 @@ impl Performer {
         self.metrics.container_start_begun(container_type);
         let began = Instant::now();
         match self.timed("start_container", self.run(&start)).await {
-            Ok((pid, created)) => Ok(Box::new(self.started(&start, pid, began, created).await)),
+            Ok(Ran::Now { pid, created }) => Ok(Box::new(self.started(&start, pid, began, created).await)),
+            Ok(Ran::Before(task)) => Ok(Box::new(self.started_before(&start, task, began).await)),
             Err(StartFailure::Before(mut failure)) => {
                 failure.message = objects.redact(failure.message);
                 self.metrics.container_start_failed(container_type, failure.reason);
@@ -79,23 +96,30 @@ impl Performer {
             }
             Err(StartFailure::Ended(message)) => {
                 let message = objects.redact(message);
-                self.metrics.container_start_failed(container_type, "StartError");
-                self.report_start_failure(pod, slot, "StartError", &message);
+                self.metrics.container_start_failed(container_type, START_ERROR);
+                self.report_start_failure(pod, slot, START_ERROR, &message);
                 Ok(Box::new(self.start_error(&start, message).await))
             }
         }
     }
 
-    /// Snapshot, container, task, process. Returns the process and how long its creation took.
-    async fn run(&self, start: &Start<'_>) -> Result<(u32, Duration), StartFailure> {
+    /// Snapshot, container, task, process, under a lease that is given back whatever comes of it.
+    async fn run(&self, start: &Start<'_>) -> Result<Ran, StartFailure> {
+        let lease = self.containers.lease(&start.id).await.map_err(refused)?;
+        let ran = self.run_leased(start, &lease).await;
+        if !matches!(ran, Ok(Ran::Now { .. })) {
+            self.release_lease(&lease).await;
+        }
+        ran
+    }
+
+    async fn run_leased(&self, start: &Start<'_>, lease: &str) -> Result<Ran, StartFailure> {
         let began = Instant::now();
-        let refused = |reason| move |error: RuntimeError| StartFailure::Before(failure(reason, &error));
-        let lease = self.containers.lease(&start.id).await.map_err(refused("CreateContainerError"))?;
-        let rootfs = self
-            .containers
-            .prepare_rootfs(&start.id, &start.image.chain_id, &lease)
-            .await
-            .map_err(refused("CreateContainerError"))?;
+        let prepared = self.containers.prepare_rootfs(&start.id, &start.image.chain_id, lease).await;
+        let rootfs = match prepared.map_err(refused)? {
+            Rootfs::Fresh(mounts) => mounts,
+            Rootfs::InUse(task) => return Ok(Ran::Before(task)),
+        };
         let mounts = self
             .volumes
             .mounts(&start.pod.record, start.container, start.id.as_str())
@@ -125,21 +149,29 @@ impl Performer {
             image: &start.image.name,
             spec,
         };
-        self.containers.create(&new).await.map_err(refused("CreateContainerError"))?;
+        self.containers.create(&new).await.map_err(refused)?;
         self.create_link(start);
         let terminal = start.container.tty.unwrap_or(false);
         let log_uri =
             crate::runtime::log::writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start));
         // The container holds its snapshot now: the lease goes back while the shim works.
-        let (released, created) =
-            tokio::join!(self.containers.release(&lease), self.create_task(start, rootfs, &log_uri, terminal));
+        let ((), created) =
+            tokio::join!(self.release_lease(lease), self.create_task(start, rootfs, &log_uri, terminal));
+        let pid = created?;
+        let created = began.elapsed();
+        self.containers.start_task(&start.id).await.map_err(run_error)?;
+        Ok(Ran::Now { pid, created })
+    }
+
+    /// Gives a start's lease back. One that will not go is tried once more, and then left to the next sweep.
+    async fn release_lease(&self, lease: &str) {
+        let mut released = self.containers.release(lease).await;
+        if released.is_err() {
+            released = self.containers.release(lease).await;
+        }
         if let Err(error) = released {
             tracing::debug!(%error, "a start's lease is left to the next sweep");
         }
-        let pid = created?;
-        let took = began.elapsed();
-        self.containers.start_task(&start.id).await.map_err(run_error)?;
-        Ok((pid, took))
     }
 
     /// Who it runs as: the Pod's wish and the image's own `USER`, by the image's account files.
@@ -245,10 +277,25 @@ impl Performer {
         self.instance(start, Some(now), Life::Running { pid, pidfd, stopping: None })
     }
 
+    /// It was started by a try before this one, whose answer was lost: it is not started again, whatever it has done.
+    async fn started_before(&self, start: &Start<'_>, task: Task, began: Instant) -> Instance {
+        let (pid, end) = match task {
+            Task::Created => (0, None),
+            Task::Running { pid } | Task::Unknown { pid } => (pid, None),
+            Task::Stopped { code, at } => (0, Some(seen_end(code, at, false))),
+        };
+        let mut instance = self.started(start, pid, began, Duration::ZERO).await;
+        if let Some(exit) = end {
+            let exit = self.witness(start.pod, start.slot, &instance, exit).await;
+            instance.end(exit, Now::read());
+        }
+        instance
+    }
+
     /// runc could not run it: an attempt that ended before it began, written down as any other end.
     async fn start_error(&self, start: &Start<'_>, message: String) -> Instance {
         let now = Now::read();
-        let exit = Exit { code: START_ERROR, reason: "StartError".to_owned(), message, finished_at: now.wall };
+        let exit = Exit { code: START_ERROR_CODE, reason: START_ERROR.to_owned(), message, finished_at: now.wall };
         let state = ContainerState { started_at: Some(now.wall), exit: Some(exit.clone()) };
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
             tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its end is not written down");
@@ -261,6 +308,10 @@ impl Performer {
 
 fn accounts_mount(mount: &SnapshotMount) -> user::SnapshotMount {
     user::SnapshotMount { fs_type: mount.r#type.clone(), source: mount.source.clone(), options: mount.options.clone() }
+}
+
+fn refused(error: RuntimeError) -> StartFailure {
+    StartFailure::Before(failure("CreateContainerError", &error))
 }
 
 fn config_error(message: String) -> StartFailure {

@@ -1,0 +1,87 @@
+//! containerd refuses, or is silent, at each of the agent's calls: many pods at once, each with a fault of its own.
+
+use anyhow::{Context as _, Result};
+use limpet_tests::TestNode;
+
+use crate::fault::{self, Code, FAULT_VARIABLE, Fault, Harm, Moment};
+use crate::proxy::Call;
+use crate::rig::Rig;
+use crate::subject::{Kind, PHASES, Phase, Subject};
+
+/// What the agent waits for an answer: long enough for the start of many containers, short enough for a test.
+const TIMEOUT: &str = "runtimeRequestTimeout: 10s";
+/// Pods at once.
+const LANES: usize = 12;
+
+pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, &[TIMEOUT])?;
+    let mut subjects = Vec::new();
+    for lane in 0..LANES {
+        subjects.push(Subject::new(rig.node, &format!("lane-{lane}"), Kind::Lasting, 100 + lane as u32)?);
+    }
+    let asked_for = fault::asked_for()?;
+    let phases: Vec<Phase> = PHASES.into_iter().filter(|phase| *phase != Phase::Restart).collect();
+    let mut left: Vec<(Phase, Vec<Fault>)> = Vec::new();
+    for phase in &phases {
+        let calls = rig.rounds(&mut subjects[..1], *phase, &[None])?;
+        let mut planned: Vec<Fault> = match &asked_for {
+            Some(fault) => Some(fault.clone()).filter(|fault| fault.phase == *phase).into_iter().collect(),
+            None => faults(*phase, &calls),
+        };
+        planned.reverse();
+        left.push((*phase, planned));
+    }
+    while left.iter().any(|(_, faults)| !faults.is_empty()) {
+        for (phase, faults) in &mut left {
+            let mut now: Vec<Option<Fault>> = (0..LANES).map(|_| faults.pop()).collect();
+            let names: Vec<String> = now.iter().flatten().map(ToString::to_string).collect();
+            eprintln!("{}: {}", phase.name(), names.join(" "));
+            let repeat = || format!("one of these; to repeat one alone: {FAULT_VARIABLE}='…' of {}", names.join(" "));
+            rig.rounds(&mut subjects, *phase, &std::mem::take(&mut now)).with_context(repeat)?;
+        }
+    }
+    eprintln!("{} errors and silences injected", rig.injected);
+    Ok(())
+}
+
+/// Every error at every call; ordinarily one at one call of each method, another one each time.
+fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
+    let about_a_pod = calls.iter().filter(|call| call.about.is_some());
+    let mut planned = Vec::new();
+    for (place, call) in about_a_pod.enumerate() {
+        let harms = harms(&call.method);
+        let fault = |(harm, moment)| Fault { phase, method: call.method.clone(), number: call.number, harm, moment };
+        if fault::is_long() {
+            planned.extend(harms.into_iter().map(fault));
+        } else if call.number == 1 {
+            let turn = place + phase as usize;
+            planned.push(fault(harms[turn % harms.len()]));
+        }
+    }
+    planned
+}
+
+/// What containerd can say to a call. What is there already, or is gone already, it says after it has been done: as
+/// it does to a call whose first answer was lost.
+fn harms(method: &str) -> Vec<(Harm, Moment)> {
+    use Code::{
+        Aborted, AlreadyExists, Cancelled, DeadlineExceeded, FailedPrecondition, Internal, NotFound, ResourceExhausted,
+        Unavailable, Unknown,
+    };
+    let any = [Unavailable, Unknown, Internal, DeadlineExceeded, ResourceExhausted, Aborted, Cancelled];
+    let mut harms = vec![(Harm::Delay, Moment::After), (Harm::Answer(Unavailable), Moment::After)];
+    harms.extend(any.map(|code| (Harm::Answer(code), Moment::Before)));
+    let (_, verb) = method.split_once('.').unwrap_or_default();
+    match verb {
+        "Create" | "Prepare" => harms.push((Harm::Answer(AlreadyExists), Moment::After)),
+        "Delete" | "Remove" => harms.push((Harm::Answer(NotFound), Moment::After)),
+        _ => {}
+    }
+    if matches!(method, "Tasks.Create" | "Tasks.Start" | "Tasks.Kill") {
+        harms.push((Harm::Answer(NotFound), Moment::Before));
+    }
+    if matches!(verb, "Create" | "Start" | "Kill" | "Delete" | "Remove") {
+        harms.push((Harm::Answer(FailedPrecondition), Moment::Before));
+    }
+    harms
+}

@@ -1,0 +1,226 @@
+//! Everything that is there of pods, wherever it can be: compared with what the pods that the agent shows should have.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::TestNode;
+use limpet_tests::process::mentioning;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+type Names = BTreeSet<String>;
+
+/// What the pods shown should have.
+#[derive(Debug, Default)]
+struct Due {
+    uids: Names,
+    /// Of those, the ones that have a sandbox.
+    sandboxes: Names,
+    /// Of those, the ones with a network of their own.
+    networks: Names,
+    running: Names,
+    /// Records of containers: the newest of each, and the one before it.
+    newest: Names,
+    previous: Names,
+}
+
+/// containerd's id of one attempt at a container, as docs/containerd.md has it.
+fn container_id(uid: &str, container: &str, attempt: u64) -> String {
+    let own = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}")));
+    format!("{}{}", &own[..32], pod_digits(uid))
+}
+
+/// The part of a container's id that is its pod's.
+pub(crate) fn pod_digits(uid: &str) -> String {
+    hex(&Sha256::digest(uid))[..32].to_owned()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Due {
+    fn of(pods: &[Value]) -> Self {
+        let mut due = Self::default();
+        for pod in pods {
+            due.add(pod);
+        }
+        due
+    }
+
+    fn add(&mut self, pod: &Value) {
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let status = &pod["status"];
+        let finished = ["Succeeded", "Failed"].iter().any(|phase| status["phase"] == *phase);
+        if !finished {
+            self.sandboxes.insert(uid.clone());
+            if pod["spec"]["hostNetwork"] != true {
+                self.networks.insert(uid.clone());
+            }
+        }
+        let statuses = ["initContainerStatuses", "containerStatuses"];
+        for container in statuses.iter().flat_map(|list| status[list].as_array().into_iter().flatten()) {
+            let (Some(name), Some(attempt)) = (container["name"].as_str(), container["restartCount"].as_u64()) else {
+                continue;
+            };
+            let id = container_id(&uid, name, attempt);
+            if container["state"]["running"].is_object() {
+                self.running.insert(id.clone());
+            }
+            if container["containerID"].is_string() {
+                self.newest.insert(id);
+            }
+            if attempt > 0 {
+                self.previous.insert(container_id(&uid, name, attempt - 1));
+            }
+        }
+        self.uids.insert(uid);
+    }
+}
+
+/// What is there and should not be, or is not and should be; empty when all is well.
+pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>> {
+    let due = Due::of(pods);
+    let mut found = Vec::new();
+    let tasks = node.containerd.tasks()?;
+    let running = tasks.iter().filter(|task| task.state == "RUNNING").map(|task| task.id.clone()).collect();
+    compare("running tasks", &running, &due.running, &mut found);
+    let dead = tasks.iter().filter(|task| task.state != "RUNNING");
+    found.extend(dead.map(|task| format!("a task that does not run: {} {}", task.id, task.state)));
+    let containers: Names = node.containerd.containers()?.into_iter().collect();
+    found.extend(due.newest.difference(&containers).map(|id| format!("no record of container {id}")));
+    let known: Names = due.newest.union(&due.previous).cloned().collect();
+    found.extend(containers.difference(&known).map(|id| format!("a container of nobody's: {id}")));
+    let snapshots = active_snapshots(node, &due.running)?;
+    compare("active snapshots", &snapshots, &due.running, &mut found);
+    let leases = node.containerd.ctr(&["leases", "ls", "-q"])?;
+    found.extend(leases.lines().map(|lease| format!("a lease: {lease}")));
+    on_disk(node, &due, &mut found);
+    processes(node, &due, &mut found);
+    Ok(found)
+}
+
+/// A snapshot that nothing holds is containerd's to collect: it is asked to, before one counts as left behind.
+fn active_snapshots(node: &TestNode, due: &Names) -> Result<Names> {
+    let look = || -> Result<Names> {
+        let text = node.containerd.ctr(&["snapshots", "ls"])?;
+        let active = text.lines().filter(|line| line.trim_end().ends_with("Active"));
+        Ok(active.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+    };
+    let first = look()?;
+    if first.is_subset(due) {
+        return Ok(first);
+    }
+    node.containerd.ctr(&["content", "prune", "references"])?;
+    look()
+}
+
+/// Pins, network records, addresses, links, cgroups, volumes, logs.
+fn on_disk(node: &TestNode, due: &Due, found: &mut Vec<String>) {
+    let own = node.agent.settings();
+    compare("sandboxes", &names(&own.run().join("sandboxes")), &due.sandboxes, found);
+    compare("network records", &names(&own.root().join("network")), &due.networks, found);
+    compare("pod directories", &names(&own.root().join("pods")), &due.uids, found);
+    let groups = node.pod_cgroups();
+    let pods = groups.iter().filter_map(|(pod, _)| pod.strip_prefix("pod").map(str::to_owned)).collect();
+    compare("pod cgroups", &pods, &due.sandboxes, found);
+    let containers = groups.iter().flat_map(|(_, below)| below.iter().cloned()).collect();
+    compare("container cgroups", &containers, &due.running, found);
+    let Some(cni) = &node.cni else { return };
+    let addresses = cni.allocated();
+    if addresses.len() != due.networks.len() {
+        found.push(format!("addresses {addresses:?} for {} pods", due.networks.len()));
+    }
+    let links = names(&Path::new("/sys/class/net").join(cni.bridge()).join("brif"));
+    if links.len() != due.networks.len() {
+        found.push(format!("links {links:?} for {} pods", due.networks.len()));
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let place = format!("{}/", node.dir().display());
+    let roots = mounts.lines().filter(|line| line.contains(&place) && line.contains("/rootfs ")).count();
+    if roots != due.running.len() {
+        found.push(format!("{roots} root file systems are mounted for {} containers", due.running.len()));
+    }
+}
+
+/// One shim a pod that runs, one logger a container.
+fn processes(node: &TestNode, due: &Due, found: &mut Vec<String>) {
+    let shims = shims(&node.containerd.socket()).len();
+    let pods = due.running.iter().map(|id| &id[32..]).collect::<BTreeSet<_>>().len();
+    if shims != pods {
+        found.push(format!("{shims} shims for {pods} pods that run"));
+    }
+    let logged: Vec<String> = loggers(node.dir()).into_iter().map(|(_, id)| id).collect();
+    let distinct: Names = logged.iter().cloned().collect();
+    compare("loggers", &distinct, &due.running, found);
+    if distinct.len() != logged.len() {
+        found.push(format!("several loggers of one container: {logged:?}"));
+    }
+}
+
+/// The shims of the node's pods, each with the id it was started for.
+pub(crate) fn shims(socket: &Path) -> Vec<(u32, String)> {
+    let all = mentioning(&socket.display().to_string()).into_iter().filter(|pid| is_named(*pid, "containerd-shim"));
+    all.filter_map(|pid| {
+        let arguments = arguments(pid);
+        // `containerd-shim … start` and `delete` are short-lived calls of the same program.
+        if arguments.iter().any(|argument| argument == "start" || argument == "delete") {
+            return None;
+        }
+        let id = arguments.iter().position(|argument| argument == "-id")?;
+        Some((pid, arguments.get(id + 1)?.clone()))
+    })
+    .collect()
+}
+
+/// The loggers of the node's containers, each with its container's id.
+pub(crate) fn loggers(dir: &Path) -> Vec<(u32, String)> {
+    let place = format!("{}/", dir.display());
+    let all = mentioning(&place).into_iter().filter(|pid| is_named(*pid, "limpet"));
+    all.filter_map(|pid| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let id = environment.split(|byte| *byte == 0).find_map(|pair| pair.strip_prefix(b"CONTAINER_ID="))?;
+        Some((pid, String::from_utf8_lossy(id).into_owned()))
+    })
+    .collect()
+}
+
+fn is_named(pid: u32, name: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with(name))
+}
+
+/// The processes of the program `name`.
+pub(crate) fn named(name: &str) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let comm = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    pids.filter(|pid| comm(pid).trim_end() == name).collect()
+}
+
+/// A process's command line.
+pub(crate) fn arguments(pid: u32) -> Vec<String> {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    bytes.split(|byte| *byte == 0).map(|part| String::from_utf8_lossy(part).into_owned()).collect()
+}
+
+fn names(dir: &Path) -> Names {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let all = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    all.filter(|name| !name.starts_with('.')).collect()
+}
+
+fn compare(what: &str, there: &Names, due: &Names, found: &mut Vec<String>) {
+    found.extend(there.difference(due).map(|name| format!("{what}: {name} is too many")));
+    found.extend(due.difference(there).map(|name| format!("{what}: {name} is missing")));
+}
+
+/// How often each container has noted that it ran, in the order of the first time.
+pub(crate) fn runs(file: &Path) -> Result<Vec<String>> {
+    match fs::read_to_string(file) {
+        Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("{}", file.display())),
+    }
+}

@@ -1,0 +1,78 @@
+//! The agent is killed, or its connection to containerd cut, at each of its requests.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::TestNode;
+
+use crate::fault::{self, Fault, Harm, Moment};
+use crate::proxy::Call;
+use crate::rig::Rig;
+use crate::subject::{Kind, PHASES, Phase, Subject};
+
+pub(crate) fn kills_of_the_agent_at_every_step(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, &[])?;
+    let mut lasting = Subject::new(rig.node, "web", Kind::Lasting, 1)?;
+    let mut once = Subject::new(rig.node, "once", Kind::Once, 2)?;
+    for subject in [&mut lasting, &mut once] {
+        lives(&mut rig, subject, faults)?;
+    }
+    eprintln!("{} faults injected", rig.injected);
+    Ok(())
+}
+
+/// Has a pod live through all its phases: once undisturbed to learn the calls, then with one fault a phase until there
+/// are none left.
+pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, &[Call]) -> Vec<Fault>) -> Result<()> {
+    let asked_for = fault::asked_for()?;
+    let mut left: BTreeMap<Phase, Vec<Fault>> = BTreeMap::new();
+    let phases: Vec<Phase> = PHASES.into_iter().filter(|phase| subject.goes_through(*phase)).collect();
+    for phase in &phases {
+        let (calls, _) = rig.round(subject, *phase, None).with_context(|| format!("{} undisturbed", phase.name()))?;
+        eprintln!(
+            "{}: {} calls: {}",
+            phase.name(),
+            calls.len(),
+            calls.iter().map(|call| call.method.as_str()).collect::<Vec<_>>().join(" ")
+        );
+        let mut planned = match &asked_for {
+            Some(fault) => Some(fault.clone()).filter(|fault| fault.phase == *phase).into_iter().collect(),
+            None => faults(*phase, &calls),
+        };
+        planned.reverse();
+        left.insert(*phase, planned);
+    }
+    while left.values().any(|faults| !faults.is_empty()) {
+        for phase in &phases {
+            let fault = left.get_mut(phase).and_then(Vec::pop);
+            let repeat = || match &fault {
+                Some(fault) => format!("to repeat it alone: {}='{fault}'", fault::FAULT_VARIABLE),
+                None => format!("{} undisturbed", phase.name()),
+            };
+            rig.round(subject, *phase, fault.as_ref()).with_context(repeat)?;
+        }
+    }
+    Ok(())
+}
+
+/// Every call before and after it is done; ordinarily one moment of each method.
+fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
+    let mut planned = Vec::new();
+    for (place, call) in calls.iter().enumerate() {
+        let fault = |harm, moment| Fault { phase, method: call.method.clone(), number: call.number, harm, moment };
+        if call.method.starts_with("cni.") {
+            planned.extend([Moment::Before, Moment::After].map(|moment| fault(Harm::KillAgent, moment)));
+            planned.push(fault(Harm::Late, Moment::Before));
+        } else if fault::is_long() {
+            planned.extend([Moment::Before, Moment::After].map(|moment| fault(Harm::KillAgent, moment)));
+            planned.push(fault(Harm::Cut, Moment::After));
+        } else if call.number == 1 {
+            planned.push(match place % 3 {
+                0 => fault(Harm::KillAgent, Moment::Before),
+                1 => fault(Harm::KillAgent, Moment::After),
+                _ => fault(Harm::Cut, Moment::After),
+            });
+        }
+    }
+    planned
+}

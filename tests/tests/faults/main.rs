@@ -1,0 +1,37 @@
+//! Harm at every step: whatever is killed, cut, delayed or refused, afterwards runs what is desired, once, and nothing
+//! else is left.
+//!
+//! The ordinary run tries a selection. `LIMPET_TEST_LONG=1` tries everything, and `LIMPET_TEST_FAULT=…`, which a
+//! failure prints, one fault alone.
+
+mod errors;
+mod fault;
+mod inventory;
+mod kills;
+mod processes;
+mod proxy;
+mod random;
+mod rig;
+mod subject;
+mod wrapper;
+
+use std::process::ExitCode;
+
+use limpet_tests::node::NodeOptions;
+use limpet_tests::{case, suite};
+
+use errors::errors_and_silence_at_every_call;
+use kills::kills_of_the_agent_at_every_step;
+use processes::{a_stopped_shim_holds_up_its_own_pod_only, processes_killed_at_every_step};
+use random::random_edits_and_kills;
+
+fn main() -> ExitCode {
+    let node = |node: &mut NodeOptions| (node.cni, node.agent) = (true, false);
+    suite::run([
+        case!(kills_of_the_agent_at_every_step).on(node),
+        case!(errors_and_silence_at_every_call).on(node),
+        case!(processes_killed_at_every_step).on(node),
+        case!(a_stopped_shim_holds_up_its_own_pod_only).on(node),
+        case!(random_edits_and_kills).on(node),
+    ])
+}

@@ -1,0 +1,83 @@
+//! What the agent relies on is killed at each of its requests: containerd, the pod's shim, its loggers, runc. And a
+//! shim that is stopped holds up its own pod only.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::process::{self, signal_pid};
+use limpet_tests::{TestNode, wait};
+use rustix::process::Signal;
+
+use crate::fault::{self, Fault, Harm, Moment};
+use crate::inventory::shims;
+use crate::kills::lives;
+use crate::proxy::Call;
+use crate::rig::Rig;
+use crate::subject::{Kind, Phase, Subject};
+
+pub(crate) fn processes_killed_at_every_step(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, &[])?;
+    let mut subject = Subject::new(rig.node, "web", Kind::Lasting, 1)?;
+    lives(&mut rig, &mut subject, faults)?;
+    eprintln!("{} processes killed", rig.injected);
+    Ok(())
+}
+
+/// Each process at each call; ordinarily one of them at some.
+fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
+    let mut planned = Vec::new();
+    for (place, call) in calls.iter().filter(|call| call.method != "Events.Publish").enumerate() {
+        let fault = |harm, moment| Fault { phase, method: call.method.clone(), number: call.number, harm, moment };
+        let harms: &[Harm] = match call.method.as_str() {
+            // The plugin's wrapper knows of the agent only.
+            method if method.starts_with("cni.") => &[Harm::Fail],
+            "Tasks.Create" | "Tasks.Start" | "Tasks.Delete" => {
+                &[Harm::KillRunc, Harm::KillContainerd, Harm::KillShim, Harm::KillLogger]
+            }
+            _ => &[Harm::KillContainerd, Harm::KillShim, Harm::KillLogger],
+        };
+        if fault::is_long() || harms.len() == 1 && call.number == 1 {
+            for harm in harms {
+                planned.extend([Moment::Before, Moment::After].map(|moment| fault(*harm, moment)));
+            }
+        } else if harms.contains(&Harm::KillRunc) && call.number == 1 {
+            planned.push(fault(Harm::KillRunc, Moment::Before));
+        } else if place % 5 == phase as usize % 5 {
+            let moment = if place % 2 == 0 { Moment::Before } else { Moment::After };
+            planned.push(fault(harms[place / 5 % harms.len()], moment));
+        }
+    }
+    planned
+}
+
+pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, &["runtimeRequestTimeout: 20s"])?;
+    let mut stopped = Subject::new(rig.node, "stopped", Kind::Lasting, 1)?;
+    let mut other = Subject::new(rig.node, "other", Kind::Lasting, 2)?;
+    rig.round(&mut stopped, Phase::Start, None)?;
+    let digits = stopped.digits();
+    let own =
+        shims(&rig.node.containerd.socket()).into_iter().find(|(_, id)| digits.iter().any(|end| id.ends_with(end)));
+    let (shim, _) = own.context("the pod has no shim")?;
+
+    signal_pid(shim, Signal::STOP);
+    stopped.begin(rig.node, Phase::Image)?;
+    let full = rig.node.full_name("stopped");
+    let said = || -> Result<String> {
+        let table = rig.node.agent.cli(&["pods"])?.success()?;
+        Ok(table + &rig.node.agent.cli(&["describe", &full])?.success()?)
+    };
+    let told = || said().is_ok_and(|text| text.matches("Tasks.Kill").count() >= 2);
+    wait::until_true(wait::SOON, "word of the call that hangs", told).with_context(|| format!("{:?}", said()))?;
+    for phase in [Phase::Start, Phase::Image, Phase::Crash, Phase::Recreate, Phase::Delete] {
+        other.begin(rig.node, phase)?;
+        let done = || rig.node.pods().and_then(|pods| other.judge(&pods, rig.node));
+        wait::until_true(wait::SOON, &format!("the other pod: {}", phase.name()), || done().is_ok())
+            .with_context(|| format!("{:?}", done()))?;
+    }
+    let state = process::checked(Command::new("ps").args(["-o", "state=", "-p", &shim.to_string()]))?;
+    ensure!(state.trim() == "T", "the shim was not stopped meanwhile: {state}");
+
+    signal_pid(shim, Signal::CONT);
+    rig.settle(&[&stopped, &other], None)
+}

@@ -1,0 +1,275 @@
+//! A node with the proxy on containerd's socket and the wrapper in its place, and one round of harm on it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use limpet_tests::containerd::Task;
+use limpet_tests::node::container_id;
+use limpet_tests::process::{mentioning, signal_pid};
+use limpet_tests::{TestNode, wait};
+use rustix::process::Signal;
+
+use crate::fault::{Fault, Harm, Target};
+use crate::inventory::{arguments, differences, loggers, named, shims};
+use crate::proxy::{Armed, Blow, Call, Proxy};
+use crate::subject::{Kind, Phase, Subject, judge};
+use crate::wrapper::Wrapper;
+
+/// How long after a request its runc comes, if it needs one.
+const RUNC_COMES: Duration = Duration::from_secs(1);
+
+/// The node, and the pods that no fault is about.
+pub(crate) struct Rig<'a> {
+    pub(crate) node: &'a mut TestNode,
+    pub(crate) proxy: Proxy,
+    pub(crate) wrapper: Wrapper,
+    bystanders: Vec<Subject>,
+    /// The bystander's container and process.
+    untouched: Option<Task>,
+    /// How many faults have been injected.
+    pub(crate) injected: usize,
+}
+
+impl<'a> Rig<'a> {
+    /// Puts proxy and wrapper in place on a node whose agent does not run, and starts it with the bystanders.
+    pub(crate) fn new(node: &'a mut TestNode, kubelet: &[&str]) -> Result<Self> {
+        let proxy = Proxy::start(&node.dir().join("proxy.sock"), &node.containerd.socket())?;
+        let wrapper = Wrapper::write(&node.dir().join("wrapper"))?;
+        node.agent.reconfigure(|settings| {
+            settings.endpoint = proxy.socket().to_owned();
+            settings.cni_plugins.insert(0, wrapper.plugin_dir());
+            settings.kubelet.extend(kubelet.iter().map(|line| (*line).to_owned()));
+        })?;
+        let mut rig = Self { node, proxy, wrapper, bystanders: Vec::new(), untouched: None, injected: 0 };
+        rig.start_agent()?;
+        for (name, kind) in [("bystander", Kind::Lasting), ("done", Kind::Once)] {
+            let mut pod = Subject::new(rig.node, name, kind, u32::MAX - rig.bystanders.len() as u32)?;
+            pod.begin(rig.node, Phase::Start)?;
+            rig.bystanders.push(pod);
+        }
+        rig.settle(&[], None)?;
+        rig.untouched = Some(rig.bystander()?);
+        Ok(rig)
+    }
+
+    fn bystander(&self) -> Result<Task> {
+        let id = container_id(&self.node.wait_running("bystander")?, "main")?;
+        self.node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("the bystander has no task")
+    }
+
+    /// Starts the agent anew, whatever became of the one before.
+    pub(crate) fn start_agent(&mut self) -> Result<()> {
+        self.node.agent.kill();
+        self.node.agent.start()
+    }
+
+    /// Starts containerd anew, whatever became of the one before.
+    pub(crate) fn start_containerd(&mut self) -> Result<()> {
+        self.node.containerd.kill();
+        self.node.containerd.start()
+    }
+
+    /// One phase of a pod's life, with a fault in it or none, until everything is as it should be. Returns the calls
+    /// of the agent, and whether the fault was reached.
+    pub(crate) fn round(
+        &mut self,
+        subject: &mut Subject,
+        phase: Phase,
+        fault: Option<&Fault>,
+    ) -> Result<(Vec<Call>, bool)> {
+        self.reset()?;
+        let began = Instant::now();
+        if phase == Phase::Restart {
+            self.node.agent.kill();
+        }
+        if let Some(fault) = fault {
+            self.arm(fault, subject)?;
+        }
+        if phase == Phase::Restart
+            && let Err(error) = self.start_agent()
+        {
+            ensure!(!self.struck().is_empty(), error);
+        }
+        subject.lenient = fault.is_some_and(|fault| fault.harm.may_restart());
+        subject.begin(self.node, phase)?;
+        self.settle(&[subject], fault)?;
+        if fault.is_some_and(|fault| fault.harm == Harm::KillLogger) {
+            self.end_what_nobody_logs()?;
+            self.settle(&[subject], None)?;
+        }
+        let struck = self.struck();
+        self.injected += struck.len();
+        subject.forgive()?;
+        if let Some(fault) = fault {
+            let reached = if struck.is_empty() { "not reached" } else { "" };
+            eprintln!("{fault} {}ms {reached}", began.elapsed().as_millis());
+        }
+        Ok((self.calls(), !struck.is_empty()))
+    }
+
+    /// Disarms what is armed and counts from one again.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        self.proxy.count_anew(Vec::new());
+        self.wrapper.forget()
+    }
+
+    /// All calls since counting began: containerd's, then the plugin's.
+    fn calls(&self) -> Vec<Call> {
+        let mut calls = self.proxy.calls();
+        for method in self.wrapper.calls() {
+            let number = 1 + calls.iter().filter(|call| call.method == method).count();
+            calls.push(Call { method, number, about: None });
+        }
+        calls
+    }
+
+    /// Waits until `subjects` and the bystanders are as they should be, nothing else is there, and no bystander was
+    /// touched. What the fault has killed is started again meanwhile.
+    pub(crate) fn settle(&mut self, subjects: &[&Subject], fault: Option<&Fault>) -> Result<()> {
+        let mut recovered = false;
+        let mut last = String::new();
+        let settled = wait::until(wait::SOON, "the node to be as it should", || {
+            if let Some(fault) = fault.filter(|_| !recovered && !self.struck().is_empty()) {
+                recovered = true;
+                if let Err(error) = self.recover(fault) {
+                    return Some(Err(error));
+                }
+            }
+            last = match self.look(subjects) {
+                Ok(mut differences) => {
+                    // A logger that was killed comes back with the next run of its container.
+                    let killed = fault.is_some_and(|fault| fault.harm == Harm::KillLogger);
+                    differences.retain(|difference| !killed || !difference.starts_with("loggers:"));
+                    differences.join("\n")
+                }
+                Err(error) => format!("{error:#}"),
+            };
+            let missed = fault.is_some() && !recovered && !self.struck().is_empty();
+            (last.is_empty() && !missed).then_some(Ok(()))
+        });
+        settled.with_context(|| last)??;
+        if let Some(untouched) = &self.untouched {
+            let now = self.bystander()?;
+            ensure!(now == *untouched, "the bystander was restarted: {untouched:?}, and now {now:?}");
+        }
+        Ok(())
+    }
+
+    /// Kills the containers whose loggers were killed.
+    fn end_what_nobody_logs(&self) -> Result<()> {
+        let logged = loggers(self.node.dir());
+        let tasks = self.node.containerd.tasks()?.into_iter();
+        tasks
+            .filter(|task| logged.iter().all(|(_, id)| *id != task.id))
+            .for_each(|task| signal_pid(task.pid, Signal::KILL));
+        Ok(())
+    }
+
+    fn look(&self, subjects: &[&Subject]) -> Result<Vec<String>> {
+        let pods = self.node.pods()?;
+        let all: Vec<&Subject> = self.bystanders.iter().chain(subjects.iter().copied()).collect();
+        judge(self.node, &all, &pods)?;
+        differences(self.node, &pods)
+    }
+
+    /// Starts again what a fault has killed.
+    fn recover(&mut self, fault: &Fault) -> Result<()> {
+        match fault.harm {
+            Harm::KillAgent => self.start_agent(),
+            Harm::KillContainerd => self.start_containerd(),
+            Harm::Late => {
+                self.start_agent()?;
+                // The new agent has called the plugin before the old agent's comes to its work.
+                let called = || self.wrapper.calls().len() > fault.number;
+                wait::until_true(wait::SOON, "the new agent's call", called)?;
+                self.wrapper.go_on()?;
+                let waiting = || mentioning(&self.wrapper.late()).is_empty();
+                wait::until_true(wait::SOON, "the end of the old agent's plugin", waiting)
+            }
+            Harm::StopShim => bail!("a stopped shim does not go on by itself"),
+            _ => Ok(()),
+        }
+    }
+
+    /// What hits the process that `harm` is about.
+    pub(crate) fn blow(&self, harm: Harm, subject: &Subject) -> Blow {
+        let containerd = self.node.containerd.pid();
+        let (digits, socket, dir) = (subject.digits(), self.node.containerd.socket(), self.node.dir().to_owned());
+        Arc::new(move |agent| {
+            let hit = |processes: Vec<(u32, String)>, signal| {
+                let own = processes.into_iter().filter(|(_, id)| digits.iter().any(|digits| id.ends_with(digits)));
+                own.for_each(|(pid, _)| signal_pid(pid, signal));
+            };
+            match harm {
+                Harm::KillAgent => signal_pid(agent, Signal::KILL),
+                Harm::KillContainerd => containerd.into_iter().for_each(|pid| signal_pid(pid, Signal::KILL)),
+                Harm::KillShim => hit(shims(&socket), Signal::KILL),
+                Harm::StopShim => hit(shims(&socket), Signal::STOP),
+                Harm::KillLogger => hit(loggers(&dir), Signal::KILL),
+                Harm::KillRunc => kill_runc(digits.clone()),
+                _ => {}
+            }
+        })
+    }
+
+    /// Has each of `subjects` go through `phase`, every one with its own fault or none. Returns the calls of the agent.
+    pub(crate) fn rounds(
+        &mut self,
+        subjects: &mut [Subject],
+        phase: Phase,
+        faults: &[Option<Fault>],
+    ) -> Result<Vec<Call>> {
+        let named = subjects.iter().map(|subject| (subject.name.clone(), subject.digits())).collect();
+        self.wrapper.forget()?;
+        self.proxy.count_anew(named);
+        for (subject, fault) in subjects.iter().zip(faults) {
+            if let Some(Fault { method, number, harm, moment, .. }) = fault.clone() {
+                let target = Target { method, number, about: Some(subject.name.clone()) };
+                self.proxy.arm([Armed { target, moment, harm, blow: self.blow(harm, subject) }]);
+            }
+        }
+        for subject in subjects.iter_mut() {
+            subject.begin(self.node, phase)?;
+        }
+        let all: Vec<&Subject> = subjects.iter().collect();
+        self.settle(&all, None)?;
+        self.injected += self.struck().len();
+        Ok(self.calls())
+    }
+
+    /// Arms `fault` for `subject`.
+    fn arm(&self, fault: &Fault, subject: &Subject) -> Result<()> {
+        if fault.method.starts_with("cni.") {
+            return self.wrapper.plan(&fault.method, fault.number, &format!("{}:{}", fault.harm, fault.moment));
+        }
+        let target = Target { method: fault.method.clone(), number: fault.number, about: None };
+        self.proxy.arm([Armed {
+            target,
+            moment: fault.moment,
+            harm: fault.harm,
+            blow: self.blow(fault.harm, subject),
+        }]);
+        Ok(())
+    }
+
+    /// Everything that was struck since counting began.
+    pub(crate) fn struck(&self) -> Vec<String> {
+        [self.proxy.struck(), self.wrapper.struck()].concat()
+    }
+}
+
+/// Kills the first runc that works for one of the pod's containers, as soon as it is there: the request that is passed
+/// on now starts it.
+fn kill_runc(digits: Vec<String>) {
+    std::thread::spawn(move || {
+        let seen = || {
+            let all = named("runc").into_iter();
+            all.filter(|pid| arguments(*pid).iter().any(|word| digits.iter().any(|end| word.ends_with(end)))).next()
+        };
+        // None may come: not every request needs one.
+        if let Ok(pid) = wait::until(RUNC_COMES, "a runc", seen) {
+            signal_pid(pid, Signal::KILL);
+        }
+    });
+}
