@@ -15,7 +15,7 @@ mod trail;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ impl DirectoryId {
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = path.metadata()?;
         if !metadata.is_dir() {
-            return Err(io::ErrorKind::NotADirectory.into());
+            return Err(ErrorKind::NotADirectory.into());
         }
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })
     }
@@ -191,7 +191,7 @@ impl DirectoryWatch {
         for ((directory, name), dependents) in steps {
             match self.queue.add(&directory, NAMES | ITSELF) {
                 Ok(wd) => self.links.entry(wd).or_default().entry(name).or_default().extend(dependents),
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => self.failed = Some(error),
+                Err(error) if error.kind() == ErrorKind::StorageFull => self.failed = Some(error),
                 Err(error) => {
                     tracing::warn!(%error, directory = %directory.display(), "target of a symlinked manifest is not watched");
                 }
@@ -241,6 +241,8 @@ impl DirectoryWatch {
                 Err(error) => failure = Some(error),
             }
         }
+        // What went away in between is told by its parent, which is watched.
+        let failure = failure.filter(|error| !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory));
         for wd in old_path.into_keys().chain(old_main.map(|(wd, _)| wd)) {
             self.release(wd);
         }
