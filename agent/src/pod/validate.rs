@@ -139,4 +139,6 @@ fn across_volumes(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
 }
 
 #[cfg(test)]
+mod rules_tests;
+#[cfg(test)]
 mod tests;

@@ -27,6 +27,7 @@ use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
 use crate::watch::{DirectoryId, DirectoryWatch, WatchEvent};
+pub use look::read_all;
 use look::{Finding, KnownFiles, Listing, Look, Place};
 
 /// How long a vanished name waits for its successor.
@@ -46,21 +47,6 @@ impl Default for Pace {
     fn default() -> Self {
         Self { watched: Duration::from_secs(300), blind: Duration::from_secs(20) }
     }
-}
-
-/// What the files at `path` hold now, by name. Blocks.
-///
-/// # Errors
-/// The directory cannot be read; in words.
-pub fn read_all(path: &Path, node_name: &str, decoder: Decoder) -> Result<Vec<(Arc<str>, Manifest)>, String> {
-    let (place, _) = Place::at(path, node_name, decoder);
-    let look = place.look_at_all(KnownFiles::new(), &BTreeSet::new());
-    look.listing.unwrap_or_else(|| Err("not looked at".to_owned()))?;
-    let read = |(name, finding)| match finding {
-        Finding::Read(manifest) => Some((name, manifest)),
-        Finding::Absent => None,
-    };
-    Ok(look.findings.into_iter().filter_map(read).collect())
 }
 
 /// The file source, ready to run.

@@ -73,7 +73,10 @@ impl Faults {
         self.found
     }
 
+    #[cfg_attr(test, track_caller)]
     fn push(&mut self, at: &At<'_>, message: String, remedy: &str) {
+        #[cfg(test)]
+        fired::note();
         self.found += 1;
         if self.list.len() < MAX_FAULTS {
             self.list.push(Fault::error(at.to_string(), message).with_remedy(remedy));
@@ -81,21 +84,25 @@ impl Faults {
     }
 
     /// A value that must be there is not. `detail` may be empty.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn required(&mut self, at: &At<'_>, detail: &str) {
         self.push(at, with_detail("Required value", detail), "");
     }
 
     /// A value breaks a rule.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn invalid(&mut self, at: &At<'_>, value: impl fmt::Debug, detail: &str) {
         self.push(at, with_detail(&format!("Invalid value: {}", shown(&value)), detail), "");
     }
 
     /// A value breaks a rule that `remedy` spells out.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn malformed(&mut self, at: &At<'_>, value: &str, detail: &str, remedy: &str) {
         self.push(at, with_detail(&format!("Invalid value: {}", shown(&value)), detail), remedy);
     }
 
     /// A value is none of those that are allowed.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn unsupported(&mut self, at: &At<'_>, value: &str, allowed: &[&str]) {
         let allowed: Vec<String> = allowed.iter().map(|value| format!("{value:?}")).collect();
         let message = format!("Unsupported value: {}: supported values: {}", shown(&value), allowed.join(", "));
@@ -103,31 +110,37 @@ impl Faults {
     }
 
     /// A value that must be unique is there already.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn duplicate(&mut self, at: &At<'_>, value: &str) {
         self.push(at, format!("Duplicate value: {}", shown(&value)), "");
     }
 
     /// A value names what does not exist; `detail` says what does.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn not_found(&mut self, at: &At<'_>, value: &str, remedy: &str) {
         self.push(at, format!("Not found: {}", shown(&value)), remedy);
     }
 
     /// A field that may not be set here.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn forbidden(&mut self, at: &At<'_>, detail: &str) {
         self.push(at, with_detail("Forbidden", detail), "");
     }
 
     /// A text longer than `limit` bytes.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn too_long(&mut self, at: &At<'_>, limit: usize) {
         self.push(at, format!("Too long: may not be more than {limit} bytes"), "");
     }
 
     /// A list of more than `limit` items.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn too_many(&mut self, at: &At<'_>, count: usize, limit: usize) {
         self.push(at, format!("Too many: {count}: must have at most {limit} items"), "");
     }
 
     /// A text that must be one of `allowed`; absent or empty it is `required`.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn one_of(&mut self, at: &At<'_>, value: Option<&str>, allowed: &[&str]) {
         match value.unwrap_or_default() {
             "" => self.required(at, ""),
@@ -137,6 +150,7 @@ impl Faults {
     }
 
     /// A text that, when it is there, must be one of `allowed`.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn if_set_one_of(&mut self, at: &At<'_>, value: Option<&str>, allowed: &[&str]) {
         if let Some(value) = value.filter(|value| !allowed.contains(value)) {
             self.unsupported(at, value, allowed);
@@ -144,6 +158,7 @@ impl Faults {
     }
 
     /// A text that must not be empty.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn not_empty(&mut self, at: &At<'_>, value: &str) {
         if value.is_empty() {
             self.required(at, "");
@@ -151,6 +166,7 @@ impl Faults {
     }
 
     /// A number that must lie between two others.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn in_range(&mut self, at: &At<'_>, value: i64, from: i64, to: i64) {
         if !(from..=to).contains(&value) {
             self.invalid(at, value, &format!("must be between {from} and {to}, inclusive"));
@@ -158,10 +174,35 @@ impl Faults {
     }
 
     /// A number that must not be negative.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn not_negative(&mut self, at: &At<'_>, value: i64) {
         if value < 0 {
             self.invalid(at, value, "must be greater than or equal to 0");
         }
+    }
+}
+
+/// Which places of the rules have told a fault on this thread: for the test that looks for a rule no case breaks.
+#[cfg(test)]
+pub(super) mod fired {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+    use std::panic::Location;
+
+    thread_local! {
+        static PLACES: RefCell<BTreeSet<(&'static str, u32)>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    /// The rule that calls, past the methods of `Faults`.
+    #[track_caller]
+    pub(super) fn note() {
+        let place = Location::caller();
+        PLACES.with_borrow_mut(|places| places.insert((place.file(), place.line())));
+    }
+
+    /// File and line of every place, and forgets them.
+    pub(in super::super) fn take() -> BTreeSet<(&'static str, u32)> {
+        PLACES.take()
     }
 }
 
@@ -185,6 +226,7 @@ struct Cut {
 }
 
 impl fmt::Write for Cut {
+    #[cfg_attr(test, track_caller)]
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {
             self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;

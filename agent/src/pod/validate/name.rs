@@ -98,6 +98,7 @@ pub(super) fn leads_up(path: &str) -> bool {
 
 impl Faults {
     /// A name that must be a DNS label.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn dns_label(&mut self, at: &At<'_>, value: &str) {
         if is_dns_label(value) {
             return;
@@ -107,6 +108,7 @@ impl Faults {
     }
 
     /// The same, and it must be there.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn required_dns_label(&mut self, at: &At<'_>, value: &str) {
         match value {
             "" => self.required(at, ""),
@@ -115,6 +117,7 @@ impl Faults {
     }
 
     /// A name that must be a DNS subdomain.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn dns_subdomain(&mut self, at: &At<'_>, value: &str) {
         if !is_dns_subdomain(value) {
             self.malformed(at, value, "must be a DNS subdomain", SUBDOMAIN_RULE);
@@ -122,6 +125,7 @@ impl Faults {
     }
 
     /// The same, and it must be there.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn required_dns_subdomain(&mut self, at: &At<'_>, value: &str) {
         match value {
             "" => self.required(at, ""),
@@ -130,6 +134,7 @@ impl Faults {
     }
 
     /// A search domain.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn search_domain(&mut self, at: &At<'_>, value: &str) {
         let domain = value.strip_suffix('.').unwrap_or(value);
         if value != "." && !is_dns_subdomain_with_underscores(domain) {
@@ -138,6 +143,7 @@ impl Faults {
     }
 
     /// A label's or annotation's key, a resource's or condition's name.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn qualified_name(&mut self, at: &At<'_>, value: &str) {
         if !is_qualified_name(value) {
             self.malformed(at, value, "must be a qualified name", KEY_RULE);
@@ -145,6 +151,7 @@ impl Faults {
     }
 
     /// A label's value.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn label_value(&mut self, at: &At<'_>, value: &str) {
         if !is_label_value(value) {
             self.malformed(at, value, "must be a label value", LABEL_VALUE_RULE);
@@ -152,6 +159,7 @@ impl Faults {
     }
 
     /// Labels, each fault at its key.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn labels<'a>(&mut self, at: &At<'_>, labels: impl IntoIterator<Item = (&'a String, &'a String)>) {
         for (key, value) in labels {
             self.qualified_name(&at.key(key), key);
@@ -160,11 +168,13 @@ impl Faults {
     }
 
     /// A number that must be a port.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn port(&mut self, at: &At<'_>, port: i32) {
         self.in_range(at, i64::from(port), 1, 65535);
     }
 
     /// A port's name.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn port_name(&mut self, at: &At<'_>, value: &str) {
         if !is_port_name(value) {
             self.malformed(at, value, "must be a port name", PORT_RULE);
@@ -172,6 +182,7 @@ impl Faults {
     }
 
     /// An environment variable's name.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn env_name(&mut self, at: &At<'_>, value: &str) {
         if !is_env_name(value) {
             self.invalid(at, value, "must consist only of printable ASCII characters other than '='");
@@ -179,6 +190,7 @@ impl Faults {
     }
 
     /// A key of a ConfigMap or Secret.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn config_key(&mut self, at: &At<'_>, value: &str) {
         match value {
             "" => self.required(at, ""),
@@ -188,6 +200,7 @@ impl Faults {
     }
 
     /// An IP address without leading zeros, and no IPv4 one written as IPv6.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn ip(&mut self, at: &At<'_>, value: &str) {
         match value.parse::<IpAddr>() {
             Ok(IpAddr::V6(address)) if is_mapped(address) => {
@@ -199,6 +212,7 @@ impl Faults {
     }
 
     /// A path that must not lead up.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn no_way_up(&mut self, at: &At<'_>, path: &str) {
         if leads_up(path) {
             self.invalid(at, path, "must not contain '..'");
@@ -206,6 +220,7 @@ impl Faults {
     }
 
     /// A path below something.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn descending_path(&mut self, at: &At<'_>, path: &str) {
         if path.starts_with('/') {
             self.invalid(at, path, "must be a relative path");
@@ -214,6 +229,7 @@ impl Faults {
     }
 
     /// A path below a volume's directory, where names that begin with `..` belong to the swap of its contents.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn file_in_volume(&mut self, at: &At<'_>, path: &str) {
         self.descending_path(at, path);
         if path.starts_with("..") && !path.starts_with("../") {
@@ -222,6 +238,7 @@ impl Faults {
     }
 
     /// A user's or group's number.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn id(&mut self, at: &At<'_>, id: Option<i64>) {
         if let Some(id) = id {
             self.in_range(at, id, 0, i64::from(i32::MAX));
@@ -229,6 +246,7 @@ impl Faults {
     }
 
     /// The mode of a file.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn file_mode(&mut self, at: &At<'_>, mode: Option<i32>) {
         if let Some(mode) = mode.filter(|mode| !(0..=0o777).contains(mode)) {
             self.invalid(at, mode, "must be a number between 0 and 0777 (octal), both inclusive");

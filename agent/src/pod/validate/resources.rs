@@ -104,6 +104,7 @@ fn round_to_milli(amount: Amount) -> i128 {
 
 impl Faults {
     /// An amount that is less than nothing.
+    #[cfg_attr(test, track_caller)]
     pub(super) fn not_negative_amount(&mut self, at: &At<'_>, value: &Quantity) {
         self.invalid(at, &value.0, "must be greater than or equal to 0");
     }

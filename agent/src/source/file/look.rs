@@ -124,6 +124,21 @@ fn blank(name: &Arc<str>) -> Fault {
     Fault { origin: Arc::clone(name), ..fault }
 }
 
+/// What the files at `path` hold now, by name. Blocks.
+///
+/// # Errors
+/// The directory cannot be read; in words.
+pub fn read_all(path: &Path, node_name: &str, decoder: Decoder) -> Result<Vec<(Arc<str>, Manifest)>, String> {
+    let (place, _) = Place::at(path, node_name, decoder);
+    let look = place.look_at_all(KnownFiles::new(), &BTreeSet::new());
+    look.listing.unwrap_or_else(|| Err("not looked at".to_owned()))?;
+    let read = |(name, finding)| match finding {
+        Finding::Read(manifest) => Some((name, manifest)),
+        Finding::Absent => None,
+    };
+    Ok(look.findings.into_iter().filter_map(read).collect())
+}
+
 impl Place {
     /// The place that `path` stands for, and the path in full: a directory, or one file; what does not exist is a file
     /// if it is named like a manifest.
