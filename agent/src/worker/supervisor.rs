@@ -11,7 +11,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::adopt::adopt;
-use super::change_log::log_changes;
 use super::inbox::{Inbox, Wish};
 use super::perform::Performer;
 use super::plan::Surroundings;
