@@ -290,8 +290,9 @@ impl Network {
 
     /// An ADD whose agent was killed may still be at work, and would undo what comes after it: it is ended first.
     async fn end_what_was_cut_short(&self, record: &Record) {
-        if record.result.is_none() {
-            leftover::end("CNI_CONTAINERID", &record.uid).await;
+        let netns = record.network_namespace.path.to_string_lossy();
+        if record.result.is_none() && !netns.is_empty() {
+            leftover::end("CNI_NETNS", &netns).await;
         }
     }
 

@@ -33,10 +33,10 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         backoff_seconds: 40,
     };
     FoundContainer {
-        has_snapshot: false,
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
         recorded: Recorded { identity, state, manifest: Arc::from(&b"{}"[..]) },
         task,
+        has_snapshot: false,
     }
 }
 
@@ -74,6 +74,14 @@ fn an_end_that_was_written_down_stands_and_its_pause_goes_on() {
     // Ten of its forty seconds are over.
     let left = retry_at.duration_since(Instant::now());
     assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(28), "{left:?}");
+}
+
+#[test]
+fn a_dead_container_that_still_has_its_snapshot_is_cleared_once_more() {
+    let found = FoundContainer { has_snapshot: true, ..container(0, ended(0), None) };
+    let (pod, _) = adopted(vec![found]);
+    let instance = pod.containers[0].instance.as_ref().unwrap();
+    assert!(matches!(instance.life, Life::Exited { reaped: false, .. }));
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub(crate) struct Subject {
     second_image: bool,
     there: bool,
     begun: bool,
+    /// The instance that was killed last: it is not the one that is to run.
+    crashed: Option<String>,
     /// Every run there must have been, in any order.
     expected: Vec<String>,
     /// Whether the agent is known to have taken in what the manifest says.
@@ -90,6 +92,7 @@ impl Subject {
             second_image: false,
             there: false,
             begun: false,
+            crashed: None,
             expected: Vec::new(),
             accepted: false,
             lenient: false,
@@ -170,6 +173,7 @@ impl Subject {
                 self.expect(&["main"]);
                 let pod = node.pod(&self.name).context("the pod to crash is not there")?;
                 let id = container_id(&pod, "main")?;
+                self.crashed = Some(id.clone());
                 let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task")?;
                 process::signal_pid(task.pid, Signal::KILL);
                 Ok(())
@@ -226,7 +230,8 @@ impl Subject {
             container["state"]["running"].is_object() && this_generation
         };
         let image = if self.second_image { image::V2 } else { image::V1 };
-        if !current("main") || !current("side") || container(pod, "main")["image"] != image {
+        let crashed = container_id(pod, "main").ok() == self.crashed;
+        if !current("main") || !current("side") || crashed || container(pod, "main")["image"] != image {
             bail!("pod {}: {status}", self.name);
         }
         Ok(())
