@@ -212,8 +212,11 @@ impl Cgroups {
         let groups = CLASSES.map(|class| layout.container_directory(class, uid, container_id));
         let shared = self.shared.clone();
         blocking(move || {
-            let paths = groups.iter().flat_map(|group| shared.hierarchies.all_paths(group));
-            paths.fold(Ok(()), |outcome, path| outcome.and(files::kill(&path).and_then(|()| files::remove(&path))))
+            let mut outcome = Ok(());
+            for path in groups.iter().flat_map(|group| shared.hierarchies.all_paths(group)) {
+                outcome = outcome.and(files::kill(&path).and_then(|()| files::remove(&path)));
+            }
+            outcome
         })
         .await
     }

@@ -122,8 +122,11 @@ impl fmt::Display for Harm {
 
 impl Harm {
     /// Whether containers of the pod may end of it, and so run more often than planned.
+    ///
+    /// A containerd that is killed while it starts a task may leave the process running and the task `CREATED`: then
+    /// nobody can tell that it has run.
     pub(crate) fn may_restart(self) -> bool {
-        matches!(self, Self::KillShim | Self::KillLogger | Self::KillRunc)
+        matches!(self, Self::KillShim | Self::KillLogger | Self::KillRunc | Self::KillContainerd)
     }
 
     fn named(name: &str) -> Option<Self> {
