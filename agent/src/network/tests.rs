@@ -10,6 +10,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 
+/// One that no other test on the machine has: plugins of a UID that are still at work are ended, wherever they run.
+fn unique_uid() -> PodUid {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    PodUid::new(format!("uid-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+}
+
 fn pod<'a>(uid: &'a PodUid, netns: &'a Path) -> AttachRequest<'a> {
     AttachRequest { namespace: "default", name: "web-node", uid, netns, ports: Vec::new() }
 }
@@ -90,7 +96,7 @@ if [ "$CNI_COMMAND" = ADD ]; then cat "$here/result"; fi
 #[tokio::test]
 async fn an_attachment_is_kept_checked_and_given_back() {
     let node = Scripted::new();
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     let addresses = node.network.attach(&pod(&uid, &netns)).await.unwrap();
     assert_eq!(addresses.ips, ["10.1.0.5".parse::<IpAddr>().unwrap()]);
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns"]);
@@ -98,8 +104,10 @@ async fn an_attachment_is_kept_checked_and_given_back() {
     assert_eq!(node.stdin("two-ADD")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
     assert_eq!(
         std::fs::read_to_string(node.at("args")).unwrap(),
-        "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-node;K8S_POD_INFRA_CONTAINER_ID=uid-1;\
-         K8S_POD_UID=uid-1 eth0 uid-1\n"
+        format!(
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-node;K8S_POD_INFRA_CONTAINER_ID={uid};\
+             K8S_POD_UID={uid} eth0 {uid}\n"
+        )
     );
     assert_eq!(node.network.addresses(&uid), Some(addresses.clone()));
     assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
@@ -124,7 +132,7 @@ async fn an_attachment_is_kept_checked_and_given_back() {
 #[tokio::test]
 async fn a_failed_check_makes_it_anew() {
     let node = Scripted::new();
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     std::fs::write(node.at("fail-one-CHECK"), "").unwrap();
     node.calls();
@@ -137,7 +145,7 @@ async fn a_failed_check_makes_it_anew() {
 async fn old_versions_are_not_checked() {
     let node = Scripted::new();
     node.configure("net", "0.3.1", &["one"]);
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     node.network.detach(&uid).await.unwrap();
@@ -148,10 +156,10 @@ async fn old_versions_are_not_checked() {
 #[tokio::test]
 async fn another_namespace_or_a_reboot_is_given_back_without_one() {
     let node = Scripted::new();
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     // Another boot: the record says so, the path may be there again.
-    let file = node.at("state/uid-1");
+    let file = node.at(&format!("state/{uid}"));
     let text = std::fs::read_to_string(&file).unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     std::fs::write(&file, text.replace(boot.trim(), "another-boot")).unwrap();
@@ -171,7 +179,7 @@ async fn another_namespace_or_a_reboot_is_given_back_without_one() {
 #[tokio::test]
 async fn a_failed_add_is_undone_and_told_in_the_plugins_words() {
     let node = Scripted::new();
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     std::fs::write(node.at("fail-two-ADD"), "").unwrap();
     let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
     assert_eq!(error.to_string(), "network of pod default/web-node: plugin type=\"two\" failed (add): busy; later");
@@ -194,7 +202,7 @@ async fn a_failed_add_is_undone_and_told_in_the_plugins_words() {
 #[tokio::test]
 async fn results_that_are_of_no_use() {
     let node = Scripted::new();
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     for (result, reason) in [("{}", "its result has no address for the pod"), ("oops", "its result is no JSON")] {
         std::fs::write(node.at("result"), result).unwrap();
         let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
@@ -209,10 +217,10 @@ async fn results_that_are_of_no_use() {
 #[tokio::test]
 async fn a_crash_in_the_middle_of_an_add_is_undone() {
     let node = Scripted::new();
-    let (uid, netns) = (PodUid::new("uid-1"), node.at("netns"));
+    let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     // As the record is before the ADD has ended.
-    let file = node.at("state/uid-1");
+    let file = node.at(&format!("state/{uid}"));
     let mut record: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     record["result"] = Value::Null;
     std::fs::write(&file, record.to_string()).unwrap();
@@ -241,7 +249,7 @@ async fn a_configuration_that_appears_is_noticed() {
             conf_dir.display()
         )
     );
-    let uid = PodUid::new("uid-1");
+    let uid = unique_uid();
     assert!(matches!(network.attach(&pod(&uid, dir.path())).await, Err(NetworkError::NotReady(_))));
 
     let stop = CancellationToken::new();
@@ -317,7 +325,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     // A bridge without an address of its own takes its ports' lowest MAC, and the plugin's CHECK minds; so give it one.
     let bridge = ["link", "add", BRIDGE, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
     assert!(Command::new("ip").args(bridge).status().unwrap().success());
-    let uids = [PodUid::new("real-1"), PodUid::new("real-2")];
+    let uids = [unique_uid(), unique_uid()];
     let mut pods = Vec::new();
     for uid in &uids {
         let request = SandboxRequest {
