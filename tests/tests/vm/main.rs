@@ -20,6 +20,8 @@ use limpet_tests::{tools, vm};
 use self::machine::Machine;
 
 type Case = (&'static str, fn(&Machine) -> Result<()>);
+/// The number makes it later.
+type Cut = (&'static str, fn(&Machine, usize) -> Result<()>);
 
 /// What every run shows.
 const FIRST: [Case; 4] = [
@@ -39,7 +41,7 @@ const FURTHER: [Case; 5] = [
 ];
 
 /// The cuts that a long run makes three times, each time a little later.
-const CUTS: [(&str, fn(&Machine, usize) -> Result<()>); 4] = [
+const CUTS: [Cut; 4] = [
     ("start", cuts::in_a_start),
     ("edit", cuts::in_an_edit),
     ("pull", cuts::in_a_pull),
@@ -73,7 +75,7 @@ fn trials(lacking: Option<&str>) -> Vec<Trial> {
     }
     trials.extend(FURTHER.into_iter().map(|(name, test)| trial(name.to_owned(), test, lacking)));
     for round in 1..3 {
-        let again = |(place, cut): (&str, fn(&Machine, usize) -> Result<()>)| {
+        let again = |(place, cut): Cut| {
             trial(
                 format!("a_power_cut_in_the_middle_of_a_{place}_again_{round}"),
                 move |machine| cut(machine, round),
