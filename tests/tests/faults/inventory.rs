@@ -124,9 +124,9 @@ fn on_disk(node: &TestNode, due: &Due, found: &mut Vec<String>) {
     compare("network records", &names(&own.root().join("network")), &due.networks, found);
     compare("pod directories", &names(&own.root().join("pods")), &due.uids, found);
     let groups = node.pod_cgroups();
-    let pods = groups.iter().filter_map(|(pod, _)| pod.strip_prefix("pod").map(str::to_owned)).collect();
+    let pods = groups.keys().filter_map(|pod| pod.strip_prefix("pod").map(str::to_owned)).collect();
     compare("pod cgroups", &pods, &due.sandboxes, found);
-    let containers = groups.iter().flat_map(|(_, below)| below.iter().cloned()).collect();
+    let containers = groups.values().flat_map(|below| below.iter().cloned()).collect();
     compare("container cgroups", &containers, &due.running, found);
     let Some(cni) = &node.cni else { return };
     let addresses = cni.allocated();

@@ -66,7 +66,7 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
         } else if fault::is_long() {
             planned.extend([Moment::Before, Moment::After].map(|moment| fault(Harm::KillAgent, moment)));
             planned.push(fault(Harm::Cut, Moment::After));
-        } else if call.number == 1 && (place + phase as usize) % 2 == 0 {
+        } else if call.number == 1 && (place + phase as usize).is_multiple_of(2) {
             planned.push(match place / 2 % 3 {
                 0 => fault(Harm::KillAgent, Moment::Before),
                 1 => fault(Harm::KillAgent, Moment::After),

@@ -264,8 +264,8 @@ impl<'a> Rig<'a> {
 fn kill_runc(digits: Vec<String>) {
     std::thread::spawn(move || {
         let seen = || {
-            let all = named("runc").into_iter();
-            all.filter(|pid| arguments(*pid).iter().any(|word| digits.iter().any(|end| word.ends_with(end)))).next()
+            let mut all = named("runc").into_iter();
+            all.find(|pid| arguments(*pid).iter().any(|word| digits.iter().any(|end| word.ends_with(end))))
         };
         // None may come: not every request needs one.
         if let Ok(pid) = wait::until(RUNC_COMES, "a runc", seen) {
