@@ -3,13 +3,14 @@
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Value, json};
 
 use super::ServerState;
 use super::watch::{self, EventWatch};
 use super::{pods, view};
 use crate::pod::PodKey;
+use crate::status::event::Event;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct EventsQuery {
@@ -29,8 +30,29 @@ pub(super) async fn events(State(state): State<ServerState>, Query(query): Query
     if matches!(query.watch.as_deref(), Some("1" | "true")) {
         return watch::lines(EventWatch::new(state, about));
     }
-    let kept = state.events.snapshot();
-    let wanted = kept.iter().filter(|event| about.as_ref().is_none_or(|key| view::is_about(event, key)));
-    let items: Vec<_> = wanted.map(|event| view::event(event, &state.node_name)).collect();
-    pods::json(&json!({ "apiVersion": "v1", "kind": "EventList", "metadata": {}, "items": items }))
+    let mut kept = state.events.snapshot();
+    kept.retain(|event| about.as_ref().is_none_or(|key| view::is_about(event, key)));
+    let items = Items { kept, node: &state.node_name };
+    pods::json(&EventList { api_version: "v1", kind: "EventList", metadata: json!({}), items })
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EventList<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Value,
+    items: Items<'a>,
+}
+
+/// Events that become Kubernetes' while they are written, one at a time: a thousand at once would take megabytes.
+struct Items<'a> {
+    kept: Vec<Event>,
+    node: &'a str,
+}
+
+impl Serialize for Items<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.kept.iter().map(|event| view::event(event, self.node)))
+    }
 }
