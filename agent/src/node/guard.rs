@@ -103,8 +103,20 @@ fn causes(error: &StoreError) -> String {
 /// This agent is the node's only one for as long as this value lives.
 #[derive(Debug)]
 pub struct NodeLock {
-    _root: File,
-    _run: File,
+    _root: Lock,
+    _run: Lock,
+}
+
+/// A locked file. Unlocked when it goes, not only closed: a child between fork and exec has it open, too.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
+            tracing::debug!(%error, "the lock goes when the last process that has it open ends");
+        }
+    }
 }
 
 /// Makes the root and run directories, takes both locks, and refuses to share the node with another agent.
@@ -134,7 +146,7 @@ fn lock_node(config: &Config) -> Result<NodeLock, StartError> {
     Ok(NodeLock { _root: root, _run: run })
 }
 
-fn lock(directory: &Path) -> Result<File, StartError> {
+fn lock(directory: &Path) -> Result<Lock, StartError> {
     let failed = |verb, path: &Path, source| StartError::Io { verb, path: path.to_owned(), source };
     DirBuilder::new()
         .recursive(true)
@@ -163,7 +175,7 @@ fn lock(directory: &Path) -> Result<File, StartError> {
     if let Err(error) = sign(&mut file) {
         tracing::warn!(%error, path = %path.display(), "the lock is held, but does not name its holder");
     }
-    Ok(file)
+    Ok(Lock(file))
 }
 
 /// Who signed the lock: pid, command line, since when.

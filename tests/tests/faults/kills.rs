@@ -55,7 +55,7 @@ pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, 
     Ok(())
 }
 
-/// Every call before and after it is done; ordinarily one moment of every other method.
+/// Every call before and after it is done; ordinarily one moment of every third method.
 fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
     let mut planned = Vec::new();
     for (place, call) in calls.iter().enumerate() {
@@ -66,8 +66,8 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
         } else if fault::is_long() {
             planned.extend([Moment::Before, Moment::After].map(|moment| fault(Harm::KillAgent, moment)));
             planned.push(fault(Harm::Cut, Moment::After));
-        } else if call.number == 1 && (place + phase as usize).is_multiple_of(2) {
-            planned.push(match place / 2 % 3 {
+        } else if call.number == 1 && (place + phase as usize).is_multiple_of(3) {
+            planned.push(match place / 3 % 3 {
                 0 => fault(Harm::KillAgent, Moment::Before),
                 1 => fault(Harm::KillAgent, Moment::After),
                 _ => fault(Harm::Cut, Moment::After),

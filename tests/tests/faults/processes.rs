@@ -36,15 +36,15 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
             }
             _ => &[Harm::KillContainerd, Harm::KillShim, Harm::KillLogger],
         };
-        if fault::is_long() || harms.len() == 1 && call.number == 1 {
+        if fault::is_long() {
             for harm in harms {
                 planned.extend([Moment::Before, Moment::After].map(|moment| fault(*harm, moment)));
             }
         } else if harms.contains(&Harm::KillRunc) && call.number == 1 {
             planned.push(fault(Harm::KillRunc, Moment::Before));
-        } else if place % 5 == phase as usize % 5 {
+        } else if place % 8 == phase as usize % 8 {
             let moment = if place % 2 == 0 { Moment::Before } else { Moment::After };
-            planned.push(fault(harms[place / 5 % harms.len()], moment));
+            planned.push(fault(harms[place / 8 % harms.len()], moment));
         }
     }
     planned
