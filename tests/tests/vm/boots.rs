@@ -112,14 +112,14 @@ pub(crate) fn a_boot_without_servers(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     let list = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "fetched" }, "spec": {
         "hostNetwork": true, "terminationGracePeriodSeconds": 1,
-        "containers": [{ "name": "main", "image": format!("{REGISTRY}/large:1"), "imagePullPolicy": "Always",
+        "containers": [{ "name": "main", "image": format!("{REGISTRY}/large:1"), "imagePullPolicy": "IfNotPresent",
                          "command": ["/bin/sh", "-c", IDLE] }],
     }});
     guest.run(&cuts::serve_registry())?;
     guest.run(&format!(
         "mkdir -p /run/www && cat > /run/www/pods <<'END'\n{list}\nEND\n\
          systemd-run --unit=www busybox httpd -f -p 127.0.0.1:8080 -h /run/www && \
-         echo 'staticPodURL: http://127.0.0.1:8080/pods' >> /etc/limpet/config.yaml && systemctl restart limpet"
+         sed -i 's|^staticPodPath:.*|&\\nstaticPodURL: http://127.0.0.1:8080/pods|' /etc/limpet/config.yaml && systemctl restart limpet"
     ))?;
     running(&mut guest, "fetched")?;
     guest.run("sync")?;
