@@ -1,7 +1,6 @@
 //! How long from an agent's start until it knows, and shows as ready, the pods that run since before: limpet and, with
 //! `--kubelet`, a real kubelet. No process is restarted on the way.
 
-use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,17 +19,7 @@ const STEP: Duration = Duration::from_millis(5);
 /// Reached on failure only.
 const LIMIT: Duration = Duration::from_secs(120);
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let runs = measure::setting(measure::RUNS_VARIABLE, 50)?;
     let mut stage = Stage::set()?;
     let version = stage.node.containerd.version();

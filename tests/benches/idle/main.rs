@@ -1,7 +1,6 @@
 //! What a node costs while nothing happens on it: memory, wake-ups and bytes written, with no pod, a few and many; of
 //! limpet and, with `--kubelet`, of a real kubelet, each with the containerd, shims and loggers that its pods need.
 
-use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
@@ -19,17 +18,7 @@ const PODS: [usize; 3] = [0, 10, 50];
 /// After the last pod is ready, what belongs to its start still ends.
 const SETTLING: Duration = Duration::from_secs(15);
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let window = Duration::from_secs(measure::setting(measure::SECONDS_VARIABLE, 60)? as u64);
     let mut stage = Stage::set()?;
     let version = stage.node.containerd.version();

@@ -7,7 +7,6 @@
 mod cycle;
 mod floor;
 
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -25,17 +24,7 @@ const TURN: usize = 10;
 /// How many pods a crowd has.
 const CROWD: usize = 20;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run() -> Result<()> {
+fn main() -> Result<()> {
     let runs = measure::setting(measure::RUNS_VARIABLE, 50)?;
     let mut stage = Stage::set()?;
     let version = stage.node.containerd.version();
