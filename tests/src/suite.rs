@@ -51,7 +51,8 @@ impl Case {
         let mut node = TestNode::boot(&self.options).context("boot a node")?;
         let result = (self.test)(&mut node);
         if let Err(error) = result {
-            return Err(anyhow!("{}\n{}", chain(&error), node.evidence()));
+            // What went wrong comes last: it is what is looked for, and what remains of a long output that is cut.
+            return Err(anyhow!("{}\n{}", node.evidence(), chain(&error)));
         }
         node.finish()
     }

@@ -10,10 +10,12 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
 use crate::config::{Config, ConfigError};
@@ -22,6 +24,8 @@ pub use others::{OtherAgent, find as other_agent};
 
 /// The lock's file below the root and the run directory.
 const LOCK: &str = "lock";
+/// How long a process that was being started when its agent was killed may take to let go of the agent's files.
+const HEIRS_EXECUTE: Duration = Duration::from_secs(5);
 
 /// Why the agent does not start. [`exit_code`](Self::exit_code) says which kind it is.
 #[derive(Debug, thiserror::Error)]
@@ -162,7 +166,11 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
         .mode(0o600)
         .open(&path)
         .map_err(|source| failed("open", &path, source))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    let taken = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) if signer(&mut file).is_none_or(|(pid, _)| !runs(pid)) => wait_for_heirs(&file),
+        taken => taken,
+    };
+    match taken {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => return Err(StartError::Locked { holder: holder(&mut file), path }),
         Err(error) => return Err(failed("lock", &path, error.into())),
@@ -178,22 +186,44 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
     Ok(Lock(file))
 }
 
+/// Waits for a lock whose owner is gone: a child of a killed agent has it open until it executes its program.
+fn wait_for_heirs(file: &File) -> Result<(), Errno> {
+    let file = file.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let (taken, outcome) = mpsc::channel();
+    // flock has no time limit. When the wait is given up the agent ends, and this thread with it.
+    std::thread::spawn(move || taken.send(retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))));
+    outcome.recv_timeout(HEIRS_EXECUTE).unwrap_or(Err(Errno::WOULDBLOCK))
+}
+
+/// Who signed the lock: pid, and since when.
+fn signer(file: &mut File) -> Option<(u32, String)> {
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.take(128).read_to_string(&mut text)).ok()?;
+    let mut words = text.split_whitespace();
+    Some((words.next()?.parse().ok()?, words.next()?.to_owned()))
+}
+
 /// Who signed the lock: pid, command line, since when.
 fn holder(file: &mut File) -> String {
-    let mut text = String::new();
-    let read = file.rewind().and_then(|()| file.take(128).read_to_string(&mut text));
-    let mut words = text.split_whitespace();
-    match (read, words.next().and_then(|pid| pid.parse().ok()), words.next()) {
-        (Ok(_), Some(pid), Some(since)) => format!("{}, since {since}", process(pid)),
-        _ => "a process that has not signed it".to_owned(),
+    match signer(file) {
+        Some((pid, since)) => format!("{}, since {since}", process(pid)),
+        None => "a process that has not signed it".to_owned(),
     }
+}
+
+/// The command line of a process; empty when it cannot be seen from here, or has ended and waits for its parent.
+fn command_line(pid: u32) -> String {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command).replace('\0', " ").trim().to_owned()
+}
+
+fn runs(pid: u32) -> bool {
+    !command_line(pid).is_empty()
 }
 
 /// `pid 7 (limpet run)`, or the pid alone when it cannot be seen from here.
 fn process(pid: u32) -> String {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let command = String::from_utf8_lossy(&command).replace('\0', " ");
-    match command.trim() {
+    match command_line(pid).as_str() {
         "" => format!("pid {pid}"),
         command => format!("pid {pid} ({})", command.chars().take(200).collect::<String>()),
     }

@@ -27,6 +27,28 @@ fn a_second_agent_is_refused_by_name_until_the_first_one_ends() {
 }
 
 #[test]
+fn a_lock_that_only_a_dead_agent_s_child_holds_is_waited_for() {
+    let root = tempfile::tempdir().unwrap();
+    let config = config(root.path());
+    drop(lock_node(&config).unwrap());
+    let path = config.root_dir.join(LOCK);
+    let ended = std::process::Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id()));
+    fs::write(&path, format!("{} 2026-01-01T00:00:00Z\n", ended.unwrap())).unwrap();
+    let inherited = File::open(&path).unwrap();
+    flock(&inherited, FlockOperation::LockExclusive).unwrap();
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| lock_node(&config));
+        // The next agent hangs in flock before the child lets go.
+        let waits = || fs::read_to_string("/proc/locks").unwrap().lines().any(|line| line.contains("-> FLOCK"));
+        while !waits() && !next.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(inherited);
+        next.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn a_socket_that_answers_is_in_use_and_a_stale_one_is_not() {
     let root = tempfile::tempdir().unwrap();
     let config = config(root.path());
