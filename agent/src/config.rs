@@ -100,6 +100,9 @@ pub struct Config {
     pub allowed_unsafe_sysctls: Vec<String>,
     /// How many images are pulled at once (`serializeImagePulls`, `maxParallelImagePulls`).
     pub max_parallel_pulls: usize,
+    /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the image that is here while its registry
+    /// cannot be reached.
+    pub local_image_when_unreachable: bool,
     /// `nodeIP`; `None`: the address of the default route's interface, as far as there is one.
     pub node_ip: Option<IpAddr>,
     /// `snapshotter`. Default `overlayfs`.
@@ -143,6 +146,7 @@ impl Default for Config {
             cluster_domain: String::new(),
             allowed_unsafe_sysctls: Vec::new(),
             max_parallel_pulls: 1,
+            local_image_when_unreachable: false,
             node_ip: None,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,

@@ -5,15 +5,17 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// Kills every process in whose environment the variable `name` is `value`. Reads all of `/proc`: for what a crash has
 /// left only.
 pub async fn end(name: &'static str, value: &str) {
-    let wanted = format!("{name}={value}");
+    let value = value.to_owned();
     // A panic in it leaves the process where it is, as before.
-    let _ = tokio::task::spawn_blocking(move || end_all(&wanted)).await;
+    let _ = tokio::task::spawn_blocking(move || end_others(name, &value)).await;
 }
 
-fn end_all(wanted: &str) {
+/// The same for who may block, and is not meant itself.
+pub fn end_others(name: &str, value: &str) {
+    let (wanted, own) = (format!("{name}={value}"), rustix::process::getpid());
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-        let Some(pid) = pid else { continue };
+        let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
         // The process is held before its environment is read, so that no other one gets its number in between.
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         case!(containerd_killed_under_twenty_pods),
         case!(a_pod_whose_namespaces_lost_their_pins),
         case!(pins_lost_while_the_agent_is_down),
+        case!(a_directory_that_containerd_left_in_a_tasks_place),
     ])
 }
 
@@ -178,4 +179,22 @@ fn pins_lost_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
     lose_pins(node, &before)?;
     node.agent.start()?;
     is_made_anew(node, &before)
+}
+
+/// As a containerd leaves it that is killed in the middle of `Tasks.Create`, and refuses that task ever after.
+fn a_directory_that_containerd_left_in_a_tasks_place(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    let bundle = node.dir().join("ctd/state/io.containerd.runtime.v2.task/k8s.io").join(&id);
+    wait::until_true(wait::SOON, "containerd's own end of the task", || !bundle.exists())?;
+    std::fs::create_dir_all(bundle.join("work"))?;
+    // The same pod again has the same ids.
+    node.apply(&simple("web", IDLE))?;
+    let web = node.wait_running("web")?;
+    ensure!(container(&web, "main")["restartCount"] == 1 && container_id(&web, "main")? != id, "{}", web["status"]);
+    let left = node.containerd.containers()?;
+    ensure!(!left.contains(&id), "{left:?}");
+    std::fs::remove_dir_all(bundle).context("the directory")
 }

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         case!(a_password_is_taken_from_the_auth_file),
         case!(a_wrong_password_is_said),
         case!(a_broken_download_goes_on_where_it_stopped),
+        case!(an_image_that_is_here_serves_while_its_registry_is_gone),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
         case!(an_archive_that_appears).on(|node| node.images = false),
         case!(an_archive_cut_short_is_said).on(|node| node.images = false),
@@ -106,6 +107,28 @@ fn a_broken_download_goes_on_where_it_stopped(node: &mut TestNode) -> Result<()>
     ensure!(proxy.bytes() < whole + SIZE / 2, "{} bytes for an image of {whole}", proxy.bytes());
     ensure!(node.exec("web", "main", &["stat", "-c", "%s", "/filler"])? == format!("{SIZE}\n"));
     Ok(())
+}
+
+fn an_image_that_is_here_serves_while_its_registry_is_gone(node: &mut TestNode) -> Result<()> {
+    let registry = start_registry(node, false)?;
+    let image = build("asked", 1000)?;
+    registry.add(&image, "asked", "v1")?;
+    let always = |name: &str| {
+        let asked = json!({ "image": &image.name, "imagePullPolicy": "Always" });
+        pod(name, json!({ "containers": [with(shell("main", IDLE), asked)] }))
+    };
+    node.apply(&always("first"))?;
+    node.wait_running("first")?;
+    drop(registry);
+
+    // As in kubelet, unless it is configured otherwise.
+    node.apply(&always("second"))?;
+    node.wait_pod("second", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
+    node.agent.reconfigure(|settings| settings.limpet.push("localImageWhenUnreachable: true".to_owned()))?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_running("second")?;
+    node.wait_event("RegistryUnavailable").map(drop)
 }
 
 fn write_archive(dir: &Path, name: &str) -> Result<Image> {

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, agent, case, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         }),
         case!(both_streams_and_an_unfinished_line),
         case!(a_followed_log_ends_with_its_container),
+        case!(the_logger_of_a_start_that_was_broken_off_yields_to_the_next),
     ])
 }
 
@@ -121,5 +122,31 @@ fn a_followed_log_ends_with_its_container(node: &mut TestNode) -> Result<()> {
     ended?;
     let output = child.wait_with_output()?;
     ensure!(String::from_utf8_lossy(&output.stdout) == "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n", "{output:?}");
+    Ok(())
+}
+
+/// A logger as a shim starts it for the container `id`, whose pipes nobody ever closes.
+fn logger(node: &TestNode, id: &str, number: u32) -> Result<Child> {
+    let (pipe, ready) = (node.dir().join(format!("pipe-{number}")), node.dir().join(format!("ready-{number}")));
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" logger \"$1\" 3<>\"$2\" 4<>\"$2\" 5>\"$3\""]).arg(agent::program()?);
+    command.arg(format!("1000000:2:{}", node.dir().join("one.log").display())).args([&pipe, &ready]);
+    let logger = command.env("CONTAINER_ID", id).spawn()?;
+    wait::until_true(wait::SOON, "the logger", || fs::read(&ready).is_ok_and(|said| said == b"1"))?;
+    Ok(logger)
+}
+
+fn the_logger_of_a_start_that_was_broken_off_yields_to_the_next(node: &mut TestNode) -> Result<()> {
+    let mut first = logger(node, node.name(), 1)?;
+    let mut second = logger(node, node.name(), 2)?;
+    let ended =
+        wait::until_true(wait::SOON, "the end of the first", || first.try_wait().is_ok_and(|end| end.is_some()));
+    let runs = second.try_wait()?.is_none();
+    for logger in [&mut first, &mut second] {
+        logger.kill().and_then(|()| logger.wait())?;
+    }
+    ended?;
+    ensure!(runs, "the second has ended, too");
     Ok(())
 }

@@ -76,14 +76,15 @@ pub(crate) fn print(rows: &[Row]) -> String {
 }
 
 pub(crate) fn print_whole(whole: &Whole) -> String {
-    let Whole { files, changes, reads, renames } = whole;
+    let Whole { files, changes, renaming, reads, renames } = whole;
     let p99 = changes.permille(990);
     let verdict = if p99 <= WHOLE_BUDGET && *reads == *renames as u64 { "kept" } else { "MISSED" };
     format!(
         "\nrename of one manifest among {files} to the change in the receiver's hands, us: p50 {:.0}, p99 {p99:.0}, max \
-         {:.0}\nbudget {verdict}: p99 at most {WHOLE_BUDGET} us, one file read a rename ({reads} for {renames})\n",
+         {:.0} (the rename alone: {})\nbudget {verdict}: p99 at most {WHOLE_BUDGET} us, one file read a rename ({reads} for {renames})\n",
         changes.permille(500),
         changes.permille(1_000),
+        pair(renaming),
     )
 }
 
@@ -112,6 +113,7 @@ pub(crate) fn write_json(rows: &[Row], whole: &Whole, file: &Path) {
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
         "rename_to_change": {
             "files": whole.files, "renames": whole.renames, "files_read": whole.reads, "took": samples(&whole.changes),
+            "rename_alone": samples(&whole.renaming),
         },
     });
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();

@@ -22,7 +22,10 @@ use super::fixture::manifest;
 #[derive(Debug)]
 pub(crate) struct Whole {
     pub(crate) files: usize,
+    /// From before the rename.
     pub(crate) changes: Samples,
+    /// The rename alone, which is the file system's.
+    pub(crate) renaming: Samples,
     /// Files that were read for all renames together.
     pub(crate) reads: u64,
     pub(crate) renames: usize,
@@ -43,11 +46,10 @@ pub(crate) fn measure(files: usize, renames: usize) -> Whole {
         std::fs::write(directory.join(format!("web-{number:05}.yaml")), manifest(number, "web:1")).unwrap();
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (changes, reads) = runtime.block_on(replace_one(root.path(), &directory, files, renames));
-    Whole { files, changes, reads, renames }
+    runtime.block_on(replace_one(root.path(), &directory, files, renames))
 }
 
-async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize) -> (Samples, u64) {
+async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize) -> Whole {
     let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
     let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: pod::restore_kept });
     let (slots, stop) = (Arc::<Slots>::default(), CancellationToken::new());
@@ -60,22 +62,24 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     while merged.recv().await.unwrap().desired.pods.len() < files {}
 
     let (beside, place) = (root.join("beside"), directory.join(format!("web-{:05}.yaml", files / 2)));
-    let (mut samples, mut reads) = (Samples::default(), 0);
+    let (mut changes, mut renaming, mut reads) = (Samples::default(), Samples::default(), 0);
     const WARM_UP: usize = 20;
     for run in 1..=WARM_UP + renames {
         std::fs::write(&beside, manifest(files / 2, &format!("web:edit-{run}"))).unwrap();
         let read_before = READS.load(Ordering::Relaxed);
         let start = Instant::now();
         std::fs::rename(&beside, &place).unwrap();
-        let changes = merged.recv().await.unwrap().changes;
+        let renamed = start.elapsed();
+        let received = merged.recv().await.unwrap().changes;
         let took = start.elapsed();
-        assert_eq!(changes.len(), 1);
+        assert_eq!(received.len(), 1);
         if run > WARM_UP {
-            samples.push(took);
+            changes.push(took);
+            renaming.push(renamed);
             reads += READS.load(Ordering::Relaxed) - read_before;
         }
     }
     stop.cancel();
     reading.await.unwrap();
-    (samples, reads)
+    Whole { files, changes, renaming, reads, renames }
 }

@@ -227,6 +227,7 @@ pub(super) const LIMPET: &[Key] = &[
     acts("registryConfigDirectory", Text),
     acts("cniConfigDirectory", Text),
     acts("cniBinaryDirectories", Texts),
+    acts("localImageWhenUnreachable", Bool),
     acts("snapshotter", Text),
     acts("runtimeBinary", Text),
     acts("metricsAddress", Text),

@@ -198,7 +198,7 @@ impl FileSource {
     }
 
     async fn look_at_all(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
-        let confirms = self.confirm_at.is_some_and(|at| at <= Instant::now());
+        let confirms = self.confirm_at.take_if(|at| *at <= Instant::now()).is_some();
         let told = self.told_skipped.clone();
         let mut look = self.blocking(move |place, known| place.look_at_all(known, &told)).await;
         match look.listing.take() {
@@ -237,6 +237,7 @@ impl FileSource {
             match finding {
                 Finding::Read(manifest) => self.accept(name, manifest),
                 Finding::Absent => self.vanish(name),
+                Finding::BeingWritten => self.confirm_in(look::WRITER_PAUSES),
             }
         }
     }
@@ -253,8 +254,14 @@ impl FileSource {
     fn vanish(&mut self, name: Arc<str>) {
         if self.view.contains(&name) && self.vanishing.insert(Arc::clone(&name)) {
             self.view.set_vanishing(&name, true);
-            self.confirm_at.get_or_insert_with(|| Instant::now() + VANISH);
+            self.confirm_in(VANISH);
         }
+    }
+
+    /// Looks at everything again after `pause` at the latest.
+    fn confirm_in(&mut self, pause: Duration) {
+        let at = Instant::now() + pause;
+        self.confirm_at = Some(self.confirm_at.map_or(at, |earlier| earlier.min(at)));
     }
 
     fn take_listing(&mut self, listing: Listing, confirms: bool) {
@@ -270,9 +277,6 @@ impl FileSource {
             return self.unavailable(format!("{place} is empty, and not the directory its pods came from"));
         }
         let absent: Vec<Arc<str>> = self.view.names().filter(|name| !listing.names.contains(*name)).cloned().collect();
-        if confirms {
-            self.confirm_at = None;
-        }
         for name in absent {
             if confirms && self.vanishing.remove(&name) {
                 info!(file = %name, "manifest gone");
@@ -284,7 +288,7 @@ impl FileSource {
             }
         }
         if !self.vanishing.is_empty() {
-            self.confirm_at.get_or_insert_with(|| Instant::now() + VANISH);
+            self.confirm_in(VANISH);
         }
         // Removed while the agent was down: neither on disk nor in the view.
         for name in std::mem::take(&mut self.last_good).into_keys() {

@@ -42,7 +42,11 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, open: OpenProcess<'
         }
         match instance(&container, open, now) {
             Some(instance) => slot.succeed(instance),
-            None => never_ran.push(container.id.clone()),
+            None => {
+                // An attempt was passed over to come to this one.
+                slot.attempt_floor = slot.attempt_floor.max(identity.attempt);
+                never_ran.push(container.id.clone());
+            }
         }
     }
     if let Some(first) = pod.containers.iter().filter_map(|slot| slot.instance.as_ref()?.started_at).min() {

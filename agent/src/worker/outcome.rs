@@ -61,6 +61,13 @@ pub enum Outcome {
         /// The new instance.
         result: Result<Box<Instance>, Failure>,
     },
+    /// Of [`Action::Start`], when containerd holds the container's id for something that is none, and does not let go.
+    IdTaken {
+        /// The container.
+        index: usize,
+        /// What containerd says.
+        failure: Failure,
+    },
     /// Of [`Action::Start`], when the pins that the container was to join are gone.
     SandboxLost {
         /// The container.
@@ -161,6 +168,11 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
         }
         Outcome::Started { index, result } => return started(&mut pod.containers[index], result, now.mono),
+        Outcome::IdTaken { index, failure } => {
+            let slot = &mut pod.containers[index];
+            slot.attempt_floor = slot.next_attempt().saturating_add(1);
+            return started(slot, Err(failure), now.mono);
+        }
         Outcome::Discarded { index, id, gone } => {
             let slot = &mut pod.containers[index];
             slot.busy = None;

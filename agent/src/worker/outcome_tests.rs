@@ -45,6 +45,18 @@ fn what_a_failed_start_may_have_left_is_remembered_until_one_succeeds() {
 }
 
 #[test]
+fn an_id_that_containerd_does_not_let_go_of_is_passed_over() {
+    let mut pod = pod();
+    let failure = Failure { reason: "RunContainerError", message: String::new(), passing: true };
+    begin(&mut pod, &Action::Start(0));
+    apply(&mut pod, Outcome::IdTaken { index: 0, failure }, now());
+    assert_eq!((pod.containers[0].next_attempt(), pod.containers[0].busy.is_none()), (1, true));
+    begin(&mut pod, &Action::Start(0));
+    apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(1))) }, now());
+    assert_eq!(pod.containers[0].next_attempt(), 2);
+}
+
+#[test]
 fn a_lost_sandbox_is_made_anew_once() {
     let (old, new) = (sandbox(&[]), sandbox(&[]));
     let mut pod = pod();

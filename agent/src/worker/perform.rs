@@ -100,7 +100,7 @@ impl Performer {
             }
             Action::Start(index) => match self.lost_sandbox(&pod).await {
                 Some(sandbox) => Outcome::SandboxLost { index, sandbox },
-                None => Outcome::Started { index, result: self.start(&pod, index).await },
+                None => self.start(&pod, index).await,
             },
             Action::Terminate(index, grace, cause) => self.terminate(&pod, index, grace, cause).await,
             Action::Kill(index) => self.kill(&pod, index).await,

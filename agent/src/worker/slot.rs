@@ -160,6 +160,8 @@ pub struct ContainerSlot {
     pub busy: Option<Busy>,
     /// A try to start it failed or was cut short, and may have left something under this id.
     pub half_made: Option<ContainerId>,
+    /// The first attempt that is still to be had: containerd holds the ids of those before it for nothing.
+    pub attempt_floor: u32,
     /// The pod's objects changed since its start was begun.
     pub objects_changed: bool,
     /// The end of a process, perhaps of the instance whose start has not been reported yet.
@@ -181,6 +183,7 @@ impl ContainerSlot {
             trouble: None,
             busy: None,
             half_made: None,
+            attempt_floor: 0,
             objects_changed: false,
             early_end: None,
         }
@@ -188,7 +191,8 @@ impl ContainerSlot {
 
     /// The attempt the next start would be.
     pub fn next_attempt(&self) -> u32 {
-        self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1))
+        let next = self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1));
+        next.max(self.attempt_floor)
     }
 
     /// The pause that the end of the next attempt will bring.

@@ -163,6 +163,9 @@ impl Judge {
                 _ => self.error(Some(at), "nodeIP", format!("{address:?} is no address of a node")),
             }
         }
+        if let Some((on, _)) = map.bool("localImageWhenUnreachable") {
+            config.local_image_when_unreachable = on;
+        }
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
             config.ignore_other_agents = on;
         }

@@ -58,7 +58,7 @@ fn every_key_that_acts_acts() {
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
-         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nignoreOtherAgents: true\n\
+         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nignoreOtherAgents: true\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
     );
     for key in KUBELET.iter().chain(LIMPET).filter(|key| key.support == Support::Acts) {
@@ -103,6 +103,7 @@ fn every_key_that_acts_acts() {
         cni_bin_dirs: vec!["/bin1".into(), "/bin2".into()],
         metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
         verbosity: 2,
+        local_image_when_unreachable: true,
         ignore_other_agents: true,
     };
     assert_eq!(config.unwrap(), expected);

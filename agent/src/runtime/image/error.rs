@@ -162,6 +162,11 @@ impl ImageError {
         matches!(self, Self::Runtime { source, .. } if matches!(source.code, Unavailable | DeadlineExceeded | Cancelled))
     }
 
+    /// The network failed: whatever the registry has, this node cannot have it now.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Cut { .. })
+    }
+
     /// Whether a later attempt can continue what this one began, so that its lease is to stay.
     pub(super) fn keeps_ingests(&self) -> bool {
         matches!(self, Self::Cut { .. } | Self::Unreachable { .. } | Self::Registry { .. } | Self::Runtime { .. })

@@ -108,13 +108,24 @@ pub fn main(value: &OsStr) -> ExitCode {
         eprintln!("limpet logger: descriptors 3 and 4 are not pipes; it is started by containerd");
         return ExitCode::FAILURE;
     };
-    run(stdout, stderr, config, || {
+    run(stdout, stderr, config, |contended| {
+        if contended {
+            end_predecessor();
+        }
         if let Ok(ready) = inherited(5, OFlags::WRONLY) {
             // A shim that does not wait for it is no reason to end.
             let _ = rustix::io::write(&ready, b"1");
         }
     });
     ExitCode::SUCCESS
+}
+
+/// Ends the logger of an earlier try to create this container: a shim whose `Tasks.Create` was broken off keeps its end
+/// of that logger's pipes open, and nothing will ever come through them.
+fn end_predecessor() {
+    if let Ok(id) = std::env::var("CONTAINER_ID") {
+        crate::leftover::end_others("CONTAINER_ID", &id);
+    }
 }
 
 fn inherited(number: u8, access: OFlags) -> Result<OwnedFd, Errno> {
@@ -131,15 +142,16 @@ fn block_signals() {
     let _ = signals.thread_block();
 }
 
-/// Writes what comes from both streams until both have ended; calls `ready` once the file is open.
-pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl FnOnce()) {
+/// Writes what comes from both streams until both have ended; calls `ready` once the file is open, and says
+/// whether another process holds its lock.
+pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl FnOnce(bool)) {
     let mut log = Log {
         file: LogFile::open(config.path, config.rotation),
         lines: Vec::with_capacity(OUTPUT),
         stamp: Stamp::now(),
     };
     let mut streams = [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")];
-    ready();
+    ready(log.file.is_contended());
     while let Some(readable) = wait(&streams, log.file.has_losses()) {
         log.stamp = Stamp::now();
         for (stream, readable) in streams.iter_mut().zip(readable) {

@@ -22,7 +22,10 @@ pub(super) const MAX_FILE: u64 = 10 << 20;
 pub(super) const MAX_FILES: usize = 10_000;
 /// Two writes within one tick of the kernel's clock leave equal stamps: a file read this soon after its change
 /// is read again when it is named again.
-const STAMP_GRAIN: Duration = Duration::from_millis(50);
+pub(super) const STAMP_GRAIN: Duration = Duration::from_millis(50);
+/// A file written in place this recently may be half of what it is to be. Its writer's close is told; a look that
+/// nobody called for leaves it alone until then, or until nothing has been written for so long.
+pub(super) const WRITER_PAUSES: Duration = Duration::from_secs(1);
 /// How much of a skipped file is read to see what it is.
 const GLANCE: u64 = 4 << 10;
 
@@ -47,13 +50,22 @@ impl Stamp {
         }
     }
 
+    /// Whether it is the file `before`, written to within [`WRITER_PAUSES`].
+    fn is_being_written(&self, before: &Self, now: SystemTime) -> bool {
+        (self.device, self.inode) == (before.device, before.inode)
+            && self.modified != before.modified
+            && now.duration_since(moment(self.modified)).is_ok_and(|age| age < WRITER_PAUSES)
+    }
+
     /// Whether a change after this moment would leave another stamp.
     fn is_settled(&self, now: SystemTime) -> bool {
-        let seconds = u64::try_from(self.changed.0).unwrap_or(0);
-        let nanos = u32::try_from(self.changed.1).unwrap_or(0);
-        let changed = UNIX_EPOCH + Duration::new(seconds, nanos);
-        now.duration_since(changed).is_ok_and(|age| age > STAMP_GRAIN)
+        now.duration_since(moment(self.changed)).is_ok_and(|age| age > STAMP_GRAIN)
     }
+}
+
+/// Seconds and nanoseconds of the Unix epoch, as a stamp has them.
+fn moment((seconds, nanos): (i64, i64)) -> SystemTime {
+    UNIX_EPOCH + Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0))
 }
 
 /// A file that was looked at.
@@ -88,6 +100,8 @@ pub(super) enum Finding {
     Read(Manifest),
     /// No such name.
     Absent,
+    /// In the middle of being written in place: what it was before counts for now.
+    BeingWritten,
 }
 
 /// The outcome of one look.
@@ -134,7 +148,7 @@ pub fn read_all(path: &Path, node_name: &str, decoder: Decoder) -> Result<Vec<(A
     look.listing.unwrap_or_else(|| Err("not looked at".to_owned()))?;
     let read = |(name, finding)| match finding {
         Finding::Read(manifest) => Some((name, manifest)),
-        Finding::Absent => None,
+        Finding::Absent | Finding::BeingWritten => None,
     };
     Ok(look.findings.into_iter().filter_map(read).collect())
 }
@@ -160,9 +174,13 @@ impl Place {
 
     /// Looks at `names` and reads those that changed.
     pub(super) fn look_at(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles) -> Look {
+        self.look(names, known, false)
+    }
+
+    fn look(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles, unasked: bool) -> Look {
         let mut look = Look { known, findings: Vec::new(), listing: None };
         for name in names {
-            self.examine(name, &mut look);
+            self.examine(name, unasked, &mut look);
         }
         look
     }
@@ -171,7 +189,7 @@ impl Place {
     pub(super) fn look_at_all(&self, known: KnownFiles, told: &BTreeSet<String>) -> Look {
         match self.list(told) {
             Ok(listing) => {
-                let mut look = self.look_at(listing.names.iter().cloned().collect::<Vec<_>>(), known);
+                let mut look = self.look(listing.names.iter().cloned().collect::<Vec<_>>(), known, true);
                 look.known.retain(|name, _| listing.names.contains(name));
                 look.listing = Some(Ok(listing));
                 look
@@ -232,7 +250,8 @@ impl Place {
         OpenOptions::new().read(true).custom_flags(flags).open(self.directory.join(name))
     }
 
-    fn examine(&self, name: Arc<str>, look: &mut Look) {
+    /// `unasked`: no event has named the file.
+    fn examine(&self, name: Arc<str>, unasked: bool, look: &mut Look) {
         let path = self.directory.join(&*name);
         let link = match path.symlink_metadata() {
             Ok(metadata) => metadata.is_symlink(),
@@ -247,6 +266,13 @@ impl Place {
         match path.metadata() {
             Ok(metadata) if before == Some(Stamp::of(&metadata)) => {
                 look.known.insert(name, Known { stamp: before, link });
+            }
+            Ok(metadata)
+                if unasked
+                    && before
+                        .is_some_and(|before| Stamp::of(&metadata).is_being_written(&before, SystemTime::now())) =>
+            {
+                look.findings.push((name, Finding::BeingWritten));
             }
             Ok(_) => match self.read(&name) {
                 Ok((text, stamp)) => {

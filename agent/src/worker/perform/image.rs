@@ -35,8 +35,26 @@ impl Performer {
                 self.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(Failure { reason: "ErrImageNeverPull", message, passing: false })
             }
-            _ => self.pull_image(pod, slot, reference).await,
+            (_, local) => match self.pull_image(pod, slot, reference).await {
+                Ok(image) => Ok(image),
+                Err(error) => {
+                    match local.filter(|_| self.config.local_image_when_unreachable && error.is_unreachable()) {
+                        Some(image) => {
+                            self.report_local_image(pod, slot, reference, &error);
+                            Ok(image)
+                        }
+                        None => Err(self.image_failure(pod, slot, &error)),
+                    }
+                }
+            },
         }
+    }
+
+    /// `imagePullPolicy: Always` asks for the newest image: that it may not be is told.
+    fn report_local_image(&self, pod: &PodState, slot: &ContainerSlot, reference: &str, error: &ImageError) {
+        let message = format!("Using the image \"{reference}\" present on machine, which may be out of date: {error}");
+        tracing::warn!(pod = %pod.record.key, container = slot.name, image = reference, %error, "the local image is used");
+        self.event(pod, Some(&slot.name), EventType::Warning, "RegistryUnavailable", message);
     }
 
     /// Whether a pull was broken off or still runs.
@@ -58,13 +76,12 @@ impl Performer {
         pod: &PodState,
         slot: &ContainerSlot,
         reference: &str,
-    ) -> Result<Arc<LocalImage>, Failure> {
+    ) -> Result<Arc<LocalImage>, ImageError> {
         // Never closed; without a permit the pull goes on all the same.
         let _permit = self.pulls.acquire().await.ok();
         self.event(pod, Some(&slot.name), EventType::Normal, "Pulling", format!("Pulling image \"{reference}\""));
         let began = tokio::time::Instant::now();
-        let pulled = self.timed("pull_image", self.pull_in_sight(pod, reference)).await;
-        let image = pulled.map_err(|error| self.image_failure(pod, slot, &error))?;
+        let image = self.timed("pull_image", self.pull_in_sight(pod, reference)).await?;
         let took = began.elapsed();
         tracing::info!(pod = %pod.record.key, container = slot.name, image = reference, bytes = image.size, took = ?took, "image pulled");
         let message = format!(

@@ -9,8 +9,10 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::super::adopt::seen_end;
-use super::super::outcome::Failure;
-use super::super::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState};
+use super::super::outcome::{Failure, Outcome};
+use super::super::state::{
+    CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, Trouble,
+};
 use super::{Performer, failure, sandbox_of};
 use crate::runtime::container::{NewContainer, Rootfs, Task};
 use crate::runtime::error::RuntimeError;
@@ -60,7 +62,23 @@ enum StartFailure {
 }
 
 impl Performer {
-    pub(super) async fn start(&self, pod: &PodState, index: usize) -> Result<Box<Instance>, Failure> {
+    pub(super) async fn start(&self, pod: &PodState, index: usize) -> Outcome {
+        let result = self.try_start(pod, index).await;
+        match result {
+            Err(failure) if is_stale_bundle(&failure, pod.containers[index].trouble.as_ref()) => {
+                let slot = &pod.containers[index];
+                let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+                if let Err(error) = self.containers.remove_never_ran(&id).await {
+                    tracing::debug!(%error, container = %id, "what was made of it is left to the pod's end");
+                }
+                tracing::warn!(pod = %pod.record.key, container = slot.name, "containerd does not let go of its id, trying the next attempt's");
+                Outcome::IdTaken { index, failure }
+            }
+            result => Outcome::Started { index, result },
+        }
+    }
+
+    async fn try_start(&self, pod: &PodState, index: usize) -> Result<Box<Instance>, Failure> {
         let slot = &pod.containers[index];
         let attempt = slot.next_attempt();
         let (Some(container), ImageState::Ready { image, .. }, Some(sandbox)) =
@@ -332,6 +350,14 @@ fn run_error(error: RuntimeError) -> StartFailure {
 /// The shim, not the container: it could not be started or reached, and the next try gets another one.
 fn is_shim_trouble(message: &str) -> bool {
     ["failed to start shim", "TTRPC connection", "ttrpc: closed"].iter().any(|words| message.contains(words))
+}
+
+/// Whether containerd has refused twice for the directory of a task that it does not know: one that was killed in the
+/// middle of `Tasks.Create` may leave it, and does not clear it away before its next start.
+fn is_stale_bundle(failure: &Failure, before: Option<&Trouble>) -> bool {
+    failure.message.contains("failed to start shim: mkdir")
+        && failure.message.contains("file exists")
+        && before.is_some_and(|before| before.message == failure.message)
 }
 
 fn is_disk_full(message: &str) -> bool {

@@ -147,7 +147,7 @@ async fn following_through_many_rotations_loses_nothing_and_ends_with_the_contai
     let config = WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 1_000 }, path: log.path() };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
-        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, || ready.send(()).unwrap()));
+        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
     is_ready.recv().unwrap();
     let (finish, finished) = watch::channel(false);
     let options = ReadOptions { follow: true, ..ReadOptions::default() };
@@ -175,7 +175,7 @@ async fn following_reads_what_is_written_after_the_container_is_known_to_have_fi
     let config = WriterConfig { rotation: LogRotation { max_size: 1 << 20, max_files: 2 }, path: log.path() };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
-        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, || ready.send(()).unwrap()));
+        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
     is_ready.recv().unwrap();
     let (_finish, finished) = watch::channel(true);
     let stream = Box::pin(read(log.path(), ReadOptions { follow: true, ..ReadOptions::default() }, finished));

@@ -21,6 +21,7 @@ pub(super) struct LogFile {
     path: PathBuf,
     rotation: LogRotation,
     file: Option<OwnedFd>,
+    locked: bool,
     size: u64,
     /// The file ends in the middle of a line: the next write begins a new one.
     torn: bool,
@@ -39,11 +40,16 @@ struct Loss {
 impl LogFile {
     /// Opens or makes the file and the directories above it. When that fails it is tried again at the next write.
     pub(super) fn open(path: PathBuf, rotation: LogRotation) -> Self {
-        let mut file =
-            Self { path, rotation, file: None, size: 0, torn: false, lost: Loss::default(), last_rotation: None };
+        let (lost, last_rotation) = (Loss::default(), None);
+        let mut file = Self { path, rotation, file: None, locked: false, size: 0, torn: false, lost, last_rotation };
         // What fails here fails again at the first write, where there are lines to count.
         let _ = file.reopen();
         file
+    }
+
+    /// Whether another process had the file locked when it was opened.
+    pub(super) fn is_contended(&self) -> bool {
+        self.file.is_some() && !self.locked
     }
 
     /// Whether lines are lost that the log does not yet tell of.
@@ -113,7 +119,7 @@ impl LogFile {
             other => other?,
         };
         // The lock only tells readers that the writer lives; without it they wait a moment longer.
-        let _ = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        self.locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK);
         self.size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         self.torn = self.size > 0 && !self.ends_with_newline();
         self.file = Some(file);

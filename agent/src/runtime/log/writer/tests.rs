@@ -22,7 +22,7 @@ impl Logger {
         let config = WriterConfig { rotation: LogRotation { max_size, max_files }, path: path.to_owned() };
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread =
-            std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, || ready.send(()).unwrap()));
+            std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
         is_ready.recv().unwrap();
         Self { stdout, stderr, thread }
     }

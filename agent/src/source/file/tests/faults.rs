@@ -241,3 +241,33 @@ async fn what_a_full_disk_does_not_take_is_told_and_kept_later() {
     bench.stop().await;
     drop(std::mem::replace(&mut bench.store, Arc::new(Store::open(&bench.root.path().join("other.db")).unwrap().0)));
 }
+
+#[tokio::test]
+async fn a_file_in_the_middle_of_being_written_is_left_alone_by_a_look_nobody_called_for() {
+    let mut bench = Bench::new();
+    bench.pace.watched = Duration::from_millis(20);
+    let path = bench.directory.join("two.yaml");
+    fs::write(&path, "pod a 1\npod b 1\n").unwrap();
+    bench.start();
+    bench.until(|now| now.pods.len() == 2).await;
+    // What was read within the grain of the stamps is read again, whoever writes it.
+    looked_since(&bench, jiff::Timestamp::now() + 2 * look::STAMP_GRAIN, || {}).await;
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(0).unwrap();
+    let half = || std::os::unix::fs::FileExt::write_all_at(&file, b"pod a 2\n", 0).unwrap();
+    half();
+    looked_since(&bench, jiff::Timestamp::now() + 2 * look::STAMP_GRAIN, half).await;
+    assert_eq!(shape(&bench.running.as_ref().unwrap().0.borrow()), ["a 1 @ two.yaml", "b 1 @ two.yaml"]);
+    std::os::unix::fs::FileExt::write_all_at(&file, b"pod b 2\n", 8).unwrap();
+    drop(file);
+    bench.until_pods(&["a 2 @ two.yaml", "b 2 @ two.yaml"]).await;
+    bench.stop().await;
+}
+
+/// Waits until the source has looked at everything after `then`, and does `meanwhile` all the time.
+async fn looked_since(bench: &Bench, then: jiff::Timestamp, meanwhile: impl Fn()) {
+    while bench.pulse.last_success().is_none_or(|at| at <= then) {
+        meanwhile();
+        tokio::task::yield_now().await;
+    }
+}
