@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use limpet::merge::slot::Slots;
 use limpet::merge::{self, Desired};
@@ -64,8 +64,11 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     let (beside, place) = (root.join("beside"), directory.join(format!("web-{:05}.yaml", files / 2)));
     let (mut changes, mut renaming, mut reads) = (Samples::default(), Samples::default(), 0);
     const WARM_UP: usize = 20;
+    /// By then the last good version of the one before is on the disk: nobody edits in the same millisecond twice.
+    const BETWEEN: Duration = Duration::from_millis(20);
     for run in 1..=WARM_UP + renames {
         std::fs::write(&beside, manifest(files / 2, &format!("web:edit-{run}"))).unwrap();
+        tokio::time::sleep(BETWEEN).await;
         let read_before = READS.load(Ordering::Relaxed);
         let start = Instant::now();
         std::fs::rename(&beside, &place).unwrap();

@@ -208,24 +208,24 @@ fn record(
 
 /// One object of a document, and where it stands there.
 struct Item<'a> {
-    document: &'a Document,
+    document: &'a Document<'a>,
     value: &'a Value,
     /// `items[3]` for an item of a list, empty for a document of its own.
     path: String,
 }
 
-fn is_list(document: &Document) -> bool {
+fn is_list(document: &Document<'_>) -> bool {
     let kinds = ["List", "PodList", "ConfigMapList", "SecretList"];
     document.value["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
 /// A key that is written twice in a list and in none of its items.
-fn outer(document: &Document) -> Option<&Fault> {
+fn outer<'d>(document: &'d Document<'_>) -> Option<&'d Fault> {
     document.duplicates.iter().find(|fault| is_list(document) && !fault.path.starts_with("items["))
 }
 
 /// The objects of a document: itself, or the items of a list.
-fn items(document: &Document) -> Vec<Item<'_>> {
+fn items<'d>(document: &'d Document<'d>) -> Vec<Item<'d>> {
     let value = &document.value;
     match value["items"].as_array() {
         Some(items) if is_list(document) => items

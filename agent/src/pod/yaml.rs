@@ -3,15 +3,20 @@
 //! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are taken as `sigs.k8s.io/yaml` takes
 //! them; a duplicated key, which kubelet lets the last win, is an error here. Size, depth and aliases are bounded.
 //! Where one document is no YAML, the others are read all the same: a line that begins with `---` parts two documents
-//! whatever stands before it.
+//! whatever stands before it. Where things stand is found out by a second reading, and only of a file that has a fault.
 
-use std::collections::BTreeMap;
+mod places;
+
+use std::cell::OnceCell;
 use std::fmt;
+use std::rc::Rc;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
-use serde_saphyr::{Error, Location, Options, Spanned};
+use serde_saphyr::{Error, Location, Options};
+
+use places::Places;
 
 use super::Fault;
 
@@ -21,45 +26,53 @@ pub(super) const MAX_BYTES: usize = 10 << 20;
 const MAX_DOCUMENTS: usize = 10_000;
 /// Nesting of one document; a Pod needs about a dozen.
 const MAX_DEPTH: usize = 64;
-/// Bytes of the path of a field whose place is kept.
-const MAX_PATH: usize = 512;
 /// Aliases of one file.
 const MAX_ALIASES: usize = 10_000;
-/// Duplicated keys told of one document.
-const MAX_DUPLICATES: usize = 20;
 
-/// One document: its value, and where each field stands.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Document {
-    /// The value as JSON.
+/// One document: its value, and on demand where each field stands.
+#[derive(Debug, Clone)]
+pub(super) struct Document<'t> {
+    /// The value as JSON; of a key that is written twice the last one.
     pub(super) value: Value,
-    /// Where each field stands: `spec.containers[0].image` -> line and column, one-based.
-    pub(super) positions: BTreeMap<String, (u32, u32)>,
     /// Keys that are written twice, with their places.
     pub(super) duplicates: Vec<Fault>,
+    file: Rc<File<'t>>,
+    /// Which document of the file it is, those included that are left out.
+    index: usize,
 }
 
-impl Document {
-    /// Where `path` stands, or the nearest field above it. A key may stand in brackets or after a dot.
+impl Document<'_> {
+    /// Where `path` stands, line and column, or the nearest field above it. A key may stand in brackets or after a dot.
     pub(super) fn position(&self, path: &str) -> Option<(u32, u32)> {
-        let mut path = path;
-        loop {
-            if let Some(position) = self.positions.get(path) {
-                return Some(*position);
-            }
-            let end = path.rfind(['.', '['])?;
-            let key = path[end..].strip_prefix('[').and_then(|key| key.strip_suffix(']'));
-            if let Some(position) = key.and_then(|key| self.positions.get(&join(&path[..end], key))) {
-                return Some(*position);
-            }
-            path = &path[..end];
-        }
+        self.file.places().get(self.index)?.position(path)
+    }
+}
+
+/// A text, and where everything in it stands once somebody has asked.
+#[derive(Debug)]
+struct File<'t> {
+    text: &'t str,
+    /// Lines before the text.
+    first_line: u32,
+    /// How many texts share the limits.
+    parts: usize,
+    places: OnceCell<Vec<Places>>,
+}
+
+impl File<'_> {
+    /// Of each document.
+    fn places(&self) -> &[Places] {
+        self.places.get_or_init(|| {
+            // What could be read once can be read again.
+            let read = places::read(self.text, self.first_line, options(DuplicateKeyPolicy::LastWins, self.parts));
+            read.unwrap_or_default()
+        })
     }
 }
 
 /// Reads every document of a file; empty ones are left out. A document that is no YAML is a fault, and what follows it
 /// is read; so is a text that is too large, or not UTF-8, and then nothing is read.
-pub(super) fn documents(text: &[u8]) -> (Vec<Document>, Vec<Fault>) {
+pub(super) fn documents(text: &[u8]) -> (Vec<Document<'_>>, Vec<Fault>) {
     let text = match bounded_text(text) {
         Ok(text) => text,
         Err(fault) => return (Vec::new(), vec![fault]),
@@ -117,20 +130,23 @@ fn parts(text: &str) -> Vec<(u32, &str)> {
 }
 
 /// Reads the documents of a text that begins after `first_line` lines and is one of `parts` that share the limits.
-fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document>, Fault> {
-    let read = |keys| serde_saphyr::from_multiple_with_options::<Node>(text, options(keys, parts));
-    let nodes = match read(DuplicateKeyPolicy::Error) {
-        // Read again so that the key's path can be told.
+fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document<'_>>, Fault> {
+    let read = |keys| serde_saphyr::from_multiple_with_options::<Json>(text, options(keys, parts));
+    let mut duplicated = false;
+    let values = match read(DuplicateKeyPolicy::Error) {
+        // Read again so that all of them can be told.
         Err(error) if matches!(error.without_snippet(), Error::DuplicateMappingKey { .. }) => {
+            duplicated = true;
             read(DuplicateKeyPolicy::LastWins)
         }
         read => read,
     };
-    let nodes = nodes.map_err(|error| syntax(&error, first_line))?;
-    let documents = nodes.into_iter().map(|node| {
-        let mut places = Places { first_line, positions: BTreeMap::new(), duplicates: Vec::new() };
-        let value = node.settle("", &mut places);
-        Document { value, positions: places.positions, duplicates: places.duplicates }
+    let values = values.map_err(|error| syntax(&error, first_line))?;
+    let file = Rc::new(File { text, first_line, parts, places: OnceCell::new() });
+    let documents = values.into_iter().enumerate().map(|(index, Json(value))| {
+        let places = if duplicated { file.places().get(index) } else { None };
+        let duplicates = places.map(|places| places.duplicates.clone()).unwrap_or_default();
+        Document { value, duplicates, file: Rc::clone(&file), index }
     });
     Ok(documents.filter(|document| !document.value.is_null()).collect())
 }
@@ -174,79 +190,6 @@ fn below((line, column): (u32, u32), first_line: u32) -> (u32, u32) {
     (line.saturating_add(first_line), column)
 }
 
-/// Where everything stands.
-struct Places {
-    /// Lines before the text.
-    first_line: u32,
-    positions: BTreeMap<String, (u32, u32)>,
-    duplicates: Vec<Fault>,
-}
-
-impl Places {
-    /// Notes a key that is written twice; beyond some, that there are more, of the document as a whole.
-    fn duplicate(&mut self, path: &str, position: (u32, u32)) {
-        let (path, message) = match self.duplicates.len() {
-            count if count < MAX_DUPLICATES => (path, "Duplicate key"),
-            MAX_DUPLICATES => ("", "more duplicated keys than are told"),
-            _ => return,
-        };
-        let mut fault = Fault::error(path, message).with_remedy("write each once");
-        fault.position = Some(position);
-        self.duplicates.push(fault);
-    }
-}
-
-/// A value of the file and where it stands.
-struct Node {
-    position: (u32, u32),
-    value: Tree,
-}
-
-enum Tree {
-    Leaf(Value),
-    List(Vec<Node>),
-    Map(Vec<(String, (u32, u32), Node)>),
-}
-
-impl Node {
-    /// The plain value; where each part stands goes into `places`. A key's place is the key's, an item's its own.
-    fn settle(self, path: &str, places: &mut Places) -> Value {
-        // Long paths are nobody's fields, and would make memory grow with the square of the file.
-        let known = path.len() <= MAX_PATH;
-        if known {
-            let position = below(self.position, places.first_line);
-            places.positions.entry(path.to_owned()).or_insert(position);
-        }
-        match self.value {
-            Tree::Leaf(value) => value,
-            Tree::List(items) => {
-                let items = items.into_iter().enumerate();
-                items
-                    .map(|(index, item)| match known {
-                        true => item.settle(&format!("{path}[{index}]"), places),
-                        false => item.settle(path, places),
-                    })
-                    .collect()
-            }
-            Tree::Map(entries) => {
-                let mut map = Map::new();
-                for (key, position, node) in entries {
-                    let path = if known { join(path, &key) } else { path.to_owned() };
-                    let position = below(position, places.first_line);
-                    if map.contains_key(&key) {
-                        places.duplicate(&path, position);
-                    }
-                    if path.len() <= MAX_PATH {
-                        places.positions.insert(path.clone(), position);
-                    }
-                    map.insert(key, node.settle(&path, places));
-                }
-                Value::Object(map)
-            }
-        }
-    }
-}
-
 /// The path of `key` below `path`, as kubectl writes it; a key that is no plain name stands in brackets.
 pub(crate) fn join(path: &str, key: &str) -> String {
     if key.contains(['.', '[', ']', '/']) {
@@ -258,74 +201,75 @@ pub(crate) fn join(path: &str, key: &str) -> String {
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
+/// A value as kubelet's way through JSON makes it.
+struct Json(Value);
+
+impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let spanned = Spanned::<Tree>::deserialize(deserializer)?;
-        Ok(Self { position: place(spanned.referenced), value: spanned.value })
+        deserializer.deserialize_any(JsonVisitor).map(Self)
     }
 }
 
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TreeVisitor)
-    }
-}
+struct JsonVisitor;
 
-struct TreeVisitor;
-
-impl<'de> Visitor<'de> for TreeVisitor {
-    type Value = Tree;
+impl<'de> Visitor<'de> for JsonVisitor {
+    type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a YAML value")
     }
 
-    fn visit_unit<E>(self) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Null))
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Null))
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Tree, D::Error> {
-        Tree::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Bool(value)))
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Number(value.into())))
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Number(value.into())))
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Tree, E> {
-        Ok(Tree::Leaf(number(value)))
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(number(value))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::String(value.to_owned())))
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(node) = items.next_element()? {
-            list.push(node);
+        while let Some(Json(item)) = items.next_element()? {
+            list.push(item);
         }
-        Ok(Tree::List(list))
+        Ok(Value::Array(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Tree, A::Error> {
-        let mut map = Vec::new();
-        while let Some(key) = entries.next_key::<Spanned<String>>()? {
-            map.push((key.value, place(key.referenced), entries.next_value()?));
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            let Json(value) = entries.next_value()?;
+            map.insert(key, value);
         }
-        Ok(Tree::Map(map))
+        Ok(Value::Object(map))
     }
 }
 
