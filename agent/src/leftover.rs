@@ -1,9 +1,11 @@
-//! Processes that an agent which was killed has left at work: found by their environment, and ended.
+//! Processes that an agent or a containerd which was killed has left at work: found by their environment or their
+//! arguments, and ended. Reads all of `/proc`: for what a crash has left only.
+
+use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Kills every process in whose environment the variable `name` is `value`. Reads all of `/proc`: for what a crash has
-/// left only.
+/// Kills every process in whose environment the variable `name` is `value`.
 pub async fn end(name: &'static str, value: &str) {
     let value = value.to_owned();
     // A panic in it leaves the process where it is, as before.
@@ -12,14 +14,41 @@ pub async fn end(name: &'static str, value: &str) {
 
 /// The same for who may block, and is not meant itself.
 pub fn end_others(name: &str, value: &str) {
-    let (wanted, own) = (format!("{name}={value}"), rustix::process::getpid());
+    let wanted = format!("{name}={value}");
+    end_all(&wanted, |process| words(process, "environ").any(|pair| pair == wanted.as_bytes()));
+}
+
+/// Kills the shims that were started for a container whose id ends with `digits`. A containerd that is killed while it
+/// starts one forgets it, and it waits for ever for a first task.
+pub async fn end_shims(digits: String) {
+    // As above.
+    let _ = tokio::task::spawn_blocking(move || end_all(&digits, |process| is_shim(process, &digits))).await;
+}
+
+fn is_shim(process: &Path, digits: &str) -> bool {
+    let arguments: Vec<_> = words(process, "cmdline").collect();
+    let named = arguments.first().is_some_and(|program| {
+        let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        name.starts_with(b"containerd-shim")
+    });
+    named && arguments.windows(2).any(|pair| pair[0] == b"-id" && pair[1].ends_with(digits.as_bytes()))
+}
+
+/// The words of one of a process's files in `/proc`; none when it has ended.
+fn words(process: &Path, file: &str) -> impl Iterator<Item = Vec<u8>> {
+    let text = std::fs::read(process.join(file)).unwrap_or_default();
+    text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter()
+}
+
+/// Kills every process but this one that `is_wanted` by its directory in `/proc`.
+fn end_all(wanted: &str, is_wanted: impl Fn(&Path) -> bool) {
+    let own = rustix::process::getpid();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
-        // The process is held before its environment is read, so that no other one gets its number in between.
+        // The process is held before it is looked at, so that no other one gets its number in between.
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-        if environment.split(|byte| *byte == 0).any(|pair| pair == wanted.as_bytes()) {
+        if is_wanted(&entry.path()) {
             tracing::info!(pid = pid.as_raw_nonzero(), wanted, "a process that was left behind is ended");
             // It may have ended by itself.
             let _ = pidfd_send_signal(process, Signal::KILL);
@@ -44,5 +73,26 @@ mod tests {
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_shim_is_known_by_its_name_and_the_end_of_its_id() {
+        let own = format!("{:032x}", std::process::id());
+        let named = |name: &str, id: &str| {
+            use std::os::unix::process::CommandExt as _;
+            let script = "read -r line"; // Ends with its input.
+            let mut command = Command::new("sh");
+            command.arg0(name).args(["-c", script, "-id", &format!("aa{id}")]).stdin(std::process::Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let mut shim = named("/usr/bin/containerd-shim-runc-v2", &own);
+        let mut others = [named("/usr/bin/containerd-shim-runc-v2", &format!("{own}0")), named("sh", &own)];
+        end_shims(own).await;
+        assert!(!shim.wait().unwrap().success());
+        for other in &mut others {
+            assert!(other.try_wait().unwrap().is_none());
+            other.kill().unwrap();
+            other.wait().unwrap();
+        }
     }
 }

@@ -4,6 +4,8 @@
 //! after every (re)connection the supervisor is told to read the whole state once, and nothing falls between: the
 //! subscription is proven to stand before the state is read.
 
+pub mod process;
+
 use std::path::Path;
 use std::time::Duration;
 

@@ -11,6 +11,7 @@ pub mod outcome;
 pub mod perform;
 pub mod plan;
 pub mod pod_worker;
+pub mod process_watch;
 pub mod provisional;
 pub mod slot;
 pub mod state;

@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         case!(an_init_container_may_fail_before_it_succeeds),
         case!(what_has_finished_is_not_run_again),
         case!(the_previous_log_is_kept),
+        case!(out_of_memory_is_said_of_the_victim_alone),
     ])
 }
 
@@ -143,4 +144,29 @@ fn the_previous_log_is_kept(node: &mut TestNode) -> Result<()> {
     let previous = || node.agent.cli(&["logs", "--previous", &node.full_name("web"), "-c", "main"])?.success();
     wait::until_true(wait::SOON, "the first run's log", || previous().is_ok_and(|log| log == "run 1\n"))
         .with_context(|| format!("{:?}", previous()))
+}
+
+/// Takes twice what the container may have.
+const GLUTTON: &str = "dd if=/dev/zero of=/dev/null bs=64M count=1";
+
+fn limited(name: &str, script: &str) -> Value {
+    let container = with(shell("main", script), json!({ "resources": { "limits": { "memory": "32Mi" } } }));
+    pod(name, json!({ "restartPolicy": "Never", "containers": [container] }))
+}
+
+fn out_of_memory_is_said_of_the_victim_alone(node: &mut TestNode) -> Result<()> {
+    node.apply(&limited("victim", &format!("exec {GLUTTON}")))?;
+    let end = |pod: &Value| container(pod, "main")["state"]["terminated"].clone();
+    let victim = node.wait_pod("victim", "ended", |pod| end(pod).is_object())?;
+    ensure!(end(&victim)["reason"] == "OOMKilled" && end(&victim)["exitCode"] == 137, "{}", end(&victim));
+
+    node.apply(&limited("survivor", &format!("{GLUTTON}; echo survived; {IDLE}")))?;
+    node.wait_logged("survivor", "main", "survived")?;
+    node.wait_event("OOMKilling")?;
+    let id = container_id(&node.wait_running("survivor")?, "main")?;
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    let survivor = node.wait_pod("survivor", "ended", |pod| end(pod).is_object())?;
+    ensure!(end(&survivor)["reason"] == "Error" && end(&survivor)["exitCode"] == 137, "{}", end(&survivor));
+    Ok(())
 }

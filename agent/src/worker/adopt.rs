@@ -22,6 +22,7 @@ pub type OpenProcess<'a> = &'a dyn Fn(u32) -> Option<Arc<OwnedFd>>;
 /// Brings `pod` in line with what containerd has of it. Returns containers that never ran and are to be removed.
 pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, open: OpenProcess<'_>, now: Now) -> Vec<ContainerId> {
     let mut never_ran = Vec::new();
+    pod.outlived_connection = true;
     mark_missing(pod, &found, now);
     let mut found: Vec<FoundContainer> =
         found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
@@ -71,7 +72,7 @@ fn mark_missing(pod: &mut PodState, found: &[FoundContainer], now: Now) {
 fn refresh(known: &mut Instance, container: &FoundContainer, now: Now) {
     let Life::Running { pidfd, .. } = &known.life else { return };
     match container.task {
-        Some(Task::Stopped { code, at }) => known.end(seen_end(code, at, known.out_of_memory), now),
+        Some(Task::Stopped { code, at }) => known.end(seen_end(code, at), now),
         Some(Task::Running { .. } | Task::Created) => {}
         // containerd cannot tell (yet): the process itself can.
         Some(Task::Unknown { .. }) | None => {
@@ -96,7 +97,7 @@ fn instance(container: &FoundContainer, open: OpenProcess<'_>, now: Now) -> Opti
         log_path: PathBuf::from(&identity.log_path),
         started_at: state.started_at,
         pause: Duration::from_secs(identity.backoff_seconds),
-        out_of_memory: false,
+        oom_kills_survived: 0,
         life: Life::Running { pid: 0, pidfd: None, stopping: None },
     };
     match (container.task, &state.exit) {
@@ -110,7 +111,7 @@ fn instance(container: &FoundContainer, open: OpenProcess<'_>, now: Now) -> Opti
                 *reaped = !left;
             }
         }
-        (Some(Task::Stopped { code, at }), None) => instance.end(seen_end(code, at, false), now),
+        (Some(Task::Stopped { code, at }), None) => instance.end(seen_end(code, at), now),
         (Some(Task::Created), None) => return None,
         (None, None) => {
             state.started_at?;
@@ -122,12 +123,8 @@ fn instance(container: &FoundContainer, open: OpenProcess<'_>, now: Now) -> Opti
 }
 
 /// The end of a process that containerd saw.
-pub fn seen_end(code: i32, at: jiff::Timestamp, out_of_memory: bool) -> Exit {
-    let reason = match code {
-        0 => "Completed",
-        137 if out_of_memory => "OOMKilled",
-        _ => "Error",
-    };
+pub fn seen_end(code: i32, at: jiff::Timestamp) -> Exit {
+    let reason = if code == 0 { "Completed" } else { "Error" };
     Exit { code, reason: reason.to_owned(), message: String::new(), finished_at: at }
 }
 

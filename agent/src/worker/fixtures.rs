@@ -101,7 +101,7 @@ pub(crate) fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         log_path: PathBuf::new(),
         started_at: Some(Timestamp::UNIX_EPOCH),
         pause: Duration::ZERO,
-        out_of_memory: false,
+        oom_kills_survived: 0,
         life: Life::Running { pid: 1, pidfd: None, stopping: None },
     }
 }

@@ -81,7 +81,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         log_path: PathBuf::new(),
         started_at: None,
         pause: Duration::ZERO,
-        out_of_memory: false,
+        oom_kills_survived: 0,
         life,
     }
 }

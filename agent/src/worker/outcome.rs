@@ -82,6 +82,15 @@ pub enum Outcome {
         /// How it ended.
         exit: Exit,
     },
+    /// The kernel killed something in a container for want of memory, a moment ago.
+    OutOfMemorySurvived {
+        /// The container.
+        index: usize,
+        /// The instance.
+        id: ContainerId,
+        /// How often by now.
+        kills: u64,
+    },
     /// Of [`Action::Terminate`] and [`Action::Kill`].
     Signalled {
         /// The container.
@@ -187,6 +196,10 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         }
         Outcome::Ended { id, exit } => {
             exited(pod, &id, 0, exit, now);
+        }
+        Outcome::OutOfMemorySurvived { index, id, kills } => {
+            let running = pod.containers[index].instance.as_mut().filter(|one| one.id == id && one.is_running());
+            running.into_iter().for_each(|instance| instance.oom_kills_survived = kills);
         }
         Outcome::Signalled { index, stopping, result } => {
             signalled(&mut pod.containers[index], stopping, result, now);

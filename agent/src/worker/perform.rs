@@ -7,6 +7,7 @@ mod report;
 mod sandbox;
 mod start;
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use self::start::START_ERROR;
-use super::adopt::{seen_end, unknown_end};
+use super::adopt::{adopt, seen_end, unknown_end};
 use super::outcome::{Failure, Outcome};
 use super::plan::{Action, KillCause};
 use super::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
@@ -139,7 +140,7 @@ impl Performer {
         let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
         Ok(match task {
             None => Some(unknown_end(Now::read())),
-            Some(Task::Stopped { code, at }) => Some(seen_end(code, at, instance.out_of_memory)),
+            Some(Task::Stopped { code, at }) => Some(seen_end(code, at)),
             Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => None,
         })
     }
@@ -196,10 +197,8 @@ impl Performer {
 
     /// What the kernel and the container itself have to say about an end: OOM and termination message.
     async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
-        if exit.code == 137
-            && exit.reason == "Error"
-            && self.cgroups.oom_kills(&pod.record, instance.id.as_str()).unwrap_or(0) > 0
-        {
+        let killed = exit.code == 137 && exit.reason == "Error";
+        if killed && self.oom_kills(&pod.record, &instance.id) > instance.oom_kills_survived {
             exit.reason = "OOMKilled".to_owned();
         }
         if exit.message.is_empty()
@@ -269,6 +268,24 @@ impl Performer {
         Outcome::Discarded { index, id, gone: removed.is_ok() }
     }
 
+    /// How many processes of a container the kernel has killed for want of memory, as far as it says.
+    pub fn oom_kills(&self, record: &PodRecord, id: &ContainerId) -> u64 {
+        self.cgroups.oom_kills(record, id.as_str()).unwrap_or(0)
+    }
+
+    /// Brings `pod` in line with what containerd has of it: see [`adopt`].
+    pub fn adopt(&self, pod: &mut PodState, found: Vec<FoundContainer>, now: Now) -> Vec<ContainerId> {
+        let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
+        let never_ran = adopt(pod, found, &|pid| self.open_process(pid), now);
+        let record = Arc::clone(&pod.record);
+        let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
+        for instance in running.filter(|instance| instance.is_running() && !known.contains(&instance.id)) {
+            // What was killed before it was adopted has not ended it.
+            instance.oom_kills_survived = self.oom_kills(&record, &instance.id);
+        }
+        never_ran
+    }
+
     /// The process of a pid, as long as it is there.
     pub fn open_process(&self, pid: u32) -> Option<Arc<OwnedFd>> {
         let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
@@ -319,6 +336,10 @@ impl Performer {
     fn event(&self, pod: &PodState, container: Option<&str>, kind: EventType, reason: &'static str, message: String) {
         self.events.emit(Some((pod.record.key.clone(), pod.record.uid.clone())), container, kind, reason, message);
     }
+}
+
+fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
+    pod.containers.iter().filter_map(|slot| slot.instance.as_ref())
 }
 
 /// A failure of containerd's as the worker takes it.

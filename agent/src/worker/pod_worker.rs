@@ -12,20 +12,23 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::adopt::{adopt, seen_end};
+use super::adopt::{seen_end, unknown_end};
 use super::inbox::{Inbox, Mail, Wish};
 use super::outcome::{self, Outcome};
 use super::perform::Performer;
 use super::plan::{Action, Step, Surroundings, plan};
-use super::state::{ContainerSlot, Life, Now, PodState, SandboxState};
+use super::process_watch::{Answer, ProcessKey, ProcessWatch};
+use super::state::{ContainerSlot, Now, PodState, SandboxState};
 use crate::object::PodObjects;
 use crate::pod::{PodKey, PodRecord};
 use crate::runtime::client::watched;
-use crate::runtime::container::FoundContainer;
+use crate::runtime::container::{FoundContainer, Task};
 use crate::runtime::record::ContainerId;
 
 /// How long an action may wait for one call before people are told which.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// A first process that lives so long after the kernel killed something in its container was not the victim.
+const OOM_SURVIVED: Duration = Duration::from_secs(2);
 /// How long actions under way may take once the agent stops.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -50,6 +53,7 @@ pub struct PodWorker {
     grace: Option<Duration>,
     jobs: JoinSet<(u64, Outcome)>,
     pulls: HashMap<usize, AbortHandle>,
+    processes: ProcessWatch,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
     generation: u64,
 }
@@ -80,6 +84,7 @@ impl PodWorker {
             grace: None,
             jobs: JoinSet::new(),
             pulls: HashMap::new(),
+            processes: ProcessWatch::default(),
             generation: 0,
         }
     }
@@ -90,6 +95,7 @@ impl PodWorker {
             let now = Now::read();
             let mail = self.inbox.take();
             self.read(mail, now);
+            self.processes.follow(self.current.as_ref(), &self.hands, &self.inbox);
             let around = *self.surroundings.borrow_and_update();
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, around, now.mono));
             if let Some(pod) = &self.current {
@@ -127,6 +133,7 @@ impl PodWorker {
             () = self.stop.cancelled() => return true,
             () = self.inbox.arrived() => {}
             Some(joined) = self.jobs.join_next() => self.finish(joined),
+            (process, answer) = self.processes.unsaid() => self.unsaid(process, answer),
             Ok(()) = self.surroundings.changed() => {}
             () = alarm => {}
         }
@@ -158,6 +165,9 @@ impl PodWorker {
                 };
                 let now = Now::read();
                 let Some(pod) = &mut self.current else { return };
+                if let Outcome::OutOfMemorySurvived { index, id, kills } = &outcome {
+                    self.hands.report_survived(pod, *index, id, *kills);
+                }
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);
                     return;
@@ -299,7 +309,7 @@ impl PodWorker {
     fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
         let hands = Arc::clone(&self.hands);
         let Some(pod) = &mut self.current else { return };
-        let never_ran = adopt(pod, found, &|pid| hands.open_process(pid), now);
+        let never_ran = hands.adopt(pod, found, now);
         self.discard(never_ran);
     }
 
@@ -317,17 +327,38 @@ impl PodWorker {
         }
     }
 
-    fn out_of_memory(&mut self, id: &ContainerId) {
-        let instances =
-            self.current.iter_mut().flat_map(|pod| &mut pod.containers).filter_map(|slot| slot.instance.as_mut());
-        for instance in instances.filter(|instance| instance.id == *id) {
-            instance.out_of_memory = true;
-            if let Life::Exited { exit, .. } = &mut instance.life
-                && exit.code == 137
-            {
-                exit.reason = "OOMKilled".to_owned();
+    /// A process ended, and containerd did not say so: what it says when it is asked.
+    fn unsaid(&mut self, (id, pid): ProcessKey, answer: Answer) {
+        let now = Now::read();
+        match answer {
+            Ok(Some(Task::Stopped { code, at })) => {
+                tracing::warn!(pod = %self.key, container = %id, "containerd's word of an end was lost");
+                self.exited(&id, pid, code, at, now);
             }
+            Ok(None) => {
+                let Some(pod) = &mut self.current else { return };
+                outcome::exited(pod, &id, pid, unknown_end(now), now);
+            }
+            // Its shim hangs, and may go on.
+            Ok(Some(_)) => {}
+            // containerd's return brings the whole state.
+            Err(error) => tracing::debug!(container = %id, %error, "how it is is not known"),
         }
+    }
+
+    /// The kernel killed something in a container. What is still alive a moment later was not what it killed.
+    fn out_of_memory(&mut self, id: &ContainerId) {
+        let Some(pod) = &mut self.current else { return };
+        let running =
+            |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == *id && one.is_running());
+        let Some(index) = pod.containers.iter().position(running) else { return };
+        let (hands, generation, record) = (Arc::clone(&self.hands), self.generation, Arc::clone(&pod.record));
+        let id = id.clone();
+        self.jobs.spawn(async move {
+            tokio::time::sleep(OOM_SURVIVED).await;
+            let kills = hands.oom_kills(&record, &id);
+            (generation, Outcome::OutOfMemorySurvived { index, id, kills })
+        });
     }
 
     /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
@@ -337,10 +368,10 @@ impl PodWorker {
         let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
         let Some((index, instance)) = found else {
             // Its start has not been reported yet; its end is kept until then.
-            outcome::exited(pod, id, pid, seen_end(code, at, false), now);
+            outcome::exited(pod, id, pid, seen_end(code, at), now);
             return;
         };
-        let exit = seen_end(code, at, instance.out_of_memory);
+        let exit = seen_end(code, at);
         let (hands, generation, pod) = (Arc::clone(&self.hands), self.generation, pod.clone());
         self.jobs.spawn(async move {
             let exit = hands.witness(&pod, &pod.containers[index], &instance, exit).await;

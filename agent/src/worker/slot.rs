@@ -83,8 +83,8 @@ pub struct Instance {
     pub started_at: Option<Timestamp>,
     /// The pause its end brings.
     pub pause: Duration,
-    /// The kernel killed something in it for want of memory.
-    pub out_of_memory: bool,
+    /// How often the kernel killed something in it for want of memory that was not its end.
+    pub oom_kills_survived: u64,
     /// Whether it runs.
     pub life: Life,
 }

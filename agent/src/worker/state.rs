@@ -146,6 +146,8 @@ pub struct PodState {
     pub hanging: Option<String>,
     /// Init containers in order, then the others in order.
     pub containers: Vec<ContainerSlot>,
+    /// A connection to containerd, or an agent, has ended in its life: a shim may have been started that is forgotten.
+    pub outlived_connection: bool,
     /// Set once it is to end.
     pub ending: Option<Ending>,
     /// The ConfigMaps and Secrets it refers to; `None`: its source has not said yet which there are.
@@ -177,6 +179,7 @@ impl PodState {
             trouble: None,
             hanging: None,
             containers,
+            outlived_connection: false,
             ending: None,
         }
     }

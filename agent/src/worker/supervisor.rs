@@ -10,7 +10,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::adopt::adopt;
 use super::inbox::{Inbox, Wish};
 use super::perform::Performer;
 use super::plan::Surroundings;
@@ -321,7 +320,7 @@ impl Supervisor {
             pod.sandbox = super::state::SandboxState::Absent { dirty: true };
             self.hands.find_sandbox(&mut pod).await;
             // What never ran is found again, and removed, when the worker reads its mail.
-            adopt(&mut pod, found, &|pid| self.hands.open_process(pid), now);
+            self.hands.adopt(&mut pod, found, now);
             incarnations.push(pod);
         }
         // The one that is wanted comes last: everything else of the key ends first.

@@ -22,7 +22,10 @@ use limpet_tests::{case, suite};
 
 use errors::errors_and_silence_at_every_call;
 use kills::kills_of_the_agent_at_every_step;
-use processes::{a_stopped_shim_holds_up_its_own_pod_only, processes_killed_at_every_step};
+use processes::{
+    a_shim_that_does_not_tell_of_an_end_is_named, a_stopped_shim_holds_up_its_own_pod_only,
+    processes_killed_at_every_step,
+};
 use random::random_edits_and_kills;
 
 fn main() -> ExitCode {
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         case!(errors_and_silence_at_every_call).on(node),
         case!(processes_killed_at_every_step).on(node),
         case!(a_stopped_shim_holds_up_its_own_pod_only).on(node),
+        case!(a_shim_that_does_not_tell_of_an_end_is_named).on(node),
         case!(random_edits_and_kills).on(node),
     ])
 }

@@ -4,6 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::node::{container, container_id};
 use limpet_tests::process::{self, signal_pid};
 use limpet_tests::{TestNode, wait};
 use rustix::process::Signal;
@@ -80,4 +81,26 @@ pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> R
 
     signal_pid(shim, Signal::CONT);
     rig.settle(&[&stopped, &other], None)
+}
+
+/// Its process ends while the shim is stopped: containerd says nothing, and the kernel does.
+pub(crate) fn a_shim_that_does_not_tell_of_an_end_is_named(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, &[])?;
+    let mut silent = Subject::new(rig.node, "silent", Kind::Lasting, 1)?;
+    rig.round(&mut silent, Phase::Start, None)?;
+    let digits = silent.digits();
+    let own =
+        shims(&rig.node.containerd.socket()).into_iter().find(|(_, id)| digits.iter().any(|end| id.ends_with(end)));
+    let (shim, _) = own.context("the pod has no shim")?;
+    let id = container_id(&rig.node.wait_running("silent")?, "main")?;
+    let task = rig.node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task")?;
+    signal_pid(shim, Signal::STOP);
+    signal_pid(task.pid, Signal::KILL);
+    let table = || rig.node.agent.cli(&["pods"])?.success();
+    let told = || table().is_ok_and(|text| text.contains("container main has ended, and its shim has not said so"));
+    wait::until_true(wait::SOON, "word of the shim", told).with_context(|| format!("{:?}", table()))?;
+    signal_pid(shim, Signal::CONT);
+    silent.lenient = true;
+    rig.node.wait_pod("silent", "restarted", |pod| container(pod, "main")["restartCount"] == 1)?;
+    rig.settle(&[&silent], None)
 }

@@ -9,6 +9,7 @@ use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSta
 use super::Performer;
 use crate::merge::{DesiredPods, Duplicate, PodChange};
 use crate::pod::{PodKey, PodRecord};
+use crate::runtime::record::ContainerId;
 use crate::runtime::spec::qos_class;
 use crate::status::event::EventType;
 use crate::status::generate::generate;
@@ -93,6 +94,19 @@ impl Performer {
         };
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, cause = message, "SIGTERM");
         self.event(pod, Some(&slot.name), EventType::Normal, "Killing", message);
+    }
+
+    /// The kernel killed something in a container for want of memory, and not its first process.
+    pub fn report_survived(&self, pod: &PodState, index: usize, id: &ContainerId, kills: u64) {
+        let slot = &pod.containers[index];
+        let Some(instance) = slot.instance.as_ref().filter(|one| one.id == *id && one.is_running()) else { return };
+        let new = kills.saturating_sub(instance.oom_kills_survived);
+        if new > 0 {
+            let message =
+                format!("Memory limit reached: {new} processes of container {} were killed; it runs on", slot.name);
+            tracing::warn!(pod = %pod.record.key, container = slot.name, kills = new, "out of memory, and runs on");
+            self.event(pod, Some(&slot.name), EventType::Warning, "OOMKilling", message);
+        }
     }
 
     pub(super) fn report_start_failure(&self, pod: &PodState, slot: &ContainerSlot, reason: &str, message: &str) {

@@ -7,9 +7,11 @@ use super::super::outcome::Failure;
 use super::super::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
 use super::start::START_ERROR;
 use super::{Performer, failure, sandbox_of};
+use crate::leftover;
 use crate::network::{AttachRequest, PodAddresses};
 use crate::pod::{PodRecord, PodUid};
 use crate::runtime::client::calling;
+use crate::runtime::record::ContainerId;
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, Sandbox, SandboxRequest, sysctl};
 use crate::status::event::EventType;
 use crate::volume::{VolumeError, pod_hostname};
@@ -192,6 +194,9 @@ impl Performer {
                 self.logs.remove_link(&pod.record, &slot.name, id.as_str());
             }
         }
+        if pod.outlived_connection {
+            leftover::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
+        }
         self.release(&pod.record.uid).await?;
         self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
             reason: "FailedKillPod",
@@ -216,6 +221,7 @@ impl Performer {
     /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile.
     pub async fn clear(&self, uid: &PodUid) {
         tracing::info!(%uid, "clearing what a pod that is gone left behind");
+        leftover::end_shims(ContainerId::pod_digits(uid)).await;
         if let Err(failure) = self.release(uid).await {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;

@@ -270,7 +270,7 @@ impl Performer {
             log_path: self.log_path(start),
             started_at,
             pause: start.pause,
-            out_of_memory: false,
+            oom_kills_survived: 0,
             life,
         }
     }
@@ -300,7 +300,7 @@ impl Performer {
         let (pid, end) = match task {
             Task::Created => (0, None),
             Task::Running { pid } | Task::Unknown { pid } => (pid, None),
-            Task::Stopped { code, at } => (0, Some(seen_end(code, at, false))),
+            Task::Stopped { code, at } => (0, Some(seen_end(code, at))),
         };
         let mut instance = self.started(start, pid, began, Duration::ZERO).await;
         if let Some(exit) = end {

@@ -1,0 +1,119 @@
+//! Watches over the first processes of a pod's containers. containerd tells of their ends, with the exit code; what the
+//! kernel tells and containerd does not is looked into: an event that was lost, or a shim that hangs.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::inbox::Inbox;
+use super::perform::Performer;
+use super::state::{Life, PodState};
+use crate::lifecycle::process;
+use crate::runtime::container::Task;
+use crate::runtime::error::RuntimeError;
+use crate::runtime::record::ContainerId;
+
+/// How long containerd may take to tell of an end that the kernel has told.
+const SAID_WITHIN: Duration = Duration::from_secs(5);
+/// How long it may take to answer when it is asked.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+
+/// What containerd has of a container.
+pub type Answer = Result<Option<Task>, RuntimeError>;
+
+/// A process: its container's id in containerd, and its number.
+pub type ProcessKey = (ContainerId, u32);
+
+/// The ends that are waited for.
+#[derive(Debug, Default)]
+pub struct ProcessWatch {
+    waiting: JoinSet<(ProcessKey, Answer)>,
+    followed: HashMap<ProcessKey, AbortHandle>,
+}
+
+impl ProcessWatch {
+    /// Waits for the end of what runs of `pod`, and for nothing else any more.
+    pub fn follow(&mut self, pod: Option<&PodState>, hands: &Arc<Performer>, inbox: &Arc<Inbox>) {
+        let running: HashMap<ProcessKey, (&str, &Arc<OwnedFd>)> = pod.map(running).unwrap_or_default();
+        self.followed.retain(|key, wait| {
+            let runs = running.contains_key(key);
+            if !runs {
+                wait.abort();
+            }
+            runs
+        });
+        for (key, (container, pidfd)) in running {
+            if !self.followed.contains_key(&key) {
+                let look = look_for_end(key.clone(), container.to_owned(), Arc::clone(pidfd), hands, inbox);
+                self.followed.insert(key, self.waiting.spawn(look));
+            }
+        }
+    }
+
+    /// A process that ended without a word of containerd's, and what it says when it is asked; never while there is
+    /// none. Cancel safe.
+    pub async fn unsaid(&mut self) -> (ProcessKey, Answer) {
+        loop {
+            match self.waiting.join_next().await {
+                Some(Ok((key, answer))) => {
+                    self.followed.remove(&key);
+                    return (key, answer);
+                }
+                // Let go of, since its end is known.
+                Some(Err(_)) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+fn running(pod: &PodState) -> HashMap<ProcessKey, (&str, &Arc<OwnedFd>)> {
+    let instances = pod.containers.iter().filter_map(|slot| Some((slot.name.as_str(), slot.instance.as_ref()?)));
+    let processes = instances.filter_map(|(name, instance)| match &instance.life {
+        Life::Running { pid, pidfd: Some(pidfd), .. } => Some(((instance.id.clone(), *pid), (name, pidfd))),
+        _ => None,
+    });
+    processes.collect()
+}
+
+/// Waits for the end, gives containerd time to tell of it, then asks.
+fn look_for_end(
+    key: ProcessKey,
+    container: String,
+    pidfd: Arc<OwnedFd>,
+    hands: &Arc<Performer>,
+    inbox: &Arc<Inbox>,
+) -> impl Future<Output = (ProcessKey, Answer)> + Send + use<> {
+    let (hands, inbox) = (Arc::clone(hands), Arc::clone(inbox));
+    async move {
+        if let Err(error) = process::ended(pidfd).await {
+            tracing::debug!(container = %key.0, %error, "its end is left to containerd to tell");
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(SAID_WITHIN).await;
+        let id = key.0.clone();
+        let mut asked = std::pin::pin!(hands.containers.task(&id));
+        let answer = match tokio::time::timeout(ANSWERS_WITHIN, asked.as_mut()).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                tell(&inbox, &container);
+                asked.await
+            }
+        };
+        if matches!(answer, Ok(Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }))) {
+            tell(&inbox, &container);
+        }
+        (key, answer)
+    }
+}
+
+fn tell(inbox: &Inbox, container: &str) {
+    let seconds = SAID_WITHIN.as_secs();
+    let message = format!(
+        "the process of container {container} has ended, and its shim has not said so for more than {seconds} s: it hangs"
+    );
+    inbox.put(|mail| mail.hanging = Some(message));
+}
