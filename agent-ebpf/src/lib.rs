@@ -1,26 +1,153 @@
-//! The event types shared between limpet's BPF programs and its agent: `no_std`, one layout for both sides.
+//! What limpet's BPF programs and its agent share: `no_std`, one layout for both sides.
+//!
+//! The programs write these records into the ring buffer; the agent reads them by field. Little endian, as the programs are.
 #![no_std]
 
-/// Why the kernel told us: the first field of every event on the ring buffer.
+/// Why the kernel told us: the first field of every record on the ring buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum EventKind {
-    /// A process has begun to exit (`sched_process_exit`).
+    /// A process has begun to exit: [`ExitRecord`].
     ProcessExit = 1,
-    /// The OOM killer has chosen a victim (`oom/mark_victim`).
+    /// The OOM killer's victim has begun to exit: [`ExitRecord`].
     OomVictim = 2,
+    /// A fatal signal was sent to a followed process: [`SignalRecord`].
+    Signal = 3,
+    /// Something is about to change, or has changed, in a watched directory: [`FileRecord`].
+    Write = 4,
+    /// The guard met an attempt that its rules forbid: [`FileRecord`].
+    Refused = 5,
 }
 
-/// What is common to all events: no padding, the same bytes on every architecture of one endianness.
+/// What was done, or tried, with a name in a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operation {
+    /// A file was created.
+    Create = 1,
+    /// A file opened for writing was closed.
+    Written = 2,
+    /// A name was moved out of the directory.
+    MovedFrom = 3,
+    /// A name was moved into the directory.
+    MovedTo = 4,
+    /// A name was removed.
+    Unlink = 5,
+    /// A symlink was made.
+    Symlink = 6,
+    /// A hard link was made.
+    Link = 7,
+    /// A directory was made.
+    MakeDirectory = 8,
+    /// A directory was removed.
+    RemoveDirectory = 9,
+    /// A device, socket or pipe was made.
+    MakeNode = 10,
+    /// A file was opened for writing.
+    Open = 11,
+    /// A file was truncated.
+    Truncate = 12,
+    /// A mode, an owner, a size or a time was set.
+    Attributes = 13,
+    /// An extended attribute was set.
+    ExtendedAttributes = 14,
+    /// Something was mounted over it.
+    Mount = 15,
+}
+
+/// Longest name of a file, with its terminating zero.
+pub const NAME_LENGTH: usize = 256;
+
+/// Who did it: first in every record. For an exit, the process that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct EventHeader {
+pub struct ActorRecord {
     /// An [`EventKind`].
     pub kind: u32,
-    /// The process's id in the initial namespace.
+    /// The process (thread group) in the initial namespace.
     pub pid: u32,
-    /// The process's cgroup v2 id.
-    pub cgroup_id: u64,
+    /// Its cgroup's id in the v2 hierarchy.
+    pub cgroup: u64,
+    /// Its parent; 0 when unknown.
+    pub parent: u32,
+    /// Its real user.
+    pub uid: u32,
+    /// Its name, zero terminated.
+    pub command: [u8; 16],
 }
 
-const _: () = assert!(size_of::<EventHeader>() == 16);
+/// [`EventKind::ProcessExit`] and [`EventKind::OomVictim`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct ExitRecord {
+    /// The process that ends.
+    pub process: ActorRecord,
+    /// The kernel's word for how: `code << 8 | signal`.
+    pub status: u32,
+    /// Whether `status` is known.
+    pub known: u32,
+}
+
+/// [`EventKind::Signal`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct SignalRecord {
+    /// Who sent it; the kernel's own signals come from the process that ran at that moment.
+    pub sender: ActorRecord,
+    /// Whom it was sent to.
+    pub target: u32,
+    /// Its number.
+    pub signal: u32,
+    /// `si_code`: above 0 the kernel sent it.
+    pub code: i32,
+    /// No meaning.
+    pub reserved: u32,
+}
+
+/// [`EventKind::Write`] and [`EventKind::Refused`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct FileRecord {
+    /// Who.
+    pub actor: ActorRecord,
+    /// The directory's inode.
+    pub inode: u64,
+    /// The directory's file system, as the kernel numbers devices: `major << 20 | minor`.
+    pub device: u32,
+    /// An [`Operation`].
+    pub operation: u32,
+    /// 1 when the attempt was refused, 0 when it was let through.
+    pub refused: u32,
+    /// No meaning.
+    pub reserved: u32,
+    /// The name in the directory, zero terminated.
+    pub name: [u8; NAME_LENGTH],
+}
+
+/// The value of a guarded inode: what is refused there.
+pub mod guarded {
+    /// Names in this directory: created, removed, renamed, written, changed.
+    pub const CHILDREN: u32 = 1;
+    /// The inode itself: written, changed, removed, renamed, mounted over.
+    pub const ITSELF: u32 = 2;
+    /// Where the inode is: removed, renamed, mounted over.
+    pub const PLACE: u32 = 4;
+}
+
+/// The guard's modes, as its programs know them.
+pub mod mode {
+    /// Nothing is refused, what [`CONTAINERS`] would refuse is told.
+    pub const AUDIT: u32 = 1;
+    /// Processes below a pod cgroup are refused.
+    pub const CONTAINERS: u32 = 2;
+    /// All are refused but those allowed.
+    pub const STRICT: u32 = 3;
+}
+
+/// An offset that the kernel's BTF does not tell.
+pub const UNKNOWN: u32 = u32::MAX;
+
+const _: () = assert!(size_of::<ActorRecord>() == 40);
+const _: () = assert!(size_of::<ExitRecord>() == 48);
+const _: () = assert!(size_of::<SignalRecord>() == 56);
+const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH);

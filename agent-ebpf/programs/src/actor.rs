@@ -1,0 +1,52 @@
+//! Who runs at this moment.
+
+use aya_ebpf::helpers::{
+    bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid,
+    bpf_get_current_uid_gid,
+};
+use limpet_events::{ActorRecord, EventKind};
+
+use crate::kernel;
+
+/// Deepest cgroup that is looked for an ancestor: kubepods, class, pod, container, and what is above and below.
+const DEEPEST: i32 = 10;
+
+/// The current process's record.
+#[inline(always)]
+pub fn record(kind: EventKind) -> ActorRecord {
+    ActorRecord {
+        kind: kind as u32,
+        pid: process(),
+        // SAFETY: the helper has no conditions.
+        cgroup: unsafe { bpf_get_current_cgroup_id() },
+        parent: kernel::parent(),
+        uid: bpf_get_current_uid_gid() as u32,
+        command: bpf_get_current_comm().unwrap_or_default(),
+    }
+}
+
+/// The current process (thread group).
+pub fn process() -> u32 {
+    (bpf_get_current_pid_tgid() >> 32) as u32
+}
+
+/// The current thread.
+pub fn thread() -> u32 {
+    bpf_get_current_pid_tgid() as u32
+}
+
+/// Whether the current process's cgroup, or one above it, is `wanted`.
+#[inline(always)]
+pub fn is_below(wanted: fn(u64) -> bool) -> bool {
+    for level in 1..=DEEPEST {
+        // SAFETY: the helper answers 0 for a level that is not there.
+        let id = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
+        if id == 0 {
+            return false;
+        }
+        if wanted(id) {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,203 @@
+//! The guard: who may not change the directories that decide what runs here.
+
+use aya_ebpf::macros::lsm;
+use aya_ebpf::programs::LsmContext;
+use limpet_events::{EventKind, Operation, UNKNOWN, guarded, mode};
+
+use crate::kernel::{self, Pointer};
+use crate::maps::{self, InodeKey};
+use crate::{actor, files};
+
+/// The mode, set by the loader; a mode that is not known refuses nothing.
+#[unsafe(no_mangle)]
+static GUARD_MODE: u32 = UNKNOWN;
+
+const ALLOWED: i32 = 0;
+const REFUSED: i32 = -1; // EPERM
+
+/// What the current process may do to what is guarded.
+enum Verdict {
+    Allow,
+    Tell,
+    Refuse,
+}
+
+#[inline(never)]
+fn verdict() -> Verdict {
+    // SAFETY: a reference is valid for reads; volatile, because the loader sets it.
+    let mode = unsafe { core::ptr::read_volatile(&GUARD_MODE) };
+    if maps::is_on_trial(actor::thread()) {
+        return Verdict::Refuse;
+    }
+    match mode {
+        mode::AUDIT if is_in_pod() => Verdict::Tell,
+        mode::CONTAINERS if is_in_pod() => Verdict::Refuse,
+        mode::STRICT if !is_allowed() => Verdict::Refuse,
+        _ => Verdict::Allow,
+    }
+}
+
+#[inline(never)]
+fn is_in_pod() -> bool {
+    actor::is_below(maps::is_pod_cgroup)
+}
+
+/// Listed, and in no pod; the kernel's own threads have nothing they could be known by.
+#[inline(always)]
+fn is_allowed() -> bool {
+    if kernel::is_kernel_thread() {
+        return true;
+    }
+    if is_in_pod() {
+        return false;
+    }
+    let listed = kernel::executable().is_some_and(|key| maps::is_allowed_executable(&key));
+    listed || actor::is_below(maps::is_allowed_cgroup)
+}
+
+/// The answer to `operation` on `dentry` in `directory`; `what` says which guards of the inode itself count.
+#[inline(never)]
+fn decide(operation: Operation, directory: Pointer, dentry: Pointer, what: u32) -> i32 {
+    let Some(key) = kernel::inode_key(directory) else { return ALLOWED };
+    if maps::guarded(&key) & guarded::CHILDREN == 0 && !is_itself_guarded(dentry, what) {
+        return ALLOWED;
+    }
+    answer(operation, &key, dentry)
+}
+
+#[inline(always)]
+fn is_itself_guarded(dentry: Pointer, what: u32) -> bool {
+    let key = kernel::dentry_inode(dentry).and_then(kernel::inode_key);
+    key.is_some_and(|key| maps::guarded(&key) & what != 0)
+}
+
+#[inline(always)]
+fn answer(operation: Operation, key: &InodeKey, dentry: Pointer) -> i32 {
+    match verdict() {
+        Verdict::Allow => ALLOWED,
+        Verdict::Tell => {
+            files::tell(EventKind::Refused, operation, key, dentry, false);
+            ALLOWED
+        }
+        Verdict::Refuse => {
+            files::tell(EventKind::Refused, operation, key, dentry, true);
+            REFUSED
+        }
+    }
+}
+
+/// The same for a dentry alone: its directory is what it hangs below.
+#[inline(always)]
+fn decide_dentry(operation: Operation, dentry: Pointer, what: u32) -> i32 {
+    match kernel::dentry_directory(dentry) {
+        Some(directory) => decide(operation, directory, dentry, what),
+        None => ALLOWED,
+    }
+}
+
+/// Removing or renaming counts for the inode and for its place.
+const GOES: u32 = guarded::ITSELF | guarded::PLACE;
+
+#[lsm]
+fn guard_create(ctx: LsmContext) -> i32 {
+    decide(Operation::Create, ctx.arg(0), ctx.arg(1), 0)
+}
+
+#[lsm]
+fn guard_symlink(ctx: LsmContext) -> i32 {
+    decide(Operation::Symlink, ctx.arg(0), ctx.arg(1), 0)
+}
+
+#[lsm]
+fn guard_mkdir(ctx: LsmContext) -> i32 {
+    decide(Operation::MakeDirectory, ctx.arg(0), ctx.arg(1), 0)
+}
+
+#[lsm]
+fn guard_mknod(ctx: LsmContext) -> i32 {
+    decide(Operation::MakeNode, ctx.arg(0), ctx.arg(1), 0)
+}
+
+#[lsm]
+fn guard_unlink(ctx: LsmContext) -> i32 {
+    decide(Operation::Unlink, ctx.arg(0), ctx.arg(1), GOES)
+}
+
+#[lsm]
+fn guard_rmdir(ctx: LsmContext) -> i32 {
+    decide(Operation::RemoveDirectory, ctx.arg(0), ctx.arg(1), GOES)
+}
+
+/// A link into a guarded directory, and one out of it: the file could be written by its other name.
+#[lsm]
+fn guard_link(ctx: LsmContext) -> i32 {
+    match decide(Operation::Link, ctx.arg(1), ctx.arg(2), 0) {
+        ALLOWED => decide_dentry(Operation::Link, ctx.arg(0), guarded::ITSELF),
+        refused => refused,
+    }
+}
+
+#[lsm]
+fn guard_rename(ctx: LsmContext) -> i32 {
+    match decide(Operation::MovedFrom, ctx.arg(0), ctx.arg(1), GOES) {
+        ALLOWED => decide(Operation::MovedTo, ctx.arg(2), ctx.arg(3), GOES),
+        refused => refused,
+    }
+}
+
+#[lsm]
+fn guard_open(ctx: LsmContext) -> i32 {
+    let file: Pointer = ctx.arg(0);
+    if !kernel::is_open_for_writing(file) {
+        return ALLOWED;
+    }
+    match kernel::file_dentry(file) {
+        Some(dentry) => decide_dentry(Operation::Open, dentry, guarded::ITSELF),
+        None => ALLOWED,
+    }
+}
+
+#[lsm]
+fn guard_truncate(ctx: LsmContext) -> i32 {
+    match kernel::path_dentry(ctx.arg(0)) {
+        Some(dentry) => decide_dentry(Operation::Truncate, dentry, guarded::ITSELF),
+        None => ALLOWED,
+    }
+}
+
+#[lsm]
+fn guard_attributes(ctx: LsmContext) -> i32 {
+    let dentry = first_or_second(&ctx, kernel::setattr_has_map());
+    decide_dentry(Operation::Attributes, dentry, guarded::ITSELF)
+}
+
+#[lsm]
+fn guard_xattr(ctx: LsmContext) -> i32 {
+    let dentry = first_or_second(&ctx, kernel::setxattr_has_map());
+    decide_dentry(Operation::ExtendedAttributes, dentry, guarded::ITSELF)
+}
+
+/// Both are read, and kept apart: an address computed from the choice is one the verifier refuses.
+#[inline(always)]
+fn first_or_second(ctx: &LsmContext, second: bool) -> Pointer {
+    let arguments = core::hint::black_box((ctx.arg::<Pointer>(0), ctx.arg::<Pointer>(1)));
+    if second { arguments.1 } else { arguments.0 }
+}
+
+#[lsm]
+fn guard_mount(ctx: LsmContext) -> i32 {
+    mount_over(ctx.arg(1))
+}
+
+#[lsm]
+fn guard_move_mount(ctx: LsmContext) -> i32 {
+    mount_over(ctx.arg(1))
+}
+
+#[inline(always)]
+fn mount_over(path: Pointer) -> i32 {
+    match kernel::path_dentry(path) {
+        Some(dentry) => decide_dentry(Operation::Mount, dentry, GOES),
+        None => ALLOWED,
+    }
+}

@@ -1,0 +1,175 @@
+//! The kernel's structures, read through the offsets that the loader has set.
+
+use core::ffi::c_void;
+use core::ptr;
+
+use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel};
+use limpet_events::UNKNOWN;
+
+use crate::maps::InodeKey;
+
+/// Declares offsets: globals that the loader overrides, and that the verifier then knows as constants.
+macro_rules! offsets {
+    ($($name:ident),+ $(,)?) => {
+        $(
+            #[unsafe(no_mangle)]
+            static $name: u32 = UNKNOWN;
+        )+
+    };
+}
+
+offsets!(
+    DENTRY_NAME,
+    DENTRY_PARENT,
+    DENTRY_INODE,
+    INODE_NUMBER,
+    INODE_SUPER_BLOCK,
+    SUPER_BLOCK_DEVICE,
+    PATH_DENTRY,
+    FILE_DENTRY,
+    FILE_MODE,
+    TASK_PARENT,
+    TASK_TGID,
+    TASK_PID,
+    TASK_EXIT_CODE,
+    TASK_MM,
+    SIGNAL_CODE,
+    MM_EXE_FILE,
+    SETATTR_DENTRY,
+    SETXATTR_DENTRY,
+);
+
+/// The file was opened for writing.
+const FMODE_WRITE: u32 = 2;
+
+/// A pointer into the kernel. Never followed but by the helper.
+pub type Pointer = *const c_void;
+
+/// A global as the loader has set it; read volatile, else the compiler folds the default in.
+fn set(global: &'static u32) -> u32 {
+    // SAFETY: a reference is valid for reads.
+    unsafe { ptr::read_volatile(global) }
+}
+
+/// The value at `offset` of `base`.
+#[inline(always)]
+fn field<T>(base: Pointer, offset: &'static u32) -> Option<T> {
+    let offset = set(offset);
+    if offset == UNKNOWN || base.is_null() {
+        return None;
+    }
+    // SAFETY: the helper checks the address itself.
+    unsafe { bpf_probe_read_kernel(base.byte_add(offset as usize).cast::<T>()) }.ok()
+}
+
+#[inline(always)]
+fn pointer(base: Pointer, offset: &'static u32) -> Option<Pointer> {
+    field::<u64>(base, offset).map(|address| address as Pointer).filter(|pointer| !pointer.is_null())
+}
+
+/// Which inode it is.
+#[inline(always)]
+pub fn inode_key(inode: Pointer) -> Option<InodeKey> {
+    let number: u64 = field(inode, &INODE_NUMBER)?;
+    let device: u32 = field(pointer(inode, &INODE_SUPER_BLOCK)?, &SUPER_BLOCK_DEVICE)?;
+    Some([number, device as u64])
+}
+
+/// Where the name of a dentry lies.
+#[inline(always)]
+pub fn dentry_name(dentry: Pointer) -> Option<Pointer> {
+    pointer(dentry, &DENTRY_NAME)
+}
+
+/// The inode a dentry names, if it names one.
+#[inline(always)]
+pub fn dentry_inode(dentry: Pointer) -> Option<Pointer> {
+    pointer(dentry, &DENTRY_INODE)
+}
+
+/// The directory a dentry is in.
+#[inline(always)]
+pub fn dentry_directory(dentry: Pointer) -> Option<Pointer> {
+    dentry_inode(pointer(dentry, &DENTRY_PARENT)?)
+}
+
+#[inline(always)]
+pub fn path_dentry(path: Pointer) -> Option<Pointer> {
+    pointer(path, &PATH_DENTRY)
+}
+
+#[inline(always)]
+pub fn file_dentry(file: Pointer) -> Option<Pointer> {
+    pointer(file, &FILE_DENTRY)
+}
+
+#[inline(always)]
+pub fn is_open_for_writing(file: Pointer) -> bool {
+    field::<u32>(file, &FILE_MODE).is_some_and(|mode| mode & FMODE_WRITE != 0)
+}
+
+#[inline(always)]
+fn current() -> Pointer {
+    // SAFETY: the helper has no conditions.
+    unsafe { bpf_get_current_task() as Pointer }
+}
+
+/// The current process's parent; 0 when unknown.
+#[inline(always)]
+pub fn parent() -> u32 {
+    if set(&TASK_PARENT) == UNKNOWN {
+        return 0;
+    }
+    pointer(current(), &TASK_PARENT).and_then(|parent| field(parent, &TASK_TGID)).unwrap_or(0)
+}
+
+/// The id of a thread.
+#[inline(always)]
+pub fn thread_of(task: Pointer) -> Option<u32> {
+    field(task, &TASK_PID)
+}
+
+/// The id of a thread's process.
+#[inline(always)]
+pub fn process_of(task: Pointer) -> Option<u32> {
+    field(task, &TASK_TGID)
+}
+
+/// `si_code` of a `struct kernel_siginfo`.
+#[inline(always)]
+pub fn signal_code(info: Pointer) -> Option<i32> {
+    field(info, &SIGNAL_CODE)
+}
+
+/// How the current process ends.
+#[inline(always)]
+pub fn exit_status() -> Option<u32> {
+    if set(&TASK_EXIT_CODE) == UNKNOWN {
+        return None;
+    }
+    field(current(), &TASK_EXIT_CODE)
+}
+
+/// The executable of the current process; a kernel thread has none.
+#[inline(always)]
+pub fn executable() -> Option<InodeKey> {
+    let memory = pointer(current(), &TASK_MM)?;
+    let file = pointer(memory, &MM_EXE_FILE)?;
+    inode_key(dentry_inode(file_dentry(file)?)?)
+}
+
+/// Whether the current process has memory of its own: a kernel thread has none.
+#[inline(always)]
+pub fn is_kernel_thread() -> bool {
+    pointer(current(), &TASK_MM).is_none()
+}
+
+/// Which argument of `inode_setattr` is the dentry: it moved when the mount's id map came in front.
+pub fn setattr_has_map() -> bool {
+    set(&SETATTR_DENTRY) == 1
+}
+
+/// The same of `inode_setxattr`.
+pub fn setxattr_has_map() -> bool {
+    set(&SETXATTR_DENTRY) == 1
+}

@@ -1,0 +1,103 @@
+//! What the agent and the programs share at run time.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
+
+/// Inode and device of a directory, as the kernel numbers devices.
+pub type InodeKey = [u64; 2];
+
+/// All events; 256 KiB hold about 800 changes of files.
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
+/// How many records found no room.
+#[map]
+static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+/// Directories whose changes are told.
+#[map]
+static WATCHED: HashMap<InodeKey, u32> = HashMap::with_max_entries(64, 0);
+/// Processes whose end and signals are told.
+#[map]
+static PROCESSES: HashMap<u32, u32> = HashMap::with_max_entries(8192, 0);
+/// Cgroups (v2 ids) at or below which exits are told.
+#[map]
+static FOLLOWED_CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(4096, 0);
+/// Threads that the OOM killer has chosen and that have not begun to exit.
+#[map]
+static VICTIMS: LruHashMap<u32, u32> = LruHashMap::with_max_entries(256, 0);
+/// What the guard protects there.
+#[map]
+static GUARDED: HashMap<InodeKey, u32> = HashMap::with_max_entries(1024, 0);
+/// Cgroups (v2 ids) below which are pods.
+#[map]
+static POD_CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(64, 0);
+/// Cgroups (v2 ids) that may write in strict mode, with those below.
+#[map]
+static ALLOWED_CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(64, 0);
+/// Executables that may write in strict mode.
+#[map]
+static ALLOWED_EXECUTABLES: HashMap<InodeKey, u32> = HashMap::with_max_entries(256, 0);
+/// Threads that are refused whatever the mode: how the loader proves that the guard works.
+#[map]
+static ON_TRIAL: HashMap<u32, u32> = HashMap::with_max_entries(16, 0);
+
+/// Room for one record; a record that finds none is counted.
+pub fn reserve<T: 'static>() -> Option<aya_ebpf::maps::ring_buf::RingBufEntry<T>> {
+    let entry = EVENTS.reserve::<T>(0);
+    if entry.is_none()
+        && let Some(lost) = LOST.get_ptr_mut(0)
+    {
+        // SAFETY: a per-CPU value, and a program is not moved to another CPU.
+        unsafe { *lost += 1 };
+    }
+    entry
+}
+
+pub fn is_watched(key: &InodeKey) -> bool {
+    // SAFETY: only looked whether it is there.
+    unsafe { WATCHED.get(key) }.is_some()
+}
+
+pub fn is_followed_process(pid: u32) -> bool {
+    // SAFETY: as above.
+    unsafe { PROCESSES.get(&pid) }.is_some()
+}
+
+pub fn is_followed_cgroup(id: u64) -> bool {
+    // SAFETY: as above.
+    unsafe { FOLLOWED_CGROUPS.get(&id) }.is_some()
+}
+
+pub fn add_victim(thread: u32) {
+    let _ = VICTIMS.insert(&thread, &1, 0);
+}
+
+/// Whether `thread` was a victim; it is none any more.
+pub fn take_victim(thread: u32) -> bool {
+    VICTIMS.remove(&thread).is_ok()
+}
+
+/// What is guarded at `key`: flags of `limpet_events::guarded`.
+pub fn guarded(key: &InodeKey) -> u32 {
+    // SAFETY: a value is written once, before the programs are attached.
+    unsafe { GUARDED.get(key) }.copied().unwrap_or(0)
+}
+
+pub fn is_pod_cgroup(id: u64) -> bool {
+    // SAFETY: as for WATCHED.
+    unsafe { POD_CGROUPS.get(&id) }.is_some()
+}
+
+pub fn is_allowed_cgroup(id: u64) -> bool {
+    // SAFETY: as for WATCHED.
+    unsafe { ALLOWED_CGROUPS.get(&id) }.is_some()
+}
+
+pub fn is_allowed_executable(key: &InodeKey) -> bool {
+    // SAFETY: as for WATCHED.
+    unsafe { ALLOWED_EXECUTABLES.get(key) }.is_some()
+}
+
+pub fn is_on_trial(thread: u32) -> bool {
+    // SAFETY: as for WATCHED.
+    unsafe { ON_TRIAL.get(&thread) }.is_some()
+}

@@ -1,0 +1,105 @@
+//! The same surface in a build without the feature `ebpf`: nothing is loaded, so nothing here is ever called.
+
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{Event, GuardError, GuardState, InodeId, LoadError, ProgramState, Request};
+
+/// Nothing is read.
+#[derive(Debug)]
+pub struct Kernel(());
+
+impl Kernel {
+    /// Nothing is read.
+    pub fn read() -> Self {
+        Self(())
+    }
+
+    /// Always an error: there are no programs.
+    ///
+    /// # Errors
+    /// [`LoadError::NotBuilt`].
+    pub fn load(&self, _: &Request) -> Result<Loaded, LoadError> {
+        Err(LoadError::NotBuilt)
+    }
+}
+
+/// Never loaded.
+#[derive(Debug)]
+pub struct Loaded(Infallible);
+
+/// Never there.
+#[derive(Debug)]
+pub struct Events(Infallible);
+
+#[allow(missing_docs, clippy::missing_errors_doc, clippy::unused_async)] // as in load.rs and events.rs
+impl Loaded {
+    pub fn programs(&self) -> &[ProgramState] {
+        match self.0 {}
+    }
+    pub fn events(&mut self) -> io::Result<Option<Events>> {
+        match self.0 {}
+    }
+    pub fn watch(&mut self, _: InodeId) -> Result<(), LoadError> {
+        match self.0 {}
+    }
+    pub fn unwatch(&mut self, _: InodeId) {
+        match self.0 {}
+    }
+    pub fn follow_process(&mut self, _: u32) -> Result<(), LoadError> {
+        match self.0 {}
+    }
+    pub fn forget_process(&mut self, _: u32) {
+        match self.0 {}
+    }
+    pub fn follow_cgroup(&mut self, _: u64) -> Result<(), LoadError> {
+        match self.0 {}
+    }
+    pub fn forget_cgroup(&mut self, _: u64) {
+        match self.0 {}
+    }
+    pub fn lost(&self) -> u64 {
+        match self.0 {}
+    }
+    pub fn detach(&mut self, _: &str) -> bool {
+        match self.0 {}
+    }
+}
+
+#[allow(missing_docs, clippy::missing_errors_doc, clippy::unused_async)]
+impl Events {
+    pub async fn next(&mut self) -> io::Result<Event> {
+        match self.0 {}
+    }
+    pub async fn run(self, _: mpsc::Sender<Event>, _: CancellationToken) {
+        match self.0 {}
+    }
+}
+
+/// Never called.
+///
+/// # Errors
+/// None.
+pub fn arm(loaded: &mut Loaded, _: &Path) -> Result<(), GuardError> {
+    match loaded.0 {}
+}
+
+/// What is pinned by a build with the feature is not known to this one.
+///
+/// # Errors
+/// Always: it must not be taken for off.
+pub fn state(_: &Path) -> io::Result<GuardState> {
+    Err(io::Error::other(LoadError::NotBuilt.to_string()))
+}
+
+/// A guard that another build has pinned cannot be taken away by this one.
+///
+/// # Errors
+/// Always.
+pub fn disarm(_: &Path) -> io::Result<bool> {
+    Err(io::Error::other(LoadError::NotBuilt.to_string()))
+}

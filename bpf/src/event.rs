@@ -1,0 +1,253 @@
+//! What the programs tell, as the agent's values.
+
+use limpet_events::{ActorRecord, EventKind, ExitRecord, FileRecord, NAME_LENGTH, Operation as Code, SignalRecord};
+
+use crate::InodeId;
+
+/// Who did it, as the kernel knew at that moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor {
+    /// The process, in the initial namespace.
+    pub pid: u32,
+    /// Its parent, when known.
+    pub parent: Option<u32>,
+    /// Its real user.
+    pub uid: u32,
+    /// Its name: 15 bytes at most.
+    pub command: String,
+    /// Its cgroup's id in the v2 hierarchy.
+    pub cgroup: u64,
+}
+
+/// What was done with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// A file was created.
+    Create,
+    /// A file opened for writing was closed.
+    Written,
+    /// A name was moved away.
+    MovedFrom,
+    /// A name was moved here.
+    MovedTo,
+    /// A name was removed.
+    Unlink,
+    /// A symlink was made.
+    Symlink,
+    /// A hard link was made.
+    Link,
+    /// A directory was made.
+    MakeDirectory,
+    /// A directory was removed.
+    RemoveDirectory,
+    /// A device, socket or pipe was made.
+    MakeNode,
+    /// A file was opened for writing.
+    Open,
+    /// A file was truncated.
+    Truncate,
+    /// A mode, an owner, a size or a time was set.
+    Attributes,
+    /// An extended attribute was set.
+    ExtendedAttributes,
+    /// Something was mounted over it.
+    Mount,
+}
+
+/// The codes and their operations: the one table of both.
+const OPERATIONS: [(Code, Operation, &str); 15] = [
+    (Code::Create, Operation::Create, "create"),
+    (Code::Written, Operation::Written, "write"),
+    (Code::MovedFrom, Operation::MovedFrom, "rename away"),
+    (Code::MovedTo, Operation::MovedTo, "rename here"),
+    (Code::Unlink, Operation::Unlink, "unlink"),
+    (Code::Symlink, Operation::Symlink, "symlink"),
+    (Code::Link, Operation::Link, "link"),
+    (Code::MakeDirectory, Operation::MakeDirectory, "mkdir"),
+    (Code::RemoveDirectory, Operation::RemoveDirectory, "rmdir"),
+    (Code::MakeNode, Operation::MakeNode, "mknod"),
+    (Code::Open, Operation::Open, "open for writing"),
+    (Code::Truncate, Operation::Truncate, "truncate"),
+    (Code::Attributes, Operation::Attributes, "set attributes"),
+    (Code::ExtendedAttributes, Operation::ExtendedAttributes, "set extended attributes"),
+    (Code::Mount, Operation::Mount, "mount over"),
+];
+
+impl Operation {
+    fn from_code(code: u32) -> Option<Self> {
+        OPERATIONS.iter().find(|(known, ..)| *known as u32 == code).map(|(_, operation, _)| *operation)
+    }
+
+    /// In a few words.
+    pub fn name(self) -> &'static str {
+        OPERATIONS.iter().find(|(_, operation, _)| *operation == self).map_or("change", |(.., name)| name)
+    }
+}
+
+/// Something done, or tried, in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileChange {
+    /// The directory.
+    pub directory: InodeId,
+    /// The name in it.
+    pub name: Vec<u8>,
+    /// What.
+    pub operation: Operation,
+    /// Who.
+    pub actor: Actor,
+}
+
+/// What the kernel told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A watched directory is about to change, or has changed.
+    Write(FileChange),
+    /// The guard's rules forbid it.
+    Refused {
+        /// What was tried.
+        change: FileChange,
+        /// Whether it was refused; false: it was only told (audit).
+        refused: bool,
+    },
+    /// A followed process has begun to exit: its memory, ports and files are not released yet.
+    ProcessExit {
+        /// The process.
+        process: Actor,
+        /// `code << 8 | signal`, as `wait` has it; none where the kernel does not let it be read.
+        status: Option<u32>,
+    },
+    /// The OOM killer's victim has begun to exit.
+    OomVictim {
+        /// The process.
+        process: Actor,
+    },
+    /// A signal that ends processes was sent to a followed one.
+    Signal {
+        /// Whom it was sent to.
+        target: u32,
+        /// Its number.
+        signal: u32,
+        /// Whether the kernel sent it by itself: a fault, the OOM killer, a terminal.
+        by_kernel: bool,
+        /// Who sent it; for the kernel's own, who ran at that moment.
+        sender: Actor,
+    },
+}
+
+impl Event {
+    /// Reads one record. None for a kind that is not known, or one that was cut.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut record = Fields(bytes);
+        let (kind, process) = actor(&mut record)?;
+        if kind == EventKind::ProcessExit as u32 {
+            let (status, known) = (record.u32()?, record.u32()?);
+            return Some(Self::ProcessExit { process, status: (known != 0).then_some(status) });
+        }
+        if kind == EventKind::OomVictim as u32 {
+            return Some(Self::OomVictim { process });
+        }
+        if kind == EventKind::Signal as u32 {
+            let (target, signal, code) = (record.u32()?, record.u32()?, record.u32()?.cast_signed());
+            return Some(Self::Signal { target, signal, by_kernel: code > 0, sender: process });
+        }
+        let (inode, device) = (record.u64()?, record.u32()?);
+        let (operation, refused) = (Operation::from_code(record.u32()?)?, record.u32()? != 0);
+        record.u32()?;
+        let name = until_zero(record.take::<NAME_LENGTH>()?).to_vec();
+        let change = FileChange { directory: InodeId::from_kernel(device, inode), name, operation, actor: process };
+        match kind {
+            kind if kind == EventKind::Write as u32 => Some(Self::Write(change)),
+            kind if kind == EventKind::Refused as u32 => Some(Self::Refused { change, refused }),
+            _ => None,
+        }
+    }
+}
+
+fn actor(record: &mut Fields<'_>) -> Option<(u32, Actor)> {
+    let (kind, pid, cgroup) = (record.u32()?, record.u32()?, record.u64()?);
+    let (parent, uid) = (record.u32()?, record.u32()?);
+    let command = String::from_utf8_lossy(until_zero(record.take::<16>()?)).into_owned();
+    Some((kind, Actor { pid, parent: (parent != 0).then_some(parent), uid, command, cgroup }))
+}
+
+fn until_zero(bytes: &[u8]) -> &[u8] {
+    bytes.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+/// The fields of a record, one after the other, little endian.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(|bytes| u32::from_le_bytes(*bytes))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(|bytes| u64::from_le_bytes(*bytes))
+    }
+}
+
+// The fields above are read in the order of these records, which have no padding.
+const _: () = assert!(size_of::<ActorRecord>() == 40);
+const _: () = assert!(size_of::<ExitRecord>() == 48);
+const _: () = assert!(size_of::<SignalRecord>() == 56);
+const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: EventKind) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend((kind as u32).to_le_bytes());
+        bytes.extend(42u32.to_le_bytes());
+        bytes.extend(7u64.to_le_bytes());
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(1000u32.to_le_bytes());
+        bytes.extend(*b"writer\0\0\0\0\0\0\0\0\0\0");
+        bytes
+    }
+
+    fn writer() -> Actor {
+        Actor { pid: 42, parent: None, uid: 1000, command: "writer".to_owned(), cgroup: 7 }
+    }
+
+    #[test]
+    fn records_are_read_by_field() {
+        let mut exit = header(EventKind::ProcessExit);
+        exit.extend([0, 3, 0, 0, 1, 0, 0, 0]);
+        assert_eq!(Event::decode(&exit), Some(Event::ProcessExit { process: writer(), status: Some(0x300) }));
+
+        let mut signal = header(EventKind::Signal);
+        signal.extend([9, 0, 0, 0, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let told = Event::Signal { target: 9, signal: 15, by_kernel: false, sender: writer() };
+        assert_eq!(Event::decode(&signal), Some(told));
+
+        let mut write = header(EventKind::Write);
+        write.extend(11u64.to_le_bytes());
+        write.extend((8u32 << 20 | 1).to_le_bytes());
+        write.extend((Code::MovedTo as u32).to_le_bytes());
+        write.extend([0; 8]);
+        write.extend(b"web.yaml\0");
+        write.resize(size_of::<FileRecord>(), b'x');
+        let Some(Event::Write(change)) = Event::decode(&write) else { panic!("no write") };
+        assert_eq!((change.operation, change.name.as_slice()), (Operation::MovedTo, &b"web.yaml"[..]));
+        assert_eq!(change.directory, InodeId { device: rustix::fs::makedev(8, 1), inode: 11 });
+    }
+
+    #[test]
+    fn what_is_cut_or_unknown_is_no_event() {
+        let exit = header(EventKind::ProcessExit);
+        assert_eq!(Event::decode(&exit), None);
+        let mut unknown = header(EventKind::Write);
+        unknown.resize(size_of::<FileRecord>(), 0);
+        assert_eq!(Event::decode(&unknown), None);
+        assert_eq!(Event::decode(&[]), None);
+    }
+}

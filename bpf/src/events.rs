@@ -1,0 +1,84 @@
+//! The ring buffer: woken by the kernel, never polled.
+
+use std::io;
+
+use aya::maps::{MapData, RingBuf};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::Event;
+
+/// The stream of events of one [`Loaded`](crate::Loaded).
+pub struct Events {
+    ring: AsyncFd<RingBuf<MapData>>,
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Events")
+    }
+}
+
+impl Events {
+    pub(crate) fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
+        // Its successor is unsafe; what it asks for is true of a RingBuf, which owns one descriptor and never exchanges it.
+        #[allow(deprecated)]
+        let ring = AsyncFd::with_interest(ring, Interest::READABLE)?;
+        Ok(Self { ring })
+    }
+
+    /// The next event; cancel safe.
+    ///
+    /// # Errors
+    /// The runtime is shutting down.
+    pub async fn next(&mut self) -> io::Result<Event> {
+        loop {
+            // First what is there: the kernel wakes once for a whole batch.
+            if let Some(event) = take(self.ring.get_mut()) {
+                return Ok(event);
+            }
+            let mut ready = self.ring.readable_mut().await?;
+            // Looked at again with the readiness in hand: what comes later makes a new one.
+            if let Some(event) = take(ready.get_inner_mut()) {
+                return Ok(event);
+            }
+            ready.clear_ready();
+        }
+    }
+
+    /// Hands events to `consumer` until `stop`. One that finds no room is dropped and counted: an event is a hint.
+    pub async fn run(mut self, consumer: mpsc::Sender<Event>, stop: CancellationToken) {
+        let mut dropped = 0u64;
+        loop {
+            let event = tokio::select! {
+                () = stop.cancelled() => return,
+                next = self.next() => match next {
+                    Ok(event) => event,
+                    Err(error) => return tracing::warn!(%error, "events of BPF programs are not read any more"),
+                },
+            };
+            match consumer.try_send(event) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Closed(_)) => return,
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    dropped += 1;
+                    if dropped.is_power_of_two() {
+                        tracing::warn!(dropped, "events of BPF programs come faster than they are taken");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The next record that can be read.
+fn take(ring: &mut RingBuf<MapData>) -> Option<Event> {
+    loop {
+        let record = ring.next()?;
+        if let Some(event) = Event::decode(&record) {
+            return Some(event);
+        }
+    }
+}

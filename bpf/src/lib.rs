@@ -1,0 +1,125 @@
+//! limpet's BPF programs at run time: loaded, attached, read.
+//!
+//! In: which programs are wanted. Out: [`ProgramState`]s, which say of each whether it works here and why not, and
+//! [`Event`]s. The object is built by `cargo xtask build-ebpf`, committed and embedded. Each program is loaded and attached
+//! on its own, so one that this kernel refuses takes nothing else with it. An event is a hint, never the truth: whoever
+//! gets it looks.
+//!
+//! Without the feature `ebpf` [`Kernel::load`] says [`LoadError::NotBuilt`], and all else is the same.
+
+mod event;
+mod guard;
+mod program;
+
+#[cfg(feature = "ebpf")]
+mod events;
+#[cfg(feature = "ebpf")]
+mod load;
+#[cfg(feature = "ebpf")]
+mod offsets;
+#[cfg(feature = "ebpf")]
+mod pins;
+#[cfg(feature = "ebpf")]
+mod table;
+
+#[cfg(not(feature = "ebpf"))]
+mod absent;
+
+pub use event::{Actor, Event, FileChange, Operation};
+pub use guard::{GuardError, GuardMode, GuardRules, GuardState, Guarded, ancestors};
+pub use program::{ProgramState, Purpose};
+
+#[cfg(not(feature = "ebpf"))]
+pub use absent::{Events, Kernel, Loaded, arm, disarm, state};
+#[cfg(feature = "ebpf")]
+pub use events::Events;
+#[cfg(feature = "ebpf")]
+pub use load::{Kernel, Loaded};
+#[cfg(feature = "ebpf")]
+pub use pins::{arm, disarm, state};
+
+use std::io;
+use std::path::Path;
+
+/// Which inode it is: as `stat` tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InodeId {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
+}
+
+impl InodeId {
+    /// The identity of what `path` leads to.
+    ///
+    /// # Errors
+    /// The path leads nowhere, or may not be searched.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt as _;
+        let metadata = path.metadata()?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+
+    /// The identity out of the kernel's own number of the device.
+    fn from_kernel(device: u32, inode: u64) -> Self {
+        Self { device: rustix::fs::makedev(device >> 20, device & 0xf_ffff), inode }
+    }
+
+    /// As the programs' maps have it: inode, then the kernel's own number of the device.
+    #[cfg_attr(not(feature = "ebpf"), allow(dead_code))]
+    fn key(self) -> [u64; 2] {
+        let device = u64::from(rustix::fs::major(self.device)) << 20 | u64::from(rustix::fs::minor(self.device));
+        [self.inode, device]
+    }
+}
+
+/// What is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// Exits, OOM victims and signals.
+    pub lifecycle: bool,
+    /// Who changes files of watched directories.
+    pub watch: bool,
+    /// Who may not change files of guarded directories.
+    pub guard: Option<GuardRules>,
+}
+
+/// Why nothing could be loaded at all.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The feature `ebpf` was left out.
+    #[error("this limpet was built without eBPF (feature `ebpf`)")]
+    NotBuilt,
+    /// The kernel takes no maps, or the object is not one.
+    #[error(
+        "BPF maps: {0} (needs CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN; before Linux 5.11 also enough RLIMIT_MEMLOCK)"
+    )]
+    Maps(String),
+    /// The kernel tells nothing of its own types.
+    #[error("/sys/kernel/btf/vmlinux: {0} (the kernel needs CONFIG_DEBUG_INFO_BTF)")]
+    Btf(String),
+    /// A map did not take a value.
+    #[error("map {map}: {reason}")]
+    Map {
+        /// Its name.
+        map: &'static str,
+        /// What the kernel said.
+        reason: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::InodeId;
+
+    #[test]
+    fn an_inode_is_the_same_on_both_sides() {
+        for (major, minor) in [(8, 1), (259, 5), (0, 0x1_2345)] {
+            let id = InodeId { device: rustix::fs::makedev(major, minor), inode: 77 };
+            let [inode, device] = id.key();
+            assert_eq!(device, u64::from(major) << 20 | u64::from(minor));
+            assert_eq!(InodeId::from_kernel(device as u32, inode), id);
+        }
+    }
+}

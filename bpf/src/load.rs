@@ -1,0 +1,277 @@
+//! Loading and attaching, one program at a time.
+
+use std::cell::OnceCell;
+use std::collections::HashMap as Table;
+
+use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
+use aya::programs::links::FdLink;
+use aya::programs::{FEntry, FExit, Lsm, Program as Loading, ProgramError, RawTracePoint};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
+
+use crate::offsets::Offsets;
+use crate::table::{Attachment, PROGRAMS, Program};
+use crate::{Events, GuardMode, GuardRules, InodeId, LoadError, ProgramState, Purpose, Request};
+
+/// The programs, built by `cargo xtask build-ebpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../agent-ebpf/limpet.bpf.o");
+
+/// Programs that are attached; dropping it detaches them.
+pub struct Loaded {
+    programs: Vec<ProgramState>,
+    pub(crate) links: Table<&'static str, FdLink>,
+    maps: Maps,
+    pub(crate) guard: Option<GuardRules>,
+}
+
+/// What is changed and read while the programs run.
+struct Maps {
+    watched: HashMap<MapData, [u64; 2], u32>,
+    processes: HashMap<MapData, u32, u32>,
+    cgroups: HashMap<MapData, u64, u32>,
+    on_trial: HashMap<MapData, u32, u32>,
+    lost: PerCpuArray<MapData, u64>,
+    events: Option<RingBuf<MapData>>,
+}
+
+/// What the running kernel tells of its own types: tens of megabytes while it is read, so drop it soon.
+#[derive(Debug)]
+pub struct Kernel {
+    offsets: Offsets,
+    types: OnceCell<Result<Btf, String>>,
+}
+
+impl Kernel {
+    /// Reads it; a kernel that tells nothing is one for which fewer programs work.
+    pub fn read() -> Self {
+        let offsets = Offsets::of_kernel().inspect_err(|error| tracing::debug!(%error, "offsets")).unwrap_or_default();
+        Self { offsets, types: OnceCell::new() }
+    }
+
+    /// Loads and attaches what `request` asks for. A program that does not work here is told by [`Loaded::programs`].
+    ///
+    /// # Errors
+    /// Nothing can be loaded here at all.
+    pub fn load(&self, request: &Request) -> Result<Loaded, LoadError> {
+        let mut ebpf = create(&self.offsets, request.guard.as_ref().map(|rules| rules.mode))?;
+        if let Some(rules) = &request.guard {
+            write_rules(&mut ebpf, rules)?;
+        }
+        let wanted = |purpose| match purpose {
+            Purpose::Lifecycle => request.lifecycle,
+            Purpose::Watch => request.watch,
+            Purpose::Guard => request.guard.is_some(),
+        };
+        let (mut programs, mut links) = (Vec::new(), Table::new());
+        for program in PROGRAMS.iter().filter(|program| wanted(program.purpose)) {
+            let attached = self.attach(&mut ebpf, program);
+            let (name, purpose, hook) = (program.name, program.purpose, program.attachment.hook());
+            let failure = attached.map(|link| drop(links.insert(name, link))).err();
+            programs.push(ProgramState { name, purpose, hook, failure });
+        }
+        let maps = Maps {
+            watched: take(&mut ebpf, "WATCHED")?,
+            processes: take(&mut ebpf, "PROCESSES")?,
+            cgroups: take(&mut ebpf, "FOLLOWED_CGROUPS")?,
+            on_trial: take(&mut ebpf, "ON_TRIAL")?,
+            lost: take(&mut ebpf, "LOST")?,
+            events: Some(take(&mut ebpf, "EVENTS")?),
+        };
+        Ok(Loaded { programs, links, maps, guard: request.guard.clone() })
+    }
+
+    /// Loads and attaches one program.
+    fn attach(&self, ebpf: &mut Ebpf, program: &Program) -> Result<FdLink, String> {
+        if let Some(missing) = self.offsets.missing(program.needs) {
+            return Err(format!("this kernel's BTF does not tell {missing}"));
+        }
+        let loading = ebpf.program_mut(program.name).ok_or("not in the object")?;
+        if let (Attachment::Tracepoint(event), Loading::RawTracePoint(tracepoint)) = (program.attachment, &mut *loading)
+        {
+            return attach_tracepoint(tracepoint, event).map_err(|error| chain(&error));
+        }
+        // Parsed only when a program is attached by type.
+        let types = self.types.get_or_init(|| Btf::from_sys_fs().map_err(|error| chain(&error)));
+        let btf = types.as_ref().map_err(Clone::clone)?;
+        let attached = match (program.attachment, loading) {
+            (Attachment::Entry(function), Loading::FEntry(entry)) => attach_entry(entry, function, btf),
+            (Attachment::Exit(function), Loading::FExit(exit)) => attach_exit(exit, function, btf),
+            (Attachment::Lsm(hook), Loading::Lsm(lsm)) => attach_lsm(lsm, hook, btf),
+            (_, other) => return Err(format!("is a program of type {:?} in the object", other.prog_type())),
+        };
+        attached.map_err(|error| chain(&error))
+    }
+}
+
+/// The object with its maps, no program loaded yet.
+fn create(offsets: &Offsets, mode: Option<GuardMode>) -> Result<Ebpf, LoadError> {
+    let mut loader = EbpfLoader::new();
+    // The object has no relocations by type: the loader need not parse the kernel's.
+    loader.btf(None);
+    for (global, offset) in offsets.iter() {
+        loader.override_global(global, offset, true);
+    }
+    let mode = mode.map_or(limpet_events::UNKNOWN, GuardMode::code);
+    loader.override_global("GUARD_MODE", &mode, true);
+    loader.load(OBJECT).map_err(|error| LoadError::Maps(chain(&error)))
+}
+
+fn write_rules(ebpf: &mut Ebpf, rules: &GuardRules) -> Result<(), LoadError> {
+    let mut guarded: Table<[u64; 2], u32> = Table::new();
+    for entry in &rules.guarded {
+        *guarded.entry(entry.id.key()).or_default() |= entry.what;
+    }
+    fill(ebpf, "GUARDED", guarded)?;
+    fill(ebpf, "POD_CGROUPS", rules.pod_cgroups.iter().map(|id| (*id, 1)))?;
+    fill(ebpf, "ALLOWED_CGROUPS", rules.allowed_cgroups.iter().map(|id| (*id, 1)))?;
+    fill(ebpf, "ALLOWED_EXECUTABLES", rules.allowed_executables.iter().map(|id| (id.key(), 1)))
+}
+
+fn fill<K: Pod>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    entries: impl IntoIterator<Item = (K, u32)>,
+) -> Result<(), LoadError> {
+    let refused = |reason: String| LoadError::Map { map: name, reason };
+    let map = ebpf.map_mut(name).ok_or_else(|| refused("not in the object".to_owned()))?;
+    let mut map: HashMap<_, K, u32> = HashMap::try_from(map).map_err(|error| refused(chain(&error)))?;
+    for (key, value) in entries {
+        map.insert(key, value, 0).map_err(|error| refused(chain(&error)))?;
+    }
+    Ok(())
+}
+
+fn take<M: TryFrom<aya::maps::Map, Error = aya::maps::MapError>>(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+) -> Result<M, LoadError> {
+    let refused = |reason: String| LoadError::Map { map: name, reason };
+    let map = ebpf.take_map(name).ok_or_else(|| refused("not in the object".to_owned()))?;
+    M::try_from(map).map_err(|error| refused(chain(&error)))
+}
+
+fn attach_tracepoint(program: &mut RawTracePoint, event: &str) -> Result<FdLink, ProgramError> {
+    program.load()?;
+    let id = program.attach(event)?;
+    program.take_link(id).map(FdLink::from)
+}
+
+fn attach_entry(program: &mut FEntry, function: &str, btf: &Btf) -> Result<FdLink, ProgramError> {
+    program.load(function, btf)?;
+    let id = program.attach()?;
+    program.take_link(id).map(FdLink::from)
+}
+
+fn attach_exit(program: &mut FExit, function: &str, btf: &Btf) -> Result<FdLink, ProgramError> {
+    program.load(function, btf)?;
+    let id = program.attach()?;
+    program.take_link(id).map(FdLink::from)
+}
+
+fn attach_lsm(program: &mut Lsm, hook: &str, btf: &Btf) -> Result<FdLink, ProgramError> {
+    program.load(hook, btf)?;
+    let id = program.attach()?;
+    program.take_link(id).map(FdLink::from)
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let further = error.to_string();
+        if !text.contains(&further) {
+            text = format!("{text}: {further}");
+        }
+        cause = error.source();
+    }
+    // A verifier's log ends with what matters, and with how long it took.
+    let (text, log) = text.split_once(" Verifier output:").unwrap_or((&text, ""));
+    let last = log.lines().rfind(|line| !line.trim().is_empty() && !line.starts_with("processed "));
+    match last {
+        Some(line) => format!("{text}: {}", line.trim()),
+        None => text.to_owned(),
+    }
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded").field("programs", &self.programs).finish_non_exhaustive()
+    }
+}
+
+impl Loaded {
+    /// What became of each program that was wanted.
+    pub fn programs(&self) -> &[ProgramState] {
+        &self.programs
+    }
+
+    /// The events, once.
+    ///
+    /// # Errors
+    /// Outside a tokio runtime, or epoll does not take the map.
+    pub fn events(&mut self) -> std::io::Result<Option<Events>> {
+        self.maps.events.take().map(Events::new).transpose()
+    }
+
+    /// Tells of changes in `directory` from now on.
+    ///
+    /// # Errors
+    /// The map is full (64 directories).
+    pub fn watch(&mut self, directory: InodeId) -> Result<(), LoadError> {
+        insert("WATCHED", &mut self.maps.watched, directory.key())
+    }
+
+    /// Does not any more; one that was not watched is no error.
+    pub fn unwatch(&mut self, directory: InodeId) {
+        self.maps.watched.remove(&directory.key()).ok();
+    }
+
+    /// Tells of the end of `process`, and of signals to it.
+    ///
+    /// # Errors
+    /// The map is full (8,192 processes).
+    pub fn follow_process(&mut self, process: u32) -> Result<(), LoadError> {
+        insert("PROCESSES", &mut self.maps.processes, process)
+    }
+
+    /// Does not any more.
+    pub fn forget_process(&mut self, process: u32) {
+        self.maps.processes.remove(&process).ok();
+    }
+
+    /// Tells of the ends of processes in `cgroup` (a v2 id: the inode of its directory) and below.
+    ///
+    /// # Errors
+    /// The map is full (4,096 cgroups).
+    pub fn follow_cgroup(&mut self, cgroup: u64) -> Result<(), LoadError> {
+        insert("FOLLOWED_CGROUPS", &mut self.maps.cgroups, cgroup)
+    }
+
+    /// Does not any more.
+    pub fn forget_cgroup(&mut self, cgroup: u64) {
+        self.maps.cgroups.remove(&cgroup).ok();
+    }
+
+    /// How many events found no room in the ring buffer.
+    pub fn lost(&self) -> u64 {
+        self.maps.lost.get(&0, 0).map_or(0, |values| values.iter().sum())
+    }
+
+    /// Refuses `thread` whatever the mode, or does not any more.
+    pub(crate) fn set_on_trial(&mut self, thread: u32, on: bool) -> Result<(), LoadError> {
+        if on {
+            return insert("ON_TRIAL", &mut self.maps.on_trial, thread);
+        }
+        self.maps.on_trial.remove(&thread).ok();
+        Ok(())
+    }
+
+    /// Detaches one program: how tests prove what it is there for.
+    pub fn detach(&mut self, program: &str) -> bool {
+        self.links.remove(program).is_some()
+    }
+}
+
+fn insert<K: Pod>(name: &'static str, map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), LoadError> {
+    map.insert(key, 1, 0).map_err(|error| LoadError::Map { map: name, reason: chain(&error) })
+}

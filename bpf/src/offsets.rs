@@ -1,0 +1,147 @@
+//! Where the running kernel keeps what the programs read, out of its BTF.
+
+use std::collections::HashMap;
+
+use btfparse::{Error, Offset, Readable, Result, TypeInformation, TypeVariant};
+
+use crate::LoadError;
+
+/// The kernel's description of its own types.
+const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// A global of the programs: structure, and path in it.
+const FIELDS: [(&str, &str, &str); 16] = [
+    ("DENTRY_NAME", "dentry", "d_name.name"),
+    ("DENTRY_PARENT", "dentry", "d_parent"),
+    ("DENTRY_INODE", "dentry", "d_inode"),
+    ("INODE_NUMBER", "inode", "i_ino"),
+    ("INODE_SUPER_BLOCK", "inode", "i_sb"),
+    ("SUPER_BLOCK_DEVICE", "super_block", "s_dev"),
+    ("PATH_DENTRY", "path", "dentry"),
+    ("FILE_DENTRY", "file", "f_path.dentry"),
+    ("FILE_MODE", "file", "f_mode"),
+    ("TASK_PARENT", "task_struct", "real_parent"),
+    ("TASK_TGID", "task_struct", "tgid"),
+    ("TASK_PID", "task_struct", "pid"),
+    ("SIGNAL_CODE", "kernel_siginfo", "si_code"),
+    ("TASK_EXIT_CODE", "task_struct", "exit_code"),
+    ("TASK_MM", "task_struct", "mm"),
+    ("MM_EXE_FILE", "mm_struct", "exe_file"),
+];
+/// Hooks that have got the mount's id map as their first argument: how many they had without it.
+const MOVED: [(&str, &str, usize); 2] =
+    [("SETATTR_DENTRY", "bpf_lsm_inode_setattr", 2), ("SETXATTR_DENTRY", "bpf_lsm_inode_setxattr", 5)];
+
+/// What is known of the running kernel; what is not is missing.
+#[derive(Debug, Default)]
+pub(crate) struct Offsets(HashMap<&'static str, u32>);
+
+impl Offsets {
+    /// Reads the kernel's BTF; the parsed form, some tens of megabytes, is gone afterwards.
+    pub(crate) fn of_kernel() -> std::result::Result<Self, LoadError> {
+        let bytes = std::fs::read(VMLINUX).map_err(|error| LoadError::Btf(error.to_string()))?;
+        let types = TypeInformation::new(&Bytes(&bytes)).map_err(|error| LoadError::Btf(format!("{error:?}")))?;
+        Ok(Self::of(&types))
+    }
+
+    fn of(types: &TypeInformation) -> Self {
+        let structures = ids(types, |variant| match variant {
+            TypeVariant::Struct(structure) => structure.name().clone(),
+            _ => None,
+        });
+        let functions = ids(types, |variant| match variant {
+            TypeVariant::Func(function) => function.name().clone(),
+            _ => None,
+        });
+        let mut known = HashMap::new();
+        for (global, structure, path) in FIELDS {
+            let offset = structures.get(structure).and_then(|id| types.offset_of(*id, path).ok());
+            if let Some((_, Offset::ByteOffset(offset))) = offset {
+                known.insert(global, offset);
+            }
+        }
+        for (global, function, without) in MOVED {
+            let parameters = functions.get(function).and_then(|id| parameter_count(types, *id));
+            if let Some(count) = parameters.filter(|count| *count == without || *count == without + 1) {
+                known.insert(global, u32::from(count > without));
+            }
+        }
+        Self(known)
+    }
+
+    /// What is known, for the loader.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &u32)> {
+        self.0.iter().map(|(global, offset)| (*global, offset))
+    }
+
+    /// The first of `needs` that this kernel does not tell.
+    pub(crate) fn missing(&self, needs: &[&[&'static str]]) -> Option<String> {
+        let global = needs.iter().copied().flatten().find(|global| !self.0.contains_key(*global))?;
+        let field = FIELDS.iter().find(|(known, ..)| known == global);
+        let hook = MOVED.iter().find(|(known, ..)| known == global);
+        let what = field.map(|(_, structure, path)| format!("{structure}.{path}"));
+        let what = what.or_else(|| hook.map(|(_, function, _)| format!("the arguments of {function}")));
+        Some(what.unwrap_or_else(|| (*global).to_owned()))
+    }
+}
+
+/// The ids of the wanted names.
+fn ids(types: &TypeInformation, name: impl Fn(&TypeVariant) -> Option<String>) -> HashMap<String, u32> {
+    let wanted = |name: &String| {
+        FIELDS.iter().any(|(_, structure, _)| structure == name)
+            || MOVED.iter().any(|(_, function, _)| function == name)
+    };
+    types.get().iter().filter_map(|(id, variant)| Some((name(variant).filter(wanted)?, *id))).collect()
+}
+
+fn parameter_count(types: &TypeInformation, function: u32) -> Option<usize> {
+    let Some(TypeVariant::Func(function)) = types.from_id(function) else { return None };
+    match types.from_id(*function.prototype_tid())? {
+        TypeVariant::FuncProto(prototype) => Some(prototype.parameter_list().len()),
+        _ => None,
+    }
+}
+
+/// Bytes in memory, as the parser reads them.
+struct Bytes<'a>(&'a [u8]);
+
+impl Readable for Bytes<'_> {
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let source = start.checked_add(buffer.len()).and_then(|end| self.0.get(start..end));
+        match source {
+            Some(source) => {
+                buffer.copy_from_slice(source);
+                Ok(())
+            }
+            None => Err(Error::new(btfparse::ErrorKind::EOF, "the BTF ends in the middle of a type")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[allow(clippy::unwrap_used)]
+    fn this_kernel_tells_all_that_is_needed() {
+        if !std::path::Path::new(VMLINUX).exists() {
+            eprintln!("skipped: this kernel has no {VMLINUX}");
+            return;
+        }
+        let offsets = Offsets::of_kernel().unwrap();
+        for (global, ..) in FIELDS {
+            assert_eq!(offsets.missing(&[&[global]]), None);
+        }
+        assert_ne!(offsets.0["DENTRY_PARENT"], offsets.0["DENTRY_INODE"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named_as_the_kernel_names_it() {
+        let none = Offsets::default();
+        assert_eq!(none.missing(&[&["FILE_DENTRY"]]).as_deref(), Some("file.f_path.dentry"));
+        assert_eq!(none.missing(&[&["SETATTR_DENTRY"]]).as_deref(), Some("the arguments of bpf_lsm_inode_setattr"));
+        assert_eq!(none.missing(&[]), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! The guard's links in the BPF file system: they outlive a restart and a crash of the agent.
+//!
+//! Each arming is a directory of its own, `<mode>-<number>`. A new one is complete and proven before the older ones go, so
+//! an upgrade leaves no gap. Links alone are pinned: they keep programs and maps.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::{FdLink, PinnedLink};
+
+use crate::guard::Guarded;
+use crate::table::{PROGRAMS, Program};
+use crate::{GuardError, GuardState, Loaded, Purpose};
+
+/// `BPF_FS_MAGIC`, statfs(2).
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+/// What an arming is called while it is not complete.
+const MAKING: &str = "making";
+/// The name that is tried in a guarded directory.
+const TRIAL: &str = ".limpet-guard-trial";
+
+fn guard_programs() -> impl Iterator<Item = &'static Program> {
+    PROGRAMS.iter().filter(|program| program.purpose == Purpose::Guard)
+}
+
+/// Proves that the attached guard refuses, and pins it below `root`, in the place of what is there.
+///
+/// # Errors
+/// A hook is missing, a directory is not guarded by what is attached, or `root` is not on a BPF file system; then what was
+/// pinned before is still there, and dropping `loaded` takes the new programs away.
+pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
+    let missing: Vec<_> = loaded
+        .programs()
+        .iter()
+        .filter(|program| program.purpose == Purpose::Guard)
+        .filter_map(|program| Some(format!("{}: {}", program.hook, program.failure.as_ref()?)))
+        .collect();
+    if !missing.is_empty() {
+        return Err(GuardError::Hooks(missing));
+    }
+    let rules = loaded.guard.clone().ok_or(GuardError::NotAsked)?;
+    for guarded in &rules.guarded {
+        prove(loaded, guarded)?;
+    }
+    let pin = |source| GuardError::Pin { path: root.to_owned(), source };
+    on_bpf_file_system(root).map_err(pin)?;
+    fs::create_dir_all(root).map_err(pin)?;
+    let number = 1 + armings(root).map_err(pin)?.iter().map(|arming| arming.number).max().unwrap_or(0);
+    let making = root.join(format!("{MAKING}-{number}"));
+    fs::create_dir(&making).map_err(pin)?;
+    for program in guard_programs() {
+        let Some(link) = loaded.links.remove(program.name) else { continue };
+        pin_link(link, &making.join(program.name)).map_err(pin)?;
+    }
+    let complete = root.join(format!("{}-{number}", rules.mode.name()));
+    fs::rename(&making, complete).map_err(pin)?;
+    remove(root, |arming| arming.number < number).map_err(pin)
+}
+
+/// Pinned, so that dropping the descriptor detaches nothing.
+fn pin_link(link: FdLink, path: &Path) -> io::Result<PinnedLink> {
+    link.pin(path).map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// A guard that is taken at its word is none: the calling thread tries what is forbidden, as somebody who may not.
+fn prove(loaded: &mut Loaded, guarded: &Guarded) -> Result<(), GuardError> {
+    if guarded.what & !limpet_events::guarded::PLACE == 0 {
+        return Ok(());
+    }
+    let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    loaded.set_on_trial(thread, true)?;
+    let tried = try_to_change(guarded);
+    loaded.set_on_trial(thread, false)?;
+    let path = guarded.path.clone();
+    match tried {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error()) => Ok(()),
+        Err(source) => Err(GuardError::Trial { path, source }),
+        Ok(()) => Err(GuardError::NotGuarded { path }),
+    }
+}
+
+fn try_to_change(guarded: &Guarded) -> io::Result<()> {
+    if guarded.is_directory() {
+        let trial = guarded.path.join(TRIAL);
+        fs::create_dir(&trial)?;
+        return fs::remove_dir(&trial);
+    }
+    fs::OpenOptions::new().append(true).open(&guarded.path).map(drop)
+}
+
+fn on_bpf_file_system(root: &Path) -> io::Result<()> {
+    let parent = root.ancestors().find(|path| path.exists()).unwrap_or(root);
+    let magic = rustix::fs::statfs(parent)?.f_type;
+    #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)] // its type differs by architecture
+    if magic as u64 & 0xffff_ffff != BPF_FS_MAGIC {
+        let remedy = format!("{} is no BPF file system; mount one: mount -t bpf bpf /sys/fs/bpf", parent.display());
+        return Err(io::Error::other(remedy));
+    }
+    Ok(())
+}
+
+/// One directory of pinned links.
+struct Arming {
+    path: PathBuf,
+    mode: String,
+    number: u64,
+}
+
+fn armings(root: &Path) -> io::Result<Vec<Arming>> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some((mode, number)) = name.rsplit_once('-')
+            && let Ok(number) = number.parse()
+        {
+            found.push(Arming { mode: mode.to_owned(), number, path });
+        }
+    }
+    found.sort_by_key(|arming| arming.number);
+    Ok(found)
+}
+
+fn remove(root: &Path, which: impl Fn(&Arming) -> bool) -> io::Result<()> {
+    for arming in armings(root)?.iter().filter(|arming| which(arming)) {
+        for entry in fs::read_dir(&arming.path)? {
+            fs::remove_file(entry?.path())?;
+        }
+        fs::remove_dir(&arming.path)?;
+    }
+    Ok(())
+}
+
+/// What is pinned below `root`.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn state(root: &Path) -> io::Result<GuardState> {
+    let newest = armings(root)?.into_iter().rfind(|arming| arming.mode != MAKING);
+    let Some(arming) = newest else { return Ok(GuardState::Off) };
+    let is_there = |program: &&Program| arming.path.join(program.name).exists();
+    let (there, missing): (Vec<_>, Vec<_>) = guard_programs().partition(is_there);
+    let hooks = |programs: Vec<&Program>| programs.iter().map(|program| program.attachment.hook()).collect();
+    Ok(GuardState::Pinned { mode: arming.mode, hooks: hooks(there), missing: hooks(missing) })
+}
+
+/// Takes the guard away. Returns whether there was one.
+///
+/// # Errors
+/// A link cannot be removed.
+pub fn disarm(root: &Path) -> io::Result<bool> {
+    let was = !armings(root)?.is_empty();
+    remove(root, |_| true)?;
+    if was {
+        fs::remove_dir(root)?;
+    }
+    Ok(was)
+}

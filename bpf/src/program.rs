@@ -1,0 +1,25 @@
+//! What a program is for, and what became of it.
+
+/// What a program is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Exits, OOM victims, signals.
+    Lifecycle,
+    /// Who changes files.
+    Watch,
+    /// Who may not.
+    Guard,
+}
+
+/// What became of one program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramState {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// The kernel's hook or function.
+    pub hook: &'static str,
+    /// Why it is not attached; none when it is.
+    pub failure: Option<String>,
+}

@@ -1,0 +1,86 @@
+//! The programs of the object: what each is attached to, and what it needs of the kernel.
+
+use crate::Purpose;
+
+/// How a program is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attachment {
+    /// A tracepoint, raw: without tracefs.
+    Tracepoint(&'static str),
+    /// Before a function of the kernel.
+    Entry(&'static str),
+    /// After it.
+    Exit(&'static str),
+    /// A security hook.
+    Lsm(&'static str),
+}
+
+impl Attachment {
+    /// The kernel's name of the place.
+    pub(crate) fn hook(self) -> &'static str {
+        match self {
+            Self::Tracepoint(name) | Self::Entry(name) | Self::Exit(name) | Self::Lsm(name) => name,
+        }
+    }
+}
+
+/// A program of the object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    pub(crate) purpose: Purpose,
+    pub(crate) attachment: Attachment,
+    /// The globals without which it can do nothing.
+    pub(crate) needs: &'static [&'static [&'static str]],
+}
+
+/// To know a directory and a name in it.
+const NAME: &[&str] =
+    &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE", "DENTRY_NAME", "DENTRY_PARENT", "DENTRY_INODE"];
+/// To know an open file.
+const FILE: &[&str] = &["FILE_DENTRY", "FILE_MODE"];
+const PATH: &[&str] = &["PATH_DENTRY"];
+
+const fn lifecycle(name: &'static str, event: &'static str, needs: &'static [&'static [&'static str]]) -> Program {
+    Program { name, purpose: Purpose::Lifecycle, attachment: Attachment::Tracepoint(event), needs }
+}
+
+const fn watch(name: &'static str, function: &'static str) -> Program {
+    Program { name, purpose: Purpose::Watch, attachment: Attachment::Exit(function), needs: &[NAME] }
+}
+
+const fn guard(name: &'static str, hook: &'static str, needs: &'static [&'static [&'static str]]) -> Program {
+    Program { name, purpose: Purpose::Guard, attachment: Attachment::Lsm(hook), needs }
+}
+
+/// All programs, in the order they are attached.
+pub(crate) const PROGRAMS: [Program; 23] = [
+    lifecycle("oom_victim", "mark_victim", &[&["TASK_PID"]]),
+    lifecycle("process_exit", "sched_process_exit", &[]),
+    lifecycle("signal_sent", "signal_generate", &[&["TASK_TGID", "SIGNAL_CODE"]]),
+    watch("watch_create", "security_inode_create"),
+    watch("watch_unlink", "security_inode_unlink"),
+    watch("watch_symlink", "security_inode_symlink"),
+    watch("watch_link", "security_inode_link"),
+    watch("watch_rename", "security_inode_rename"),
+    Program {
+        name: "watch_close",
+        purpose: Purpose::Watch,
+        attachment: Attachment::Entry("locks_remove_file"),
+        needs: &[NAME, FILE],
+    },
+    guard("guard_create", "inode_create", &[NAME]),
+    guard("guard_symlink", "inode_symlink", &[NAME]),
+    guard("guard_mkdir", "inode_mkdir", &[NAME]),
+    guard("guard_mknod", "inode_mknod", &[NAME]),
+    guard("guard_unlink", "inode_unlink", &[NAME]),
+    guard("guard_rmdir", "inode_rmdir", &[NAME]),
+    guard("guard_link", "inode_link", &[NAME]),
+    guard("guard_rename", "inode_rename", &[NAME]),
+    guard("guard_open", "file_open", &[NAME, FILE]),
+    guard("guard_truncate", "path_truncate", &[NAME, PATH]),
+    guard("guard_attributes", "inode_setattr", &[NAME, &["SETATTR_DENTRY"]]),
+    guard("guard_xattr", "inode_setxattr", &[NAME, &["SETXATTR_DENTRY"]]),
+    guard("guard_mount", "sb_mount", &[NAME, PATH]),
+    guard("guard_move_mount", "move_mount", &[NAME, PATH]),
+];

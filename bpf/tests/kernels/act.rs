@@ -1,0 +1,172 @@
+//! What the writers of the tests do: this executable again, as `act CGROUP OPERATION DIRECTORY`.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
+    mount_bind, move_mount, unmount,
+};
+
+use crate::machine::CGROUPS;
+use crate::said;
+
+/// The first argument of a writer.
+pub(crate) const WORD: &str = "act";
+/// Stay where the test is.
+pub(crate) const OUTSIDE: &str = "-";
+
+/// A writer that ends by itself; the caller waits for it.
+pub(crate) fn start(cgroup: &str, operation: &str, base: &Path) -> Result<Child, String> {
+    let mut command = Command::new("/proc/self/exe");
+    command.args([WORD, cgroup, operation]).arg(base).stdin(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_err(said)
+}
+
+/// Lets a writer act, and says what the kernel told it.
+pub(crate) fn act(cgroup: &str, operation: &str, base: &Path) -> Result<Answer, String> {
+    let status = start(cgroup, operation, base)?.wait().map_err(said)?;
+    match status.code() {
+        Some(0) => Ok(Answer::Done),
+        Some(code) => Ok(Answer::Failed(io::Error::from_raw_os_error(code))),
+        None => Err(format!("{operation}: the writer ended with {status}")),
+    }
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Done,
+    Failed(io::Error),
+}
+
+impl Answer {
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Self::Failed(error) if error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error()))
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self, Self::Done)
+    }
+}
+
+/// The writer's whole life; its exit code is the error's number.
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let [cgroup, operation, base] = arguments else { return ExitCode::from(255) };
+    let done = enter(cgroup).and_then(|()| operate(operation, Path::new(base)));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(error.raw_os_error().and_then(|code| u8::try_from(code).ok()).unwrap_or(254)),
+    }
+}
+
+fn enter(cgroup: &str) -> io::Result<()> {
+    if cgroup == OUTSIDE {
+        return Ok(());
+    }
+    fs::write(Path::new(CGROUPS).join(cgroup).join("cgroup.procs"), "0")
+}
+
+/// What lies below a base: `above/manifests` guarded, `config` a guarded file, `outside` not guarded.
+pub(crate) struct Places {
+    pub(crate) above: PathBuf,
+    pub(crate) manifests: PathBuf,
+    pub(crate) config: PathBuf,
+    pub(crate) outside: PathBuf,
+}
+
+impl Places {
+    pub(crate) fn of(base: &Path) -> Self {
+        let above = base.join("above");
+        Self { manifests: above.join("manifests"), above, config: base.join("config"), outside: base.join("outside") }
+    }
+
+    /// Makes them anew.
+    pub(crate) fn make(&self) -> io::Result<()> {
+        for dir in [&self.manifests, &self.outside] {
+            fs::create_dir_all(dir)?;
+        }
+        fs::create_dir_all(self.manifests.join("sub"))?;
+        for file in [self.manifests.join("web.yaml"), self.outside.join("other"), self.config.clone()] {
+            fs::write(file, "kind: Pod\n")?;
+        }
+        Ok(())
+    }
+}
+
+fn operate(operation: &str, base: &Path) -> io::Result<()> {
+    let at = Places::of(base);
+    let (web, new, other) = (at.manifests.join("web.yaml"), at.manifests.join("new"), at.outside.join("other"));
+    match operation {
+        "nothing" => Ok(()),
+        "fail" => Err(io::Error::from_raw_os_error(3)),
+        "wait" => loop {
+            std::thread::park();
+        },
+        "grow" => grow(),
+        // O_CREAT without a right to write: the guard of open for writing has no part in it.
+        "create" => rustix::fs::open(&new, rustix::fs::OFlags::CREATE, Mode::RUSR).map(drop).map_err(Into::into),
+        "write" => fs::write(&new, "kind: Pod\n"),
+        "open" => OpenOptions::new().append(true).open(&web).map(drop),
+        "truncate" => nix::unistd::truncate(&web, 0).map_err(Into::into),
+        "open truncating" => open_truncating(&web),
+        "chmod" => fs::set_permissions(&web, fs::Permissions::from_mode(0o600)),
+        "chmod of the directory" => fs::set_permissions(&at.manifests, fs::Permissions::from_mode(0o700)),
+        "xattr" => setxattr(&web, "trusted.limpet", b"x", XattrFlags::empty()).map_err(Into::into),
+        "unlink" => fs::remove_file(&web),
+        "symlink" => symlink("/nowhere", &new),
+        "link in" => fs::hard_link(&other, &new),
+        "link out" => fs::hard_link(&web, at.outside.join("new")),
+        "mkdir" => fs::create_dir(&new),
+        "rmdir" => fs::remove_dir(at.manifests.join("sub")),
+        "mknod" => mknodat(CWD, &new, FileType::Fifo, Mode::RUSR, 0).map_err(Into::into),
+        "rename in" => fs::rename(&other, &new),
+        "rename out" => fs::rename(&web, at.outside.join("new")),
+        "rename over" => fs::rename(&other, &web),
+        "rename within" => fs::rename(&web, &new),
+        "rename of the directory" => fs::rename(&at.manifests, at.outside.join("manifests")),
+        "rename above" => fs::rename(&at.above, at.outside.join("above")),
+        "mount over" => bind(&at.outside, &at.manifests),
+        "mount over a file" => bind(&other, &web),
+        "mount above" => bind(&at.outside, &at.above),
+        "move mount" => move_mount_over(&at.manifests),
+        "config: open" => OpenOptions::new().append(true).open(&at.config).map(drop),
+        "config: unlink" => fs::remove_file(&at.config),
+        "config: rename over" => fs::rename(&other, &at.config),
+        "config: link" => fs::hard_link(&at.config, at.outside.join("new")),
+        "config: chmod" => fs::set_permissions(&at.config, fs::Permissions::from_mode(0o600)),
+        _ => Err(io::Error::from_raw_os_error(253)),
+    }
+}
+
+/// Truncates without a right to write: the guard of open for writing has no part in it.
+fn open_truncating(path: &Path) -> io::Result<()> {
+    let flags = rustix::fs::OFlags::TRUNC | rustix::fs::OFlags::RDONLY;
+    rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(Into::into)
+}
+
+/// Mounts and, when that was let through, unmounts.
+fn bind(source: &Path, target: &Path) -> io::Result<()> {
+    mount_bind(source, target)?;
+    unmount(target, UnmountFlags::DETACH).map_err(Into::into)
+}
+
+fn move_mount_over(target: &Path) -> io::Result<()> {
+    let context = fsopen("tmpfs", FsOpenFlags::empty())?;
+    fsconfig_create(&context)?;
+    let tree = fsmount(&context, FsMountFlags::empty(), MountAttrFlags::empty())?;
+    move_mount(&tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    unmount(target, UnmountFlags::DETACH).map_err(Into::into)
+}
+
+/// Takes memory until the kernel ends it.
+fn grow() -> io::Result<()> {
+    let mut kept = Vec::new();
+    loop {
+        kept.push(vec![1u8; 1 << 20]);
+    }
+}

@@ -1,0 +1,224 @@
+//! The guard: every change, every hook, every mode, and that it stays.
+
+use std::path::{Path, PathBuf};
+
+use limpet_bpf::{
+    Event, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, Kernel, Loaded, Request, ancestors, arm,
+    disarm, state,
+};
+
+use crate::act::{self, OUTSIDE, Places};
+use crate::machine::{self, BPF};
+use crate::{Outcome, block_on, event, said};
+
+/// A container's cgroup, two levels below what holds the pods.
+const POD: &str = "kubepods/burstable/pod1";
+
+/// Each change, and the programs that stand against it.
+const CHANGES: [(&str, &[&str]); 29] = [
+    ("create", &["guard_create"]),
+    ("open", &["guard_open"]),
+    ("truncate", &["guard_truncate", "guard_attributes"]),
+    ("open truncating", &["guard_truncate", "guard_attributes"]),
+    ("chmod", &["guard_attributes"]),
+    ("chmod of the directory", &["guard_attributes"]),
+    ("xattr", &["guard_xattr"]),
+    ("unlink", &["guard_unlink"]),
+    ("symlink", &["guard_symlink"]),
+    ("link in", &["guard_link"]),
+    ("link out", &["guard_link"]),
+    ("mkdir", &["guard_mkdir"]),
+    ("rmdir", &["guard_rmdir"]),
+    ("mknod", &["guard_mknod"]),
+    ("rename in", &["guard_rename"]),
+    ("rename out", &["guard_rename"]),
+    ("rename over", &["guard_rename"]),
+    ("rename within", &["guard_rename"]),
+    ("rename of the directory", &["guard_rename"]),
+    ("rename above", &["guard_rename"]),
+    ("mount over", &["guard_mount"]),
+    ("mount over a file", &["guard_mount"]),
+    ("mount above", &["guard_mount"]),
+    ("move mount", &["guard_move_mount"]),
+    ("config: open", &["guard_open"]),
+    ("config: unlink", &["guard_unlink"]),
+    ("config: rename over", &["guard_rename"]),
+    ("config: link", &["guard_link"]),
+    ("config: chmod", &["guard_attributes"]),
+];
+
+pub(crate) fn nothing_guarded() -> GuardRules {
+    GuardRules {
+        mode: GuardMode::Containers,
+        guarded: Vec::new(),
+        pod_cgroups: Vec::new(),
+        allowed_executables: Vec::new(),
+        allowed_cgroups: Vec::new(),
+    }
+}
+
+/// Fresh places below `/tmp` for each of `names`, and rules that guard them all.
+fn rules_for(mode: GuardMode, names: &[String]) -> Result<(Vec<PathBuf>, GuardRules), String> {
+    let (mut bases, mut guarded) = (Vec::new(), Vec::new());
+    for name in names {
+        let base = Path::new("/tmp").join(name);
+        let places = Places::of(&base);
+        places.make().map_err(said)?;
+        guarded.push(Guarded::directory(&places.manifests).map_err(said)?);
+        guarded.push(Guarded::file(&places.config).map_err(said)?);
+        guarded.extend(ancestors(&places.manifests).map_err(said)?);
+        bases.push(base);
+    }
+    machine::cgroup(POD)?;
+    let pods = machine::cgroup("kubepods")?;
+    Ok((bases, GuardRules { mode, guarded, pod_cgroups: vec![pods], ..nothing_guarded() }))
+}
+
+fn rules(mode: GuardMode, name: &str) -> Result<(PathBuf, GuardRules), String> {
+    let (mut bases, rules) = rules_for(mode, &[name.to_owned()])?;
+    Ok((bases.pop().unwrap_or_default(), rules))
+}
+
+fn guarded(kernel: &Kernel, rules: &GuardRules) -> Result<Loaded, String> {
+    kernel.load(&Request { guard: Some(rules.clone()), ..Request::default() }).map_err(said)
+}
+
+fn expect_refused(cgroup: &str, operation: &str, base: &Path) -> Result<(), String> {
+    match act::act(cgroup, operation, base)? {
+        answer if answer.is_refused() => Ok(()),
+        answer => Err(format!("{operation} in {cgroup} was not refused: {answer:?}")),
+    }
+}
+
+fn expect_done(cgroup: &str, operation: &str, base: &Path) -> Result<(), String> {
+    match act::act(cgroup, operation, base)? {
+        answer if answer.is_done() => Ok(()),
+        answer => Err(format!("{operation} in {cgroup} failed: {answer:?}")),
+    }
+}
+
+/// Refused in a pod, done outside one, each denial told with its actor.
+pub(crate) fn every_change_is_refused(kernel: &Kernel) -> Outcome {
+    let names: Vec<_> = (0..CHANGES.len()).map(|number| format!("every-{number}")).collect();
+    let (bases, rules) = rules_for(GuardMode::Containers, &names)?;
+    block_on(async {
+        let mut loaded = guarded(kernel, &rules)?;
+        let mut events = loaded.events().map_err(said)?.ok_or("no events")?;
+        for ((operation, _), base) in CHANGES.iter().zip(&bases) {
+            let mut writer = act::start(POD, operation, base)?;
+            let pid = writer.id();
+            let status = writer.wait().map_err(said)?;
+            if status.code() != Some(rustix::io::Errno::PERM.raw_os_error()) {
+                return Err(format!("{operation} in a pod ended with {status}"));
+            }
+            let (change, refused) = event(&mut events, operation, |event| match event {
+                Event::Refused { change, refused } => Some((change, refused)),
+                _ => None,
+            })
+            .await?;
+            if change.actor.pid != pid || !refused {
+                return Err(format!("{operation}: {change:?}, expected process {pid}"));
+            }
+            let name = String::from_utf8_lossy(&change.name).into_owned();
+            println!("  {operation}: refused as {} of {name:?}", change.operation.name());
+            expect_done(OUTSIDE, operation, base)?;
+        }
+        Ok(None)
+    })?
+}
+
+/// With its programs detached, and no others, the same change succeeds in a pod.
+pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> Outcome {
+    let mut sets: Vec<_> = CHANGES.iter().map(|(_, programs)| *programs).collect();
+    sets.sort_unstable();
+    sets.dedup();
+    for (number, programs) in sets.iter().enumerate() {
+        let changes: Vec<_> = CHANGES.iter().filter(|(_, others)| others == programs).collect();
+        let names: Vec<_> = (0..changes.len()).map(|change| format!("each-{number}-{change}")).collect();
+        let (bases, rules) = rules_for(GuardMode::Containers, &names)?;
+        let mut loaded = guarded(kernel, &rules)?;
+        for program in *programs {
+            // Two hooks stand against truncation: the one that is left is enough.
+            expect_refused(POD, changes[0].0, &bases[0])?;
+            if !loaded.detach(program) {
+                return Err(format!("{program} was not attached"));
+            }
+        }
+        for ((operation, _), base) in changes.iter().zip(&bases) {
+            expect_done(POD, operation, base)?;
+        }
+        println!("  without {}: {} of {} changes succeed", programs.join(" and "), changes.len(), changes.len());
+    }
+    Ok(None)
+}
+
+pub(crate) fn modes(kernel: &Kernel) -> Outcome {
+    let (base, rules_of_audit) = rules(GuardMode::Audit, "audit")?;
+    block_on(async {
+        let mut loaded = guarded(kernel, &rules_of_audit)?;
+        let mut events = loaded.events().map_err(said)?.ok_or("no events")?;
+        expect_done(OUTSIDE, "open", &base)?;
+        expect_done(POD, "rename within", &base)?;
+        let first = event(&mut events, "audit", |event| match event {
+            Event::Refused { change, refused } => Some((change.operation, refused)),
+            _ => None,
+        })
+        .await?;
+        match first {
+            (limpet_bpf::Operation::MovedFrom, false) => Ok(()),
+            other => Err(format!("audit told first {other:?}")),
+        }
+    })??;
+
+    let (base, mut strict) = rules(GuardMode::Strict, "strict")?;
+    let loaded = guarded(kernel, &strict)?;
+    expect_refused(OUTSIDE, "open", &base)?;
+    drop(loaded);
+    strict.allowed_cgroups = vec![machine::cgroup("trusted")?];
+    let loaded = guarded(kernel, &strict)?;
+    expect_refused(OUTSIDE, "open", &base)?;
+    expect_done("trusted", "open", &base)?;
+    drop(loaded);
+    strict.allowed_cgroups.clear();
+    strict.allowed_executables = vec![InodeId::of(Path::new("/proc/self/exe")).map_err(said)?];
+    let loaded = guarded(kernel, &strict)?;
+    expect_done(OUTSIDE, "open", &base)?;
+    // An allowed executable in a pod is a container's copy of it, or a trick.
+    expect_refused(POD, "open", &base)?;
+    drop(loaded);
+    Ok(None)
+}
+
+pub(crate) fn outlives(kernel: &Kernel) -> Outcome {
+    let root = Path::new(BPF).join("limpet-guard");
+    let (base, rules) = rules(GuardMode::Containers, "outlives")?;
+    let mut first = guarded(kernel, &rules)?;
+    arm(&mut first, &root).map_err(said)?;
+    drop(first);
+    expect_refused(POD, "open", &base)?;
+    // Armed again, as a new version would: at no moment may it succeed.
+    let mut second = guarded(kernel, &rules)?;
+    arm(&mut second, &root).map_err(said)?;
+    expect_refused(POD, "open", &base)?;
+    drop(second);
+    expect_refused(POD, "open", &base)?;
+    match state(&root).map_err(said)? {
+        GuardState::Pinned { mode, hooks, missing }
+            if mode == "containers" && hooks.len() == 14 && missing.is_empty() => {}
+        other => return Err(format!("{other:?}")),
+    }
+    // One that is not proven leaves the one that is.
+    let mut third = guarded(kernel, &rules)?;
+    third.detach("guard_mkdir");
+    match arm(&mut third, &root) {
+        Err(GuardError::NotGuarded { .. }) => {}
+        other => return Err(format!("armed without a hook: {other:?}")),
+    }
+    drop(third);
+    expect_refused(POD, "mkdir", &base)?;
+    if !disarm(&root).map_err(said)? || state(&root).map_err(said)? != GuardState::Off {
+        return Err("not taken away".to_owned());
+    }
+    expect_done(POD, "open", &base)?;
+    Ok(None)
+}

@@ -1,0 +1,144 @@
+//! The programs in a kernel: on this machine as far as it lets them, and as the first process of an emulated one.
+//!
+//! `cargo xtask test-kernels` boots this very executable in stock kernels and reads its lines. On a machine it runs what
+//! changes nothing there. Each case proves its programs by what they are there for.
+
+mod act;
+mod guard;
+mod lifecycle;
+mod machine;
+mod watch;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use limpet_bpf::{Event, Events, Kernel, Loaded, ProgramState, Purpose, Request};
+
+/// What a case comes to: a reason when it was skipped.
+type Outcome = Result<Option<String>, String>;
+
+/// How long an event may take on a busy, emulated machine.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A case: its name, whether it needs a machine of its own, and what it does.
+struct Case {
+    name: &'static str,
+    alone: bool,
+    run: fn(&Kernel) -> Outcome,
+}
+
+const CASES: [Case; 11] = [
+    Case { name: "programs are attached or say why", alone: false, run: programs_are_attached },
+    Case { name: "an exit and its signal are told", alone: false, run: lifecycle::exits_are_told },
+    Case { name: "exits of others wake nobody", alone: false, run: lifecycle::others_are_silent },
+    Case { name: "exits below a followed cgroup are told", alone: true, run: lifecycle::cgroups_are_followed },
+    Case { name: "an OOM victim is named", alone: true, run: lifecycle::victims_are_named },
+    Case { name: "a writer that exits at once is known", alone: true, run: watch::short_lived_writers },
+    Case { name: "each change is told as what it is", alone: true, run: watch::each_change },
+    Case { name: "the guard refuses pods every change", alone: true, run: guard::every_change_is_refused },
+    Case { name: "each hook of the guard is needed", alone: true, run: guard::each_hook_is_needed },
+    Case { name: "the guard's modes", alone: true, run: guard::modes },
+    Case { name: "the guard outlives the agent", alone: true, run: guard::outlives },
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().collect();
+    if arguments.get(1).is_some_and(|word| word == act::WORD) {
+        return act::main(&arguments[2..]);
+    }
+    let alone = std::process::id() == 1;
+    if alone && let Err(error) = machine::set_up() {
+        println!("the machine was not set up: {error}");
+    }
+    let failed = run_all(alone);
+    if alone {
+        machine::power_off();
+    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs all cases; the last line is always the same shape, and a machine that never prints it has failed.
+fn run_all(alone: bool) -> usize {
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let obstacle = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
+    let start = Instant::now();
+    let kernel = Kernel::read();
+    println!("  the kernel's types were read in {:.1} s", start.elapsed().as_secs_f64());
+    for case in &CASES {
+        let start = Instant::now();
+        let outcome = match (&obstacle, case.alone && !alone) {
+            (Some(obstacle), _) => Ok(Some(obstacle.clone())),
+            (None, true) => Ok(Some("needs a machine of its own: cargo xtask test-kernels".to_owned())),
+            (None, false) => (case.run)(&kernel),
+        };
+        match outcome {
+            Ok(None) => {
+                passed += 1;
+                println!("test {} ... ok ({:.1} s)", case.name, start.elapsed().as_secs_f64());
+            }
+            Ok(Some(reason)) => {
+                skipped += 1;
+                println!("test {} ... skipped: {reason}", case.name);
+            }
+            Err(error) => {
+                failed += 1;
+                println!("test {} ... FAILED: {error}", case.name);
+            }
+        }
+    }
+    println!("kernels: {passed} passed, {failed} failed, {skipped} skipped");
+    failed
+}
+
+/// Runs `body` where events can be awaited.
+fn block_on<T>(body: impl Future<Output = T>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(said)?;
+    Ok(runtime.block_on(body))
+}
+
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// The first event that `accept` takes.
+async fn event<T>(events: &mut Events, what: &str, accept: impl Fn(Event) -> Option<T>) -> Result<T, String> {
+    let found = async {
+        loop {
+            let event = events.next().await.map_err(said)?;
+            if let Some(accepted) = accept(event) {
+                return Ok(accepted);
+            }
+        }
+    };
+    tokio::time::timeout(SOON, found).await.map_err(|_| format!("no event within {SOON:?}: {what}"))?
+}
+
+fn failures(loaded: &Loaded, purpose: Purpose) -> Vec<&ProgramState> {
+    loaded.programs().iter().filter(|state| state.purpose == purpose && state.failure.is_some()).collect()
+}
+
+/// Skips, when this kernel refuses the programs for `purpose`; in a machine of its own that is a failure.
+fn refused(loaded: &Loaded, purpose: Purpose) -> Result<Option<String>, String> {
+    let Some(first) = failures(loaded, purpose).first().copied().cloned() else { return Ok(None) };
+    let reason = format!("{} at {}: {}", first.name, first.hook, first.failure.unwrap_or_default());
+    if std::process::id() == 1 { Err(reason) } else { Ok(Some(reason)) }
+}
+
+fn programs_are_attached(kernel: &Kernel) -> Outcome {
+    let request = Request { lifecycle: true, watch: true, guard: Some(guard::nothing_guarded()) };
+    let loaded = kernel.load(&request).map_err(said)?;
+    let mut failed = 0;
+    for state in loaded.programs() {
+        let word = state.failure.as_deref().unwrap_or("attached");
+        println!("  {} at {}: {word}", state.name, state.hook);
+        failed += usize::from(state.failure.is_some());
+    }
+    if failed > 0 && std::process::id() == 1 {
+        return Err(format!("{failed} programs are not attached"));
+    }
+    let silent = |state: &&ProgramState| state.failure.as_ref().is_some_and(String::is_empty);
+    match loaded.programs().iter().find(silent) {
+        Some(state) => Err(format!("{} does not say why", state.name)),
+        None => Ok(None),
+    }
+}
