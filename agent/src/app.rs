@@ -219,6 +219,7 @@ async fn performer(shared: &Shared, node: NodeFacts) -> Result<Performer, AppErr
         metrics: shared.metrics.clone(),
         observed: shared.observed.clone(),
         health: shared.health.clone(),
+        followed: Arc::default(),
         starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
         pulls: Semaphore::new(config.max_parallel_pulls),
         node,
@@ -313,7 +314,8 @@ fn supervise(shared: &Shared, hands: &Arc<Performer>, sources: &[Arc<Published>]
     let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
     shared.tasks.spawn(merge::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
-    shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling, stop.clone()));
+    shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling.clone(), stop.clone()));
+    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let network = shared.network.subscribe();
     let supervisor = Supervisor::new(Arc::clone(hands), kinds, shared.network.status().is_ready(), stop.clone());

@@ -1,9 +1,11 @@
-//! Exits and OOMs, as containerd tells of them; and whether containerd is there at all.
+//! Exits and OOMs, as containerd tells of them; and whether containerd is there at all. What the kernel adds: [`process`],
+//! [`kernel`].
 //!
 //! In: containerd's event stream. Out: [`LifecycleEvent`]s for the supervisor. Events are hints of one container;
 //! after every (re)connection the supervisor is told to read the whole state once, and nothing falls between: the
 //! subscription is proven to stand before the state is read.
 
+pub mod kernel;
 pub mod process;
 
 use std::path::Path;
@@ -19,6 +21,8 @@ use prost_types::Any;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
+
+use kernel::{ProcessName, Sender};
 
 use crate::runtime::client::Client;
 use crate::runtime::container::{exit_code, timestamp};
@@ -55,6 +59,20 @@ pub enum LifecycleEvent {
     OutOfMemory {
         /// The container.
         id: ContainerId,
+    },
+    /// What it killed, told by the kernel itself.
+    OutOfMemoryVictim {
+        /// The container.
+        id: ContainerId,
+        /// The process.
+        victim: ProcessName,
+    },
+    /// A signal that ends was sent to the container's first process.
+    Signalled {
+        /// The container.
+        id: ContainerId,
+        /// Who sent it.
+        sender: Sender,
     },
 }
 

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         case!(what_has_finished_is_not_run_again),
         case!(the_previous_log_is_kept),
         case!(out_of_memory_is_said_of_the_victim_alone),
+        case!(who_ended_a_container_is_told_where_the_kernel_tells),
     ])
 }
 
@@ -168,5 +169,26 @@ fn out_of_memory_is_said_of_the_victim_alone(node: &mut TestNode) -> Result<()> 
     process::signal_pid(task.pid, Signal::KILL);
     let survivor = node.wait_pod("survivor", "ended", |pod| end(pod).is_object())?;
     ensure!(end(&survivor)["reason"] == "Error" && end(&survivor)["exitCode"] == 137, "{}", end(&survivor));
+    Ok(())
+}
+
+fn who_ended_a_container_is_told_where_the_kernel_tells(node: &mut TestNode) -> Result<()> {
+    node.apply(&pod("web", json!({ "restartPolicy": "Never", "containers": [shell("main", IDLE)] })))?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    let loaded = || {
+        let log = node.agent.log();
+        log.contains("\"program\":\"signal_sent\"").then(|| log.contains("\"hook\":\"signal_generate\",\"failure\""))
+    };
+    if wait::until(wait::SOON, "word of the BPF programs", loaded)? {
+        eprintln!("not tried: this kernel does not take the program");
+        return Ok(());
+    }
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    let end = |pod: &Value| container(pod, "main")["state"]["terminated"].clone();
+    let web = node.wait_pod("web", "ended", |pod| end(pod).is_object())?;
+    let said = end(&web)["message"].as_str().unwrap_or_default().to_owned();
+    let own = format!("(pid {}), user id 0", std::process::id());
+    ensure!(said.starts_with("ended with signal 9 by ") && said.ends_with(&own), "{}", end(&web));
     Ok(())
 }

@@ -98,6 +98,8 @@ fn instance(container: &FoundContainer, open: OpenProcess<'_>, now: Now) -> Opti
         started_at: state.started_at,
         pause: Duration::from_secs(identity.backoff_seconds),
         oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
         life: Life::Running { pid: 0, pidfd: None, stopping: None },
     };
     match (container.task, &state.exit) {

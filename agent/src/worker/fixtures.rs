@@ -102,6 +102,8 @@ pub(crate) fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         started_at: Some(Timestamp::UNIX_EPOCH),
         pause: Duration::ZERO,
         oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
         life: Life::Running { pid: 1, pidfd: None, stopping: None },
     }
 }

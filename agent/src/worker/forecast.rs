@@ -82,6 +82,8 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         started_at: None,
         pause: Duration::ZERO,
         oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
         life,
     }
 }

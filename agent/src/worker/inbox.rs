@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
+use crate::lifecycle::kernel::{ProcessName, Sender};
 use crate::object::PodObjects;
 use crate::pod::PodRecord;
 use crate::runtime::container::FoundContainer;
@@ -34,6 +35,10 @@ pub struct Mail {
     pub exits: BTreeMap<(ContainerId, u32), (i32, Timestamp)>,
     /// Containers in which the kernel killed for want of memory.
     pub out_of_memory: BTreeSet<ContainerId>,
+    /// The process that was killed there last, where the kernel says which.
+    pub victims: BTreeMap<ContainerId, ProcessName>,
+    /// Who sent the last signal that ends to a container's first process, where the kernel says who.
+    pub signals: BTreeMap<ContainerId, Sender>,
     /// The objects the wished version refers to, as they are now.
     pub objects: Option<Arc<PodObjects>>,
     /// What an action has been waiting for, for long.

@@ -3,6 +3,7 @@
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
 mod image;
+mod killing;
 mod report;
 mod sandbox;
 mod start;
@@ -22,6 +23,7 @@ use super::outcome::{Failure, Outcome};
 use super::plan::{Action, KillCause};
 use super::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
 use crate::config::Config;
+use crate::lifecycle::kernel::Followed;
 use crate::network::Network;
 use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::runtime::cgroup::Cgroups;
@@ -75,6 +77,8 @@ pub struct Performer {
     pub observed: Observed,
     /// Whether containerd is there, for those who ask how the agent is.
     pub health: Health,
+    /// The processes of whose ends the kernel is to tell more.
+    pub followed: Arc<Followed>,
     /// Bounds how many containers are started at once: as many as there are cores.
     pub starts: Semaphore,
     /// Bounds how many images are pulled at once.
@@ -197,10 +201,8 @@ impl Performer {
 
     /// What the kernel and the container itself have to say about an end: OOM and termination message.
     async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
-        let killed = exit.code == 137 && exit.reason == "Error";
-        if killed && self.oom_kills(&pod.record, &instance.id) > instance.oom_kills_survived {
-            exit.reason = "OOMKilled".to_owned();
-        }
+        let counted = self.oom_kills(&pod.record, &instance.id) > instance.oom_kills_survived;
+        let killing = killing::judge(&mut exit, instance, counted, Instant::now());
         if exit.message.is_empty()
             && let Some(container) = pod.container_spec(&slot.name)
         {
@@ -211,6 +213,9 @@ impl Performer {
                 exit.message =
                     crate::runtime::log::reader::tail_for_termination_message(&log).await.unwrap_or_default();
             }
+        }
+        if let Some(killing) = killing.filter(|_| exit.message.is_empty()) {
+            exit.message = killing;
         }
         exit
     }

@@ -3,8 +3,7 @@
 //! Actions run beside the loop, so a pull or a hanging call never keeps a newer wish waiting; a wish never cuts an
 //! action but a pull in half.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use super::perform::Performer;
 use super::plan::{Action, Step, Surroundings, plan};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use super::state::{ContainerSlot, Now, PodState, SandboxState};
+use crate::lifecycle::kernel::{ProcessName, Sender};
 use crate::object::PodObjects;
 use crate::pod::{PodKey, PodRecord};
 use crate::runtime::client::watched;
@@ -243,6 +243,7 @@ impl PodWorker {
         if let (Some(pod), Some(hanging)) = (&mut self.current, mail.hanging) {
             pod.hanging = Some(hanging);
         }
+        self.note_kills(mail.victims, mail.signals, now);
         for id in mail.out_of_memory {
             self.out_of_memory(&id);
         }
@@ -343,6 +344,21 @@ impl PodWorker {
             Ok(Some(_)) => {}
             // containerd's return brings the whole state.
             Err(error) => tracing::debug!(container = %id, %error, "how it is is not known"),
+        }
+    }
+
+    /// What the kernel says of a kill, kept until the end that may follow.
+    fn note_kills(
+        &mut self,
+        mut victims: BTreeMap<ContainerId, ProcessName>,
+        mut signals: BTreeMap<ContainerId, Sender>,
+        now: Now,
+    ) {
+        let slots = self.current.iter_mut().flat_map(|pod| &mut pod.containers);
+        for instance in slots.filter_map(|slot| slot.instance.as_mut()).filter(|instance| instance.is_running()) {
+            let victim = victims.remove(&instance.id).map(|victim| (victim, now.mono));
+            instance.oom_victim = victim.or(instance.oom_victim.take());
+            instance.signalled_by = signals.remove(&instance.id).or(instance.signalled_by.take());
         }
     }
 

@@ -42,11 +42,13 @@ impl ProcessWatch {
             let runs = running.contains_key(key);
             if !runs {
                 wait.abort();
+                hands.followed.remove(key.1);
             }
             runs
         });
         for (key, (container, pidfd)) in running {
             if !self.followed.contains_key(&key) {
+                hands.followed.add(key.1, key.0.clone());
                 let look = look_for_end(key.clone(), container.to_owned(), Arc::clone(pidfd), hands, inbox);
                 self.followed.insert(key, self.waiting.spawn(look));
             }

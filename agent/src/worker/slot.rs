@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::backoff;
 use super::state::{Now, Trouble};
+use crate::lifecycle::kernel::{ProcessName, Sender};
 use crate::runtime::image::LocalImage;
 use crate::runtime::record::{ContainerId, Exit};
 
@@ -85,6 +86,10 @@ pub struct Instance {
     pub pause: Duration,
     /// How often the kernel killed something in it for want of memory that was not its end.
     pub oom_kills_survived: u64,
+    /// What the kernel killed in it last for want of memory, and when that was told.
+    pub oom_victim: Option<(ProcessName, Instant)>,
+    /// Who sent its first process the last signal that ends.
+    pub signalled_by: Option<Sender>,
     /// Whether it runs.
     pub life: Life,
 }

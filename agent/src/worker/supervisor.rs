@@ -239,6 +239,12 @@ impl Supervisor {
             LifecycleEvent::OutOfMemory { id } => self.route(&id, |mail| {
                 mail.out_of_memory.insert(id.clone());
             }),
+            LifecycleEvent::OutOfMemoryVictim { id, victim } => self.route(&id, |mail| {
+                mail.victims.insert(id.clone(), victim);
+            }),
+            LifecycleEvent::Signalled { id, sender } => self.route(&id, |mail| {
+                mail.signals.insert(id.clone(), sender);
+            }),
         }
     }
 

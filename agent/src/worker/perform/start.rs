@@ -271,6 +271,8 @@ impl Performer {
             started_at,
             pause: start.pause,
             oom_kills_survived: 0,
+            oom_victim: None,
+            signalled_by: None,
             life,
         }
     }

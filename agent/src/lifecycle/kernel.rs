@@ -1,0 +1,220 @@
+//! What the kernel tells of the pods' processes by itself: victims of its OOM killer, and who sent the signal that ended
+//! one. By BPF programs, loaded once the first containers run, so that no boot waits for them. Where they do not work the
+//! counts of the cgroups and the exit codes have to do; `limpet doctor` says which it is.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use limpet_bpf::{Event, Events, Kernel, LoadError, Loaded, Request};
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::LifecycleEvent;
+use crate::runtime::record::ContainerId;
+
+/// The first containers have been started when no further one has come for so long.
+const STARTS_ARE_OVER: Duration = Duration::from_secs(3);
+/// SIGKILL, by which the OOM killer ends, too.
+pub const SIGKILL: u32 = 9;
+
+/// A process as the kernel names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessName {
+    /// Its number, in the initial namespace.
+    pub pid: u32,
+    /// The first 15 bytes of its program's name.
+    pub command: String,
+}
+
+impl fmt::Display for ProcessName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.command, self.pid)
+    }
+}
+
+/// Who sent a signal that ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sender {
+    /// The signal's number.
+    pub signal: u32,
+    /// The process; `None`: the kernel itself, for a fault or for want of memory.
+    pub process: Option<ProcessName>,
+    /// The process's user.
+    pub uid: u32,
+}
+
+/// The first processes of containers, by number: those of whose ends the kernel is to tell more.
+#[derive(Debug, Default)]
+pub struct Followed {
+    processes: Mutex<HashMap<u32, ContainerId>>,
+    changed: Notify,
+}
+
+impl Followed {
+    /// Follows a container's first process.
+    pub fn add(&self, pid: u32, id: ContainerId) {
+        self.lock().insert(pid, id);
+        self.changed.notify_one();
+    }
+
+    /// Does not any more.
+    pub fn remove(&self, pid: u32) {
+        self.lock().remove(&pid);
+        self.changed.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, ContainerId>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Resolves once processes are followed and no further one has come for `a_while`.
+    async fn settled(&self, a_while: Duration) {
+        loop {
+            self.changed.notified().await;
+            while tokio::time::timeout(a_while, self.changed.notified()).await.is_ok() {}
+            if !self.lock().is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+/// Tells what the kernel tells of `followed`, until `stop`. Ends at once where its programs do not work.
+pub async fn run(followed: Arc<Followed>, events: mpsc::Sender<LifecycleEvent>, stop: CancellationToken) {
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = followed.settled(STARTS_ARE_OVER) => {}
+    }
+    // Reading the kernel's types takes some hundredths of a second.
+    let loaded = tokio::task::spawn_blocking(load).await;
+    let (loaded, told) = match loaded {
+        Ok(Ok(loaded)) => loaded,
+        Ok(Err(error)) => {
+            return tracing::info!(%error, "no BPF programs: victims of OOM kills and senders of signals are not named");
+        }
+        Err(error) => return tracing::error!(%error, "loading BPF programs failed"),
+    };
+    for program in loaded.programs() {
+        match &program.failure {
+            None => tracing::debug!(program = program.name, hook = program.hook, "BPF program attached"),
+            Some(failure) => {
+                tracing::info!(program = program.name, hook = program.hook, failure, "BPF program does not work here")
+            }
+        }
+    }
+    let following = Following { loaded, followed, known: HashMap::new(), events };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = following.run(told) => {}
+    }
+}
+
+fn load() -> Result<(Loaded, Option<Events>), LoadError> {
+    let mut loaded = Kernel::read().load(&Request { lifecycle: true, ..Request::default() })?;
+    let events = loaded.events().map_err(|error| LoadError::Maps(error.to_string()))?;
+    Ok((loaded, events))
+}
+
+struct Following {
+    loaded: Loaded,
+    followed: Arc<Followed>,
+    /// What the programs follow.
+    known: HashMap<u32, ContainerId>,
+    events: mpsc::Sender<LifecycleEvent>,
+}
+
+impl Following {
+    async fn run(mut self, told: Option<Events>) {
+        let Some(mut told) = told else { return };
+        loop {
+            self.align();
+            tokio::select! {
+                () = self.followed.changed.notified() => {}
+                event = told.next() => match event {
+                    Ok(event) => {
+                        // A process that was added just now may be the one.
+                        self.align();
+                        if let Some(event) = self.understand(event)
+                            && self.events.send(event).await.is_err()
+                        {
+                            return;
+                        }
+                    }
+                    Err(error) => return tracing::warn!(%error, "the kernel's events are not read any more"),
+                },
+            }
+        }
+    }
+
+    /// Has the programs follow what is to be followed, and nothing else.
+    fn align(&mut self) {
+        let wanted = self.followed.lock().clone();
+        for pid in self.known.keys().filter(|pid| !wanted.contains_key(pid)) {
+            self.loaded.forget_process(*pid);
+        }
+        for pid in wanted.keys().filter(|pid| !self.known.contains_key(pid)) {
+            if let Err(error) = self.loaded.follow_process(*pid) {
+                tracing::debug!(%error, pid, "not followed");
+            }
+        }
+        self.known = wanted;
+    }
+
+    fn understand(&self, event: Event) -> Option<LifecycleEvent> {
+        match event {
+            Event::OomVictim { process } => {
+                let victim = ProcessName { pid: process.pid, command: process.command };
+                let id = self.known.get(&victim.pid).cloned().or_else(|| container_of(victim.pid))?;
+                Some(LifecycleEvent::OutOfMemoryVictim { id, victim })
+            }
+            Event::Signal { target, signal, by_kernel, sender } => {
+                let id = self.known.get(&target).cloned()?;
+                let process = (!by_kernel).then_some(ProcessName { pid: sender.pid, command: sender.command });
+                Some(LifecycleEvent::Signalled { id, sender: Sender { signal, process, uid: sender.uid } })
+            }
+            Event::ProcessExit { .. } | Event::Write(_) | Event::Refused { .. } => None,
+        }
+    }
+}
+
+/// The container in whose cgroup a process is, which has not been waited for yet.
+fn container_of(pid: u32) -> Option<ContainerId> {
+    container_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
+/// The container's id in a process's list of cgroups: the 64 digits of `…/<id>` or `…/limpet-<id>.scope`.
+fn container_in(cgroups: &str) -> Option<ContainerId> {
+    let parts = cgroups.split(['/', '\n', '-', '.']);
+    let is_id = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    parts.filter(is_id).map(ContainerId::new).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_is_found_in_the_cgroups_of_both_drivers() {
+        let id = "0123456789abcdef".repeat(4);
+        for text in [
+            format!("4:memory:/kubepods/burstable/pod1-2/{id}\n"),
+            format!("0::/kubepods.slice/kubepods-pod1_2.slice/limpet-{id}.scope\n"),
+            format!("0::/kubepods/pod1/{id}/nested\n"),
+        ] {
+            assert_eq!(container_in(&text), Some(ContainerId::new(id.as_str())), "{text}");
+        }
+        assert_eq!(container_in("0::/system.slice/ssh.service\n"), None);
+    }
+
+    #[tokio::test]
+    async fn programs_are_loaded_when_the_first_starts_are_over() {
+        let followed = Followed::default();
+        let mut settled = std::pin::pin!(followed.settled(Duration::from_millis(1)));
+        assert!(futures_util::poll!(settled.as_mut()).is_pending());
+        followed.add(7, ContainerId::new("c"));
+        assert!(futures_util::poll!(settled.as_mut()).is_pending());
+        settled.await;
+    }
+}
