@@ -191,6 +191,20 @@ fn one_at_the_shim(plan: &mut Plan, pod: &PodState) {
     if starting || plan.actions.iter().any(starts) {
         plan.actions.retain(|action| !clears(action));
     }
+    if may_have_lost_shim(pod) {
+        let mut first = !starting;
+        plan.actions.retain(|action| !starts(action) || std::mem::replace(&mut first, false));
+    }
+}
+
+/// A shim that was killed leaves its socket. Two starts that find it dead at the same time would each make a new shim, and
+/// one of them would serve nothing for ever: the first start goes alone.
+fn may_have_lost_shim(pod: &PodState) -> bool {
+    let killed =
+        |slot: &ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 137);
+    let disturbed = |slot: &ContainerSlot| slot.trouble.is_some() || killed(slot);
+    !pod.containers.iter().any(ContainerSlot::is_running)
+        && (pod.outlived_connection || pod.containers.iter().any(disturbed))
 }
 
 /// The containers that should have a running instance now: one init container, or all the others.

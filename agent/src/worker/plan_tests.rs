@@ -85,6 +85,24 @@ fn init_containers_run_in_order_then_all_mains_together() {
 }
 
 #[test]
+fn after_a_shim_may_have_been_killed_one_start_goes_before_the_others() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a", "b"]));
+    exited(&mut pod, 0, 137, now);
+    exited(&mut pod, 1, 137, now);
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    pod.containers[0].busy = Some(Busy::Starting(ContainerId::new("a")));
+    assert_eq!(actions(&pod, now), []);
+    pod.containers[0].busy = None;
+    running(&mut pod, 0);
+    assert_eq!(actions(&pod, now)[0], Action::Start(1));
+
+    let mut adopted = ready(super::super::fixtures::pod("Always", &[], &["a", "b"]));
+    adopted.outlived_connection = true;
+    assert_eq!(actions(&adopted, now), [Action::Start(0)]);
+}
+
+#[test]
 fn a_failed_init_container_is_tried_again_or_fails_the_pod() {
     let now = Instant::now();
     let mut again = ready(pod("Always", &["i"], &["a"]));

@@ -147,10 +147,11 @@ fn on_disk(node: &TestNode, due: &Due, found: &mut Vec<String>) {
 
 /// One shim a pod that runs, one logger a container.
 fn processes(node: &TestNode, due: &Due, found: &mut Vec<String>) {
-    let shims = shims(&node.containerd.socket()).len();
-    let pods = due.running.iter().map(|id| &id[32..]).collect::<BTreeSet<_>>().len();
-    if shims != pods {
-        found.push(format!("{shims} shims for {pods} pods that run"));
+    let shims = shims(&node.containerd.socket());
+    let pods = due.running.iter().map(|id| &id[32..]).collect::<BTreeSet<_>>();
+    if shims.len() != pods.len() {
+        let each = shims.iter().map(|(pid, id)| format!("\n  {pid}, started for {id}"));
+        found.push(format!("{} shims for {} pods that run:{}", shims.len(), pods.len(), each.collect::<String>()));
     }
     let logged: Vec<String> = loggers(node.dir()).into_iter().map(|(_, id)| id).collect();
     let distinct: Names = logged.iter().cloned().collect();
