@@ -68,6 +68,9 @@ impl Loaded {
     pub fn detach(&mut self, _: &str) -> bool {
         match self.0 {}
     }
+    pub fn attach_again(&mut self, _: &'static str) -> Result<(), String> {
+        match self.0 {}
+    }
 }
 
 #[allow(missing_docs, clippy::missing_errors_doc, clippy::unused_async)]

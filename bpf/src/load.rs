@@ -17,6 +17,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../agent-ebpf/limpet.bpf.
 
 /// Programs that are attached; dropping it detaches them.
 pub struct Loaded {
+    ebpf: Ebpf,
     programs: Vec<ProgramState>,
     pub(crate) links: Table<&'static str, FdLink>,
     maps: Maps,
@@ -76,7 +77,7 @@ impl Kernel {
             lost: take(&mut ebpf, "LOST")?,
             events: Some(take(&mut ebpf, "EVENTS")?),
         };
-        Ok(Loaded { programs, links, maps, guard: request.guard.clone() })
+        Ok(Loaded { ebpf, programs, links, maps, guard: request.guard.clone() })
     }
 
     /// Loads and attaches one program.
@@ -186,11 +187,16 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     // A verifier's log ends with what matters, and with how long it took.
     let (text, log) = text.split_once(" Verifier output:").unwrap_or((&text, ""));
-    let last = log.lines().rfind(|line| !line.trim().is_empty() && !line.starts_with("processed "));
+    let last = log.lines().rfind(|line| !line.trim().is_empty() && !is_statistics(line));
     match last {
         Some(line) => format!("{text}: {}", line.trim()),
         None => text.to_owned(),
     }
+}
+
+/// What the verifier says at its end of its own work.
+fn is_statistics(line: &str) -> bool {
+    ["processed ", "stack depth ", "verification time "].iter().any(|word| line.starts_with(word))
 }
 
 impl std::fmt::Debug for Loaded {
@@ -269,6 +275,18 @@ impl Loaded {
     /// Detaches one program: how tests prove what it is there for.
     pub fn detach(&mut self, program: &str) -> bool {
         self.links.remove(program).is_some()
+    }
+
+    /// Attaches a security hook's program again that was detached.
+    ///
+    /// # Errors
+    /// There is no such program, or the kernel refuses.
+    pub fn attach_again(&mut self, program: &'static str) -> Result<(), String> {
+        let loaded = self.ebpf.program_mut(program).ok_or("not in the object")?;
+        let Loading::Lsm(lsm) = loaded else { return Err(format!("{program} is at no security hook")) };
+        let link = lsm.attach().and_then(|id| lsm.take_link(id)).map_err(|error| chain(&error))?;
+        self.links.insert(program, link.into());
+        Ok(())
     }
 }
 

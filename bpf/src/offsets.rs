@@ -10,7 +10,7 @@ use crate::LoadError;
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// A global of the programs: structure, and path in it.
-const FIELDS: [(&str, &str, &str); 16] = [
+const FIELDS: [(&str, &str, &str); 20] = [
     ("DENTRY_NAME", "dentry", "d_name.name"),
     ("DENTRY_PARENT", "dentry", "d_parent"),
     ("DENTRY_INODE", "dentry", "d_inode"),
@@ -25,6 +25,11 @@ const FIELDS: [(&str, &str, &str); 16] = [
     ("TASK_PID", "task_struct", "pid"),
     ("SIGNAL_CODE", "kernel_siginfo", "si_code"),
     ("TASK_EXIT_CODE", "task_struct", "exit_code"),
+    ("TASK_CGROUPS", "task_struct", "cgroups"),
+    ("CSS_SET_CGROUP", "css_set", "dfl_cgrp"),
+    ("CGROUP_LEVEL", "cgroup", "level"),
+    // Gone since 6.1, where a helper tells the same.
+    ("CGROUP_ANCESTOR_IDS", "cgroup", "ancestor_ids"),
     ("TASK_MM", "task_struct", "mm"),
     ("MM_EXE_FILE", "mm_struct", "exe_file"),
 ];
@@ -131,7 +136,7 @@ mod tests {
             return;
         }
         let offsets = Offsets::of_kernel().unwrap();
-        for (global, ..) in FIELDS {
+        for (global, ..) in FIELDS.iter().filter(|(global, ..)| *global != "CGROUP_ANCESTOR_IDS") {
             assert_eq!(offsets.missing(&[&[global]]), None);
         }
         assert_ne!(offsets.0["DENTRY_PARENT"], offsets.0["DENTRY_INODE"]);

@@ -69,24 +69,22 @@ fn prove(loaded: &mut Loaded, guarded: &Guarded) -> Result<(), GuardError> {
         return Ok(());
     }
     let thread = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    let trial = guarded.path.join(TRIAL);
     loaded.set_on_trial(thread, true)?;
-    let tried = try_to_change(guarded);
+    let tried = match guarded.is_directory() {
+        true => fs::create_dir(&trial),
+        false => fs::OpenOptions::new().append(true).open(&guarded.path).map(drop),
+    };
     loaded.set_on_trial(thread, false)?;
     let path = guarded.path.clone();
     match tried {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PERM.raw_os_error()) => Ok(()),
         Err(source) => Err(GuardError::Trial { path, source }),
-        Ok(()) => Err(GuardError::NotGuarded { path }),
+        Ok(()) => {
+            fs::remove_dir(trial).ok();
+            Err(GuardError::NotGuarded { path })
+        }
     }
-}
-
-fn try_to_change(guarded: &Guarded) -> io::Result<()> {
-    if guarded.is_directory() {
-        let trial = guarded.path.join(TRIAL);
-        fs::create_dir(&trial)?;
-        return fs::remove_dir(&trial);
-    }
-    fs::OpenOptions::new().append(true).open(&guarded.path).map(drop)
 }
 
 fn on_bpf_file_system(root: &Path) -> io::Result<()> {

@@ -37,6 +37,8 @@ pub(crate) struct Program {
 /// To know a directory and a name in it.
 const NAME: &[&str] =
     &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE", "DENTRY_NAME", "DENTRY_PARENT", "DENTRY_INODE"];
+/// To know in which cgroup the current process is.
+const CGROUP: &[&str] = &["TASK_CGROUPS", "CSS_SET_CGROUP", "CGROUP_LEVEL"];
 /// To know an open file.
 const FILE: &[&str] = &["FILE_DENTRY", "FILE_MODE"];
 const PATH: &[&str] = &["PATH_DENTRY"];
@@ -69,18 +71,18 @@ pub(crate) const PROGRAMS: [Program; 23] = [
         attachment: Attachment::Entry("locks_remove_file"),
         needs: &[NAME, FILE],
     },
-    guard("guard_create", "inode_create", &[NAME]),
-    guard("guard_symlink", "inode_symlink", &[NAME]),
-    guard("guard_mkdir", "inode_mkdir", &[NAME]),
-    guard("guard_mknod", "inode_mknod", &[NAME]),
-    guard("guard_unlink", "inode_unlink", &[NAME]),
-    guard("guard_rmdir", "inode_rmdir", &[NAME]),
-    guard("guard_link", "inode_link", &[NAME]),
-    guard("guard_rename", "inode_rename", &[NAME]),
-    guard("guard_open", "file_open", &[NAME, FILE]),
-    guard("guard_truncate", "path_truncate", &[NAME, PATH]),
-    guard("guard_attributes", "inode_setattr", &[NAME, &["SETATTR_DENTRY"]]),
-    guard("guard_xattr", "inode_setxattr", &[NAME, &["SETXATTR_DENTRY"]]),
-    guard("guard_mount", "sb_mount", &[NAME, PATH]),
-    guard("guard_move_mount", "move_mount", &[NAME, PATH]),
+    guard("guard_create", "inode_create", &[NAME, CGROUP]),
+    guard("guard_symlink", "inode_symlink", &[NAME, CGROUP]),
+    guard("guard_mkdir", "inode_mkdir", &[NAME, CGROUP]),
+    guard("guard_mknod", "inode_mknod", &[NAME, CGROUP]),
+    guard("guard_unlink", "inode_unlink", &[NAME, CGROUP]),
+    guard("guard_rmdir", "inode_rmdir", &[NAME, CGROUP]),
+    guard("guard_link", "inode_link", &[NAME, CGROUP]),
+    guard("guard_rename", "inode_rename", &[NAME, CGROUP]),
+    guard("guard_open", "file_open", &[NAME, CGROUP, FILE]),
+    guard("guard_truncate", "path_truncate", &[NAME, CGROUP, PATH]),
+    guard("guard_attributes", "inode_setattr", &[NAME, CGROUP, &["SETATTR_DENTRY"]]),
+    guard("guard_xattr", "inode_setxattr", &[NAME, CGROUP, &["SETXATTR_DENTRY"]]),
+    guard("guard_mount", "sb_mount", &[NAME, CGROUP, PATH]),
+    guard("guard_move_mount", "move_mount", &[NAME, CGROUP, PATH]),
 ];

@@ -69,6 +69,13 @@ fn is_static(path: &Path) -> bool {
     })
 }
 
+/// The source of Rust's library, which a target without a compiled one needs.
+pub fn rust_library() -> Option<PathBuf> {
+    let sources = unpacked("rust-src").into_iter().filter_map(|dir| std::fs::read_dir(dir.join("usr/src")).ok());
+    let mut releases = sources.flatten().filter_map(|entry| Some(entry.ok()?.path().join("library")));
+    releases.find(|path| path.is_dir())
+}
+
 /// Docker's registry, the reference implementation of the distribution protocol.
 pub fn registry() -> Option<PathBuf> {
     on_path("docker-registry").or_else(|| in_package("docker-registry", "usr/bin/docker-registry"))

@@ -149,15 +149,52 @@ pub(crate) fn unpack_beside(machine: &Machine, suites: &[String], packages: &[&s
     })
 }
 
-fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], work: &Path) -> Result<()> {
-    for dir in ["state/lists/partial", "cache/archives/partial", "debs"] {
-        fs::create_dir_all(work.join(dir)).with_context(|| format!("{}", work.join(dir).display()))?;
+/// Unpacks into `target` what `package` of `suite` depends on, as far as the names begin with one of `prefixes`: a package
+/// that stands for the newest of its kind holds nothing itself.
+pub(crate) fn unpack_dependencies(
+    machine: &Machine,
+    suite: &str,
+    package: &str,
+    prefixes: &[&str],
+    target: &Path,
+) -> Result<()> {
+    say(&format!("fetching {package} of {suite} into {}", target.display()), || {
+        let work = tools::cache_dir().join(format!(".apt-{}", std::process::id()));
+        let result = fetch_dependencies(machine, suite, package, prefixes, &work);
+        if result.is_ok() {
+            fs::rename(work.join("unpacked"), target).with_context(|| format!("{}", target.display()))?;
+        }
+        fs::remove_dir_all(&work).ok();
+        result
+    })
+}
+
+fn fetch_dependencies(machine: &Machine, suite: &str, package: &str, prefixes: &[&str], work: &Path) -> Result<()> {
+    update(machine, &[suite.to_owned()], work)?;
+    let (mut packages, mut seen) = (Vec::new(), 0);
+    let mut of = package.to_owned();
+    loop {
+        let said = process::checked(private(work, "apt-cache").args(["depends", "--important", &of]))?;
+        let names = said.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let names = names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+        packages.extend(names.map(str::to_owned));
+        let Some(next) = packages.get(seen) else { break };
+        of.clone_from(next);
+        seen += 1;
     }
-    fs::write(work.join("sources.list"), machine.source_lines(suites))?;
-    fs::write(work.join("status"), "")?;
-    private_apt(work, &["update"]).with_context(|| {
-        format!("the package lists of {} (a key that is not known: update the archive keyring package)", suites[0])
-    })?;
+    if packages.is_empty() {
+        bail!("{package} of {suite} depends on nothing that begins with {}", prefixes.join(" or "));
+    }
+    let names: Vec<_> = packages.iter().map(String::as_str).collect();
+    private_apt(work, &[&["download"], names.as_slice()].concat())?;
+    for entry in fs::read_dir(work.join("debs"))? {
+        process::checked(Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(work.join("unpacked")))?;
+    }
+    Ok(())
+}
+
+fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], work: &Path) -> Result<()> {
+    update(machine, suites, work)?;
     private_apt(work, &[&["download"], packages].concat())?;
     for entry in fs::read_dir(work.join("debs"))? {
         let deb = entry?.path();
@@ -172,9 +209,28 @@ fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], wor
     Ok(())
 }
 
+/// The lists of `suites` in `work`.
+fn update(machine: &Machine, suites: &[String], work: &Path) -> Result<()> {
+    for dir in ["state/lists/partial", "cache/archives/partial", "debs"] {
+        fs::create_dir_all(work.join(dir)).with_context(|| format!("{}", work.join(dir).display()))?;
+    }
+    fs::write(work.join("sources.list"), machine.source_lines(suites))?;
+    fs::write(work.join("status"), "")?;
+    private_apt(work, &["update"]).with_context(|| {
+        format!("the package lists of {} (a key that is not known: update the archive keyring package)", suites[0])
+    })
+}
+
 /// apt-get with its sources, lists, cache and notion of what is installed below `work`; proxies stay the machine's.
 fn private_apt(work: &Path, args: &[&str]) -> Result<()> {
-    let mut command = Command::new("apt-get");
+    let mut command = private(work, "apt-get");
+    command.args(["-q", "-y"]).args(args).current_dir(work.join("debs"));
+    process::checked(&mut command).map(drop)
+}
+
+/// The same for another program of apt's.
+fn private(work: &Path, program: &str) -> Command {
+    let mut command = Command::new(program);
     for (key, place) in [
         ("Dir::Etc::sourcelist", "sources.list"),
         ("Dir::State", "state"),
@@ -187,8 +243,8 @@ fn private_apt(work: &Path, args: &[&str]) -> Result<()> {
         command.args(["-o", option]);
     }
     // apt's own user could not read a cache below root's home.
-    command.args(["-o", "APT::Sandbox::User=root", "-q", "-y"]).args(args).current_dir(work.join("debs"));
-    process::checked(&mut command).map(drop)
+    command.args(["-o", "APT::Sandbox::User=root"]);
+    command
 }
 
 /// `containerd_1.7.24~ds1-6_amd64.deb` is unpacked to `containerd-1.7.24~ds1-6`; an epoch (`1%3a`) is left out.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use limpet_tests::agent::workspace_dir;
 use limpet_tests::tools;
 
-use crate::{apt, cargo, setup};
+use crate::{apt, cargo, ebpf, setup};
 
 /// Runs all checks and names those that failed.
 pub(crate) fn run() -> Result<()> {
@@ -28,6 +28,8 @@ pub(crate) fn run() -> Result<()> {
     check("format", &mut cargo::command(&["fmt", "--all", "--check"]));
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"];
     check("clippy", &mut cargo::command(&clippy));
+    let without = ["clippy", "--quiet", "-p", "limpet-bpf", "--no-default-features", "--", "--deny", "warnings"];
+    check("clippy without eBPF", &mut cargo::command(&without));
     let documentation = ["doc", "--quiet", "--no-deps", "--workspace", "--document-private-items"];
     check(
         "documentation",
@@ -37,6 +39,22 @@ pub(crate) fn run() -> Result<()> {
     check("unused dependencies", Command::new(&machete).arg(workspace_dir()));
     if advisories_at_hand(&deny)? {
         check("advisories", deny_command(&deny).args(["--disable-fetch", "advisories"]));
+    }
+    let left_out = ["tree", "-p", "limpet", "--no-default-features", "--edges", "normal", "--prefix", "none"];
+    eprintln!("lint: a build without eBPF");
+    let tree = cargo::command(&left_out).output().context("cargo tree")?;
+    if !tree.status.success() || String::from_utf8_lossy(&tree.stdout).lines().any(|line| line.starts_with("aya ")) {
+        failed.push("a build without eBPF leaves aya out");
+    }
+    match ebpf::obstacle() {
+        Some(obstacle) => eprintln!("lint: the BPF object is not compared with its sources: {obstacle}"),
+        None => {
+            eprintln!("lint: the BPF object is what its sources give");
+            if let Err(error) = ebpf::compare() {
+                eprintln!("{error:#}");
+                failed.push("the BPF object");
+            }
+        }
     }
     if !failed.is_empty() {
         bail!("lint failed: {}", failed.join(", "));

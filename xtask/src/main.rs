@@ -5,10 +5,12 @@ mod bench;
 mod cargo;
 mod corpus;
 mod demo;
+mod ebpf;
 mod kubernetes;
 mod lint;
 mod setup;
 mod test;
+mod test_kernels;
 mod test_vm;
 mod vm_image;
 
@@ -38,6 +40,10 @@ enum Task {
     Test(test::Arguments),
     /// Boot a whole Debian under emulation and test installation, cgroup v2 with systemd, reboots and power cuts.
     TestVm(test_vm::Arguments),
+    /// Boot stock kernels under emulation and test the BPF programs in each: 5.10, 6.1, 6.12 and the newest.
+    TestKernels(test_kernels::Arguments),
+    /// Build the BPF programs and put the object in its place; sets up what that needs but the nightly compiler itself.
+    BuildEbpf,
     /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
     Apiserver,
     /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
+        Task::TestKernels(arguments) => test_kernels::run(&arguments),
+        Task::BuildEbpf => ebpf::build(),
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
         Task::Corpus => corpus::run(),

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use limpet_tests::tools::{self, ContainerdPrograms};
 use limpet_tests::{agent, vm};
 
-use crate::{cargo, setup, vm_image};
+use crate::{cargo, setup, test_kernels, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -37,6 +37,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
     command.env("PATH", path_with_programs(arguments.containerd)?);
     let status = cargo::status(&mut command)?;
+    if arguments.rest.is_empty() {
+        test_kernels::everyday()?;
+    }
     if !status.success() {
         std::process::exit(status.code().unwrap_or(1));
     }

@@ -1,14 +1,13 @@
 //! Who runs at this moment.
 
 use aya_ebpf::helpers::{
-    bpf_get_current_ancestor_cgroup_id, bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid,
-    bpf_get_current_uid_gid,
+    bpf_get_current_cgroup_id, bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid,
 };
 use limpet_events::{ActorRecord, EventKind};
 
 use crate::kernel;
 
-/// Deepest cgroup that is looked for an ancestor: kubepods, class, pod, container, and what is above and below.
+/// Deepest level that is looked at, from the root down: what a container makes below its own cgroup hides nothing.
 const DEEPEST: i32 = 10;
 
 /// The current process's record.
@@ -39,8 +38,7 @@ pub fn thread() -> u32 {
 #[inline(always)]
 pub fn is_below(wanted: fn(u64) -> bool) -> bool {
     for level in 1..=DEEPEST {
-        // SAFETY: the helper answers 0 for a level that is not there.
-        let id = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
+        let id = kernel::ancestor(level);
         if id == 0 {
             return false;
         }

@@ -9,6 +9,7 @@ use crate::maps::{self, InodeKey};
 
 /// Tells of `operation` on the name of `dentry` in the directory `key`.
 #[inline(never)]
+#[unsafe(no_mangle)]
 pub fn tell(kind: EventKind, operation: Operation, key: &InodeKey, dentry: Pointer, refused: bool) {
     let Some(mut entry) = maps::reserve::<FileRecord>() else { return };
     let record = entry.as_mut_ptr();

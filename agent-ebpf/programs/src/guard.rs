@@ -23,6 +23,7 @@ enum Verdict {
 }
 
 #[inline(never)]
+#[unsafe(no_mangle)]
 fn verdict() -> Verdict {
     // SAFETY: a reference is valid for reads; volatile, because the loader sets it.
     let mode = unsafe { core::ptr::read_volatile(&GUARD_MODE) };
@@ -38,6 +39,7 @@ fn verdict() -> Verdict {
 }
 
 #[inline(never)]
+#[unsafe(no_mangle)]
 fn is_in_pod() -> bool {
     actor::is_below(maps::is_pod_cgroup)
 }
@@ -57,6 +59,7 @@ fn is_allowed() -> bool {
 
 /// The answer to `operation` on `dentry` in `directory`; `what` says which guards of the inode itself count.
 #[inline(never)]
+#[unsafe(no_mangle)]
 fn decide(operation: Operation, directory: Pointer, dentry: Pointer, what: u32) -> i32 {
     let Some(key) = kernel::inode_key(directory) else { return ALLOWED };
     if maps::guarded(&key) & guarded::CHILDREN == 0 && !is_itself_guarded(dentry, what) {

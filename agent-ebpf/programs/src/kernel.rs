@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::ptr;
 
-use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel};
+use aya_ebpf::helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task, bpf_probe_read_kernel};
 use limpet_events::UNKNOWN;
 
 use crate::maps::InodeKey;
@@ -35,6 +35,10 @@ offsets!(
     TASK_MM,
     SIGNAL_CODE,
     MM_EXE_FILE,
+    TASK_CGROUPS,
+    CSS_SET_CGROUP,
+    CGROUP_LEVEL,
+    CGROUP_ANCESTOR_IDS,
     SETATTR_DENTRY,
     SETXATTR_DENTRY,
 );
@@ -162,6 +166,28 @@ pub fn executable() -> Option<InodeKey> {
 #[inline(always)]
 pub fn is_kernel_thread() -> bool {
     pointer(current(), &TASK_MM).is_none()
+}
+
+/// The id of the current process's cgroup, or of the one above it, that is `level` below the root; 0 when it is not as deep.
+///
+/// Kernels before 6.1 keep these ids in the cgroup, and do not all give the helper to programs like these.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub fn ancestor(level: i32) -> u64 {
+    if set(&CGROUP_ANCESTOR_IDS) == UNKNOWN {
+        // SAFETY: the helper answers 0 for a level that is not there.
+        return unsafe { bpf_get_current_ancestor_cgroup_id(level) };
+    }
+    let cgroup = pointer(current(), &TASK_CGROUPS).and_then(|set| pointer(set, &CSS_SET_CGROUP));
+    let Some(cgroup) = cgroup else { return 0 };
+    match field::<i32>(cgroup, &CGROUP_LEVEL) {
+        Some(deepest) if level <= deepest => {
+            // SAFETY: the address is only computed; the helper checks it.
+            let ids = unsafe { cgroup.byte_add(level as usize * size_of::<u64>()) };
+            field::<u64>(ids, &CGROUP_ANCESTOR_IDS).unwrap_or(0)
+        }
+        _ => 0,
+    }
 }
 
 /// Which argument of `inode_setattr` is the dentry: it moved when the mount's id map came in front.
