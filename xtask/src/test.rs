@@ -36,14 +36,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
     command.env("PATH", path_with_programs(arguments.containerd)?);
-    let status = cargo::status(&mut command)?;
-    if arguments.rest.is_empty() {
-        test_kernels::everyday()?;
+    // Before cargo's tests, whose lines come last; their failure does not hide those either.
+    let kernels = if arguments.rest.is_empty() { test_kernels::everyday() } else { Ok(()) };
+    if let Err(error) = &kernels {
+        eprintln!("test-kernels: {error:#}");
     }
+    let status = cargo::status(&mut command)?;
     if !status.success() {
         std::process::exit(status.code().unwrap_or(1));
     }
-    Ok(())
+    kernels
 }
 
 /// The search path with what setup has unpacked in front: the agent's own tests look for containerd and registry there.
