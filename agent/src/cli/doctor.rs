@@ -1,10 +1,11 @@
 //! `limpet doctor`: what this machine offers and lacks for running pods. Works without the agent.
 //!
 //! Each check is a small function that returns a [`Finding`]. What it judges is read by its room's file: [`machine`]
-//! (kernel, rights, clock, disk), [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
+//! (rights, clock, disk), [`kernel`] (notification, BPF programs, security modules), [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
 //! (configuration, other agents, the service).
 
 mod cgroups;
+mod kernel;
 mod machine;
 mod network;
 mod node;
@@ -98,6 +99,7 @@ pub(super) async fn run(args: DoctorArgs, screen: Screen) -> Result<u8, CliError
 async fn examine(flags: &RunFlags) -> Vec<Finding> {
     let (config, mut findings) = node::configuration(flags);
     findings.extend(machine::examine(&config));
+    findings.extend(kernel::examine().await);
     findings.extend(machine::clock().await);
     findings.extend(cgroups::examine(config.cgroup_driver));
     findings.extend(runtime::examine(&config).await);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use super::Finding;
@@ -15,7 +16,20 @@ pub(super) fn examine(driver: CgroupDriver) -> Vec<Finding> {
     let mounted = Mounted::parse(&mounts);
     let offered = mounted.unified.as_deref().map(|root| fs::read_to_string(Path::new(root).join("cgroup.controllers")));
     let systemd = Path::new("/run/systemd/system").exists();
-    judge(&mounted, &offered.and_then(Result::ok).unwrap_or_default(), driver, systemd)
+    let mut findings = judge(&mounted, &offered.and_then(Result::ok).unwrap_or_default(), driver, systemd);
+    findings.extend(mounted.places.iter().find_map(|place| make_group(Path::new(place)).err()).map(
+        |(place, error)| {
+            let text = format!("no group can be made: {place}: {error}");
+            Finding::failed("cgroups", text, "Mount cgroups writable, and start limpet as root")
+        },
+    ));
+    findings
+}
+
+/// Makes a group where pods' groups are made, and removes it.
+fn make_group(place: &Path) -> Result<(), (String, io::Error)> {
+    let group = place.join(format!("limpet-doctor-{}", std::process::id()));
+    fs::create_dir(&group).and_then(|()| fs::remove_dir(&group)).map_err(|error| (group.display().to_string(), error))
 }
 
 /// What `/proc/self/mountinfo` says of cgroups.
@@ -25,6 +39,8 @@ struct Mounted {
     unified: Option<String>,
     /// The options of the v1 mounts, controllers among them.
     v1: BTreeSet<String>,
+    /// Where what pods need is mounted.
+    places: BTreeSet<String>,
 }
 
 impl Mounted {
@@ -35,9 +51,15 @@ impl Mounted {
             let Some((before, after)) = line.split_once(" - ") else { continue };
             let mut after = after.split(' ');
             match after.next() {
-                Some("cgroup2") => mounted.unified = before.split(' ').nth(4).map(str::to_owned),
+                Some("cgroup2") => {
+                    mounted.unified = before.split(' ').nth(4).map(str::to_owned);
+                    mounted.places.extend(mounted.unified.clone());
+                }
                 Some("cgroup") => {
                     let options = after.nth(1).unwrap_or_default();
+                    if options.split(',').any(|option| NEEDED.contains(&option)) {
+                        mounted.places.extend(before.split(' ').nth(4).map(str::to_owned));
+                    }
                     mounted.v1.extend(options.split(',').map(str::to_owned));
                 }
                 _ => {}

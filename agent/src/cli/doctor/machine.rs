@@ -20,13 +20,15 @@ const WATCHES_WANTED: u64 = 8_192;
 const TIME_DAEMONS: [&str; 4] = ["chronyd", "ntpd", "openntpd", "ptp4l"];
 
 /// Capabilities (capability.h) by bit, whether pods run without, and what for.
-const CAPABILITIES: [(u32, &str, bool, &str); 6] = [
+const CAPABILITIES: [(u32, &str, bool, &str); 8] = [
     (21, "CAP_SYS_ADMIN", true, "mounts and namespaces"),
     (12, "CAP_NET_ADMIN", true, "the pods' network"),
     (5, "CAP_KILL", true, "ending containers"),
     (0, "CAP_CHOWN", true, "owners of volumes"),
     (24, "CAP_SYS_RESOURCE", false, "OOM scores below the agent's own; they are clamped"),
-    (39, "CAP_BPF", false, "eBPF; inotify is used instead"),
+    (39, "CAP_BPF", false, "BPF programs; the counts of cgroups have to do"),
+    (38, "CAP_PERFMON", false, "BPF programs that read the kernel's memory"),
+    (33, "CAP_MAC_ADMIN", false, "the guard of manifests"),
 ];
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::Finding;
+use super::kernel::unseen_file_system;
 use super::runtime::{output_of, peer_pid, same_mount_namespace};
 use crate::config::{Config, ConfigError, RunFlags};
 use crate::node::OtherAgent;
@@ -81,7 +82,15 @@ fn manifests(path: Option<&Path>, url: bool) -> Finding {
     let place = path.display();
     let readable = if path.is_dir() { std::fs::read_dir(path).map(drop) } else { std::fs::File::open(path).map(drop) };
     match readable {
-        Ok(()) => Finding::ok("manifests", place.to_string()),
+        Ok(()) => match unseen_file_system(path) {
+            Some(system) => {
+                let text = format!(
+                    "{place} is on {system}: changes made elsewhere are not told of, and found after 5 minutes"
+                );
+                Finding::degraded("manifests", text, "Put the manifests on a file system of this machine")
+            }
+            None => Finding::ok("manifests", place.to_string()),
+        },
         Err(error) => Finding::degraded("manifests", format!("{place}: {error}"), "Make it; limpet waits for it"),
     }
 }
