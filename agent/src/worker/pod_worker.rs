@@ -54,6 +54,8 @@ pub struct PodWorker {
     jobs: JoinSet<(u64, Outcome)>,
     pulls: HashMap<usize, AbortHandle>,
     processes: ProcessWatch,
+    /// containerd's state was read anew in its life: what is made from now on may meet what was broken off before.
+    reconnected: bool,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
     generation: u64,
 }
@@ -85,6 +87,7 @@ impl PodWorker {
             jobs: JoinSet::new(),
             pulls: HashMap::new(),
             processes: ProcessWatch::default(),
+            reconnected: false,
             generation: 0,
         }
     }
@@ -230,7 +233,7 @@ impl PodWorker {
         if self.current.is_none()
             && let Some(next) = self.next.take()
         {
-            self.current = Some(PodState::new(next, now.wall));
+            self.current = Some(self.incarnation(next, now));
         }
         self.settle(now);
         self.current.is_some()
@@ -290,12 +293,19 @@ impl PodWorker {
                 pod.end(self.grace.unwrap_or(own), now)
             }
             (None, Some(next)) => {
-                self.current = Some(PodState::new(Arc::clone(next), now.wall));
+                self.current = Some(self.incarnation(Arc::clone(next), now));
                 self.next = None;
             }
             _ => {}
         }
         self.hand_over_objects();
+    }
+
+    /// A pod nothing runs of.
+    fn incarnation(&self, record: Arc<PodRecord>, now: Now) -> PodState {
+        let mut pod = PodState::new(record, now.wall);
+        pod.outlived_connection = self.reconnected;
+        pod
     }
 
     /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
@@ -309,6 +319,7 @@ impl PodWorker {
 
     fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
         let hands = Arc::clone(&self.hands);
+        self.reconnected = true;
         let Some(pod) = &mut self.current else { return };
         let never_ran = hands.adopt(pod, found, now);
         self.discard(never_ran);

@@ -145,13 +145,17 @@ fn on_disk(node: &TestNode, due: &Due, found: &mut Vec<String>) {
     }
 }
 
-/// One shim a pod that runs, one logger a container.
+/// One shim a pod that runs, one logger a container. A start that was broken off may leave a shim that serves nothing;
+/// it goes with its pod.
 fn processes(node: &TestNode, due: &Due, found: &mut Vec<String>) {
-    let shims = shims(&node.containerd.socket());
-    let pods = due.running.iter().map(|id| &id[32..]).collect::<BTreeSet<_>>();
-    if shims.len() != pods.len() {
-        let each = shims.iter().map(|(pid, id)| format!("\n  {pid}, started for {id}"));
-        found.push(format!("{} shims for {} pods that run:{}", shims.len(), pods.len(), each.collect::<String>()));
+    let pods: Names = due.running.iter().map(|id| id[32..].to_owned()).collect();
+    let all = shims(&node.containerd.socket());
+    let there = all.iter().map(|(_, id)| id[32..].to_owned()).collect();
+    compare("shims of pods", &there, &pods, found);
+    let parents = parents();
+    let serving = all.iter().filter(|(pid, _)| parents.contains(pid)).count();
+    if serving != pods.len() {
+        found.push(format!("{serving} shims with processes for {} pods that run: {all:?}", pods.len()));
     }
     let logged: Vec<String> = loggers(node.dir()).into_iter().map(|(_, id)| id).collect();
     let distinct: Names = logged.iter().cloned().collect();
@@ -159,6 +163,13 @@ fn processes(node: &TestNode, due: &Due, found: &mut Vec<String>) {
     if distinct.len() != logged.len() {
         found.push(format!("several loggers of one container: {logged:?}"));
     }
+}
+
+/// The parents of all processes.
+fn parents() -> BTreeSet<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let parent = |status: String| status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    entries.filter_map(|entry| parent(fs::read_to_string(entry.path().join("status")).ok()?)).collect()
 }
 
 /// The shims of the node's pods, each with the id it was started for.

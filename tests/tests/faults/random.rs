@@ -75,6 +75,11 @@ fn run(node: &mut TestNode, dice: &mut Dice, rounds: usize) -> Result<()> {
             mend(&mut rig, &mut writers)?;
         }
     }
+    for pod in writers.iter_mut().flatten().filter(|pod| pod.is_there()) {
+        pod.begin(rig.node, Phase::Delete)?;
+    }
+    let all: Vec<&Subject> = writers.iter().flatten().collect();
+    rig.settle(&all, None)?;
     eprintln!("{} kills in {rounds} rounds", rig.injected);
     Ok(())
 }
