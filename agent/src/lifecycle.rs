@@ -6,6 +6,8 @@
 //! subscription is proven to stand before the state is read.
 
 pub mod kernel;
+pub mod kernel_types;
+pub mod memory;
 pub mod process;
 
 use std::path::Path;

@@ -2,12 +2,14 @@
 
 use std::process::ExitCode;
 
+use limpet::lifecycle::kernel_types;
 use limpet::runtime::log::writer;
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: before anything else, because it must stay tiny.
     match writer::invoked() {
         Some(value) => writer::main(&value),
+        None if kernel_types::invoked() => kernel_types::main(),
         None => limpet::cli::main(),
     }
 }

@@ -48,6 +48,16 @@ impl Kernel {
         Self { offsets, types: OnceCell::new() }
     }
 
+    /// What a process that lives on is told by one that does not: see [`Self::told`].
+    pub fn tell(&self) -> String {
+        self.offsets.tell()
+    }
+
+    /// What another process has read and told. Reading takes memory that an allocator may never give back.
+    pub fn told(text: &str) -> Self {
+        Self { offsets: Offsets::told(text), types: OnceCell::new() }
+    }
+
     /// Loads and attaches what `request` asks for. A program that does not work here is told by [`Loaded::programs`].
     ///
     /// # Errors

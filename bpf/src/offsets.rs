@@ -74,6 +74,21 @@ impl Offsets {
         Self(known)
     }
 
+    /// What [`Self::iter`] gives, a line each, for another process.
+    pub(crate) fn tell(&self) -> String {
+        self.iter().map(|(global, offset)| format!("{global} {offset}\n")).collect()
+    }
+
+    /// What another process has told; lines that say nothing known are left out.
+    pub(crate) fn told(text: &str) -> Self {
+        let names = || FIELDS.iter().map(|(global, ..)| *global).chain(MOVED.iter().map(|(global, ..)| *global));
+        let known = text.lines().filter_map(|line| {
+            let (name, offset) = line.split_once(' ')?;
+            Some((names().find(|global| *global == name)?, offset.parse().ok()?))
+        });
+        Self(known.collect())
+    }
+
     /// What is known, for the loader.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &u32)> {
         self.0.iter().map(|(global, offset)| (*global, offset))
@@ -140,6 +155,7 @@ mod tests {
             assert_eq!(offsets.missing(&[&[global]]), None);
         }
         assert_ne!(offsets.0["DENTRY_PARENT"], offsets.0["DENTRY_INODE"]);
+        assert_eq!(Offsets::told(&offsets.tell()).0, offsets.0);
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use limpet_bpf::{Event, Events, Kernel, LoadError, Loaded, Request};
+use limpet_bpf::{Event, Events, LoadError, Loaded, Request};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use super::LifecycleEvent;
+use super::{LifecycleEvent, kernel_types, memory};
 use crate::runtime::record::ContainerId;
 
 /// The first containers have been started when no further one has come for so long.
@@ -88,7 +88,12 @@ pub async fn run(followed: Arc<Followed>, events: mpsc::Sender<LifecycleEvent>, 
         () = followed.settled(STARTS_ARE_OVER) => {}
     }
     // Reading the kernel's types takes some hundredths of a second.
-    let loaded = tokio::task::spawn_blocking(load).await;
+    let loaded = tokio::task::spawn_blocking(|| {
+        let loaded = load();
+        memory::give_back();
+        loaded
+    });
+    let loaded = loaded.await;
     let (loaded, told) = match loaded {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(error)) => {
@@ -112,7 +117,7 @@ pub async fn run(followed: Arc<Followed>, events: mpsc::Sender<LifecycleEvent>, 
 }
 
 fn load() -> Result<(Loaded, Option<Events>), LoadError> {
-    let mut loaded = Kernel::read().load(&Request { lifecycle: true, ..Request::default() })?;
+    let mut loaded = kernel_types::read().load(&Request { lifecycle: true, ..Request::default() })?;
     let events = loaded.events().map_err(|error| LoadError::Maps(error.to_string()))?;
     Ok((loaded, events))
 }
