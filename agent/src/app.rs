@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::cli::run::{Prepared, service};
 use crate::config::{CgroupDriver, Config};
 use crate::lifecycle;
+use crate::manifest_guard;
 use crate::merge::slot::Slots;
 use crate::merge::{self, Desired};
 use crate::network::Network;
@@ -38,7 +39,7 @@ use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{self, PushSource, Surroundings};
 use crate::source::{Decoder, Pulse, SourceKind};
-use crate::status::event::Events;
+use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::store::Store;
@@ -91,6 +92,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let hands = Arc::new(performer(&shared, node).await?);
+    guard(&shared, &hands.cgroups).await?;
     let store = Arc::new(store);
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let sources = sources(&shared, &node_name, &store, pushed);
@@ -138,6 +140,25 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     drain(&shared.tasks).await;
     signals.abort();
     drop(lock);
+    Ok(())
+}
+
+/// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
+async fn guard(shared: &Shared, cgroups: &Cgroups) -> Result<(), AppError> {
+    let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
+    let arming = tokio::task::spawn_blocking(move || manifest_guard::arm(&config, pods));
+    match arming.await.map_err(|error| AppError::Signals(std::io::Error::other(error)))? {
+        Ok(None) => {}
+        Ok(Some(armed)) => {
+            let (events, observed) = (shared.events.clone(), shared.observed.clone());
+            shared.tasks.spawn(manifest_guard::tell(armed, events, observed, shared.stop.clone()));
+        }
+        Err(refusal) if shared.config.guard.required => return Err(refusal.into()),
+        Err(refusal) => {
+            tracing::error!("THE MANIFESTS ARE NOT GUARDED: {refusal}");
+            shared.events.emit(None, None, EventType::Warning, "ManifestGuardMissing", refusal.to_string());
+        }
+    }
     Ok(())
 }
 

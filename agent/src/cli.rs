@@ -23,6 +23,7 @@ pub mod doctor;
 pub mod error;
 mod events;
 pub mod exec;
+mod guard;
 pub mod logs;
 mod output;
 mod pod_status;
@@ -87,6 +88,8 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Show where pods come from, and what was refused
     Sources(sources::SourcesArgs),
+    /// Look at the guard over the manifests, or take it away
+    Guard(guard::GuardArgs),
     /// Print versions of this command and of the agent
     Version(version::VersionArgs),
     /// Print the script that makes names complete in a shell
@@ -102,6 +105,7 @@ pub fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Run(flags) => return run::run(&flags),
         Command::Validate(args) => validate::run(&args, screen),
+        Command::Guard(args) => guard::run(&args, screen),
         Command::Completion(args) => completion::run(&args, screen),
         Command::Doctor(args) => block_on(doctor::run(args, screen)),
         Command::Pods(args) => block_on(pods::run(&client, args, screen)),

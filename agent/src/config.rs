@@ -16,6 +16,7 @@ use std::time::Duration;
 pub use flags::RunFlags;
 pub use read::load;
 
+use crate::manifest_guard::GuardSettings;
 use crate::pod::Fault;
 use crate::source::http::HttpSettings;
 
@@ -121,6 +122,10 @@ pub struct Config {
     pub verbosity: u8,
     /// `ignoreOtherAgents`: start although a kubelet runs on this node. For a try beside it, on another containerd.
     pub ignore_other_agents: bool,
+    /// `manifestGuard` and what belongs to it.
+    pub guard: GuardSettings,
+    /// `--config`, absolute.
+    pub file: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -156,6 +161,8 @@ impl Default for Config {
             metrics_address: None,
             verbosity: 2,
             ignore_other_agents: false,
+            guard: GuardSettings::default(),
+            file: None,
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod forecast;
 pub mod fuzz;
 pub mod leftover;
 pub mod lifecycle;
+pub mod manifest_guard;
 pub mod merge;
 pub mod network;
 pub mod node;

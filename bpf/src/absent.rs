@@ -78,7 +78,7 @@ impl Loaded {
     pub fn detach(&mut self, _: &str) -> bool {
         match self.0 {}
     }
-    pub fn attach_again(&mut self, _: &'static str) -> Result<(), String> {
+    pub fn attach_again(&mut self, _: &Kernel, _: &str) -> Result<(), String> {
         match self.0 {}
     }
 }

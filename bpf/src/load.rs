@@ -287,15 +287,19 @@ impl Loaded {
         self.links.remove(program).is_some()
     }
 
-    /// Attaches a security hook's program again that was detached.
+    /// Loads and attaches a program again that was detached: kernels before 5.14 attach one only once.
     ///
     /// # Errors
     /// There is no such program, or the kernel refuses.
-    pub fn attach_again(&mut self, program: &'static str) -> Result<(), String> {
-        let loaded = self.ebpf.program_mut(program).ok_or("not in the object")?;
-        let Loading::Lsm(lsm) = loaded else { return Err(format!("{program} is at no security hook")) };
-        let link = lsm.attach().and_then(|id| lsm.take_link(id)).map_err(|error| chain(&error))?;
-        self.links.insert(program, link.into());
+    pub fn attach_again(&mut self, kernel: &Kernel, name: &str) -> Result<(), String> {
+        let program = PROGRAMS.iter().find(|program| program.name == name).ok_or("no such program")?;
+        let loaded = self.ebpf.program_mut(program.name).ok_or("not in the object")?;
+        match loaded {
+            Loading::Lsm(lsm) => lsm.unload().map_err(|error| chain(&error))?,
+            other => return Err(format!("is a program of type {:?}", other.prog_type())),
+        }
+        let link = kernel.attach(&mut self.ebpf, program)?;
+        self.links.insert(program.name, link);
         Ok(())
     }
 }

@@ -44,7 +44,7 @@ const KERNELS: [Kernel; 4] = [
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 /// How long one machine may take.
-const PATIENCE: Duration = Duration::from_secs(420);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Boots all that are asked for, one after the other.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::manifest_guard::GuardRefusal;
 use crate::runtime::cgroup::CgroupError;
 use crate::runtime::sandbox::SandboxError;
 use crate::server::ServerError;
@@ -21,6 +22,9 @@ pub enum AppError {
     /// The directory of the namespaces cannot be made.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// A guard is demanded, and cannot be had.
+    #[error(transparent)]
+    Guard(#[from] GuardRefusal),
     /// No cgroups to work with.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),

@@ -233,4 +233,8 @@ pub(super) const LIMPET: &[Key] = &[
     acts("metricsAddress", Text),
     acts("nodeIP", Text),
     acts("ignoreOtherAgents", Bool),
+    acts("manifestGuard", Text),
+    acts("manifestGuardRequired", Bool),
+    acts("manifestGuardExecutables", Texts),
+    acts("manifestGuardCgroups", Texts),
 ];

@@ -28,7 +28,8 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
     if let Some(path) = &flags.config {
         let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
         judge.origin = Arc::from(path.to_string_lossy());
-        let directory = std::path::absolute(path).ok().and_then(|path| path.parent().map(Path::to_owned));
+        config.file = std::path::absolute(path).ok();
+        let directory = config.file.as_ref().and_then(|path| path.parent().map(Path::to_owned));
         judge.file(&text, directory.as_deref().unwrap_or(Path::new("/")), &mut config);
     }
     let file = std::mem::replace(&mut judge.origin, Arc::from("flags"));

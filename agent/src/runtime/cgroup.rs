@@ -133,6 +133,12 @@ impl Cgroups {
         Ok(cgroups)
     }
 
+    /// The directory above the pods' cgroups; `None` where v1 hierarchies have a part.
+    pub fn pods_directory(&self) -> Option<PathBuf> {
+        let level = self.shared.layout.directory(&self.shared.layout.level(QosClass::Guaranteed));
+        self.is_v2().then(|| self.shared.hierarchies.all_paths(&level).into_iter().next())?
+    }
+
     /// Whether the unified hierarchy (v2) alone is mounted.
     pub fn is_v2(&self) -> bool {
         self.shared.hierarchies.is_v2()

@@ -4,10 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use limpet_bpf::GuardMode;
+
 use super::super::tree::Map;
 use super::super::url::duration;
 use super::super::{CgroupDriver, Config, quantity};
 use super::Judge;
+use crate::manifest_guard::GuardSettings;
 
 /// Images pulled at once where kubelet would set no limit.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
@@ -109,6 +112,42 @@ impl Judge {
         }
     }
 
+    fn guard(&mut self, map: &Map<'_>, guard: &mut GuardSettings) {
+        if let Some((mode, at)) = map.text("manifestGuard") {
+            guard.mode = match mode {
+                "" | "off" => None,
+                "audit" => Some(GuardMode::Audit),
+                "containers" => Some(GuardMode::Containers),
+                "strict" => Some(GuardMode::Strict),
+                _ => {
+                    let message = format!("{mode:?} is none of off, audit, containers, strict");
+                    return self.error(Some(at), "manifestGuard", message);
+                }
+            };
+        }
+        if let Some((required, _)) = map.bool("manifestGuardRequired") {
+            guard.required = required;
+        }
+        let lists =
+            [("manifestGuardExecutables", &mut guard.executables), ("manifestGuardCgroups", &mut guard.cgroups)];
+        for (key, into) in lists {
+            let paths = map.texts(key);
+            *into = paths.iter().map(|(path, _)| PathBuf::from(path)).collect();
+            for (path, at) in paths.iter().filter(|(path, _)| !path.starts_with('/')) {
+                self.error(Some(*at), key, format!("{path:?} is not an absolute path"));
+            }
+        }
+        let (any, strict) =
+            (!guard.executables.is_empty() || !guard.cgroups.is_empty(), guard.mode == Some(GuardMode::Strict));
+        if any && !strict {
+            self.warn(
+                None,
+                "manifestGuardExecutables",
+                "and manifestGuardCgroups have an effect with manifestGuard: strict only",
+            );
+        }
+    }
+
     /// Takes over what LimpetConfiguration says.
     pub(super) fn limpet(&mut self, map: &Map<'_>, config: &mut Config) {
         self.absolute_path(map, "rootDirectory", &mut config.root_dir);
@@ -169,5 +208,6 @@ impl Judge {
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
             config.ignore_other_agents = on;
         }
+        self.guard(map, &mut config.guard);
     }
 }

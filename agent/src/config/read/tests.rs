@@ -7,7 +7,9 @@ use reqwest::header::HeaderMap;
 use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
 use crate::config::CgroupDriver;
+use crate::manifest_guard::GuardSettings;
 use crate::source::http::{Address, HttpSettings};
+use limpet_bpf::GuardMode;
 
 #[derive(Debug, Parser)]
 struct Command {
@@ -59,6 +61,8 @@ fn every_key_that_acts_acts() {
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nignoreOtherAgents: true\n\
+         manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
+         manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
     );
     for key in KUBELET.iter().chain(LIMPET).filter(|key| key.support == Support::Acts) {
@@ -105,9 +109,34 @@ fn every_key_that_acts_acts() {
         verbosity: 2,
         local_image_when_unreachable: true,
         ignore_other_agents: true,
+        guard: GuardSettings {
+            mode: Some(GuardMode::Strict),
+            required: false,
+            executables: vec!["/usr/bin/dpkg".into()],
+            cgroups: vec!["/sys/fs/cgroup/system.slice/ansible.service".into()],
+        },
+        file: Some(directory.join("config.yaml")),
     };
     assert_eq!(config.unwrap(), expected);
     assert_eq!(warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_guard_that_is_not_understood_is_an_error() {
+    let text = format!("{LIMPET_HEAD}manifestGuard: on\nmanifestGuardCgroups: [system.slice]\n");
+    let (config, ..) = load_text(&text, &[]);
+    assert_eq!(config.unwrap_err().len(), 1);
+    let text = format!("{LIMPET_HEAD}manifestGuard: everybody\n");
+    let faults = load_text(&text, &[]).0.unwrap_err();
+    assert!(faults[0].contains("none of off, audit, containers, strict"), "{faults:?}");
+    let text = format!("{LIMPET_HEAD}manifestGuard: strict\nmanifestGuardCgroups: [system.slice]\n");
+    let faults = load_text(&text, &[]).0.unwrap_err();
+    assert!(faults[0].contains("not an absolute path"), "{faults:?}");
+    // Lists without the mode they belong to are told.
+    let text = format!("{LIMPET_HEAD}manifestGuard: containers\nmanifestGuardExecutables: [/bin/a]\n");
+    let (config, warnings, _) = load_text(&text, &["--pod-manifest-path=/m"]);
+    assert_eq!(config.unwrap().guard.mode, Some(GuardMode::Containers));
+    assert!(warnings.len() == 1 && warnings[0].contains("manifestGuard: strict only"), "{warnings:?}");
 }
 
 #[test]

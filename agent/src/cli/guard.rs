@@ -1,0 +1,79 @@
+//! `limpet guard`: what guards the manifests, and the way back in. Asks the kernel, not the agent: it works without one.
+
+use std::io;
+use std::path::Path;
+
+use limpet_bpf::GuardState;
+
+use super::error::{CliError, EXIT_FAULTS};
+use super::screen::Screen;
+use crate::manifest_guard::PINS;
+
+/// Arguments of `limpet guard`.
+#[derive(Debug, clap::Args)]
+pub(super) struct GuardArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Say whether the manifests are guarded; exit code 1 when they are not
+    Status,
+    /// Take the guard away until the agent starts again; set manifestGuard: off to keep it away
+    Off,
+}
+
+pub(super) fn run(args: &GuardArgs, screen: Screen) -> Result<u8, CliError> {
+    match args.action {
+        Action::Status => status(screen),
+        Action::Off => {
+            let was = limpet_bpf::disarm(Path::new(PINS)).map_err(failed("take the guard away"))?;
+            screen.print(if was { "the guard is off\n" } else { "there was no guard\n" })?;
+            Ok(0)
+        }
+    }
+}
+
+fn status(screen: Screen) -> Result<u8, CliError> {
+    let state = limpet_bpf::state(Path::new(PINS)).map_err(failed("look at the guard"))?;
+    let (text, code) = words(&state);
+    screen.print(&format!("{text}\n"))?;
+    Ok(code)
+}
+
+/// A guard with a hole never calls itself on.
+fn words(state: &GuardState) -> (String, u8) {
+    match state {
+        GuardState::Off => ("off".to_owned(), EXIT_FAULTS),
+        GuardState::Pinned { mode, hooks, missing } if missing.is_empty() => {
+            (format!("on: {mode}, {} hooks", hooks.len()), 0)
+        }
+        GuardState::Pinned { mode, missing, .. } => {
+            let missing = missing.join(", ");
+            (format!("not on: {mode}, but these hooks are missing: {missing}; restart limpet to arm it"), EXIT_FAULTS)
+        }
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> CliError {
+    move |source| CliError::System { what: format!("{what} ({PINS})"), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guard_with_a_hole_is_not_on() {
+        let pinned = |missing: Vec<&'static str>| GuardState::Pinned {
+            mode: "containers".to_owned(),
+            hooks: vec!["inode_create"],
+            missing,
+        };
+        assert_eq!(words(&GuardState::Off), ("off".to_owned(), 1));
+        assert_eq!(words(&pinned(vec![])), ("on: containers, 1 hooks".to_owned(), 0));
+        let (text, code) = words(&pinned(vec!["file_open"]));
+        assert!(text.starts_with("not on") && text.contains("file_open") && code == 1, "{text}");
+    }
+}

@@ -1,0 +1,261 @@
+//! The guard over what decides what runs here: manifests, the agent's state, its configuration.
+//!
+//! In: the configuration, and the cgroup above all pods. Out: a guard in the kernel that outlives the agent
+//! ([`limpet_bpf::arm`]), and an event for each attempt it met. Armed before any source is read, so it costs a start some
+//! tenths of a second. Docs: `docs/guard.md`.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use limpet_bpf::{
+    Event, Events as Told, FileChange, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, Kernel,
+    LoadError, Request,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::pod::{PodKey, PodUid};
+use crate::status::event::{EventType, Events};
+use crate::status::observed::Observed;
+
+/// Where the guard's links are pinned: one guard a machine, as there is one agent.
+pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
+/// How deep below the pods' cgroup the one of a writer is looked for: class, pod, container.
+const CGROUP_DEPTH: usize = 3;
+
+/// Who may do what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardSettings {
+    /// `manifestGuard`; `None`: off.
+    pub mode: Option<GuardMode>,
+    /// `manifestGuardRequired`: the agent does not start without it.
+    pub required: bool,
+    /// `manifestGuardExecutables`: who may write in strict mode.
+    pub executables: Vec<PathBuf>,
+    /// `manifestGuardCgroups`: from the root of the v2 hierarchy.
+    pub cgroups: Vec<PathBuf>,
+}
+
+impl Default for GuardSettings {
+    fn default() -> Self {
+        Self { mode: None, required: true, executables: Vec::new(), cgroups: Vec::new() }
+    }
+}
+
+/// Why the guard that the configuration asks for is not on.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardRefusal {
+    /// Processes of pods are not known by a v2 cgroup.
+    #[error(
+        "manifestGuard: pods cannot be told from other processes with cgroup v1 or hybrid; boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1), or set manifestGuard: off"
+    )]
+    CgroupVersion,
+    /// What is to be guarded, or allowed, is not there.
+    #[error("manifestGuard: {}: {source}; make it before limpet starts", path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel takes no programs.
+    #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
+    Load(#[from] LoadError),
+    /// The kernel does not take all of the guard.
+    #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
+    Arm(#[from] GuardError),
+    /// Its events cannot be read.
+    #[error("manifestGuard: events: {0}")]
+    Events(#[source] io::Error),
+}
+
+/// A guard that is on.
+#[derive(Debug)]
+pub struct Armed {
+    told: Option<Told>,
+    guarded: Vec<Guarded>,
+    pods: PathBuf,
+}
+
+/// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, as far as there is one.
+/// Blocks for some tenths of a second. Must be called where a runtime is.
+///
+/// # Errors
+/// It was asked for and is not on. What an earlier start has pinned is still there.
+pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, GuardRefusal> {
+    let settings = &config.guard;
+    let Some(mode) = settings.mode else {
+        warn_of_leftover();
+        return Ok(None);
+    };
+    let pods = pods.ok_or(GuardRefusal::CgroupVersion)?;
+    let guarded = guarded(config)?;
+    let rules = GuardRules {
+        mode,
+        guarded: guarded.clone(),
+        pod_cgroups: vec![cgroup_id(&pods)?],
+        allowed_executables: allowed_executables(settings)?,
+        allowed_cgroups: settings.cgroups.iter().map(|path| cgroup_id(path)).collect::<Result<_, _>>()?,
+    };
+    let mut loaded = Kernel::read().load(&Request { guard: Some(rules), ..Request::default() })?;
+    let told = loaded.events().map_err(GuardRefusal::Events)?;
+    limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
+    tracing::info!(mode = mode.name(), "the guard is on: every hook is held and every directory was tried");
+    Ok(Some(Armed { told, guarded, pods }))
+}
+
+/// The configuration says off, and yet one is pinned: it is taken away by hand, never by a start.
+fn warn_of_leftover() {
+    if let Ok(GuardState::Pinned { mode, .. }) = limpet_bpf::state(Path::new(PINS)) {
+        tracing::warn!(
+            mode,
+            "manifestGuard is off, and an earlier guard is still on; take it away with: limpet guard off"
+        );
+    }
+}
+
+/// What is guarded on this node.
+fn guarded(config: &Config) -> Result<Vec<Guarded>, GuardRefusal> {
+    let images = config.root_dir.join("images");
+    let optional = Some(images).filter(|path| path.is_dir());
+    let paths = [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), optional];
+    let mut guarded = Vec::new();
+    for path in paths.into_iter().flatten() {
+        let missing = |source| GuardRefusal::Missing { path: path.clone(), source };
+        let one = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
+        guarded.push(one.map_err(missing)?);
+        guarded.extend(limpet_bpf::ancestors(&path).map_err(missing)?);
+    }
+    Ok(guarded)
+}
+
+/// The listed ones, and the agent's own.
+fn allowed_executables(settings: &GuardSettings) -> Result<Vec<InodeId>, GuardRefusal> {
+    let own = Path::new("/proc/self/exe");
+    settings.executables.iter().map(PathBuf::as_path).chain([own]).map(id_of).collect()
+}
+
+fn id_of(path: &Path) -> Result<InodeId, GuardRefusal> {
+    InodeId::of(path).map_err(|source| GuardRefusal::Missing { path: path.to_owned(), source })
+}
+
+/// A v2 cgroup's id is its directory's inode.
+fn cgroup_id(path: &Path) -> Result<u64, GuardRefusal> {
+    id_of(path).map(|id| id.inode)
+}
+
+/// Tells of what the guard met, until `stop`.
+pub async fn tell(mut armed: Armed, events: Events, observed: Observed, stop: CancellationToken) {
+    let Some(mut told) = armed.told.take() else { return };
+    loop {
+        let event = tokio::select! {
+            () = stop.cancelled() => return,
+            event = told.next() => event,
+        };
+        match event {
+            // The agent tries its own guard.
+            Ok(Event::Refused { change, .. }) if change.actor.pid == std::process::id() => {}
+            Ok(Event::Refused { change, refused }) => armed.tell(&change, refused, &events, &observed),
+            Ok(_) => {}
+            Err(error) => return tracing::warn!(%error, "what the guard refuses is not told any more"),
+        }
+    }
+}
+
+impl Armed {
+    fn tell(&self, change: &FileChange, refused: bool, events: &Events, observed: &Observed) {
+        let actor = &change.actor;
+        let place = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
+        let name = String::from_utf8_lossy(&change.name);
+        let path = place.map_or_else(|| name.clone().into_owned(), |place| place.join(&*name).display().to_string());
+        let cgroup = cgroup_path(&self.pods, actor.cgroup, CGROUP_DEPTH);
+        let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, observed));
+        let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
+        let verb = if refused { "refused" } else { "let through, and told" };
+        let message =
+            format!("{} of {path} by {} (uid {}) was {verb}", change.operation.name(), actor.command, actor.uid);
+        let count = events.emit(pod, None, EventType::Warning, reason, message.clone());
+        // A writer that tries again and again is one line for each doubling.
+        if count.is_power_of_two() {
+            let cgroup = cgroup.map(|path| path.display().to_string()).unwrap_or_default();
+            tracing::warn!(pid = actor.pid, parent = actor.parent, cgroup, count, "guard: {message}");
+        }
+    }
+}
+
+/// The directory below `parent` whose inode is `id`.
+fn cgroup_path(parent: &Path, id: u64, depth: usize) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(parent).ok()?;
+    let mut below = Vec::new();
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if entry.metadata().is_ok_and(|metadata| metadata.ino() == id) {
+            return Some(entry.path());
+        }
+        below.push(entry.path());
+    }
+    let depth = depth.checked_sub(1)?;
+    below.iter().find_map(|path| cgroup_path(path, id, depth))
+}
+
+/// The observed pod whose UID is in the names of `cgroup`; a slice has `_` for `-`.
+fn pod_in(cgroup: &Path, observed: &Observed) -> Option<(PodKey, PodUid)> {
+    let names = cgroup.to_string_lossy().replace('_', "-");
+    let observed = observed.load();
+    let pod = observed.pods.values().find(|pod| names.contains(&format!("pod{}", pod.record.uid)))?;
+    Some((pod.record.key.clone(), pod.record.uid.clone()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn config(dir: &Path) -> Config {
+        Config {
+            root_dir: dir.join("state"),
+            manifest_path: Some(dir.join("manifests")),
+            file: Some(dir.join("config.yaml")),
+            guard: GuardSettings { mode: Some(GuardMode::Containers), ..GuardSettings::default() },
+            ..Config::default()
+        }
+    }
+
+    #[test]
+    fn manifests_state_and_configuration_are_guarded_with_what_is_above() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        std::fs::create_dir_all(dir.path().join("state/images")).unwrap();
+        std::fs::create_dir_all(dir.path().join("state/pods")).unwrap();
+        std::fs::write(dir.path().join("config.yaml"), "").unwrap();
+        let error = guarded(&config).unwrap_err().to_string();
+        assert!(error.contains("manifests") && error.contains("make it before limpet starts"), "{error}");
+        std::fs::create_dir(dir.path().join("manifests")).unwrap();
+        let guarded = guarded(&config).unwrap();
+        let paths = |directory: bool| {
+            let of_kind = guarded.iter().filter(move |one| one.is_directory() == directory);
+            of_kind.map(|one| one.path.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(paths(true), ["manifests", "state", "state/images"].map(|name| dir.path().join(name)));
+        // Not the pods' own directories: containers write there.
+        assert!(
+            paths(false).contains(&dir.path().join("config.yaml")) && paths(false).contains(&dir.path().to_owned())
+        );
+    }
+
+    #[test]
+    fn without_cgroup_v2_alone_it_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(arm(&config(dir.path()), None), Err(GuardRefusal::CgroupVersion)));
+    }
+
+    #[test]
+    fn a_cgroup_is_found_by_its_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let container = dir.path().join("burstable/pod1-2/container");
+        std::fs::create_dir_all(&container).unwrap();
+        let id = container.metadata().unwrap().ino();
+        assert_eq!(cgroup_path(dir.path(), id, CGROUP_DEPTH), Some(container));
+        assert_eq!(cgroup_path(dir.path(), 1, CGROUP_DEPTH), None);
+    }
+}
