@@ -9,12 +9,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use limpet_bpf::{
-    Event, Events as Told, FileChange, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, Kernel,
-    LoadError, Request,
+    Event, Events as Told, FileChange, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, LoadError,
+    Request,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::lifecycle::{kernel_types, memory};
 use crate::pod::{PodKey, PodUid};
 use crate::status::event::{EventType, Events};
 use crate::status::observed::Observed;
@@ -98,9 +99,10 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, Guar
         allowed_executables: allowed_executables(settings)?,
         allowed_cgroups: settings.cgroups.iter().map(|path| cgroup_id(path)).collect::<Result<_, _>>()?,
     };
-    let mut loaded = Kernel::read().load(&Request { guard: Some(rules), ..Request::default() })?;
+    let mut loaded = kernel_types::read().load(&Request { guard: Some(rules), ..Request::default() })?;
     let told = loaded.events().map_err(GuardRefusal::Events)?;
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
+    memory::give_back();
     tracing::info!(mode = mode.name(), "the guard is on: every hook is held and every directory was tried");
     Ok(Some(Armed { told, guarded, pods }))
 }
