@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::cli::run::{Prepared, service};
 use crate::config::{CgroupDriver, Config};
 use crate::lifecycle;
-use crate::manifest_guard;
+use crate::manifest_guard::{self, GuardRefusal};
 use crate::merge::slot::Slots;
 use crate::merge::{self, Desired};
 use crate::network::Network;
@@ -147,7 +147,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
 async fn guard(shared: &Shared, cgroups: &Cgroups) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
     let arming = tokio::task::spawn_blocking(move || manifest_guard::arm(&config, pods));
-    match arming.await.map_err(|error| AppError::Signals(std::io::Error::other(error)))? {
+    match arming.await.unwrap_or_else(|error| Err(GuardRefusal::Died(error))) {
         Ok(None) => {}
         Ok(Some(armed)) => {
             let (events, observed) = (shared.events.clone(), shared.observed.clone());

@@ -66,6 +66,9 @@ pub enum GuardRefusal {
     /// The kernel does not take all of the guard.
     #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
     Arm(#[from] GuardError),
+    /// The thread that arms it came to an end.
+    #[error("manifestGuard: arming failed: {0}")]
+    Died(#[source] tokio::task::JoinError),
     /// Its events cannot be read.
     #[error("manifestGuard: events: {0}")]
     Events(#[source] io::Error),
@@ -120,8 +123,9 @@ fn warn_of_leftover() {
 /// What is guarded on this node.
 fn guarded(config: &Config) -> Result<Vec<Guarded>, GuardRefusal> {
     let images = config.root_dir.join("images");
-    let optional = Some(images).filter(|path| path.is_dir());
-    let paths = [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), optional];
+    // One that appears later would not be guarded.
+    std::fs::create_dir_all(&images).map_err(|source| GuardRefusal::Missing { path: images.clone(), source })?;
+    let paths = [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), Some(images)];
     let mut guarded = Vec::new();
     for path in paths.into_iter().flatten() {
         let missing = |source| GuardRefusal::Missing { path: path.clone(), source };
@@ -227,7 +231,6 @@ mod tests {
     fn manifests_state_and_configuration_are_guarded_with_what_is_above() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
-        std::fs::create_dir_all(dir.path().join("state/images")).unwrap();
         std::fs::create_dir_all(dir.path().join("state/pods")).unwrap();
         std::fs::write(dir.path().join("config.yaml"), "").unwrap();
         let error = guarded(&config).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
 use limpet_tests::node::container_id;
 use limpet_tests::web::Web;
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, process, suite, wait};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use serde_json::{Value, json};
 
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         case!(an_applied_pod_survives_a_crash_right_after_the_answer),
         case!(a_pod_of_a_file_comes_before_an_applied_one),
         case!(a_card_that_goes_and_comes_restarts_nothing),
+        case!(a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded).on(|node| node.agent = false),
         case!(a_full_disk_is_told_and_overcome).on(|node| node.root_size = Some(16 << 20)),
     ])
 }
@@ -164,5 +165,26 @@ fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
     })?;
     node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?.success()?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
+    Ok(())
+}
+
+/// The guard itself is tested in other kernels (`cargo xtask test-kernels`): here it can be had nowhere, for want of a cgroup.
+fn a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded(node: &mut TestNode) -> Result<()> {
+    let guard = "manifestGuard: strict\nmanifestGuardCgroups: [/sys/fs/cgroup/nowhere]";
+    node.agent.reconfigure(|settings| settings.limpet.push(guard.to_owned()))?;
+    let refused = process::run(&mut node.agent.command()?, b"")?;
+    let said = format!("{}{}", String::from_utf8_lossy(&refused.stdout), String::from_utf8_lossy(&refused.stderr));
+    ensure!(!refused.status.success() && said.contains("manifestGuard"), "{}: {said}", refused.status);
+
+    node.agent.reconfigure(|settings| settings.limpet.push("manifestGuardRequired: false".to_owned()))?;
+    node.agent.start()?;
+    node.apply(&simple("web", IDLE))?;
+    node.wait_running("web")?;
+    let log = node.agent.log();
+    ensure!(log.contains("THE MANIFESTS ARE NOT GUARDED"), "{log}");
+    let events = node.agent.cli(&["events"])?.success()?;
+    ensure!(events.contains("ManifestGuardMissing"), "{events}");
+    let status = node.agent.cli(&["guard", "status"])?;
+    ensure!(status.code == Some(1) && status.stdout.trim() == "off", "{status:?}");
     Ok(())
 }

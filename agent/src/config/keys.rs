@@ -7,6 +7,8 @@ pub(super) enum Shape {
     Int,
     Float,
     Text,
+    /// A word, which may be `off`: YAML takes that for false.
+    Switch,
     /// A Go duration: `1m30s`.
     Duration,
     Texts,
@@ -62,7 +64,7 @@ const fn needless(name: &'static str, shape: Shape, why: &'static str) -> Key {
 }
 
 use Plain::{Bool as Is, Int as Number, Text as Word};
-use Shape::{Bool, Duration, Float, Int, Ints, List, Map, Object, Text, Texts};
+use Shape::{Bool, Duration, Float, Int, Ints, List, Map, Object, Switch, Text, Texts};
 
 const WATCHES: &str = "changes are seen as they happen, without a period";
 
@@ -233,7 +235,7 @@ pub(super) const LIMPET: &[Key] = &[
     acts("metricsAddress", Text),
     acts("nodeIP", Text),
     acts("ignoreOtherAgents", Bool),
-    acts("manifestGuard", Text),
+    acts("manifestGuard", Switch),
     acts("manifestGuardRequired", Bool),
     acts("manifestGuardExecutables", Texts),
     acts("manifestGuardCgroups", Texts),

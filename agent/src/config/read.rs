@@ -234,7 +234,8 @@ pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static st
         (Shape::Bool, Value::Bool(_))
         | (Shape::Int, Value::Int(_))
         | (Shape::Float, Value::Int(_) | Value::Float)
-        | (Shape::Text | Shape::Duration, Value::Text(_))
+        | (Shape::Text | Shape::Duration | Shape::Switch, Value::Text(_))
+        | (Shape::Switch, Value::Bool(_))
         | (Shape::Map | Shape::Object(_), Value::Map(_))
         | (Shape::List, Value::List(_)) => true,
         _ => false,
@@ -248,7 +249,7 @@ pub(super) fn expected(shape: Shape) -> &'static str {
         Shape::Bool => "true or false",
         Shape::Int => "a whole number",
         Shape::Float => "a number",
-        Shape::Text => "text",
+        Shape::Text | Shape::Switch => "text",
         Shape::Duration => "a duration such as 1m30s",
         Shape::Texts => "a list of texts",
         Shape::Ints => "a list of whole numbers",

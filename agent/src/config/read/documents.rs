@@ -113,7 +113,8 @@ impl Judge {
     }
 
     fn guard(&mut self, map: &Map<'_>, guard: &mut GuardSettings) {
-        if let Some((mode, at)) = map.text("manifestGuard") {
+        let switch = map.bool("manifestGuard").map(|(on, at)| (if on { "on" } else { "off" }, at));
+        if let Some((mode, at)) = map.text("manifestGuard").or(switch) {
             guard.mode = match mode {
                 "" | "off" => None,
                 "audit" => Some(GuardMode::Audit),

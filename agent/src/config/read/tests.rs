@@ -123,12 +123,14 @@ fn every_key_that_acts_acts() {
 
 #[test]
 fn a_guard_that_is_not_understood_is_an_error() {
-    let text = format!("{LIMPET_HEAD}manifestGuard: on\nmanifestGuardCgroups: [system.slice]\n");
-    let (config, ..) = load_text(&text, &[]);
-    assert_eq!(config.unwrap_err().len(), 1);
-    let text = format!("{LIMPET_HEAD}manifestGuard: everybody\n");
-    let faults = load_text(&text, &[]).0.unwrap_err();
-    assert!(faults[0].contains("none of off, audit, containers, strict"), "{faults:?}");
+    // YAML's `off` and `on` are false and true.
+    let text = format!("{LIMPET_HEAD}manifestGuard: off\n");
+    assert_eq!(load_text(&text, &[]).0.unwrap().guard.mode, None);
+    for mode in ["on", "everybody"] {
+        let text = format!("{LIMPET_HEAD}manifestGuard: {mode}\n");
+        let faults = load_text(&text, &[]).0.unwrap_err();
+        assert!(faults[0].contains("none of off, audit, containers, strict"), "{faults:?}");
+    }
     let text = format!("{LIMPET_HEAD}manifestGuard: strict\nmanifestGuardCgroups: [system.slice]\n");
     let faults = load_text(&text, &[]).0.unwrap_err();
     assert!(faults[0].contains("not an absolute path"), "{faults:?}");
