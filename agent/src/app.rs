@@ -5,6 +5,7 @@
 //! another try.
 
 mod error;
+mod onlooker;
 mod published;
 
 use std::path::PathBuf;
@@ -44,9 +45,11 @@ use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::store::Store;
 use crate::volume::Volumes;
+use crate::watch::WatchSettings;
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
+use onlooker::NodeOnlooker;
 use published::{ConfiguredSources, Published};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
@@ -95,7 +98,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     guard(&shared, &hands.cgroups).await?;
     let store = Arc::new(store);
     let (pusher, pushed) = push::channel(&node_name, DECODER);
-    let sources = sources(&shared, &node_name, &store, pushed);
+    let sources = sources(&shared, &node_name, &store, pushed, &hands.cgroups);
     supervise(&shared, &hands, &sources, heartbeat);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
@@ -285,12 +288,25 @@ fn auth_files(config: &Config) -> Vec<PathBuf> {
 }
 
 /// Starts the configured sources.
-fn sources(shared: &Shared, node_name: &str, store: &Arc<Store>, pushed: push::Inbox) -> Vec<Arc<Published>> {
+fn sources(
+    shared: &Shared,
+    node_name: &str,
+    store: &Arc<Store>,
+    pushed: push::Inbox,
+    cgroups: &Cgroups,
+) -> Vec<Arc<Published>> {
     let stop = &shared.stop;
     let mut all = Vec::new();
     if let Some(path) = &shared.config.manifest_path {
-        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER);
-        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "inotify", source.pulse());
+        let onlooker = NodeOnlooker {
+            cgroups: cgroups.clone(),
+            observed: shared.observed.clone(),
+            events: shared.events.clone(),
+            metrics: shared.metrics.clone(),
+        };
+        let settings = WatchSettings { wanted: shared.config.manifest_watch, onlooker: Arc::new(onlooker) };
+        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, None);
+        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
         all.push(Arc::clone(&published));
         let stop = stop.clone();
         shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });

@@ -4,7 +4,8 @@
 //! Events are hints: what they name is looked at, and read if it changed; the directory is listed at the start, when
 //! it is replaced, when events were lost, to confirm that a name is gone, and every few minutes in case a file
 //! system told nothing. What appears acts at once; a name that vanished waits a moment, because editors rename a
-//! file away before they write it. Nothing unreadable, missing or broken ever stops a pod.
+//! file away before they write it. Nothing unreadable, missing or broken ever stops a pod. What is accepted or refused
+//! carries who did it, where the watch knows.
 
 mod look;
 mod names;
@@ -16,17 +17,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::pod::Manifest;
+use crate::source::change::Ledger;
 use crate::source::keep::Keeper;
 use crate::source::told::Told;
 use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
-use crate::watch::{DirectoryId, DirectoryWatch, WatchEvent};
+use crate::watch::actor::Actor;
+use crate::watch::{DirectoryId, DirectoryWatch, Feed, WatchEvent, WatchSettings};
 pub use look::read_all;
 use look::{Finding, KnownFiles, Listing, Look, Place};
 
@@ -38,7 +42,7 @@ const VANISH: Duration = Duration::from_millis(50);
 struct Pace {
     /// While the kernel tells of changes.
     watched: Duration,
-    /// While it does not.
+    /// While it does not, or where changes can be made that the kernel does not see.
     blind: Duration,
 }
 
@@ -56,8 +60,13 @@ pub struct FileSource {
     /// The configured path, for people and the store.
     path_key: Arc<str>,
     watch: Option<DirectoryWatch>,
+    settings: WatchSettings,
+    /// Where programs that tell of changes may come from, until the watch has it.
+    feeds: Option<mpsc::Receiver<Feed>>,
     /// Why there is no watch.
     blind: Option<Arc<str>>,
+    /// The file system whose changes are not all seen, if it is one.
+    unseen: Option<&'static str>,
     pace: Pace,
     /// When everything is looked at although nothing was told.
     resync: Instant,
@@ -65,12 +74,16 @@ pub struct FileSource {
     known: KnownFiles,
     last_good: BTreeMap<Arc<str>, Kept>,
     accepted: Option<DirectoryId>,
-    vanishing: BTreeSet<Arc<str>>,
+    /// Names that are gone, not yet for certain, and who removed them.
+    vanishing: BTreeMap<Arc<str>, Option<Arc<Actor>>>,
+    /// Who changed the files that are looked at now.
+    actors: BTreeMap<Arc<str>, Arc<Actor>>,
     confirm_at: Option<Instant>,
     links: BTreeSet<Arc<str>>,
     /// Skipped names already spoken of.
     told_skipped: BTreeSet<String>,
     told: Told,
+    ledger: Ledger,
     ready: bool,
     health: Health,
     keeper: Keeper,
@@ -91,23 +104,36 @@ impl FileSource {
             place: Arc::new(place),
             path_key: Arc::clone(&path_key),
             watch: None,
+            settings: WatchSettings::default(),
+            feeds: None,
             blind: None,
+            unseen: None,
             pace,
             resync: Instant::now(),
             view: View::default(),
             known: KnownFiles::new(),
             last_good: BTreeMap::new(),
             accepted: None,
-            vanishing: BTreeSet::new(),
+            vanishing: BTreeMap::new(),
+            actors: BTreeMap::new(),
             confirm_at: None,
             links: BTreeSet::new(),
             told_skipped: BTreeSet::new(),
             told: Told::new(SourceKind::File),
+            ledger: Ledger::new(SourceKind::File),
             ready: false,
             health: Health::Starting,
             keeper: Keeper::new(store, SourceKind::File, Arc::clone(&pulse)),
             pulse,
         }
+    }
+
+    /// Has the directory watched as `settings` say; feeds may come later.
+    #[must_use]
+    pub fn watched(mut self, settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
+        self.settings = settings;
+        self.feeds = feeds;
+        self
     }
 
     /// When it read last, for people.
@@ -120,6 +146,7 @@ impl FileSource {
         let path = Arc::clone(&self.path_key);
         let kept = self.keeper.load(move |store| Ok((store.last_good(SourceKind::File)?, store.directory(&path)?)));
         (self.last_good, self.accepted) = kept.await.unwrap_or_default();
+        self.ledger.expect(&self.last_good);
         self.open_watch();
         if self.watch.is_none() {
             self.look_at_all(&publish).await;
@@ -128,22 +155,7 @@ impl FileSource {
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                event = next_event(self.watch.as_mut()) => match event {
-                    Ok(WatchEvent::Hint(names)) if self.health == Health::Good => {
-                        let names = names.iter().filter_map(|name| name.to_str()).filter(|name| self.place.counts(name));
-                        let names = names.map(Arc::from).collect();
-                        self.look_at(names, &publish).await;
-                    }
-                    Ok(WatchEvent::Hint(_)) => self.look_at_all(&publish).await,
-                    Ok(WatchEvent::Rescan(reason)) => {
-                        debug!(?reason, directory = %self.place.directory.display(), "rescan");
-                        self.look_at_all(&publish).await;
-                    }
-                    Err(error) => {
-                        self.go_blind(&error);
-                        self.look_at_all(&publish).await;
-                    }
-                },
+                event = next_event(self.watch.as_mut()) => self.handle(event, &publish).await,
                 () = at(self.confirm_at) => self.look_at_all(&publish).await,
                 () = self.keeper.written() => self.keep_again(),
                 () = sleep_until(self.resync) => {
@@ -159,13 +171,31 @@ impl FileSource {
         self.keeper.flush().await;
     }
 
+    async fn handle(&mut self, event: std::io::Result<WatchEvent>, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        self.take_actors();
+        match event {
+            Ok(WatchEvent::Hint(names)) if self.health == Health::Good => {
+                let names = names.iter().filter_map(|name| name.to_str()).filter(|name| self.place.counts(name));
+                let names = names.map(Arc::from).collect();
+                return self.look_at(names, publish).await;
+            }
+            Ok(WatchEvent::Hint(_)) => {}
+            Ok(WatchEvent::Rescan(reason)) => {
+                debug!(?reason, directory = %self.place.directory.display(), "rescan");
+            }
+            Err(error) => self.go_blind(&error),
+        }
+        self.look_at_all(publish).await;
+    }
+
     fn set_resync(&mut self) {
-        let pause = if self.watch.is_some() { self.pace.watched } else { self.pace.blind };
+        let sees_all = self.watch.is_some() && self.unseen.is_none();
+        let pause = if sees_all { self.pace.watched } else { self.pace.blind };
         self.resync = Instant::now() + jittered(pause);
     }
 
     fn open_watch(&mut self) {
-        match DirectoryWatch::new(&self.place.directory) {
+        match DirectoryWatch::with_witness(&self.place.directory, self.settings.clone(), self.feeds.take()) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 self.blind = None;
@@ -185,10 +215,12 @@ impl FileSource {
     /// Looks at `names`, and at what they turn out to lead through.
     async fn look_at(&mut self, names: BTreeSet<Arc<str>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if names.is_empty() {
+            self.actors.clear();
             return;
         }
         let named = names.clone();
         let look = self.blocking(move |place, known| place.look_at(names, known)).await;
+        self.drop_uncertain();
         self.take(look);
         // Nothing but what was named is looked through: an event costs the same however many files there are.
         if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
@@ -201,6 +233,7 @@ impl FileSource {
         let confirms = self.confirm_at.take_if(|at| *at <= Instant::now()).is_some();
         let told = self.told_skipped.clone();
         let mut look = self.blocking(move |place, known| place.look_at_all(known, &told)).await;
+        self.drop_uncertain();
         match look.listing.take() {
             Some(Ok(listing)) => {
                 self.take(look);
@@ -219,10 +252,32 @@ impl FileSource {
         self.publish(publish);
     }
 
+    /// Who did what is looked at now.
+    fn take_actors(&mut self) {
+        let told = self.watch.as_ref().map(DirectoryWatch::actors).unwrap_or_default();
+        let named = told.into_iter().filter_map(|(name, actor)| Some((Arc::from(name.to_str()?), actor)));
+        self.actors = named.collect();
+    }
+
+    /// What was read of a file that somebody else has been at meanwhile may be theirs.
+    fn drop_uncertain(&mut self) {
+        if let Some(watch) = &mut self.watch {
+            self.actors.retain(|name, actor| watch.is_certain(OsStr::new(&**name), actor));
+        }
+    }
+
     /// Runs one look off this thread.
     async fn blocking(&mut self, look: impl FnOnce(&Place, KnownFiles) -> Look + Send + 'static) -> Look {
         let (place, known) = (Arc::clone(&self.place), std::mem::take(&mut self.known));
-        match tokio::task::spawn_blocking(move || look(&place, known)).await {
+        let mut looking = tokio::task::spawn_blocking(move || look(&place, known));
+        let looked = loop {
+            tokio::select! {
+                looked = &mut looking => break looked,
+                // Who writes meanwhile may not live until the next change is handled.
+                () = listen(self.watch.as_mut()) => {}
+            }
+        };
+        match looked {
             Ok(look) => look,
             Err(error) => {
                 error!(%error, "reading manifests failed");
@@ -252,7 +307,8 @@ impl FileSource {
     }
 
     fn vanish(&mut self, name: Arc<str>) {
-        if self.view.contains(&name) && self.vanishing.insert(Arc::clone(&name)) {
+        if self.view.contains(&name) && !self.vanishing.contains_key(&name) {
+            self.vanishing.insert(Arc::clone(&name), self.actors.get(&name).cloned());
             self.view.set_vanishing(&name, true);
             self.confirm_in(VANISH);
         }
@@ -278,7 +334,8 @@ impl FileSource {
         }
         let absent: Vec<Arc<str>> = self.view.names().filter(|name| !listing.names.contains(*name)).cloned().collect();
         for name in absent {
-            if confirms && self.vanishing.remove(&name) {
+            if confirms && let Some(actor) = self.vanishing.remove(&name) {
+                self.actors.extend(actor.map(|actor| (Arc::clone(&name), actor)));
                 info!(file = %name, "manifest gone");
                 self.view.remove(&name);
                 self.told.forget(&name);
@@ -300,6 +357,10 @@ impl FileSource {
             self.accepted = Some(listing.id);
             self.keeper.put_directory(Arc::clone(&self.path_key), listing.id);
         }
+        if self.unseen != listing.unseen {
+            self.unseen = listing.unseen;
+            self.set_resync();
+        }
         self.ready = true;
         self.pulse.succeeded(jiff::Timestamp::now());
         self.set_health(self.blind.clone().map_or(Health::Good, Health::Blind));
@@ -316,7 +377,7 @@ impl FileSource {
                 self.view.restore(name, restore(&self.place, name, Some(kept)));
             }
         }
-        for name in std::mem::take(&mut self.vanishing) {
+        for name in std::mem::take(&mut self.vanishing).into_keys() {
             self.view.set_vanishing(&name, false);
         }
         self.confirm_at = None;
@@ -369,9 +430,26 @@ impl FileSource {
         }
     }
 
+    /// What tells of changes, for people.
+    fn backend(&self) -> String {
+        let backend = self.watch.as_ref().map_or("", |watch| watch.backend().as_str());
+        match self.unseen {
+            Some(unseen) => {
+                let seconds = self.pace.blind.as_secs();
+                format!("{backend}; {unseen} hides changes: read every {seconds} s")
+            }
+            None => backend.to_owned(),
+        }
+    }
+
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        self.pulse.set_backend(self.backend());
+        let (place, actors) = (&self.place, std::mem::take(&mut self.actors));
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            self.told.rejections(&snapshot);
+            let restore = |name: &str, kept: &Kept| restore(place, name, Some(kept));
+            let snapshot = self.ledger.enter(snapshot, restore, |origin| actors.get(origin).cloned());
+            self.keeper.put_history(&snapshot.changes);
+            self.told.snapshot(&snapshot);
             publish(snapshot);
         }
         self.keeper.write();
@@ -393,6 +471,13 @@ fn jittered(period: Duration) -> Duration {
 async fn next_event(watch: Option<&mut DirectoryWatch>) -> std::io::Result<WatchEvent> {
     match watch {
         Some(watch) => watch.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn listen(watch: Option<&mut DirectoryWatch>) {
+    match watch {
+        Some(watch) => watch.listen().await,
         None => std::future::pending().await,
     }
 }
