@@ -9,12 +9,14 @@
 //! beside it as a [`Witness`].
 
 pub mod actor;
+mod attribution;
 mod backend;
 mod fanotify;
 pub(crate) mod file_system;
 mod inotify;
 mod path_watch;
 mod process;
+pub mod programs;
 mod trail;
 mod witness;
 
@@ -36,7 +38,7 @@ pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
 use inotify::{Change, Queue, Wd};
 pub(crate) use path_watch::PathWatch;
 use trail::Trail;
-use witness::{Outlook, Place, Witness};
+use witness::{Place, Witness};
 
 /// What happens to names in a directory whose files are read.
 const NAMES: WatchFlags = WatchFlags::CLOSE_WRITE
@@ -125,12 +127,6 @@ pub struct DirectoryWatch {
     /// Names to look at, and what happened to which name for each of them.
     hinted: BTreeMap<OsString, Option<Place>>,
     witness: Witness,
-    /// Hears who does what, and leaves what it means to the next event. Resolves whenever something was heard. Cancel safe.
-    pub async fn listen(&mut self) {
-        let outlook = self.witness.look().await;
-        self.doubt(outlook);
-    }
-
     /// Who did what the last event is about, and to what.
     told: HashMap<OsString, (Place, Arc<Actor>)>,
     /// Something on the path could not be watched: the watch is of no use any more.
@@ -203,55 +199,6 @@ impl DirectoryWatch {
         }
     }
 
-    /// Hears who does what, and leaves what it means to the next event. Resolves whenever something was heard. Cancel safe.
-    pub async fn listen(&mut self) {
-        let outlook = self.witness.look().await;
-        self.doubt(outlook);
-    }
-
-    /// Who did what the last event is about, as far as it is known.
-    pub fn actors(&self) -> Actors {
-        self.told.iter().map(|(name, (_, actor))| (name.clone(), Arc::clone(actor))).collect()
-    }
-
-    /// Whether `actor` was the last one at the name that [`Self::actors`] told of: what was read since is theirs.
-    pub fn is_certain(&mut self, name: &OsStr, actor: &Arc<Actor>) -> bool {
-        self.told.get(name).is_none_or(|(place, _)| !self.witness.is_overtaken(place, actor))
-    }
-
-    /// What is at work.
-    pub fn backend(&self) -> Backend {
-        self.witness.backend()
-    }
-
-    fn doubt(&mut self, outlook: Outlook) {
-        if outlook == Outlook::Lost {
-            self.pending.get_or_insert(RescanReason::Witness);
-        }
-    }
-
-    /// Asks the witness about what is handled next. Cancel safe.
-    async fn attribute(&mut self) {
-        let places: Vec<&Place> = self.hinted.values().flatten().collect();
-        let outlook = self.witness.settle(&places).await;
-        self.doubt(outlook);
-        self.told.clear();
-        self.witness.tidy();
-        for (name, place) in &self.hinted {
-            let Some(place) = place else { continue };
-            if let Some(actor) = self.witness.who(place) {
-                self.told.insert(name.clone(), (place.clone(), actor));
-            }
-        }
-        if self.pending.is_some()
-            && let Some((_, id)) = self.main
-        {
-            for (name, actor) in self.witness.who_all(id) {
-                self.told.entry(name.clone()).or_insert(((id, name), actor));
-            }
-        }
-    }
-
     /// Why the watch is of no use any more, if it is.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failed.take()
@@ -315,19 +262,6 @@ impl DirectoryWatch {
         }
         self.call_witness();
         armed
-    }
-
-    /// Shows the witness what to look at.
-    fn call_witness(&mut self) {
-        let main = self.main.iter().map(|(wd, id)| (*wd, *id));
-        let links = self.link_ids.iter().map(|(wd, id)| (*wd, *id));
-        let mut directories: Vec<(PathBuf, DirectoryId)> = Vec::new();
-        for (wd, id) in main.chain(links) {
-            if let Some(path) = self.queue.path(wd).filter(|_| directories.iter().all(|(_, known)| *known != id)) {
-                directories.push((path.to_owned(), id));
-            }
-        }
-        self.witness.look_at(directories);
     }
 
     fn arm_trail(&mut self, trail: &Trail) -> io::Result<()> {

@@ -9,10 +9,10 @@
 
 mod look;
 mod names;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use crate::pod::Manifest;
 use crate::source::change::Ledger;
@@ -30,9 +30,10 @@ use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
 use crate::watch::actor::Actor;
-use crate::watch::{DirectoryId, DirectoryWatch, Feed, WatchEvent, WatchSettings};
+use crate::watch::{DirectoryId, DirectoryWatch, Feed, WatchSettings};
 pub use look::read_all;
 use look::{Finding, KnownFiles, Listing, Look, Place};
+use watching::{listen, next_event};
 
 /// How long a vanished name waits for its successor.
 const VANISH: Duration = Duration::from_millis(50);
@@ -171,47 +172,6 @@ impl FileSource {
         self.keeper.flush().await;
     }
 
-    async fn handle(&mut self, event: std::io::Result<WatchEvent>, publish: &impl Fn(Arc<SourceSnapshot>)) {
-        self.take_actors();
-        match event {
-            Ok(WatchEvent::Hint(names)) if self.health == Health::Good => {
-                let names = names.iter().filter_map(|name| name.to_str()).filter(|name| self.place.counts(name));
-                let names = names.map(Arc::from).collect();
-                return self.look_at(names, publish).await;
-            }
-            Ok(WatchEvent::Hint(_)) => {}
-            Ok(WatchEvent::Rescan(reason)) => {
-                debug!(?reason, directory = %self.place.directory.display(), "rescan");
-            }
-            Err(error) => self.go_blind(&error),
-        }
-        self.look_at_all(publish).await;
-    }
-
-    fn set_resync(&mut self) {
-        let sees_all = self.watch.is_some() && self.unseen.is_none();
-        let pause = if sees_all { self.pace.watched } else { self.pace.blind };
-        self.resync = Instant::now() + jittered(pause);
-    }
-
-    fn open_watch(&mut self) {
-        match DirectoryWatch::with_witness(&self.place.directory, self.settings.clone(), self.feeds.take()) {
-            Ok(watch) => {
-                self.watch = Some(watch);
-                self.blind = None;
-                self.links.clear();
-            }
-            Err(error) => self.go_blind(&error),
-        }
-    }
-
-    /// The kernel tells nothing of changes from now on; [`Health`] says so.
-    fn go_blind(&mut self, error: &std::io::Error) {
-        self.watch = None;
-        self.blind = Some(format!("reading every {} s: {error}", self.pace.blind.as_secs()).into());
-        self.set_resync();
-    }
-
     /// Looks at `names`, and at what they turn out to lead through.
     async fn look_at(&mut self, names: BTreeSet<Arc<str>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if names.is_empty() {
@@ -250,20 +210,6 @@ impl FileSource {
             None => self.known = look.known,
         }
         self.publish(publish);
-    }
-
-    /// Who did what is looked at now.
-    fn take_actors(&mut self) {
-        let told = self.watch.as_ref().map(DirectoryWatch::actors).unwrap_or_default();
-        let named = told.into_iter().filter_map(|(name, actor)| Some((Arc::from(name.to_str()?), actor)));
-        self.actors = named.collect();
-    }
-
-    /// What was read of a file that somebody else has been at meanwhile may be theirs.
-    fn drop_uncertain(&mut self) {
-        if let Some(watch) = &mut self.watch {
-            self.actors.retain(|name, actor| watch.is_certain(OsStr::new(&**name), actor));
-        }
     }
 
     /// Runs one look off this thread.
@@ -430,18 +376,6 @@ impl FileSource {
         }
     }
 
-    /// What tells of changes, for people.
-    fn backend(&self) -> String {
-        let backend = self.watch.as_ref().map_or("", |watch| watch.backend().as_str());
-        match self.unseen {
-            Some(unseen) => {
-                let seconds = self.pace.blind.as_secs();
-                format!("{backend}; {unseen} hides changes: read every {seconds} s")
-            }
-            None => backend.to_owned(),
-        }
-    }
-
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         self.pulse.set_backend(self.backend());
         let (place, actors) = (&self.place, std::mem::take(&mut self.actors));
@@ -460,26 +394,6 @@ impl FileSource {
 fn restore(place: &Place, name: &str, kept: Option<&Kept>) -> Contents {
     let manifests = kept.map_or(&[][..], |kept| kept.manifests.as_slice());
     place.decoder.restore_all(manifests, name, SourceKind::File, &place.node_name)
-}
-
-/// Within a tenth of `period`, so that many nodes on one network file system do not read at once.
-fn jittered(period: Duration) -> Duration {
-    let dice = u32::try_from(RandomState::new().hash_one(()) % 201).unwrap_or(100);
-    period * (900 + dice) / 1_000
-}
-
-async fn next_event(watch: Option<&mut DirectoryWatch>) -> std::io::Result<WatchEvent> {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn listen(watch: Option<&mut DirectoryWatch>) {
-    match watch {
-        Some(watch) => watch.listen().await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn at(instant: Option<Instant>) {

@@ -7,19 +7,19 @@ use rustix::fs::statfs;
 
 /// By `statfs` type (`linux/magic.h`, and the file systems' own headers).
 const HIDING: [(u32, &str); 13] = [
-    (0x6969, "nfs"),
-    (0xff53_4d42, "cifs"),
-    (0xfe53_4d42, "smb2"),
-    (0x517b, "smb"),
+    (0x6969, "NFS"),
+    (0xff53_4d42, "CIFS"),
+    (0xfe53_4d42, "SMB"),
+    (0x517b, "SMB 1"),
     (0x0102_1997, "9p"),
-    (0x6573_5546, "fuse"),
+    (0x6573_5546, "FUSE"),
     (0x794c_7630, "overlay"),
-    (0x00c3_6400, "ceph"),
-    (0x5346_414f, "afs"),
-    (0x7375_7245, "coda"),
+    (0x00c3_6400, "Ceph"),
+    (0x5346_414f, "AFS"),
+    (0x7375_7245, "Coda"),
     (0x786f_4256, "vboxsf"),
-    (0x0116_1970, "gfs2"),
-    (0x7461_636f, "ocfs2"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
 ];
 
 /// The name of the file system at `path` if it hides changes. Blocks; a path that leads nowhere hides nothing.

@@ -87,7 +87,7 @@ fn paths(text: &str) -> Vec<String> {
 }
 
 /// What a process chose, cut, and without what could pass for the end of a line or drive a terminal.
-fn bounded(text: &str) -> String {
+pub(super) fn bounded(text: &str) -> String {
     let mut kept = String::new();
     for c in text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }) {
         if kept.len() + c.len_utf8() > MAX_TEXT {

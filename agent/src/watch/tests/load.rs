@@ -17,6 +17,8 @@ const CHANGES: usize = 200;
 /// Files of each writer.
 const FILES: usize = 20;
 
+/// Writers that write once and end.
+const AT_ONCE: usize = 200;
 /// Many times what the kernel queues.
 const ENOUGH: usize = 200_000;
 
@@ -53,9 +55,8 @@ impl Known {
     fn say(&self, backend: Backend) {
         let percent = |part: usize| 100.0 * part as f64 / self.handled.max(1) as f64;
         println!(
-            "{backend}: {} changes of {} handled apart; known of them: pid {:.1} %, uid {:.1} %, command {:.1} %, executable {:.1} %, cgroup {:.1} %",
+            "{backend}: {} changes handled apart; known of them: pid {:.1} %, uid {:.1} %, command {:.1} %, executable {:.1} %, cgroup {:.1} %",
             self.handled,
-            WRITERS * CHANGES,
             percent(self.pid),
             percent(self.uid),
             percent(self.command),
@@ -104,6 +105,43 @@ async fn of_ten_thousand_changes_by_short_lived_writers_none_is_missed() {
             assert!(backend == Backend::Inotify || known.pid > 0, "fanotify knew nobody");
         }
     }
+}
+
+/// One after the other, each gone as soon as it has written.
+#[tokio::test]
+async fn who_writes_and_ends_at_once_is_known_as_far_as_it_can_be() {
+    let place = Place::new();
+    let settings = WatchSettings { wanted: ManifestWatch::Fanotify, ..WatchSettings::default() };
+    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, None).unwrap();
+    assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
+    if watch.backend() != Backend::Fanotify {
+        println!("skipped: fanotify does not work here");
+        return;
+    }
+    let directory = place.directory.clone();
+    let writing = std::thread::spawn(move || {
+        for number in 0..AT_ONCE {
+            let script = format!("echo {number} > {number}.yaml");
+            assert!(
+                std::process::Command::new("sh")
+                    .args(["-c", &script])
+                    .current_dir(&directory)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        fs::write(directory.join(END), "x").unwrap();
+    });
+    let (mut seen, mut known) = (BTreeMap::new(), Known::default());
+    while !seen.contains_key(OsStr::new(END)) {
+        let names = follow(&mut watch, &place, &mut seen).await;
+        let actors = watch.actors();
+        names.iter().for_each(|name| known.count(actors.get(name).map(|actor| &**actor)));
+    }
+    writing.join().unwrap();
+    known.say(Backend::Fanotify);
+    assert!(known.pid >= AT_ONCE && seen.len() == AT_ONCE + 1, "{known:?}");
 }
 
 #[tokio::test]
