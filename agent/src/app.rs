@@ -5,6 +5,7 @@
 //! another try.
 
 mod error;
+mod onlooker;
 mod published;
 
 use std::path::PathBuf;
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cli::run::{Prepared, service};
-use crate::config::{CgroupDriver, Config};
+use crate::config::{CgroupDriver, Config, ManifestWatch};
 use crate::lifecycle;
 use crate::manifest_guard::{self, GuardRefusal};
 use crate::merge::slot::Slots;
@@ -44,9 +45,11 @@ use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::store::Store;
 use crate::volume::Volumes;
+use crate::watch::{Feed, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
+use onlooker::NodeOnlooker;
 use published::{ConfiguredSources, Published};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
@@ -95,8 +98,11 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     guard(&shared, &hands.cgroups).await?;
     let store = Arc::new(store);
     let (pusher, pushed) = push::channel(&node_name, DECODER);
-    let sources = sources(&shared, &node_name, &store, pushed);
-    supervise(&shared, &hands, &sources, heartbeat);
+    let (offer, feeds) = mpsc::channel(1);
+    let sources = sources(&shared, &node_name, &store, pushed, &hands.cgroups, feeds);
+    let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
+    let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
+    supervise(&shared, &hands, &sources, heartbeat, offer);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {
@@ -285,12 +291,26 @@ fn auth_files(config: &Config) -> Vec<PathBuf> {
 }
 
 /// Starts the configured sources.
-fn sources(shared: &Shared, node_name: &str, store: &Arc<Store>, pushed: push::Inbox) -> Vec<Arc<Published>> {
+fn sources(
+    shared: &Shared,
+    node_name: &str,
+    store: &Arc<Store>,
+    pushed: push::Inbox,
+    cgroups: &Cgroups,
+    feeds: mpsc::Receiver<Feed>,
+) -> Vec<Arc<Published>> {
     let stop = &shared.stop;
     let mut all = Vec::new();
     if let Some(path) = &shared.config.manifest_path {
-        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER);
-        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "inotify", source.pulse());
+        let onlooker = NodeOnlooker {
+            cgroups: cgroups.clone(),
+            observed: shared.observed.clone(),
+            events: shared.events.clone(),
+            metrics: shared.metrics.clone(),
+        };
+        let settings = WatchSettings { wanted: shared.config.manifest_watch, onlooker: Arc::new(onlooker) };
+        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, Some(feeds));
+        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
         all.push(Arc::clone(&published));
         let stop = stop.clone();
         shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
@@ -330,13 +350,19 @@ fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, puls
 }
 
 /// Starts the core: merge, lifecycle, supervisor.
-fn supervise(shared: &Shared, hands: &Arc<Performer>, sources: &[Arc<Published>], heartbeat: Heartbeat) {
+fn supervise(
+    shared: &Shared,
+    hands: &Arc<Performer>,
+    sources: &[Arc<Published>],
+    heartbeat: Heartbeat,
+    feeds: Option<mpsc::Sender<Feed>>,
+) {
     let (merging, merged) = mpsc::channel(1);
     let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
     shared.tasks.spawn(merge::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling.clone(), stop.clone()));
-    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, stop.clone()));
+    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let network = shared.network.subscribe();
     let supervisor = Supervisor::new(Arc::clone(hands), kinds, shared.network.status().is_ready(), stop.clone());

@@ -24,6 +24,7 @@ pub mod error;
 mod events;
 pub mod exec;
 mod guard;
+mod history;
 pub mod logs;
 mod output;
 mod pod_status;
@@ -76,6 +77,8 @@ enum Command {
     Exec(exec::ExecArgs),
     /// List what happened on this node
     Events(events::EventsArgs),
+    /// Show what changed in a pod's manifest, and who did it
+    History(history::HistoryArgs),
     /// Hand pods to the agent
     Apply(apply::ApplyArgs),
     /// Show what manifests would change, before they do
@@ -113,6 +116,7 @@ pub fn main() -> ExitCode {
         Command::Logs(args) => block_on(logs::run(&client, args)),
         Command::Exec(args) => block_on(exec::run(&client, args)),
         Command::Events(args) => block_on(events::run(&client, args, screen)),
+        Command::History(args) => block_on(history::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
         Command::Apply(args) => block_on(apply::run(&client, args, screen)),
         Command::Diff(args) => block_on(diff::run(&client, args, screen)),

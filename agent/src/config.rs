@@ -49,6 +49,35 @@ pub enum CgroupDriver {
     Systemd,
 }
 
+/// What tells of changes of manifests, and of who makes them (`manifestWatch`). inotify always watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ManifestWatch {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// inotify alone: who makes a change is not known.
+    Inotify,
+    /// fanotify tells who.
+    Fanotify,
+    /// BPF programs tell who.
+    Ebpf,
+}
+
+impl ManifestWatch {
+    /// All, in the order of the documentation.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Inotify, Self::Fanotify, Self::Ebpf];
+
+    /// Its name in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Inotify => "inotify",
+            Self::Fanotify => "fanotify",
+            Self::Ebpf => "ebpf",
+        }
+    }
+}
+
 /// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRotation {
@@ -77,6 +106,8 @@ pub struct Config {
     pub manifest_path: Option<PathBuf>,
     /// `staticPodURL` / `--manifest-url` and what belongs to it; `None`: no URL source.
     pub manifest_url: Option<HttpSettings>,
+    /// `manifestWatch`.
+    pub manifest_watch: ManifestWatch,
     /// `cgroupDriver`.
     pub cgroup_driver: CgroupDriver,
     /// `cgroupRoot`: the parent of `kubepods`, absolute, `/` by default.
@@ -139,6 +170,7 @@ impl Default for Config {
             runtime_endpoint: "/run/containerd/containerd.sock".into(),
             manifest_path: None,
             manifest_url: None,
+            manifest_watch: ManifestWatch::default(),
             cgroup_driver: CgroupDriver::default(),
             cgroup_root: "/".into(),
             pod_pids_limit: None,

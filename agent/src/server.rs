@@ -157,6 +157,7 @@ pub fn router(state: ServerState, extra: Router) -> Router {
         .route("/limpet/v1/pods", get(pods::entries))
         .route("/limpet/v1/names", get(pods::names))
         .route("/limpet/v1/pods/{namespace}/{name}/describe", get(pods::describe))
+        .route("/limpet/v1/pods/{namespace}/{name}/history", get(pods::history))
         .route("/limpet/v1/events", get(events::events))
         .route("/limpet/v1/sources", get(pods::sources))
         .route("/limpet/v1/version", get(version))

@@ -1,6 +1,7 @@
 //! Where pods come from. Each source publishes its whole view as one immutable snapshot and never waits for
 //! the consumer: the latest snapshot wins, bursts coalesce.
 
+pub mod change;
 pub mod file;
 pub mod http;
 mod keep;
@@ -14,6 +15,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdMap;
+
+pub use change::{ChangeKind, ManifestChange};
 
 use crate::object::{ObjectKey, ObjectRecord};
 use crate::pod::{Fault, Manifest, PodKey, PodRecord, Restored};
@@ -107,6 +110,8 @@ pub struct SourceSnapshot {
     pub health: Health,
     /// What was refused, by file or URL.
     pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,
+    /// What is new since the snapshot before, for those who tell of it; the merge has no use for it.
+    pub changes: Arc<[Arc<ManifestChange>]>,
 }
 
 /// Reads a canonical manifest that was accepted once.

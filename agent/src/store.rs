@@ -1,7 +1,7 @@
 //! The embedded database: what must survive a power cut.
 //!
-//! Owns `<root>/limpet.db`. In: the manifests a source accepted, canonical. Out: the same after a restart, for a
-//! source that cannot be read then. One transaction per change of mind, none when nothing changed, so flash sleeps in
+//! Owns `<root>/limpet.db`. In: the manifests a source accepted, canonical, and what changed in them. Out: the same
+//! after a restart, for a source that cannot be read then, and for people. One transaction per change of mind, none when nothing changed, so flash sleeps in
 //! the steady state. A damaged or foreign file is set aside and its intact records are taken over; never fatal.
 //!
 //! redb: one file, no C, checksummed pages and an atomic commit; one process writes it a few times a day. Every record
@@ -9,6 +9,7 @@
 //!
 //! Calls block (a write waits for the disk): call them from `spawn_blocking`.
 
+mod history;
 mod quarantine;
 mod record;
 mod salvage;
@@ -24,7 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
-use crate::source::SourceKind;
+use crate::pod::PodKey;
+use crate::source::{ManifestChange, SourceKind};
 use crate::watch::DirectoryId;
 use record::Content;
 use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, write_records};
@@ -116,12 +118,21 @@ pub struct Changes {
     pub last_good: BTreeMap<Arc<str>, Option<Kept>>,
     /// The directory accepted at a path.
     pub directory: Option<(Arc<str>, DirectoryId)>,
+    /// What changed, the oldest first.
+    pub history: Vec<Arc<ManifestChange>>,
 }
 
 impl Changes {
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        self.last_good.is_empty() && self.directory.is_none()
+        self.last_good.is_empty() && self.directory.is_none() && self.history.is_empty()
+    }
+
+    /// Adds to the history; of more than can be kept the oldest go.
+    pub fn remember(&mut self, changes: &[Arc<ManifestChange>]) {
+        self.history.extend(changes.iter().filter(|change| change.pod.is_some()).cloned());
+        let excess = self.history.len().saturating_sub(history::MOST);
+        self.history.drain(..excess);
     }
 }
 
@@ -207,6 +218,14 @@ impl Store {
         self.transact("read", |database| directory(database, path))
     }
 
+    /// The last changes of a pod's manifest, the oldest first.
+    ///
+    /// # Errors
+    /// Reading failed.
+    pub fn history(&self, pod: &PodKey) -> Result<Vec<ManifestChange>, StoreError> {
+        self.transact("read", |database| history::of(database, &pod.to_string()))
+    }
+
     /// Writes `changes` of `source` in one transaction, or nothing when all is kept already.
     /// Returns whether the disk was written to.
     ///
@@ -215,10 +234,12 @@ impl Store {
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
         self.transact("write", |database| {
             let last_good = not_kept(database, source, changes)?;
-            if last_good.is_empty() && is_accepted(database, changes.directory.as_ref())? {
+            let history = history::news(database, &changes.history)?;
+            if last_good.is_empty() && history.is_empty() && is_accepted(database, changes.directory.as_ref())? {
                 return Ok(false);
             }
             let transaction = database.begin_write()?;
+            history::write(&transaction, &history)?;
             write_records(&transaction, source, &last_good)?;
             if let Some((path, id)) = &changes.directory {
                 put_directory(&transaction, source, path, *id)?;

@@ -5,12 +5,20 @@
 //! lists the directory when asked to rescan. The path may be missing, replaced, mounted over or reached through
 //! symlinks; what is watched is always what the path leads to now.
 //!
-//! inotify needs no privilege and works on every kernel, so it alone is the truth. Backends that know more (who
-//! wrote) join behind [`DirectoryWatch`].
+//! inotify needs no privilege and works on every kernel, so it alone is the truth. What knows more (who did it) stands
+//! beside it as a [`Witness`].
 
+pub mod actor;
+mod attribution;
+mod backend;
+mod fanotify;
+pub(crate) mod file_system;
 mod inotify;
 mod path_watch;
+mod process;
+pub mod programs;
 mod trail;
+mod witness;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -18,14 +26,19 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
+use tokio::sync::mpsc;
 
+use actor::Actor;
+pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
 use inotify::{Change, Queue, Wd};
 pub(crate) use path_watch::PathWatch;
 use trail::Trail;
+use witness::{Place, Witness};
 
 /// What happens to names in a directory whose files are read.
 const NAMES: WatchFlags = WatchFlags::CLOSE_WRITE
@@ -43,7 +56,7 @@ const GONE: ReadFlags =
 const SETTLE_ROUNDS: usize = 4;
 
 /// Which directory it is, whatever its path: device and inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DirectoryId {
     /// `st_dev`.
     pub device: u64,
@@ -80,7 +93,12 @@ pub enum RescanReason {
     Returned,
     /// The directory's mode or owner changed: what could not be read may be read now.
     Attributes,
+    /// Who changes the files is told by another backend now, or the one there is has lost something.
+    Witness,
 }
+
+/// Who did something to names of the watched directory.
+pub type Actors = HashMap<OsString, Arc<Actor>>;
 
 /// What a reader of the directory should do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +121,14 @@ pub struct DirectoryWatch {
     path: HashMap<Wd, HashSet<OsString>>,
     /// Directories that symlinked files lead through: name there -> names in the watched directory.
     links: HashMap<Wd, HashMap<OsString, BTreeSet<OsString>>>,
+    /// Which directories those are.
+    link_ids: HashMap<Wd, DirectoryId>,
     pending: Option<RescanReason>,
+    /// Names to look at, and what happened to which name for each of them.
+    hinted: BTreeMap<OsString, Option<Place>>,
+    witness: Witness,
+    /// Who did what the last event is about, and to what.
+    told: HashMap<OsString, (Place, Arc<Actor>)>,
     /// Something on the path could not be watched: the watch is of no use any more.
     failed: Option<io::Error>,
 }
@@ -115,6 +140,18 @@ impl DirectoryWatch {
     /// The kernel gives no inotify instance (`EMFILE`: `fs.inotify.max_user_instances`) or no watch
     /// (`ENOSPC`: `fs.inotify.max_user_watches`).
     pub fn new(directory: &Path) -> io::Result<Self> {
+        Self::with_witness(directory, WatchSettings::default(), None)
+    }
+
+    /// The same, with what tells who did it, as far as it works here; a feed may come later.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_witness(
+        directory: &Path,
+        settings: WatchSettings,
+        feeds: Option<mpsc::Receiver<Feed>>,
+    ) -> io::Result<Self> {
         let mounts = File::open("/proc/self/mountinfo")
             .and_then(|file| inotify::register(file, Interest::PRIORITY.add(Interest::ERROR)))
             .inspect_err(|error| tracing::warn!(%error, "changes of mounts are not seen: /proc/self/mountinfo"))
@@ -126,7 +163,11 @@ impl DirectoryWatch {
             main: None,
             path: HashMap::new(),
             links: HashMap::new(),
+            link_ids: HashMap::new(),
             pending: Some(RescanReason::Start),
+            hinted: BTreeMap::new(),
+            witness: Witness::new(settings, feeds),
+            told: HashMap::new(),
             failed: None,
         };
         watch.arm()?;
@@ -145,16 +186,14 @@ impl DirectoryWatch {
             if let Some(error) = self.take_failure() {
                 return Err(error);
             }
-            if let Some(reason) = self.pending.take() {
-                return Ok(WatchEvent::Rescan(reason));
+            if self.pending.is_some() || !self.hinted.is_empty() {
+                self.attribute().await;
+                let names = std::mem::take(&mut self.hinted).into_keys().collect();
+                return Ok(self.pending.take().map_or(WatchEvent::Hint(names), WatchEvent::Rescan));
             }
             tokio::select! {
-                changes = self.queue.drain() => {
-                    let names = self.judge(changes?);
-                    if self.pending.is_none() && !names.is_empty() {
-                        return Ok(WatchEvent::Hint(names));
-                    }
-                }
+                changes = self.queue.drain() => self.judge(changes?),
+                outlook = self.witness.look() => self.doubt(outlook),
                 () = mounts_changed(self.mounts.as_ref()) => self.recheck(),
             }
         }
@@ -188,9 +227,15 @@ impl DirectoryWatch {
             }
         }
         let before = std::mem::take(&mut self.links);
+        self.link_ids.clear();
         for ((directory, name), dependents) in steps {
             match self.queue.add(&directory, NAMES | ITSELF) {
-                Ok(wd) => self.links.entry(wd).or_default().entry(name).or_default().extend(dependents),
+                Ok(wd) => {
+                    self.links.entry(wd).or_default().entry(name).or_default().extend(dependents);
+                    if let Ok(id) = DirectoryId::of(&directory) {
+                        self.link_ids.insert(wd, id);
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::StorageFull => self.failed = Some(error),
                 Err(error) => {
                     tracing::warn!(%error, directory = %directory.display(), "target of a symlinked manifest is not watched");
@@ -200,6 +245,7 @@ impl DirectoryWatch {
         for wd in before.keys() {
             self.release(*wd);
         }
+        self.call_witness();
         self.links.keys().any(|wd| !before.contains_key(wd) && self.main.is_none_or(|(main, _)| main != *wd))
     }
 
@@ -214,6 +260,7 @@ impl DirectoryWatch {
                 break;
             }
         }
+        self.call_witness();
         armed
     }
 
@@ -260,8 +307,7 @@ impl DirectoryWatch {
     }
 
     /// What drained events mean: names to look at, and a pending rescan when one is due.
-    fn judge(&mut self, changes: Vec<Change>) -> BTreeSet<OsString> {
-        let mut names = BTreeSet::new();
+    fn judge(&mut self, changes: Vec<Change>) {
         let mut doubt = false;
         for change in changes {
             if change.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
@@ -282,21 +328,20 @@ impl DirectoryWatch {
             if is_main && change.name.is_none() && change.flags.contains(ReadFlags::ATTRIB) {
                 self.pending.get_or_insert(RescanReason::Attributes);
             }
-            self.hint(&change, is_main, gone, &mut names);
+            self.hint(&change, is_main, gone);
         }
         if doubt {
             let overflow = self.pending;
             self.recheck();
             self.pending = self.pending.or(overflow);
         }
-        names
     }
 
-    fn hint(&self, change: &Change, is_main: bool, gone: bool, names: &mut BTreeSet<OsString>) {
+    fn hint(&mut self, change: &Change, is_main: bool, gone: bool) {
         let followed = self.links.get(&change.wd);
         let Some(name) = &change.name else {
             if let (true, Some(followed)) = (gone, followed) {
-                names.extend(followed.values().flatten().cloned());
+                self.hinted.extend(followed.values().flatten().map(|name| (name.clone(), None)));
             }
             return;
         };
@@ -307,11 +352,13 @@ impl DirectoryWatch {
                 return;
             }
         }
-        if is_main && !change.flags.contains(ReadFlags::ISDIR) {
-            names.insert(name.clone());
-        }
+        let id = self.link_ids.get(&change.wd).copied().or(self.main.filter(|_| is_main).map(|(_, id)| id));
+        let place = id.map(|id| (id, name.clone()));
         if let Some(dependents) = followed.and_then(|followed| followed.get(name)) {
-            names.extend(dependents.iter().cloned());
+            self.hinted.extend(dependents.iter().map(|dependent| (dependent.clone(), place.clone())));
+        }
+        if is_main && !change.flags.contains(ReadFlags::ISDIR) {
+            self.hinted.insert(name.clone(), place);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Pods from a URL and from `limpet apply`: they run, and what was accepted outlives server, agent and crash.
 
 use std::fs;
-use std::process::ExitCode;
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
@@ -18,6 +20,8 @@ fn main() -> ExitCode {
         case!(a_pod_of_a_file_comes_before_an_applied_one),
         case!(a_card_that_goes_and_comes_restarts_nothing),
         case!(a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded).on(|node| node.agent = false),
+        case!(who_changed_a_manifest_is_told),
+        case!(a_pod_that_writes_manifests_raises_an_alarm),
         case!(a_full_disk_is_told_and_overcome).on(|node| node.root_size = Some(16 << 20)),
     ])
 }
@@ -131,13 +135,105 @@ fn a_card_that_goes_and_comes_restarts_nothing(node: &mut TestNode) -> Result<()
     wait_sources(node, "is empty, and not the directory its pods came from")?;
     same(node)?;
     mount_bind(&card, &manifests)?;
-    wait_sources(node, "watching (inotify)")?;
+    wait_sources(node, "watching (")?;
     same(node)?;
     node.remove("web")?;
     node.wait_gone("web")?;
     unmount(&manifests, UnmountFlags::DETACH)?;
     unmount(&card, UnmountFlags::DETACH)?;
     node.wait_nothing_runs()
+}
+
+/// Puts a manifest there as another process, whose number is returned.
+fn put_as_a_process(node: &TestNode, file: &str, manifest: &Value) -> Result<u32> {
+    let beside = node.dir().join("beside");
+    fs::write(&beside, manifest.to_string())?;
+    let mut child = Command::new("mv").arg(&beside).arg(node.agent.settings().manifests().join(file)).spawn()?;
+    let pid = child.id();
+    ensure!(child.wait()?.success(), "mv failed");
+    Ok(pid)
+}
+
+/// What is kept of a pod's manifest, the oldest first.
+fn history(node: &TestNode, pod: &str) -> Result<Vec<Value>> {
+    let text = node.agent.cli(&["history", pod, "-o", "json"])?.success()?;
+    let document: Value = serde_json::from_str(&text)?;
+    Ok(document["changes"].as_array().context("no changes")?.clone())
+}
+
+fn wait_history(node: &TestNode, pod: &str, count: usize) -> Result<Vec<Value>> {
+    wait::until(wait::SOON, &format!("{count} changes of {pod}"), || {
+        history(node, pod).ok().filter(|changes| changes.len() == count)
+    })
+}
+
+fn who_changed_a_manifest_is_told(node: &mut TestNode) -> Result<()> {
+    // What was there before the watch was is nobody's doing, as far as it knows.
+    wait_sources(node, "watching (")?;
+    let created = put_as_a_process(node, "web.yaml", &simple("web", IDLE))?;
+    node.wait_running("web")?;
+    let mut edited = simple("web", IDLE);
+    edited["metadata"]["labels"] = json!({ "tier": "front" });
+    let relabelled = put_as_a_process(node, "web.yaml", &edited)?;
+    wait_history(node, "web", 2)?;
+    edited["spec"]["containers"] = json!("none");
+    let broken = put_as_a_process(node, "web.yaml", &edited)?;
+    let changes = wait_history(node, "web", 3)?;
+    let kinds: Vec<&str> = changes.iter().filter_map(|change| change["change"].as_str()).collect();
+    ensure!(kinds == ["created", "edited", "rejected"], "{changes:?}");
+    ensure!(changes[1]["touched"] == json!(["labels"]) && changes[1]["restarts"].is_null(), "{}", changes[1]);
+
+    // A restart of the agent is no change, also not of what is refused still.
+    let described = node.agent.cli(&["describe", "web"])?.success()?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_event("manifest rejected")?;
+    ensure!(wait_history(node, "web", 3)? == changes, "a restart changed the history");
+    ensure!(described.contains("History:") && described.contains("rejected: "), "{described}");
+
+    let known = node.agent.cli(&["sources"])?.success()?;
+    if !known.contains("fanotify") {
+        println!("skipped: who did it, for want of fanotify");
+        return Ok(());
+    }
+    // A process that has ended before it is looked at may have left no more than its number.
+    for (change, pid) in changes.iter().zip([created, relabelled, broken]) {
+        ensure!(change["actor"]["pid"] == json!(pid), "{change} is not by {pid}");
+    }
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    let of_gone = history(node, &format!("default/{}", node.full_name("web")))?;
+    ensure!(of_gone.last().is_some_and(|last| last["change"] == "removed"), "{of_gone:?}");
+    let own = std::process::id();
+    ensure!(of_gone[3]["actor"]["pid"] == json!(own) && of_gone[3]["actor"]["uid"] == json!(0), "{}", of_gone[3]);
+    node.wait_event("web.yaml removed; by ")
+}
+
+fn a_pod_that_writes_manifests_raises_an_alarm(node: &mut TestNode) -> Result<()> {
+    let manifests = node.agent.settings().manifests();
+    let script = "while [ ! -f /m/go ]; do sleep 0.1; done; echo a > /m/notes.txt; exec sleep 100000";
+    let mut container = shell("writer", script);
+    container["volumeMounts"] = json!([{ "name": "m", "mountPath": "/m" }]);
+    let volumes = json!([{ "name": "m", "hostPath": { "path": manifests } }]);
+    node.apply(&pod("web", json!({ "containers": [container], "volumes": volumes })))?;
+    node.wait_running("web")?;
+    if !node.agent.cli(&["sources"])?.success()?.contains("fanotify") {
+        println!("skipped: who did it, for want of fanotify");
+        return Ok(());
+    }
+    fs::write(manifests.join("go"), "")?;
+    node.wait_event("PodChangesManifests")?;
+    let events = node.events()?;
+    let of = format!("pod default/{}, container writer changes files", node.full_name("web"));
+    ensure!(events.contains(&of), "{events}");
+    let mut socket = UnixStream::connect(node.agent.settings().socket())?;
+    socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: limpet\r\nconnection: close\r\n\r\n")?;
+    let page = std::io::read_to_string(socket)?;
+    let counted = page
+        .lines()
+        .any(|line| line.starts_with("limpet_manifest_writes_by_pod_total{") && line.contains("container=\"writer\""));
+    ensure!(counted && page.contains("limpet_manifest_watch_backend{backend=\"fanotify\"} 1"), "{page}");
+    Ok(())
 }
 
 fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {

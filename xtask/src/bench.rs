@@ -38,6 +38,8 @@ enum What {
     Adopt,
     /// The merge beside the plain way, and the way from a manifest's rename to its change; reading by criterion.
     Merge,
+    /// From a manifest's rename to knowing of it, by each backend and by kubelet's way; and what idling costs.
+    Watch,
     /// All of them.
     All,
 }
@@ -47,6 +49,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |what| arguments.what == what || arguments.what == What::All;
     if wanted(What::Merge) {
         cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure", "--bench", "merge"]))?;
+    }
+    if wanted(What::Watch) {
+        let mut command = cargo::command(&["bench", "--package", "limpet", "--bench", "watch"]);
+        command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
+        command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
+        cargo::run(&mut command)?;
     }
     let on_a_node = [(What::Start, "start"), (What::Idle, "idle"), (What::Adopt, "adopt")];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();

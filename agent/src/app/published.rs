@@ -1,5 +1,5 @@
-//! A source's way into the merge, and what people are told on the way: rejected manifests become events, and the
-//! source's state can be asked for at any time.
+//! A source's way into the merge, and what people are told on the way: changed and rejected manifests become events,
+//! and the source's state can be asked for at any time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use imbl::ordmap::DiffItem;
 
 use crate::merge::slot::Slots;
-use crate::pod::Severity;
+use crate::pod::{PodKey, Severity};
 use crate::server::{SourceView, Sources};
-use crate::source::{Pulse, Rejection, SourceKind, SourceSnapshot};
-use crate::status::event::Events;
+use crate::source::{ChangeKind, ManifestChange, Pulse, Rejection, SourceKind, SourceSnapshot};
+use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::status::rejection;
-use crate::store::Store;
+use crate::store::{Store, chain};
 
 /// One configured source.
 #[derive(Debug)]
@@ -48,8 +48,22 @@ impl Published {
         for rejected in newly_rejected(&before, &snapshot) {
             self.report(&snapshot, rejected);
         }
+        self.report_changes(&snapshot);
         self.slots.publish(self.kind, snapshot);
         self.observed.touch();
+    }
+
+    /// An event for each change. A pod that appears, nobody knows by whose doing, has events enough of its own.
+    fn report_changes(&self, snapshot: &SourceSnapshot) {
+        for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
+            if change.change == ChangeKind::Created && change.actor.is_none() {
+                continue;
+            }
+            let parts =
+                [format!("{} {}", change.origin, change.what()), change.effect(), format!("by {}", change.by())];
+            let message = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
+            self.events.emit(change.of_pod(), None, EventType::Normal, "ManifestChanged", message);
+        }
     }
 
     fn snapshot(&self) -> Arc<SourceSnapshot> {
@@ -58,7 +72,11 @@ impl Published {
 
     fn report(&self, snapshot: &SourceSnapshot, rejected: &Rejection) {
         let errors = rejected.faults.iter().filter(|fault| fault.severity == Severity::Error);
-        let message = errors.map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let mut message = errors.map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let actor = snapshot.changes.iter().filter(|change| *change.origin == *rejected.origin);
+        if let Some(actor) = actor.filter_map(|change| change.actor.as_ref()).next() {
+            message = format!("{message}; written by {actor}");
+        }
         let kept = rejected.kept.iter().filter_map(|key| snapshot.pods.get(key)).map(|pod| &**pod);
         let told = rejection::Told { source: self.kind, faults: &rejected.faults, message: &message };
         rejection::tell(&self.events, &self.metrics, &told, kept);
@@ -89,7 +107,10 @@ impl Sources for ConfiguredSources {
         let view = |source: &Arc<Published>| SourceView {
             kind: source.kind,
             place: Arc::clone(&source.place),
-            backend: Arc::clone(&source.backend),
+            backend: source
+                .pulse
+                .backend()
+                .map_or_else(|| Arc::clone(&source.backend), |told| Arc::from(told.as_str())),
             last_good: source.pulse.last_success(),
             next_retry: source.pulse.next_retry(),
             unkept: source.pulse.unkept(),
@@ -100,6 +121,10 @@ impl Sources for ConfiguredSources {
 
     fn damaged(&self) -> Vec<PathBuf> {
         self.store.damaged()
+    }
+
+    fn history(&self, pod: &PodKey) -> Result<Vec<ManifestChange>, String> {
+        self.store.history(pod).map_err(|error| chain(&error))
     }
 }
 

@@ -14,7 +14,7 @@ use super::error::CliError;
 use super::output::DocumentFormat;
 use super::pod_status::Summary;
 use super::screen::{Screen, Tone};
-use super::{age, completion, events, sources, target};
+use super::{age, completion, events, history, sources, target};
 use crate::server::document::DescribeDocument;
 use sheet::Sheet;
 
@@ -86,6 +86,11 @@ fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> Strin
             let table = events::section(kept, screen, now);
             sheet.text(&table.lines().map(|line| format!("  {line}\n")).collect::<String>());
         }
+    }
+    if !document.history.is_empty() {
+        sheet.section("History");
+        let table = history::table(&document.history, screen, now);
+        sheet.text(&table.lines().map(|line| format!("  {line}\n")).collect::<String>());
     }
     sheet.into_text()
 }

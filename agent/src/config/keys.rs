@@ -223,6 +223,7 @@ pub(super) const LIMPET: &[Key] = &[
     acts("rootDirectory", Text),
     acts("runDirectory", Text),
     acts("containerLogsDirectory", Text),
+    acts("manifestWatch", Text),
     acts("staticPodURLCAFile", Text),
     acts("staticPodURLCertFile", Text),
     acts("staticPodURLKeyFile", Text),

@@ -7,12 +7,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use limpet_bpf::{Event, Events, LoadError, Loaded, Request};
+use limpet_bpf::{Event, Events, LoadError, Loaded, Purpose, Request};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::{LifecycleEvent, kernel_types, memory};
 use crate::runtime::record::ContainerId;
+use crate::watch::Feed;
+use crate::watch::programs::{self, FeedEnd};
 
 /// The first containers have been started when no further one has come for so long.
 const STARTS_ARE_OVER: Duration = Duration::from_secs(3);
@@ -81,15 +83,22 @@ impl Followed {
     }
 }
 
-/// Tells what the kernel tells of `followed`, until `stop`. Ends at once where its programs do not work.
-pub async fn run(followed: Arc<Followed>, events: mpsc::Sender<LifecycleEvent>, stop: CancellationToken) {
+/// Tells what the kernel tells of `followed`, until `stop`. Ends at once where its programs do not work. To whom it shall
+/// be told who changes manifests, `feeds`, a feed is offered.
+pub async fn run(
+    followed: Arc<Followed>,
+    events: mpsc::Sender<LifecycleEvent>,
+    feeds: Option<mpsc::Sender<Feed>>,
+    stop: CancellationToken,
+) {
     tokio::select! {
         () = stop.cancelled() => return,
         () = followed.settled(STARTS_ARE_OVER) => {}
     }
     // Reading the kernel's types takes some hundredths of a second.
-    let loaded = tokio::task::spawn_blocking(|| {
-        let loaded = load();
+    let request = Request { lifecycle: true, watch: feeds.is_some(), ..Request::default() };
+    let loaded = tokio::task::spawn_blocking(move || {
+        let loaded = load(&request);
         memory::give_back();
         loaded
     });
@@ -104,22 +113,47 @@ pub async fn run(followed: Arc<Followed>, events: mpsc::Sender<LifecycleEvent>, 
     for program in loaded.programs() {
         match &program.failure {
             None => tracing::debug!(program = program.name, hook = program.hook, "BPF program attached"),
+            // Told in one word for all of them, by whoever offers them.
+            Some(failure) if program.purpose == Purpose::Watch => {
+                tracing::debug!(program = program.name, hook = program.hook, failure, "BPF program does not work here");
+            }
             Some(failure) => {
                 tracing::info!(program = program.name, hook = program.hook, failure, "BPF program does not work here")
             }
         }
     }
-    let following = Following { loaded, followed, known: HashMap::new(), events };
+    let writes = feeds.and_then(|feeds| offer(&loaded, &feeds));
+    let following = Following { loaded, followed, known: HashMap::new(), events, writes };
     tokio::select! {
         () = stop.cancelled() => {}
         () = following.run(told) => {}
     }
 }
 
-fn load() -> Result<(Loaded, Option<Events>), LoadError> {
-    let mut loaded = kernel_types::read().load(&Request { lifecycle: true, ..Request::default() })?;
+fn load(request: &Request) -> Result<(Loaded, Option<Events>), LoadError> {
+    let mut loaded = kernel_types::read().load(request)?;
     let events = loaded.events().map_err(|error| LoadError::Maps(error.to_string()))?;
     Ok((loaded, events))
+}
+
+/// Offers what the programs tell of manifests, where all of them work.
+fn offer(loaded: &Loaded, feeds: &mpsc::Sender<Feed>) -> Option<FeedEnd> {
+    match programs::feed(loaded) {
+        // Without room there is a feed already, or nobody listens any more.
+        Ok((feed, end)) => feeds.try_send(feed).is_ok().then_some(end),
+        Err(reason) => {
+            tracing::info!(reason, "no BPF programs tell who changes manifests");
+            None
+        }
+    }
+}
+
+/// What the watch of manifests asks of the programs; never where it asks nothing.
+async fn other_directories(writes: Option<&mut FeedEnd>) {
+    match writes {
+        Some(writes) => writes.changed().await,
+        None => std::future::pending().await,
+    }
 }
 
 struct Following {
@@ -128,6 +162,8 @@ struct Following {
     /// What the programs follow.
     known: HashMap<u32, ContainerId>,
     events: mpsc::Sender<LifecycleEvent>,
+    /// Who wants to know who changes manifests.
+    writes: Option<FeedEnd>,
 }
 
 impl Following {
@@ -137,6 +173,7 @@ impl Following {
             self.align();
             tokio::select! {
                 () = self.followed.changed.notified() => {}
+                () = other_directories(self.writes.as_mut()) => {}
                 event = told.next() => match event {
                     Ok(event) => {
                         // A process that was added just now may be the one.
@@ -165,6 +202,9 @@ impl Following {
             }
         }
         self.known = wanted;
+        if let Some(writes) = &mut self.writes {
+            writes.align(&mut self.loaded);
+        }
     }
 
     fn understand(&self, event: Event) -> Option<LifecycleEvent> {
@@ -179,7 +219,13 @@ impl Following {
                 let process = (!by_kernel).then_some(ProcessName { pid: sender.pid, command: sender.command });
                 Some(LifecycleEvent::Signalled { id, sender: Sender { signal, process, uid: sender.uid } })
             }
-            Event::ProcessExit { .. } | Event::Write(_) | Event::Refused { .. } => None,
+            Event::Write(change) => {
+                if let Some(writes) = &self.writes {
+                    writes.tell(change);
+                }
+                None
+            }
+            Event::ProcessExit { .. } | Event::Refused { .. } => None,
         }
     }
 }

@@ -84,6 +84,15 @@ fn remedy(controller: &str) -> &'static str {
     if controller == "memory" { "; boot with cgroup_enable=memory" } else { "" }
 }
 
+/// Who a cgroup was made for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    /// The pod.
+    pub pod: PodUid,
+    /// The container's id in containerd, for a group of one or below.
+    pub container: Option<String>,
+}
+
 /// The pods' cgroups. Clones share what is known.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
@@ -245,6 +254,23 @@ impl Cgroups {
             Ok(found)
         });
         Ok(found.await?.into_iter().collect())
+    }
+
+    /// The pod, and the container, whose group has or contains `path`, from the root of a hierarchy.
+    pub fn tenant(&self, path: &str) -> Option<Tenant> {
+        self.shared.layout.tenant(path)
+    }
+
+    /// The path of the pods' group, or one below, that has this number; version 2 only. Reads directories.
+    pub fn path_of(&self, cgroup_id: u64) -> Option<String> {
+        let Shared { hierarchies, layout, .. } = &*self.shared;
+        if !hierarchies.is_v2() {
+            return None;
+        }
+        let top = layout.directory(&layout.level(QosClass::Guaranteed));
+        let path = hierarchies.all_paths(&top).into_iter().next()?;
+        let found = files::numbered(&path, cgroup_id)?;
+        Some(format!("/{}", top.join(found.strip_prefix(&path).ok()?).display()))
     }
 
     /// How many processes of a container the kernel has killed for want of memory; `None` when its cgroup is gone

@@ -9,6 +9,8 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
+use crate::source::ManifestChange;
+
 /// The namespace of a pod that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
@@ -157,4 +159,16 @@ pub struct DescribeDocument<P = Pod> {
     pub duplicates: Vec<String>,
     /// Its events, the least recent first.
     pub events: Vec<Event>,
+    /// The last changes of its manifest, the oldest first.
+    #[serde(default)]
+    pub history: Vec<ManifestChange>,
+}
+
+/// `/limpet/v1/pods/{namespace}/{name}/history`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryDocument {
+    /// The pod, as `namespace/name`.
+    pub pod: String,
+    /// The last changes of its manifest, the oldest first.
+    pub changes: Vec<ManifestChange>,
 }

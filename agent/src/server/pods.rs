@@ -8,12 +8,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use super::document::{PodsDocument, SourceDocument};
+use super::document::{DescribeDocument, HistoryDocument, PodsDocument, SourceDocument};
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView};
 use crate::merge::DesiredPods;
 use crate::pod::PodKey;
+use crate::source::ManifestChange;
 use crate::status::metrics::CONTENT_TYPE;
 
 /// The query of routes that can be watched.
@@ -70,10 +71,33 @@ pub(super) async fn describe(
     let desired = state.desired.load();
     let rows = view::rows(&state.observed.load(), &sources, &desired);
     let key = PodKey::new(namespace, name);
+    // The page is worth showing without it; the log of the source says what is wrong with the database.
+    let history = read_history(&state, &key).await.unwrap_or_default();
     match rows.get(&key) {
-        Some(row) => json(&row.describe(&state.node_name, &sources, &desired, &state.events.snapshot())),
+        Some(row) => {
+            let document = row.describe(&state.node_name, &sources, &desired, &state.events.snapshot());
+            json(&DescribeDocument { history, ..document })
+        }
         None => (StatusCode::NOT_FOUND, format!("no pod {key} on this node")).into_response(),
     }
+}
+
+/// The last changes of one pod's manifest, the oldest first; also of a pod that is gone.
+pub(super) async fn history(
+    State(state): State<ServerState>,
+    Path((namespace, name)): Path<(String, String)>,
+) -> Response {
+    let key = PodKey::new(namespace, name);
+    match read_history(&state, &key).await {
+        Ok(changes) => json(&HistoryDocument { pod: key.to_string(), changes }),
+        Err(reason) => (StatusCode::INTERNAL_SERVER_ERROR, reason).into_response(),
+    }
+}
+
+async fn read_history(state: &ServerState, key: &PodKey) -> Result<Vec<ManifestChange>, String> {
+    let (sources, key) = (Arc::clone(&state.sources), key.clone());
+    let read = tokio::task::spawn_blocking(move || sources.history(&key)).await;
+    read.map_err(|error| error.to_string()).flatten()
 }
 
 /// The sources, their health and what they refuse.

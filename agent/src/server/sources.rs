@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::source::{SourceKind, SourceSnapshot};
+use crate::pod::PodKey;
+use crate::source::{ManifestChange, SourceKind, SourceSnapshot};
 
 /// One source as people see it.
 #[derive(Debug, Clone)]
@@ -32,6 +33,14 @@ pub struct SourceView {
 pub trait Sources: Send + Sync {
     /// All configured sources as they stand.
     fn views(&self) -> Vec<SourceView>;
+
+    /// The last changes of a pod's manifest, the oldest first. Reads the database.
+    ///
+    /// # Errors
+    /// It cannot be read; in words.
+    fn history(&self, _: &PodKey) -> Result<Vec<ManifestChange>, String> {
+        Ok(Vec::new())
+    }
 
     /// Damaged databases that were set aside, the newest last. Reads a directory.
     fn damaged(&self) -> Vec<PathBuf> {

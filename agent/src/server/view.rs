@@ -209,6 +209,7 @@ impl Row {
                 .map(|duplicate| told_to(key, duplicate))
                 .collect(),
             events: events.iter().filter(|event| is_about(event, key)).map(|each| event(each, node)).collect(),
+            history: Vec::new(),
         }
     }
 }

@@ -4,31 +4,36 @@
 //! Events are hints: what they name is looked at, and read if it changed; the directory is listed at the start, when
 //! it is replaced, when events were lost, to confirm that a name is gone, and every few minutes in case a file
 //! system told nothing. What appears acts at once; a name that vanished waits a moment, because editors rename a
-//! file away before they write it. Nothing unreadable, missing or broken ever stops a pod.
+//! file away before they write it. Nothing unreadable, missing or broken ever stops a pod. What is accepted or refused
+//! carries who did it, where the watch knows.
 
 mod look;
 mod names;
+mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use crate::pod::Manifest;
+use crate::source::change::Ledger;
 use crate::source::keep::Keeper;
 use crate::source::told::Told;
 use crate::source::view::{Contents, View};
 use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
 use crate::store::{Kept, Store};
-use crate::watch::{DirectoryId, DirectoryWatch, WatchEvent};
+use crate::watch::actor::Actor;
+use crate::watch::{DirectoryId, DirectoryWatch, Feed, WatchSettings};
 pub use look::read_all;
 use look::{Finding, KnownFiles, Listing, Look, Place};
+use watching::{listen, next_event};
 
 /// How long a vanished name waits for its successor.
 const VANISH: Duration = Duration::from_millis(50);
@@ -38,7 +43,7 @@ const VANISH: Duration = Duration::from_millis(50);
 struct Pace {
     /// While the kernel tells of changes.
     watched: Duration,
-    /// While it does not.
+    /// While it does not, or where changes can be made that the kernel does not see.
     blind: Duration,
 }
 
@@ -56,8 +61,13 @@ pub struct FileSource {
     /// The configured path, for people and the store.
     path_key: Arc<str>,
     watch: Option<DirectoryWatch>,
+    settings: WatchSettings,
+    /// Where programs that tell of changes may come from, until the watch has it.
+    feeds: Option<mpsc::Receiver<Feed>>,
     /// Why there is no watch.
     blind: Option<Arc<str>>,
+    /// The file system whose changes are not all seen, if it is one.
+    unseen: Option<&'static str>,
     pace: Pace,
     /// When everything is looked at although nothing was told.
     resync: Instant,
@@ -65,12 +75,16 @@ pub struct FileSource {
     known: KnownFiles,
     last_good: BTreeMap<Arc<str>, Kept>,
     accepted: Option<DirectoryId>,
-    vanishing: BTreeSet<Arc<str>>,
+    /// Names that are gone, not yet for certain, and who removed them.
+    vanishing: BTreeMap<Arc<str>, Option<Arc<Actor>>>,
+    /// Who changed the files that are looked at now.
+    actors: BTreeMap<Arc<str>, Arc<Actor>>,
     confirm_at: Option<Instant>,
     links: BTreeSet<Arc<str>>,
     /// Skipped names already spoken of.
     told_skipped: BTreeSet<String>,
     told: Told,
+    ledger: Ledger,
     ready: bool,
     health: Health,
     keeper: Keeper,
@@ -91,23 +105,36 @@ impl FileSource {
             place: Arc::new(place),
             path_key: Arc::clone(&path_key),
             watch: None,
+            settings: WatchSettings::default(),
+            feeds: None,
             blind: None,
+            unseen: None,
             pace,
             resync: Instant::now(),
             view: View::default(),
             known: KnownFiles::new(),
             last_good: BTreeMap::new(),
             accepted: None,
-            vanishing: BTreeSet::new(),
+            vanishing: BTreeMap::new(),
+            actors: BTreeMap::new(),
             confirm_at: None,
             links: BTreeSet::new(),
             told_skipped: BTreeSet::new(),
             told: Told::new(SourceKind::File),
+            ledger: Ledger::new(SourceKind::File),
             ready: false,
             health: Health::Starting,
             keeper: Keeper::new(store, SourceKind::File, Arc::clone(&pulse)),
             pulse,
         }
+    }
+
+    /// Has the directory watched as `settings` say; feeds may come later.
+    #[must_use]
+    pub fn watched(mut self, settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
+        self.settings = settings;
+        self.feeds = feeds;
+        self
     }
 
     /// When it read last, for people.
@@ -120,6 +147,7 @@ impl FileSource {
         let path = Arc::clone(&self.path_key);
         let kept = self.keeper.load(move |store| Ok((store.last_good(SourceKind::File)?, store.directory(&path)?)));
         (self.last_good, self.accepted) = kept.await.unwrap_or_default();
+        self.ledger.expect(&self.last_good);
         self.open_watch();
         if self.watch.is_none() {
             self.look_at_all(&publish).await;
@@ -128,22 +156,7 @@ impl FileSource {
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                event = next_event(self.watch.as_mut()) => match event {
-                    Ok(WatchEvent::Hint(names)) if self.health == Health::Good => {
-                        let names = names.iter().filter_map(|name| name.to_str()).filter(|name| self.place.counts(name));
-                        let names = names.map(Arc::from).collect();
-                        self.look_at(names, &publish).await;
-                    }
-                    Ok(WatchEvent::Hint(_)) => self.look_at_all(&publish).await,
-                    Ok(WatchEvent::Rescan(reason)) => {
-                        debug!(?reason, directory = %self.place.directory.display(), "rescan");
-                        self.look_at_all(&publish).await;
-                    }
-                    Err(error) => {
-                        self.go_blind(&error);
-                        self.look_at_all(&publish).await;
-                    }
-                },
+                event = next_event(self.watch.as_mut()) => self.handle(event, &publish).await,
                 () = at(self.confirm_at) => self.look_at_all(&publish).await,
                 () = self.keeper.written() => self.keep_again(),
                 () = sleep_until(self.resync) => {
@@ -159,36 +172,15 @@ impl FileSource {
         self.keeper.flush().await;
     }
 
-    fn set_resync(&mut self) {
-        let pause = if self.watch.is_some() { self.pace.watched } else { self.pace.blind };
-        self.resync = Instant::now() + jittered(pause);
-    }
-
-    fn open_watch(&mut self) {
-        match DirectoryWatch::new(&self.place.directory) {
-            Ok(watch) => {
-                self.watch = Some(watch);
-                self.blind = None;
-                self.links.clear();
-            }
-            Err(error) => self.go_blind(&error),
-        }
-    }
-
-    /// The kernel tells nothing of changes from now on; [`Health`] says so.
-    fn go_blind(&mut self, error: &std::io::Error) {
-        self.watch = None;
-        self.blind = Some(format!("reading every {} s: {error}", self.pace.blind.as_secs()).into());
-        self.set_resync();
-    }
-
     /// Looks at `names`, and at what they turn out to lead through.
     async fn look_at(&mut self, names: BTreeSet<Arc<str>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if names.is_empty() {
+            self.actors.clear();
             return;
         }
         let named = names.clone();
         let look = self.blocking(move |place, known| place.look_at(names, known)).await;
+        self.drop_uncertain();
         self.take(look);
         // Nothing but what was named is looked through: an event costs the same however many files there are.
         if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
@@ -201,6 +193,7 @@ impl FileSource {
         let confirms = self.confirm_at.take_if(|at| *at <= Instant::now()).is_some();
         let told = self.told_skipped.clone();
         let mut look = self.blocking(move |place, known| place.look_at_all(known, &told)).await;
+        self.drop_uncertain();
         match look.listing.take() {
             Some(Ok(listing)) => {
                 self.take(look);
@@ -222,7 +215,15 @@ impl FileSource {
     /// Runs one look off this thread.
     async fn blocking(&mut self, look: impl FnOnce(&Place, KnownFiles) -> Look + Send + 'static) -> Look {
         let (place, known) = (Arc::clone(&self.place), std::mem::take(&mut self.known));
-        match tokio::task::spawn_blocking(move || look(&place, known)).await {
+        let mut looking = tokio::task::spawn_blocking(move || look(&place, known));
+        let looked = loop {
+            tokio::select! {
+                looked = &mut looking => break looked,
+                // Who writes meanwhile may not live until the next change is handled.
+                () = listen(self.watch.as_mut()) => {}
+            }
+        };
+        match looked {
             Ok(look) => look,
             Err(error) => {
                 error!(%error, "reading manifests failed");
@@ -252,7 +253,8 @@ impl FileSource {
     }
 
     fn vanish(&mut self, name: Arc<str>) {
-        if self.view.contains(&name) && self.vanishing.insert(Arc::clone(&name)) {
+        if self.view.contains(&name) && !self.vanishing.contains_key(&name) {
+            self.vanishing.insert(Arc::clone(&name), self.actors.get(&name).cloned());
             self.view.set_vanishing(&name, true);
             self.confirm_in(VANISH);
         }
@@ -278,7 +280,8 @@ impl FileSource {
         }
         let absent: Vec<Arc<str>> = self.view.names().filter(|name| !listing.names.contains(*name)).cloned().collect();
         for name in absent {
-            if confirms && self.vanishing.remove(&name) {
+            if confirms && let Some(actor) = self.vanishing.remove(&name) {
+                self.actors.extend(actor.map(|actor| (Arc::clone(&name), actor)));
                 info!(file = %name, "manifest gone");
                 self.view.remove(&name);
                 self.told.forget(&name);
@@ -300,6 +303,10 @@ impl FileSource {
             self.accepted = Some(listing.id);
             self.keeper.put_directory(Arc::clone(&self.path_key), listing.id);
         }
+        if self.unseen != listing.unseen {
+            self.unseen = listing.unseen;
+            self.set_resync();
+        }
         self.ready = true;
         self.pulse.succeeded(jiff::Timestamp::now());
         self.set_health(self.blind.clone().map_or(Health::Good, Health::Blind));
@@ -316,7 +323,7 @@ impl FileSource {
                 self.view.restore(name, restore(&self.place, name, Some(kept)));
             }
         }
-        for name in std::mem::take(&mut self.vanishing) {
+        for name in std::mem::take(&mut self.vanishing).into_keys() {
             self.view.set_vanishing(&name, false);
         }
         self.confirm_at = None;
@@ -370,8 +377,13 @@ impl FileSource {
     }
 
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        self.pulse.set_backend(self.backend());
+        let (place, actors) = (&self.place, std::mem::take(&mut self.actors));
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            self.told.rejections(&snapshot);
+            let restore = |name: &str, kept: &Kept| restore(place, name, Some(kept));
+            let snapshot = self.ledger.enter(snapshot, restore, |origin| actors.get(origin).cloned());
+            self.keeper.put_history(&snapshot.changes);
+            self.told.snapshot(&snapshot);
             publish(snapshot);
         }
         self.keeper.write();
@@ -382,19 +394,6 @@ impl FileSource {
 fn restore(place: &Place, name: &str, kept: Option<&Kept>) -> Contents {
     let manifests = kept.map_or(&[][..], |kept| kept.manifests.as_slice());
     place.decoder.restore_all(manifests, name, SourceKind::File, &place.node_name)
-}
-
-/// Within a tenth of `period`, so that many nodes on one network file system do not read at once.
-fn jittered(period: Duration) -> Duration {
-    let dice = u32::try_from(RandomState::new().hash_one(()) % 201).unwrap_or(100);
-    period * (900 + dice) / 1_000
-}
-
-async fn next_event(watch: Option<&mut DirectoryWatch>) -> std::io::Result<WatchEvent> {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn at(instant: Option<Instant>) {

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::pod::{Manifest, Severity};
+use crate::source::change::Ledger;
 use crate::source::keep::Keeper;
 use crate::source::told::Told;
 use crate::source::view::{Contents, View};
@@ -59,6 +60,7 @@ pub struct HttpSource {
     health: Health,
     keeper: Keeper,
     told: Told,
+    ledger: Ledger,
     pulse: Arc<Pulse>,
 }
 
@@ -93,6 +95,7 @@ impl HttpSource {
             health: Health::Starting,
             keeper: Keeper::new(store, SourceKind::Http, Arc::clone(&pulse)),
             told: Told::new(SourceKind::Http),
+            ledger: Ledger::new(SourceKind::Http),
             pulse,
         }
     }
@@ -128,6 +131,7 @@ impl HttpSource {
     /// Takes what an earlier run last accepted, also from another URL: until this one answers, that is what is wanted.
     async fn recall(&mut self) {
         let kept = self.keeper.load(|store| store.last_good(SourceKind::Http)).await.unwrap_or_default();
+        self.ledger.expect(&kept);
         let mut contents = Contents::default();
         let own = kept.iter().filter(|(name, _)| **name == self.kept_as);
         for (name, kept) in own.chain(kept.iter().filter(|(name, _)| **name != self.kept_as)) {
@@ -243,7 +247,13 @@ impl HttpSource {
 
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            self.told.rejections(&snapshot);
+            let restore = |_: &str, kept: &Kept| {
+                self.decoder.restore_all(&kept.manifests, &self.origin, SourceKind::Http, &self.node_name)
+            };
+            // Who changed what a server answers is known there.
+            let snapshot = self.ledger.enter(snapshot, restore, |_| None);
+            self.keeper.put_history(&snapshot.changes);
+            self.told.snapshot(&snapshot);
             publish(snapshot);
         }
         self.keeper.write();

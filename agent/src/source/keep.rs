@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
-use crate::source::{Pulse, SourceKind};
+use crate::source::{ManifestChange, Pulse, SourceKind};
 use crate::store::{Changes, Kept, Store, StoreError, chain};
 use crate::watch::DirectoryId;
 
@@ -62,6 +62,11 @@ impl Keeper {
         self.pending.directory = Some((path, id));
     }
 
+    /// Notes what changed: it is written together with the rest.
+    pub(super) fn put_history(&mut self, changes: &[Arc<ManifestChange>]) {
+        self.pending.remember(changes);
+    }
+
     /// Begins to write what was noted, unless a write is under way.
     pub(super) fn write(&mut self) {
         if self.writing.is_some() || self.pending.is_empty() {
@@ -105,6 +110,7 @@ impl Keeper {
                 self.pulse.kept(Some(error));
                 let newer = std::mem::replace(&mut self.pending, changes);
                 self.pending.last_good.extend(newer.last_good);
+                self.pending.remember(&newer.history);
                 self.pending.directory = newer.directory.or(self.pending.directory.take());
             }
             Err(error) => {

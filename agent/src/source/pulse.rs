@@ -1,5 +1,5 @@
-//! When a source last succeeded, when it tries again, and whether the disk takes what it accepts. Told beside the
-//! snapshots, because none of it changes a pod.
+//! When a source last succeeded, when it tries again, what tells it of changes, and whether the disk takes what it
+//! accepts. Told beside the snapshots, because none of it changes a pod.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -16,11 +16,17 @@ pub struct Pulse {
     succeeded: AtomicI64,
     retry: AtomicI64,
     unkept: ArcSwapOption<String>,
+    backend: ArcSwapOption<String>,
 }
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { succeeded: AtomicI64::new(NEVER), retry: AtomicI64::new(NEVER), unkept: ArcSwapOption::empty() }
+        Self {
+            succeeded: AtomicI64::new(NEVER),
+            retry: AtomicI64::new(NEVER),
+            unkept: ArcSwapOption::empty(),
+            backend: ArcSwapOption::empty(),
+        }
     }
 }
 
@@ -44,6 +50,18 @@ impl Pulse {
     /// Why the disk does not take what the source accepts.
     pub fn unkept(&self) -> Option<Arc<String>> {
         self.unkept.load_full()
+    }
+
+    /// What tells the source of changes, for people.
+    pub fn set_backend(&self, backend: String) {
+        if self.backend.load().as_deref() != Some(&backend) {
+            self.backend.store(Some(Arc::new(backend)));
+        }
+    }
+
+    /// What tells the source of changes.
+    pub fn backend(&self) -> Option<Arc<String>> {
+        self.backend.load_full()
     }
 
     /// When the source last read its place in full and without trouble, or what it restored was accepted.

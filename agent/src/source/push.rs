@@ -21,7 +21,7 @@ use tracing::{error, info};
 
 use crate::merge::slot::{Slots, Snapshots};
 use crate::pod::{PodKey, PodRecord, identity};
-use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
+use crate::source::{Decoder, Health, ManifestChange, Pulse, SourceKind, SourceSnapshot};
 use crate::status::observed::Observed;
 use crate::store::{Changes, Kept, Manifests, Store, StoreError, chain};
 pub use error::PushError;
@@ -154,9 +154,11 @@ impl PushSource {
             Some(_) => Verb::Configured,
             None => Verb::Created,
         };
-        self.commit(&key, Some(vec![Arc::clone(&record.manifest)])).await?;
+        let change = ManifestChange::between(before.map(|old| &**old), Some(&record), Timestamp::now(), None);
+        let change = change.map(Arc::new);
+        self.commit(&key, Some(vec![Arc::clone(&record.manifest)]), change.clone()).await?;
         self.snapshot.pods.insert(key, Arc::clone(&record));
-        publish(Arc::new(self.snapshot.clone()));
+        publish(Arc::new(SourceSnapshot { changes: change.into_iter().collect(), ..self.snapshot.clone() }));
         Ok(Stored { record, verb })
     }
 
@@ -169,7 +171,8 @@ impl PushSource {
     ) -> Result<Arc<PodRecord>, PushError> {
         let Some(record) = self.find(namespace, name) else { return Err(self.not_here(namespace, name)) };
         let key = record.key.clone();
-        self.commit(&key, None).await?;
+        let change = ManifestChange::between(Some(&record), None, Timestamp::now(), None).map(Arc::new);
+        self.commit(&key, None, change.clone()).await?;
         let record = Arc::new(deleted(&record, grace, Timestamp::now()));
         if self.around.observed.load().pods.contains_key(&key) {
             self.ending.insert(key.clone());
@@ -177,17 +180,26 @@ impl PushSource {
         } else {
             self.snapshot.pods.remove(&key);
         }
-        publish(Arc::new(self.snapshot.clone()));
+        publish(Arc::new(SourceSnapshot { changes: change.into_iter().collect(), ..self.snapshot.clone() }));
         Ok(record)
     }
 
     /// Writes to the disk what is to be kept of a pod or object, and waits until it is there. Nothing has changed when it
     /// fails.
-    async fn commit(&self, key: &impl Display, manifests: Option<Manifests>) -> Result<(), PushError> {
+    async fn commit(
+        &self,
+        key: &impl Display,
+        manifests: Option<Manifests>,
+        change: Option<Arc<ManifestChange>>,
+    ) -> Result<(), PushError> {
         let name: Arc<str> = Arc::from(key.to_string());
         let kept = manifests.map(Kept::now);
-        let changes = Changes { last_good: BTreeMap::from([(Arc::clone(&name), kept.clone())]), directory: None };
-        let mut all = Changes { last_good: self.everything(), directory: None };
+        let changes = Changes {
+            last_good: BTreeMap::from([(Arc::clone(&name), kept.clone())]),
+            history: change.into_iter().collect(),
+            ..Changes::default()
+        };
+        let mut all = Changes { last_good: self.everything(), ..Changes::default() };
         all.last_good.insert(Arc::clone(&name), kept);
         let store = Arc::clone(&self.store);
         let written = tokio::task::spawn_blocking(move || {

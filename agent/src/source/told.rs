@@ -7,7 +7,7 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use tracing::{info, warn};
 
-use super::{Rejection, SourceKind, SourceSnapshot};
+use super::{ChangeKind, ManifestChange, Rejection, SourceKind, SourceSnapshot};
 use crate::pod::{Fault, Severity};
 
 /// One source's memory of what it said.
@@ -23,8 +23,18 @@ impl Told {
         Self { source, rejected: OrdMap::new(), warned: BTreeMap::new() }
     }
 
-    /// Speaks of rejections that are new, and of those that are over.
-    pub(super) fn rejections(&mut self, snapshot: &SourceSnapshot) {
+    /// Speaks of what a snapshot brings: of changes and who made them, of rejections, and of those that are over.
+    pub(super) fn snapshot(&mut self, snapshot: &SourceSnapshot) {
+        for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
+            let ManifestChange { change: kind, pod, origin, .. } = &**change;
+            let pod = pod.as_deref().unwrap_or_default();
+            let (by, what, effect) = (change.by(), change.what(), change.effect());
+            info!(source = %self.source, pod, file = %origin, by, what, effect, "manifest {kind}");
+        }
+        self.rejections(snapshot);
+    }
+
+    fn rejections(&mut self, snapshot: &SourceSnapshot) {
         let source = self.source;
         for difference in self.rejected.diff(&snapshot.rejected) {
             let (name, rejection) = match difference {
@@ -34,10 +44,11 @@ impl Told {
                     continue;
                 }
             };
+            let by = snapshot.changes.iter().find(|change| *change.origin == **name).map(|change| change.by());
             for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
                 let line = fault.position.map(|(line, _)| line);
                 let said = Fault { origin: Arc::from(""), ..fault.clone() };
-                warn!(%source, file = %name, line, error = %said, kept = ?rejection.kept, "manifest rejected");
+                warn!(%source, file = %name, line, error = %said, kept = ?rejection.kept, by, "manifest rejected");
             }
         }
         self.rejected = snapshot.rejected.clone();

@@ -5,9 +5,10 @@
 
 mod process;
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -32,6 +33,9 @@ const POD_START_SECONDS: [f64; 20] = [
     0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0, 1800.0,
     3600.0,
 ];
+
+/// Containers that have a series of their own for what they write into the manifest directory.
+const MOST_WRITERS: usize = 50;
 
 /// What kind of container was started, as kubelet's label `container_type` says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -139,6 +143,16 @@ struct StartErrorLabels {
     code: &'static str,
 }
 
+one_label!(BackendLabel, backend: &'static str);
+
+/// A pod's names come from manifests: only so many have a label of their own, the others share one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriterLabels {
+    namespace: String,
+    pod: String,
+    container: String,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RejectionLabels {
     source: &'static str,
@@ -167,6 +181,11 @@ pub struct Metrics {
     containerd_connected: Gauge,
     merge_changes: Family<ChangeLabel, Counter>,
     merge_seconds: Histogram,
+    manifest_watch: Family<BackendLabel, Gauge>,
+    manifest_watch_lost: Family<BackendLabel, Counter>,
+    writes_by_pod: Family<WriterLabels, Counter>,
+    /// Who has a label of their own in `writes_by_pod`.
+    writers: Arc<Mutex<HashSet<WriterLabels>>>,
 }
 
 impl Metrics {
@@ -192,6 +211,10 @@ impl Metrics {
             containerd_connected: Gauge::default(),
             merge_changes: Family::default(),
             merge_seconds: Histogram::new(exponential_buckets(1e-6, 4.0, 10)),
+            manifest_watch: Family::default(),
+            manifest_watch_lost: Family::default(),
+            writes_by_pod: Family::default(),
+            writers: Arc::default(),
         };
         metrics.registry = Arc::new(metrics.register(node_name));
         metrics
@@ -243,6 +266,21 @@ impl Metrics {
             "limpet_containerd_connected",
             "1 while containerd's event stream is open",
             self.containerd_connected.clone(),
+        );
+        all.register(
+            "limpet_manifest_watch_backend",
+            "1 for what tells who changes manifests; inotify: nothing does",
+            self.manifest_watch.clone(),
+        );
+        all.register(
+            "limpet_manifest_watch_fallbacks",
+            "How often a backend that was wanted or at work did not work",
+            self.manifest_watch_lost.clone(),
+        );
+        all.register(
+            "limpet_manifest_writes_by_pod",
+            "Changes in the manifest directory made by processes of pods",
+            self.writes_by_pod.clone(),
         );
         all.register("limpet_merge_changes", "Changes the merge handed on", self.merge_changes.clone());
         all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
@@ -303,6 +341,34 @@ impl Metrics {
     /// A manifest was refused for a fault that it was not refused for before.
     pub fn manifest_rejected(&self, source: SourceKind, reason: RejectionReason) {
         self.manifest_rejected.get_or_create(&RejectionLabels { source: source.as_str(), reason }).inc();
+    }
+
+    /// What tells who changes manifests from now on, and what does not work or not any more.
+    pub fn manifest_watch(&self, backend: &'static str, lost: Option<&'static str>) {
+        self.manifest_watch.clear();
+        self.manifest_watch.get_or_create(&BackendLabel { backend }).set(1);
+        if let Some(backend) = lost {
+            self.manifest_watch_lost.get_or_create(&BackendLabel { backend }).inc();
+        }
+    }
+
+    /// A process of a pod changed something in the manifest directory; `None`: the pod is not known any more.
+    pub fn manifest_written_by_pod(&self, pod: Option<&str>, container: Option<&str>) {
+        let (namespace, name) = pod.and_then(|pod| pod.split_once('/')).unwrap_or_default();
+        let mut labels = WriterLabels {
+            namespace: namespace.to_owned(),
+            pod: name.to_owned(),
+            container: container.unwrap_or_default().to_owned(),
+        };
+        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        if writers.len() >= MOST_WRITERS && !writers.contains(&labels) {
+            let others = || "others".to_owned();
+            labels = WriterLabels { namespace: others(), pod: others(), container: others() };
+        } else {
+            writers.insert(labels.clone());
+        }
+        drop(writers);
+        self.writes_by_pod.get_or_create(&labels).inc();
     }
 
     /// Takes what the snapshots say and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).

@@ -13,11 +13,11 @@ fn manifests(texts: &[&str]) -> Manifests {
 
 fn put(origin: &str, texts: &[&str]) -> Changes {
     let kept = Kept { mark: format!("mark of {origin}"), ..Kept::now(manifests(texts)) };
-    Changes { last_good: BTreeMap::from([(Arc::from(origin), Some(kept))]), directory: None }
+    Changes { last_good: BTreeMap::from([(Arc::from(origin), Some(kept))]), directory: None, ..Changes::default() }
 }
 
 fn remove(origin: &str) -> Changes {
-    Changes { last_good: BTreeMap::from([(Arc::from(origin), None)]), directory: None }
+    Changes { last_good: BTreeMap::from([(Arc::from(origin), None)]), directory: None, ..Changes::default() }
 }
 
 /// `origin manifest…` of everything kept of a source.
@@ -43,6 +43,7 @@ fn what_was_kept_is_there_after_reopening_and_by_source() {
         let forget = Changes {
             last_good: BTreeMap::from([(Arc::from("gone.yaml"), None)]),
             directory: Some((Arc::from("/etc/manifests"), id)),
+            ..Changes::default()
         };
         assert!(store.apply(SourceKind::File, &forget).unwrap());
     }
@@ -241,4 +242,64 @@ fn nobody_else_reads_what_is_kept_also_where_it_was_made_readable() {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     }
+}
+
+fn change(pod: &str, kind: crate::source::ChangeKind, what: &str) -> Arc<ManifestChange> {
+    let text = serde_json::json!({
+        "at": "2026-01-01T00:00:00Z", "source": "file", "origin": "a.yaml", "change": kind, "pod": pod, "uid": "u",
+        "touched": [what],
+    });
+    Arc::new(serde_json::from_value(text).unwrap())
+}
+
+fn touched(store: &Store, pod: &str) -> Vec<String> {
+    store.history(&PodKey::new("default", pod)).unwrap().into_iter().flat_map(|change| change.touched).collect()
+}
+
+#[test]
+fn a_history_is_kept_with_the_manifest_in_order_and_after_reopening() {
+    use crate::source::ChangeKind::{Edited, Rejected};
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("limpet.db");
+    {
+        let (store, _) = Store::open(&path).unwrap();
+        assert!(touched(&store, "web").is_empty());
+        let mut changes = put("a.yaml", &["{1}"]);
+        changes.remember(&[change("default/web", Edited, "1"), change("default/we", Edited, "other")]);
+        changes.remember(&[change("default/web", Edited, "2")]);
+        assert!(store.apply(SourceKind::File, &changes).unwrap());
+    }
+    let (store, _) = Store::open(&path).unwrap();
+    assert_eq!(touched(&store, "web"), ["1", "2"]);
+    let alone = |change: Arc<ManifestChange>| Changes { history: vec![change], ..Changes::default() };
+    assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
+    // As at each start with a manifest that is refused: no write.
+    assert!(!store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
+    assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "4"))).unwrap());
+    assert_eq!(touched(&store, "web"), ["1", "2", "3", "4"]);
+}
+
+#[test]
+fn a_history_is_bounded_per_pod_and_in_all() {
+    use crate::source::ChangeKind::Edited;
+    let (_root, store) = {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(&root.path().join("limpet.db")).unwrap().0;
+        (root, store)
+    };
+    let apply = |changes: Vec<Arc<ManifestChange>>| {
+        let mut all = Changes::default();
+        all.remember(&changes);
+        assert!(store.apply(SourceKind::File, &all).unwrap());
+    };
+    apply((0..50).map(|number| change("default/web", Edited, &number.to_string())).collect());
+    let kept = touched(&store, "web");
+    assert_eq!((kept.len(), kept[0].as_str()), (history::MOST_OF_POD, "30"));
+    for round in 0..3 {
+        apply((0..history::MOST / 2).map(|pod| change(&format!("default/p{round}-{pod}"), Edited, "x")).collect());
+    }
+    assert!(kept.len() > touched(&store, "web").len(), "the oldest of all go first");
+    let last = format!("p2-{}", history::MOST / 2 - 1);
+    assert_eq!(touched(&store, &last).len(), 1);
+    assert!(touched(&store, "p0-0").is_empty());
 }

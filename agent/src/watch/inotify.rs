@@ -16,6 +16,8 @@ use tokio::io::unix::AsyncFd;
 
 /// Bytes read at once: some 200 events with short names.
 const BUFFER: usize = 8 << 10;
+/// Events taken before others have their turn: whoever writes without end is not waited for.
+const MOST: usize = 4_096;
 
 /// A watch descriptor. The kernel does not use a number twice in one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,31 +85,40 @@ impl Queue {
         let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
     }
 
+    /// As if the kernel had ended the watch of itself.
+    #[cfg(test)]
+    pub(super) fn lose(&self, wd: Wd) {
+        let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
+    }
+
     /// The path a watch was put on.
     pub(super) fn path(&self, wd: Wd) -> Option<&Path> {
         self.paths.get(&wd).map(PathBuf::as_path)
     }
 
-    /// Waits for events and takes all there are. Cancel safe: nothing is taken before the wait is over.
+    /// Waits for events and takes all there are, up to a bound. Cancel safe: nothing is taken before the wait is over.
     pub(super) async fn drain(&self) -> io::Result<Vec<Change>> {
         loop {
             let mut ready = self.fd.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); BUFFER];
             let mut changes = Vec::new();
             let mut reader = Reader::new(self.fd.get_ref(), &mut buffer);
-            loop {
+            // What the buffer holds was taken from the kernel, and is lost if it is not looked at.
+            while changes.len() < MOST || !reader.is_buffer_empty() {
                 match reader.next() {
                     Ok(event) => changes.push(Change {
                         wd: Wd(event.wd()),
                         flags: event.events(),
                         name: event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()).to_owned()),
                     }),
-                    Err(Errno::AGAIN) => break,
+                    Err(Errno::AGAIN) => {
+                        ready.clear_ready();
+                        break;
+                    }
                     Err(Errno::INTR) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            ready.clear_ready();
             if !changes.is_empty() {
                 return Ok(changes);
             }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use limpet_bpf::{Kernel, LoadError, ProgramState, Purpose, Request};
@@ -134,21 +134,6 @@ fn ends(programs: &Result<Vec<ProgramState>, LoadError>) -> Finding {
         return Finding::ok(name, "BPF programs name victims of OOM kills and senders of signals");
     }
     Finding::degraded(name, format!("{}; not all of them are explained", failed.join("; ")), "")
-}
-
-/// The file system of a place, where the kernel is not told of all its changes.
-pub(super) fn unseen_file_system(path: &Path) -> Option<&'static str> {
-    const UNSEEN: [(u64, &str); 7] = [
-        (0x6969, "NFS"),
-        (0x0102_1997, "9p"),
-        (0x6573_5546, "FUSE"),
-        (0x794c_7630, "overlay"),
-        (0xff53_4d42, "CIFS"),
-        (0xfe53_4d42, "SMB"),
-        (0x00c3_6400, "Ceph"),
-    ];
-    let found = rustix::fs::statfs(path).ok()?.f_type as u64 & 0xffff_ffff;
-    UNSEEN.iter().find(|(magic, _)| *magic == found).map(|(_, name)| *name)
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::Finding;
-use super::kernel::unseen_file_system;
 use super::runtime::{output_of, peer_pid, same_mount_namespace};
 use crate::config::{Config, ConfigError, RunFlags};
 use crate::node::OtherAgent;
+use crate::watch::file_system::hides_changes;
 
 /// What a unit of systemd may not set, because it gives the service a mount namespace of its own.
 const PRIVATE: [&str; 9] = [
@@ -82,11 +82,10 @@ fn manifests(path: Option<&Path>, url: bool) -> Finding {
     let place = path.display();
     let readable = if path.is_dir() { std::fs::read_dir(path).map(drop) } else { std::fs::File::open(path).map(drop) };
     match readable {
-        Ok(()) => match unseen_file_system(path) {
+        Ok(()) => match hides_changes(path) {
             Some(system) => {
-                let text = format!(
-                    "{place} is on {system}: changes made elsewhere are not told of, and found after 5 minutes"
-                );
+                let text =
+                    format!("{place} is on {system}: changes made elsewhere are not told of, and found within 20 s");
                 Finding::degraded("manifests", text, "Put the manifests on a file system of this machine")
             }
             None => Finding::ok("manifests", place.to_string()),

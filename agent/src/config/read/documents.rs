@@ -8,7 +8,7 @@ use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
 use super::super::url::duration;
-use super::super::{CgroupDriver, Config, quantity};
+use super::super::{CgroupDriver, Config, ManifestWatch, quantity};
 use super::Judge;
 use crate::manifest_guard::GuardSettings;
 
@@ -174,6 +174,14 @@ impl Judge {
                 self.error(Some(at), "snapshotter", "is empty");
             }
             snapshotter.clone_into(&mut config.snapshotter);
+        }
+        if let Some((name, at)) = map.text("manifestWatch") {
+            match ManifestWatch::ALL.into_iter().find(|watch| watch.as_str() == name) {
+                Some(watch) => config.manifest_watch = watch,
+                None => {
+                    self.error(Some(at), "manifestWatch", format!("{name:?} is none of auto, inotify, fanotify, ebpf"));
+                }
+            }
         }
         if map.text("runtimeBinary").is_some() {
             let mut binary = PathBuf::new();

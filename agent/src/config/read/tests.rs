@@ -60,7 +60,7 @@ fn every_key_that_acts_acts() {
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
-         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nignoreOtherAgents: true\n\
+         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
@@ -87,6 +87,7 @@ fn every_key_that_acts_acts() {
             ca_file: Some("/ca.pem".into()),
             client_files: Some(("/cert.pem".into(), "/key.pem".into())),
         }),
+        manifest_watch: super::super::ManifestWatch::Inotify,
         cgroup_driver: CgroupDriver::Systemd,
         cgroup_root: "/edge".into(),
         pod_pids_limit: Some(512),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::QosClass;
+use super::{QosClass, Tenant};
 use crate::config::CgroupDriver;
 use crate::pod::PodUid;
 
@@ -108,6 +108,21 @@ impl Layout {
         }
     }
 
+    /// Whose group has or contains `path`, from the root of a hierarchy.
+    pub(super) fn tenant(&self, path: &str) -> Option<Tenant> {
+        let path = Path::new(path.trim_start_matches('/'));
+        CLASSES.into_iter().find_map(|class| {
+            let inside = path.strip_prefix(self.directory(&self.level(class))).ok()?;
+            let mut names = inside.iter().filter_map(|name| name.to_str());
+            let pod = self.pod_named(class, names.next()?)?;
+            let container = names.next().and_then(|name| match self.driver {
+                CgroupDriver::Cgroupfs => Some(name),
+                CgroupDriver::Systemd => name.strip_prefix(SCOPE_PREFIX)?.strip_prefix('-')?.strip_suffix(".scope"),
+            });
+            Some(Tenant { pod, container: container.map(str::to_owned) })
+        })
+    }
+
     /// The pod whose group is called `name` in the level of `class`. Of a slice's name an underscore is read as a
     /// dash, as kubelet does: UIDs have the one and not the other.
     pub(super) fn pod_named(&self, class: QosClass, name: &str) -> Option<PodUid> {
@@ -177,6 +192,27 @@ mod tests {
         let of = |driver| Layout::new(driver, Path::new("/")).container_directory(QosClass::Guaranteed, &uid, "c1");
         assert_eq!(of(CgroupDriver::Cgroupfs), Path::new("kubepods/podu/c1"));
         assert_eq!(of(CgroupDriver::Systemd), Path::new("kubepods.slice/kubepods-podu.slice/limpet-c1.scope"));
+    }
+
+    #[test]
+    fn who_lives_in_a_group_is_known_from_its_path() {
+        for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
+            let layout = Layout::new(driver, Path::new("/edge"));
+            for class in CLASSES {
+                let uid = PodUid::new("12-ab");
+                let container = layout.container_directory(class, &uid, "c1");
+                let whole = Some(Tenant { pod: uid.clone(), container: Some("c1".to_owned()) });
+                assert_eq!(layout.tenant(&format!("/{}", container.display())), whole);
+                assert_eq!(layout.tenant(&format!("/{}/inner/x", container.display())), whole);
+                let pod = layout.directory(&layout.pod(class, &uid));
+                assert_eq!(layout.tenant(&format!("/{}", pod.display())), Some(Tenant { pod: uid, container: None }));
+                let level = layout.directory(&layout.level(class));
+                assert_eq!(layout.tenant(&format!("/{}", level.display())), None);
+            }
+            for path in ["/", "", "/system.slice/ssh.service", "/other/kubepods/pod1/c", "/podx"] {
+                assert_eq!(layout.tenant(path), None, "{path}");
+            }
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use super::names::{NameClass, class, looks_like_manifest};
 use crate::pod::{Fault, Manifest};
 use crate::source::{Decoder, SourceKind};
-use crate::watch::DirectoryId;
+use crate::watch::{DirectoryId, file_system};
 
 /// Bytes of one manifest file, as kubelet has it.
 pub(super) const MAX_FILE: u64 = 10 << 20;
@@ -126,6 +126,8 @@ pub(super) struct Listing {
     pub(super) skipped: Vec<String>,
     /// Manifests beyond [`MAX_FILES`].
     pub(super) excess: usize,
+    /// The file system of the directory, or of what a symlink leads to, that hides changes, if there is one.
+    pub(super) unseen: Option<&'static str>,
 }
 
 /// What a power cut or an editor halfway through leaves of a file: nobody ends a pod so on purpose.
@@ -203,7 +205,8 @@ impl Place {
 
     fn list(&self, told: &BTreeSet<String>) -> io::Result<Listing> {
         let id = DirectoryId::of(&self.directory)?;
-        let mut listing = Listing { id, names: BTreeSet::new(), skipped: Vec::new(), excess: 0 };
+        let unseen = file_system::hides_changes(&self.directory);
+        let mut listing = Listing { id, names: BTreeSet::new(), skipped: Vec::new(), excess: 0, unseen };
         for entry in self.directory.read_dir()? {
             let entry = entry?;
             let file_name = entry.file_name();
@@ -215,6 +218,9 @@ impl Place {
                 continue;
             };
             if self.counts(name) {
+                if listing.unseen.is_none() && entry.file_type()?.is_symlink() {
+                    listing.unseen = file_system::hides_changes(&self.directory.join(name));
+                }
                 if !entry.file_type()?.is_dir() {
                     listing.names.insert(Arc::from(name));
                 }

@@ -58,6 +58,7 @@ struct Bench {
     directory: PathBuf,
     store: Arc<Store>,
     pace: Pace,
+    settings: WatchSettings,
     /// Of the newest run.
     pulse: Arc<Pulse>,
     running: Option<(watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>)>,
@@ -69,7 +70,15 @@ impl Bench {
         let directory = root.path().canonicalize().unwrap().join("manifests");
         fs::create_dir(&directory).unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { root, directory, store, pace: Pace::default(), pulse: Arc::default(), running: None }
+        Self {
+            root,
+            directory,
+            store,
+            pace: Pace::default(),
+            settings: WatchSettings::default(),
+            pulse: Arc::default(),
+            running: None,
+        }
     }
 
     fn start(&mut self) {
@@ -80,7 +89,8 @@ impl Bench {
         let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
         let decoder = Decoder { read, restore };
-        let source = FileSource::with_pace(path, "edge1", Arc::clone(&self.store), decoder, self.pace);
+        let source = FileSource::with_pace(path, "edge1", Arc::clone(&self.store), decoder, self.pace)
+            .watched(self.settings.clone(), None);
         self.pulse = source.pulse();
         let publish = move |snapshot| drop(sender.send(snapshot));
         self.running = Some((receiver, stop.clone(), tokio::spawn(source.run(publish, stop))));

@@ -22,7 +22,7 @@ impl PushSource {
             },
             None => Verb::Created,
         };
-        self.commit(&record.key, Some(vec![record.manifest()])).await?;
+        self.commit(&record.key, Some(vec![record.manifest()]), None).await?;
         self.snapshot.objects.insert(record.key.clone(), Arc::clone(&record));
         publish(Arc::new(self.snapshot.clone()));
         Ok(Stored { record, verb })
@@ -34,7 +34,7 @@ impl PushSource {
         publish: &impl Fn(Arc<SourceSnapshot>),
     ) -> Result<DeletedObject, PushError> {
         let Some(record) = self.snapshot.objects.get(&key).cloned() else { return Err(self.no_such_object(&key)) };
-        self.commit(&key, None).await?;
+        self.commit(&key, None, None).await?;
         self.snapshot.objects.remove(&key);
         publish(Arc::new(self.snapshot.clone()));
         let staying = self.snapshot.pods.values().filter(|pod| !self.ending.contains(&pod.key));

@@ -271,3 +271,71 @@ async fn looked_since(bench: &Bench, then: jiff::Timestamp, meanwhile: impl Fn()
         tokio::task::yield_now().await;
     }
 }
+
+#[tokio::test]
+async fn below_an_overlay_changes_are_hidden_so_it_is_read_more_often_and_said() {
+    let mut bench = Bench::new();
+    bench.pace = Pace { watched: Duration::from_secs(3_600), blind: Duration::from_millis(50) };
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml"]).await;
+    let backend = bench.pulse.backend().unwrap();
+    assert!(["inotify", "fanotify"].contains(&backend.as_str()), "{backend}");
+    bench.stop().await;
+
+    let lower = bench.root.path().join("lower");
+    fs::rename(&bench.directory, &lower).unwrap();
+    let [upper, work] = ["upper", "work"].map(|name| bench.root.path().join(name));
+    for directory in [&upper, &work, &bench.directory] {
+        fs::create_dir(directory).unwrap();
+    }
+    let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    let options = std::ffi::CString::new(options).unwrap();
+    if let Err(error) = mount("overlay", &bench.directory, "overlay", MountFlags::empty(), Some(options.as_c_str())) {
+        println!("skipped: no overlay can be mounted here: {error}");
+        return;
+    }
+    let _mount = Mount(bench.directory.clone());
+    bench.start();
+    bench.until(|now| now.ready).await;
+    fs::write(lower.join("a.yaml"), "pod a 2").unwrap();
+    bench.until_pods(&["a 2 @ a.yaml"]).await;
+    let backend = bench.pulse.backend().unwrap();
+    assert!(backend.contains("overlay hides changes"), "{backend}");
+    bench.stop().await;
+}
+
+/// Runs a program in the directory to its end, and gives its number.
+fn run(bench: &Bench, program: &str, arguments: &[&str]) -> Option<u32> {
+    let mut child = Command::new(program).args(arguments).current_dir(&bench.directory).spawn().unwrap();
+    assert!(child.wait().unwrap().success(), "{program}");
+    Some(child.id())
+}
+
+#[tokio::test]
+async fn who_did_it_goes_with_each_change() {
+    let mut bench = Bench::new();
+    bench.settings.wanted = crate::config::ManifestWatch::Fanotify;
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    bench.until_pods(&["a 1 @ a.yaml"]).await;
+    if bench.pulse.backend().unwrap().as_str() != "fanotify" {
+        println!("skipped: fanotify does not work here");
+        return;
+    }
+    let edited = run(&bench, "sh", &["-c", "echo pod a 2 > a.yaml"]);
+    let snapshot = bench.until_pods(&["a 2 @ a.yaml"]).await;
+    let by = |snapshot: &SourceSnapshot| snapshot.changes[0].actor.as_ref().and_then(|actor| actor.pid);
+    assert_eq!(by(&snapshot), edited);
+    let broken = run(&bench, "sh", &["-c", "echo bad > a.yaml"]);
+    let snapshot = bench.until(|now| !now.rejected.is_empty()).await;
+    assert_eq!(by(&snapshot), broken);
+    let removed = run(&bench, "rm", &["a.yaml"]);
+    let snapshot = bench.until(|now| now.pods.is_empty()).await;
+    assert_eq!(by(&snapshot), removed, "who took it away, although its absence was looked at twice");
+    bench.stop().await;
+    let kinds: Vec<String> = (bench.store.history(&PodKey::new("default", "a-edge1")).unwrap().iter())
+        .map(|change| change.change.to_string())
+        .collect();
+    assert_eq!(kinds, ["created", "edited", "rejected", "removed"]);
+}

@@ -1,0 +1,175 @@
+//! What it costs to learn of a manifest's change: each backend of limpet's watch, and kubelet's way, inotify and a look at
+//! every file each 20 s, in one run. From the writer's rename to the watcher's knowing the name; processor time per
+//! change; wake-ups while nothing happens.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use limpet::config::ManifestWatch;
+use limpet::watch::{Backend, DirectoryWatch, WatchEvent, WatchSettings};
+use limpet_tests::measure;
+
+/// Manifests in the directory.
+const FILES: usize = 50;
+/// kubelet's `fileCheckFrequency`.
+const RESCAN: Duration = Duration::from_secs(20);
+/// Between two renames, so that each is one wake-up.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// One way to watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Limpet(ManifestWatch),
+    Kubelet,
+}
+
+/// What one way costs.
+struct Figures {
+    latencies: Vec<Duration>,
+    /// Processor time of the watcher's thread per change.
+    per_change: Duration,
+    /// Wake-ups of the watcher's thread a second, while idle.
+    wakes: f64,
+}
+
+fn main() {
+    let runs = measure::setting(measure::RUNS_VARIABLE, 50).unwrap().max(10) * 10;
+    let window = Duration::from_secs(measure::setting(measure::SECONDS_VARIABLE, 60).unwrap() as u64);
+    println!("{runs} renames each, {FILES} manifests; then {window:?} of idleness");
+    println!(
+        "{:<26} {:>10} {:>10} {:>10} {:>12} {:>10}",
+        "", "median us", "p90 us", "p99 us", "CPU us each", "wakes/s"
+    );
+    let ways = [
+        ("limpet, inotify", Way::Limpet(ManifestWatch::Inotify)),
+        ("limpet, fanotify", Way::Limpet(ManifestWatch::Fanotify)),
+        ("kubelet's way, every 20 s", Way::Kubelet),
+    ];
+    for (name, way) in ways {
+        match measure_way(way, runs, window) {
+            Some(figures) => print(name, figures),
+            None => println!("{name:<26} does not work here"),
+        }
+    }
+    println!("{:<26} is measured where its programs can be loaded", "limpet, ebpf");
+}
+
+fn print(name: &str, mut figures: Figures) {
+    figures.latencies.sort_unstable();
+    let at =
+        |percent: usize| figures.latencies[(figures.latencies.len() * percent / 100).min(figures.latencies.len() - 1)];
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    println!(
+        "{name:<26} {:>10.0} {:>10.0} {:>10.0} {:>12.0} {:>10.2}",
+        micros(at(50)),
+        micros(at(90)),
+        micros(at(99)),
+        micros(figures.per_change),
+        figures.wakes
+    );
+}
+
+/// `None` where the backend does not work.
+fn measure_way(way: Way, runs: usize, window: Duration) -> Option<Figures> {
+    let root = tempfile::tempdir().unwrap();
+    let directory = root.path().join("manifests");
+    std::fs::create_dir(&directory).unwrap();
+    let text = "apiVersion: v1\nkind: Pod\n".repeat(40);
+    (0..FILES).for_each(|file| std::fs::write(directory.join(format!("{file}.yaml")), &text).unwrap());
+    let (tell, told) = mpsc::channel();
+    let watcher = std::thread::spawn({
+        let directory = directory.clone();
+        move || watch(&directory, way, &tell)
+    });
+    let Ok(Told::Ready { cpu: before, .. }) = told.recv() else { return None };
+    let mut latencies = Vec::with_capacity(runs);
+    let mut cpu = before;
+    for run in 0..runs {
+        let beside = root.path().join("beside");
+        std::fs::write(&beside, &text).unwrap();
+        std::thread::sleep(PAUSE);
+        std::fs::rename(&beside, directory.join(format!("{}.yaml", run % FILES))).unwrap();
+        let done = Instant::now();
+        if let Told::Changed { at, cpu: now } = told.recv().unwrap() {
+            // It may know before the writer is back from its call.
+            latencies.push(at.saturating_duration_since(done));
+            cpu = now;
+        }
+    }
+    let per_change = (cpu - before) / u32::try_from(runs).unwrap();
+    std::fs::write(directory.join("last.yaml"), "tell").unwrap();
+    let Told::Ready { thread, .. } = told.recv().unwrap() else { panic!("no number") };
+    let first = switches(&thread);
+    std::thread::sleep(window);
+    let wakes = (switches(&thread) - first) as f64 / window.as_secs_f64();
+    std::fs::write(directory.join("end.yaml"), "").unwrap();
+    watcher.join().unwrap();
+    Some(Figures { latencies, per_change, wakes })
+}
+
+/// What the watcher's thread says.
+enum Told {
+    /// It watches, or is idle from now on.
+    Ready {
+        thread: PathBuf,
+        cpu: Duration,
+    },
+    Changed {
+        at: Instant,
+        cpu: Duration,
+    },
+}
+
+/// Watches until `end.yaml` is there. Ends without a word where the backend does not work.
+fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let wanted = if let Way::Limpet(wanted) = way { wanted } else { ManifestWatch::Inotify };
+        let settings = WatchSettings { wanted, ..WatchSettings::default() };
+        let mut watch = DirectoryWatch::with_witness(directory, settings, None).unwrap();
+        if wanted == ManifestWatch::Fanotify && watch.backend() != Backend::Fanotify {
+            return;
+        }
+        watch.next().await.unwrap();
+        let thread = PathBuf::from(format!("/proc/self/task/{}", rustix::thread::gettid().as_raw_nonzero()));
+        let ready = || Told::Ready { thread: thread.clone(), cpu: cpu() };
+        tell.send(ready()).unwrap();
+        let mut rescan = tokio::time::interval(RESCAN);
+        rescan.tick().await;
+        loop {
+            tokio::select! {
+                event = watch.next() => {
+                    let WatchEvent::Hint(names) = event.unwrap() else { continue };
+                    let at = Instant::now();
+                    std::hint::black_box(watch.actors());
+                    let is_there = |name: &str| names.iter().any(|named| named == name);
+                    if is_there("end.yaml") {
+                        return;
+                    }
+                    let word = if is_there("last.yaml") { ready() } else { Told::Changed { at, cpu: cpu() } };
+                    tell.send(word).unwrap();
+                }
+                _ = rescan.tick(), if way == Way::Kubelet => {
+                    for entry in directory.read_dir().unwrap() {
+                        std::hint::black_box(std::fs::read(entry.unwrap().path()).unwrap());
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Processor time of this thread.
+fn cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// How often a thread has waited and was woken.
+fn switches(thread: &Path) -> u64 {
+    let status = std::fs::read_to_string(thread.join("status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}

@@ -1,0 +1,59 @@
+//! Who lives in which cgroup, and what is told of those who change manifests: for the watch.
+
+use std::ffi::OsStr;
+
+use crate::pod::{PodKey, PodUid};
+use crate::runtime::cgroup::{Cgroups, Tenant};
+use crate::status::event::{EventType, Events};
+use crate::status::metrics::Metrics;
+use crate::status::observed::Observed;
+use crate::watch::actor::{Actor, Resident};
+use crate::watch::{Backend, Onlooker};
+
+/// Knows this node's pods.
+pub(super) struct NodeOnlooker {
+    pub(super) cgroups: Cgroups,
+    pub(super) observed: Observed,
+    pub(super) events: Events,
+    pub(super) metrics: Metrics,
+}
+
+impl NodeOnlooker {
+    /// The names of pod and container, as far as they are known still.
+    fn named(&self, tenant: Tenant) -> Resident {
+        let observed = self.observed.load();
+        let pod = observed.pods.values().find(|pod| pod.record.uid == tenant.pod);
+        let container = pod.zip(tenant.container).and_then(|(pod, id)| {
+            pod.containers.iter().find(|(_, container)| container.id == id).map(|(name, _)| name.clone())
+        });
+        Resident { uid: tenant.pod.to_string(), pod: pod.map(|pod| pod.record.key.to_string()), container }
+    }
+}
+
+impl Onlooker for NodeOnlooker {
+    fn resident(&self, cgroup: &str) -> Option<Resident> {
+        self.cgroups.tenant(cgroup).map(|tenant| self.named(tenant))
+    }
+
+    fn resident_of(&self, cgroup_id: u64) -> Option<Resident> {
+        self.resident(&self.cgroups.path_of(cgroup_id)?)
+    }
+
+    fn pod_wrote(&self, name: &OsStr, actor: &Actor) {
+        let Some(resident) = &actor.resident else { return };
+        let key = resident.pod.as_deref().and_then(|pod| pod.split_once('/'));
+        let pod = key.map(|(namespace, name)| (PodKey::new(namespace, name), PodUid::new(resident.uid.clone())));
+        // Nothing that a process chooses: what happens again and again is one event, and drives no other out.
+        let message = format!("{resident} changes files where manifests are read");
+        let count =
+            self.events.emit(pod, resident.container.as_deref(), EventType::Warning, "PodChangesManifests", message);
+        if count.is_power_of_two() {
+            tracing::warn!(file = %name.display(), by = %actor, count, "a pod changes files where manifests are read");
+        }
+        self.metrics.manifest_written_by_pod(resident.pod.as_deref(), resident.container.as_deref());
+    }
+
+    fn watching(&self, backend: Backend, lost: Option<Backend>) {
+        self.metrics.manifest_watch(backend.as_str(), lost.map(Backend::as_str));
+    }
+}

@@ -1,0 +1,95 @@
+//! The last changes of each pod's manifest, as JSON, bounded per pod and in all. Written in the transaction that keeps
+//! the manifest itself; a damaged database loses them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use redb::{
+    Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, TableError, WriteTransaction,
+};
+
+use super::tables::META;
+use crate::source::{ChangeKind, ManifestChange};
+
+/// (`namespace/name`, number) -> a change. Numbers grow over all pods.
+const HISTORY: TableDefinition<'static, (&str, u64), &[u8]> = TableDefinition::new("history");
+/// In [`META`]: the number of the next change.
+const NEXT: &str = "history";
+/// Changes kept of one pod.
+pub(super) const MOST_OF_POD: usize = 20;
+/// Changes kept of all pods, those that are gone included: about 1 MB.
+pub(super) const MOST: usize = 2_000;
+/// How many go at once when there are too many, so that not every change has to look for the oldest.
+const SWEEP: usize = MOST / 10;
+
+/// The changes of one pod, the oldest first. What cannot be read is left out.
+pub(super) fn of(database: &Database, pod: &str) -> Result<Vec<ManifestChange>, redb::Error> {
+    let table = match database.begin_read()?.open_table(HISTORY) {
+        Ok(table) => table,
+        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut changes = Vec::new();
+    for entry in table.range((pod, 0)..=(pod, u64::MAX))? {
+        changes.extend(serde_json::from_slice(entry?.1.value()));
+    }
+    Ok(changes)
+}
+
+/// What is worth writing: a manifest that is refused for the same reasons as last time, as at each start, is not.
+pub(super) fn news(
+    database: &Database,
+    changes: &[Arc<ManifestChange>],
+) -> Result<Vec<Arc<ManifestChange>>, redb::Error> {
+    let mut news = Vec::new();
+    for change in changes {
+        let known = match (change.change, &change.pod) {
+            (ChangeKind::Rejected, Some(pod)) => of(database, pod)?.last().is_some_and(|last| change.repeats(last)),
+            (_, pod) => pod.is_none(),
+        };
+        if !known {
+            news.push(Arc::clone(change));
+        }
+    }
+    Ok(news)
+}
+
+/// Writes changes, and removes what is too much.
+pub(super) fn write(transaction: &WriteTransaction, changes: &[Arc<ManifestChange>]) -> Result<(), redb::Error> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let mut table = transaction.open_table(HISTORY)?;
+    let mut meta = transaction.open_table(META)?;
+    let mut next = meta.get(NEXT)?.map_or(0, |entry| entry.value());
+    let mut pods = BTreeSet::new();
+    for change in changes {
+        let (Some(pod), Ok(text)) = (&change.pod, serde_json::to_vec(&**change)) else { continue };
+        table.insert((pod.as_str(), next), text.as_slice())?;
+        pods.insert(pod.as_str());
+        next += 1;
+    }
+    meta.insert(NEXT, next)?;
+    for pod in pods {
+        let mut numbers = Vec::new();
+        for entry in table.range((pod, 0)..=(pod, u64::MAX))? {
+            numbers.push(entry?.0.value().1);
+        }
+        for number in &numbers[..numbers.len().saturating_sub(MOST_OF_POD)] {
+            table.remove((pod, *number))?;
+        }
+    }
+    if table.len()? > MOST as u64 {
+        let mut all = Vec::new();
+        for entry in table.iter()? {
+            let (key, _) = entry?;
+            let (pod, number) = key.value();
+            all.push((number, pod.to_owned()));
+        }
+        all.sort_unstable();
+        for (number, pod) in &all[..all.len() + SWEEP - MOST] {
+            table.remove((pod.as_str(), *number))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! What the kernel tells of a process that did something a moment ago, and may be gone already.
+//!
+//! The pidfd came with the event, so it is that process's for certain. What `/proc` says under its number counts only
+//! if the process still had the number afterwards: numbers are used again.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+use super::Onlooker;
+use super::actor::Actor;
+
+/// What is kept of a text that a process chooses, in bytes.
+const MAX_TEXT: usize = 256;
+/// No more of `/etc/passwd` is read.
+const MAX_PASSWD: u64 = 1 << 20;
+/// `struct pidfd_info` as its first version has it (`linux/pidfd.h`, Linux 6.15).
+const INFO_SIZE: usize = 64;
+const INFO: Opcode = opcode::read_write::<[u8; INFO_SIZE]>(0xff, 11);
+const HAS_CREDENTIALS: u64 = 1 << 1;
+const HAS_CGROUP: u64 = 1 << 2;
+
+/// Who the process behind `pidfd` is.
+pub(super) fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
+    let told = told_by(pidfd).unwrap_or_default();
+    let read = Some(Facts::read(pid)).filter(|_| number(pidfd) == Some(pid)).unwrap_or_default();
+    let uid = read.uid.or(told.uid);
+    let resident = match read.cgroups[..] {
+        [] => told.cgroup_id.and_then(|id| onlooker.resident_of(id)),
+        _ => read.cgroups.iter().find_map(|path| onlooker.resident(path)),
+    };
+    Actor {
+        pid: Some(pid),
+        parent: read.parent.or(told.parent),
+        uid,
+        user: uid.and_then(user),
+        command: read.command,
+        executable: read.executable,
+        // Of the several of cgroup v1, the one that says most.
+        cgroup: read.cgroups.into_iter().max_by_key(String::len).filter(|path| path != "/"),
+        resident,
+    }
+}
+
+/// The process's number in this pid namespace; `None` once it is gone and the number free.
+pub(super) fn number(pidfd: BorrowedFd<'_>) -> Option<u32> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
+    info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
+}
+
+/// What is known of a process.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Facts {
+    parent: Option<u32>,
+    uid: Option<u32>,
+    command: Option<String>,
+    executable: Option<String>,
+    /// Its path in every hierarchy.
+    cgroups: Vec<String>,
+    /// Its cgroup of version 2 by number.
+    cgroup_id: Option<u64>,
+}
+
+impl Facts {
+    /// What `/proc` says under that number.
+    fn read(pid: u32) -> Self {
+        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let status = String::from_utf8_lossy(&read("status")).into_owned();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let number = |name: &str| field(name)?.split_whitespace().next()?.parse().ok();
+        Self {
+            parent: number("PPid:").filter(|parent| *parent != 0),
+            uid: number("Uid:"),
+            command: field("Name:").map(bounded),
+            executable: fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| bounded(&path.to_string_lossy())),
+            cgroups: paths(&String::from_utf8_lossy(&read("cgroup"))),
+            cgroup_id: None,
+        }
+    }
+}
+
+/// The paths of `/proc/<pid>/cgroup`: `<number>:<controllers>:<path>` a line.
+fn paths(text: &str) -> Vec<String> {
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).map(bounded).collect()
+}
+
+/// What a process chose, cut, and without what could pass for the end of a line or drive a terminal.
+pub(super) fn bounded(text: &str) -> String {
+    let mut kept = String::new();
+    for c in text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }) {
+        if kept.len() + c.len_utf8() > MAX_TEXT {
+            break;
+        }
+        kept.push(c);
+    }
+    kept
+}
+
+/// What the pidfd itself tells, from Linux 6.15 on, also of a process that has ended and was not reaped.
+fn told_by(pidfd: BorrowedFd<'_>) -> Option<Facts> {
+    let mut info = [0_u8; INFO_SIZE];
+    info[..8].copy_from_slice(&(HAS_CREDENTIALS | HAS_CGROUP).to_ne_bytes());
+    // SAFETY: the number carries the size of the buffer, and the kernel writes no more than that, plain numbers. Where the
+    // number is not known, or the descriptor no pidfd, the answer is an error.
+    #[allow(unsafe_code)]
+    unsafe {
+        ioctl(pidfd.as_fd(), Updater::<INFO, _>::new(&mut info)).ok()?;
+    }
+    let wide = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
+    let narrow = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+    let mask = wide(0)?;
+    Some(Facts {
+        cgroup_id: wide(8).filter(|id| mask & HAS_CGROUP != 0 && *id != 0),
+        parent: narrow(24).filter(|parent| *parent != 0),
+        uid: narrow(28).filter(|_| mask & HAS_CREDENTIALS != 0),
+        ..Facts::default()
+    })
+}
+
+/// The name the node has for a user. No name service is asked: a static program has none.
+pub(super) fn user(uid: u32) -> Option<String> {
+    let mut passwd = String::new();
+    File::open("/etc/passwd").ok()?.take(MAX_PASSWD).read_to_string(&mut passwd).ok()?;
+    named(&passwd, uid)
+}
+
+fn named(passwd: &str, uid: u32) -> Option<String> {
+    let uid = uid.to_string();
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)? == uid).then(|| bounded(name))
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    use super::*;
+
+    /// A process that ends with its test.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn new() -> (Self, std::os::fd::OwnedFd) {
+            let shell = "echo ready; exec sleep 1000";
+            let mut child = Command::new("sh").args(["-c", shell]).stdout(Stdio::piped()).spawn().unwrap();
+            // Its word says that it is past its own beginning.
+            child.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
+            let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+            (Self(child), pidfd)
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().and_then(|()| self.0.wait()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_that_lives_is_known_whole_and_one_that_is_reaped_is_not_looked_up_by_number() {
+        let (sleeper, pidfd) = Sleeper::new();
+        let pid = sleeper.0.id();
+        let alive = actor(pid, pidfd.as_fd(), &());
+        assert_eq!((alive.pid, alive.parent), (Some(pid), Some(std::process::id())));
+        assert_eq!(alive.uid, Some(rustix::process::getuid().as_raw()));
+        let command = alive.command.unwrap();
+        assert!(["sh", "sleep"].contains(&&*command), "{command}");
+        assert!(alive.executable.unwrap().contains('/'), "the program's path");
+        drop(sleeper);
+        assert_eq!(number(pidfd.as_fd()), None);
+        // The number may be another process's now: only its own pidfd may say more than the number.
+        let gone = actor(pid, pidfd.as_fd(), &());
+        assert_eq!((gone.pid, gone.command, gone.executable, gone.cgroup), (Some(pid), None, None, None));
+    }
+
+    #[test]
+    fn a_number_that_is_another_processes_tells_nothing() {
+        let (_sleeper, pidfd) = Sleeper::new();
+        let wrong = actor(std::process::id(), pidfd.as_fd(), &());
+        assert_eq!((wrong.command, wrong.executable), (None, None), "the pidfd is not that of the number");
+    }
+
+    #[test]
+    fn texts_that_processes_choose_are_cut_and_cannot_break_a_line() {
+        assert_eq!(bounded("a\nb\u{1b}[31m"), "a\u{fffd}b\u{fffd}[31m");
+        assert!(bounded(&"é".repeat(1_000)).len() <= MAX_TEXT);
+        assert_eq!(paths("12:memory:/kubepods/pod1/c\n0::/x:y\nodd\n"), ["/kubepods/pod1/c", "/x:y"]);
+        let passwd = "root:x:0:0::/root:/bin/sh\nodd\nansible:x:1001:1001::/:/bin/sh\n";
+        assert_eq!((named(passwd, 1_001).as_deref(), named(passwd, 7)), (Some("ansible"), None));
+    }
+}

@@ -1,0 +1,315 @@
+//! fanotify beside inotify: who did it, and what becomes of the watch when the witness is taken away.
+
+use std::process::Command;
+use std::sync::Mutex;
+
+use super::*;
+use crate::config::ManifestWatch;
+use crate::watch::actor::Resident;
+
+/// Says who lives where, and remembers what it is told.
+#[derive(Debug, Default)]
+pub(super) struct Listening {
+    /// A cgroup path that is a pod's.
+    pods_cgroup: Option<String>,
+    pub(super) backends: Mutex<Vec<(Backend, Option<Backend>)>>,
+    alarms: Mutex<Vec<String>>,
+}
+
+impl Onlooker for Listening {
+    fn resident(&self, cgroup: &str) -> Option<Resident> {
+        let container = Some("app".to_owned());
+        self.pods_cgroup.as_deref().filter(|own| *own == cgroup)?;
+        Some(Resident { uid: "u1".to_owned(), pod: Some("default/web".to_owned()), container })
+    }
+
+    fn resident_of(&self, _: u64) -> Option<Resident> {
+        None
+    }
+
+    fn pod_wrote(&self, name: &OsStr, actor: &Actor) {
+        self.alarms.lock().unwrap().push(format!("{} by {actor}", name.display()));
+    }
+
+    fn watching(&self, backend: Backend, lost: Option<Backend>) {
+        self.backends.lock().unwrap().push((backend, lost));
+    }
+}
+
+impl Place {
+    /// A watch with fanotify; `None`, and told, where the machine does not let us.
+    async fn witnessed(&self, onlooker: &Arc<Listening>) -> Option<DirectoryWatch> {
+        let settings =
+            WatchSettings { wanted: ManifestWatch::Fanotify, onlooker: Arc::clone(onlooker) as Arc<dyn Onlooker> };
+        let mut watch = DirectoryWatch::with_witness(&self.directory, settings, None).unwrap();
+        assert_eq!(watch.next().await.unwrap(), WatchEvent::Rescan(RescanReason::Start));
+        if watch.backend() != Backend::Fanotify {
+            println!("skipped: fanotify does not work here");
+            return None;
+        }
+        Some(watch)
+    }
+
+    /// A process of its own that runs this, and its number.
+    fn shell(&self, script: &str) -> u32 {
+        let mut child = Command::new("sh").args(["-c", script]).current_dir(&self.directory).spawn().unwrap();
+        let pid = child.id();
+        assert!(child.wait().unwrap().success(), "{script}");
+        pid
+    }
+}
+
+/// Who changed `name`, when the watch tells of it.
+async fn who(watch: &mut DirectoryWatch, name: &str) -> Option<Arc<Actor>> {
+    loop {
+        match next(watch).await {
+            WatchEvent::Hint(names) if names.contains(OsStr::new(name)) => break,
+            WatchEvent::Hint(_) => {}
+            WatchEvent::Rescan(reason) => panic!("{reason:?}"),
+        }
+    }
+    watch.actors().remove(OsStr::new(name))
+}
+
+#[tokio::test]
+async fn every_kind_of_change_has_its_actor() {
+    let place = Place::new();
+    let Some(mut watch) = place.witnessed(&Arc::default()).await else { return };
+    let scripts = [
+        ("a.yaml", "echo 1 > a.yaml; sleep 0.2"),
+        ("a.yaml", "echo 2 > ../new; mv ../new a.yaml"),
+        ("b.yaml", "ln -s a.yaml b.yaml"),
+        ("c.yaml", "ln a.yaml c.yaml"),
+        ("d.yaml", "mv a.yaml d.yaml"),
+        ("c.yaml", "rm c.yaml"),
+        ("d.yaml", "chmod 600 d.yaml"),
+    ];
+    for (name, script) in scripts {
+        // `exec` makes the last command the process that was started here; the first one is the shell's own.
+        let pid = match script.rsplit_once("; ") {
+            Some((_, last)) if last.starts_with("sleep") => place.shell(script),
+            Some((before, last)) => place.shell(&format!("{before}; exec {last}")),
+            None => place.shell(&format!("exec {script}")),
+        };
+        let actor = who(&mut watch, name).await.unwrap_or_else(|| panic!("nobody did {script}"));
+        assert_eq!(actor.pid, Some(pid), "{script}: {actor:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_writer_that_lives_is_known_whole_and_its_pod_is_reported() {
+    let place = Place::new();
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = cgroups.lines().next().unwrap().splitn(3, ':').nth(2).unwrap().to_owned();
+    let onlooker = Arc::new(Listening { pods_cgroup: Some(own), ..Listening::default() });
+    let Some(mut watch) = place.witnessed(&onlooker).await else { return };
+    fs::write(place.directory.join("a.yaml"), "x").unwrap();
+    let actor = who(&mut watch, "a.yaml").await.unwrap();
+    assert_eq!(actor.pid, Some(std::process::id()));
+    assert_eq!(actor.uid, Some(rustix::process::getuid().as_raw()));
+    let executable = std::env::current_exe().unwrap();
+    assert_eq!(actor.executable.as_deref(), executable.to_str());
+    assert_eq!(actor.resident.as_ref().unwrap().container.as_deref(), Some("app"));
+    let alarms = onlooker.alarms.lock().unwrap().join("\n");
+    assert!(alarms.contains("a.yaml by ") && alarms.contains("in pod default/web, container app"), "{alarms}");
+    assert_eq!(*onlooker.backends.lock().unwrap(), [(Backend::Fanotify, None)]);
+}
+
+#[tokio::test]
+async fn a_swap_of_linked_data_is_its_actors() {
+    let place = Place::new();
+    for version in ["..v1", "..v2"] {
+        fs::create_dir(place.directory.join(version)).unwrap();
+        fs::write(place.directory.join(version).join("a.yaml"), version).unwrap();
+    }
+    symlink("..v1", place.directory.join("..data")).unwrap();
+    symlink("..data/a.yaml", place.directory.join("a.yaml")).unwrap();
+    let Some(mut watch) = place.witnessed(&Arc::default()).await else { return };
+    watch.follow([OsStr::new("a.yaml")]);
+    let pid = place.shell("ln -s ..v2 ..tmp; exec mv -T ..tmp ..data");
+    assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(pid));
+    watch.follow([OsStr::new("a.yaml")]);
+    let pid = place.shell("echo 3 > ..v2/a.yaml");
+    assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(pid), "the directory it leads to now");
+}
+
+#[tokio::test]
+async fn who_changes_the_mode_has_not_written() {
+    let place = Place::new();
+    let Some(mut watch) = place.witnessed(&Arc::default()).await else { return };
+    let writer = place.shell("echo 1 > a.yaml");
+    place.shell("exec chmod 600 a.yaml");
+    assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(writer));
+}
+
+#[tokio::test]
+async fn what_was_overtaken_is_not_certain() {
+    let place = Place::new();
+    let Some(mut watch) = place.witnessed(&Arc::default()).await else { return };
+    let first = place.shell("echo 1 > a.yaml");
+    next(&mut watch).await;
+    let name = OsStr::new("a.yaml");
+    let actor = watch.actors().remove(name).unwrap();
+    assert_eq!(actor.pid, Some(first));
+    assert!(watch.is_certain(name, &actor));
+    let second = place.shell("echo 2 > a.yaml");
+    assert!(!watch.is_certain(name, &actor), "what was read now may be of either");
+    assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(second));
+}
+
+/// Renames files in until told to stop, then says how many.
+pub(super) fn load(place: &Place, stop: &Arc<std::sync::atomic::AtomicBool>) -> std::thread::JoinHandle<usize> {
+    let (directory, beside, stop) = (place.directory.clone(), place.parent.join("new"), Arc::clone(stop));
+    std::thread::spawn(move || {
+        let mut count = 0;
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            fs::write(&beside, count.to_string()).unwrap();
+            fs::rename(&beside, directory.join(format!("{}.yaml", count % 50))).unwrap();
+            count += 1;
+        }
+        count
+    })
+}
+
+/// What the directory holds, read as the watch says; gives the names that were read.
+pub(super) async fn follow(
+    watch: &mut DirectoryWatch,
+    place: &Place,
+    known: &mut BTreeMap<OsString, String>,
+) -> Vec<OsString> {
+    let names: Vec<OsString> = match next(watch).await {
+        WatchEvent::Hint(names) => names.into_iter().collect(),
+        WatchEvent::Rescan(_) => {
+            watch.recheck();
+            let entries = fs::read_dir(&place.directory).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name()).collect()
+        }
+    };
+    for name in &names {
+        if let Ok(text) = fs::read_to_string(place.directory.join(name)) {
+            known.insert(name.clone(), text);
+        }
+    }
+    names
+}
+
+pub(super) fn truth(place: &Place) -> BTreeMap<OsString, String> {
+    let entries = fs::read_dir(&place.directory).unwrap().map(|entry| entry.unwrap());
+    entries.map(|entry| (entry.file_name(), fs::read_to_string(entry.path()).unwrap())).collect()
+}
+
+#[tokio::test]
+async fn marks_that_are_lost_under_load_are_put_anew_and_nothing_is_missed() {
+    let place = Place::new();
+    let onlooker = Arc::new(Listening::default());
+    let Some(mut watch) = place.witnessed(&onlooker).await else { return };
+    let stop = Arc::default();
+    let writer = load(&place, &stop);
+    let mut known = BTreeMap::new();
+    for _ in 0..20 {
+        follow(&mut watch, &place, &mut known).await;
+    }
+    watch.witness.lose_marks();
+    // Silence is noticed after a few changes, and then there are actors again.
+    loop {
+        follow(&mut watch, &place, &mut known).await;
+        if watch.actors().values().any(|actor| actor.pid == Some(std::process::id())) && !watch.witness.is_silent() {
+            break;
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().unwrap();
+    while known != truth(&place) {
+        follow(&mut watch, &place, &mut known).await;
+    }
+    assert_eq!(watch.backend(), Backend::Fanotify);
+}
+
+#[tokio::test]
+async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_missed() {
+    let place = Place::new();
+    let onlooker = Arc::new(Listening::default());
+    let (offer, offered) = mpsc::channel(1);
+    let settings = WatchSettings { wanted: ManifestWatch::Auto, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
+    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, Some(offered)).unwrap();
+    let (directories, mut shown) = tokio::sync::watch::channel(BTreeSet::new());
+    let (tell, sightings) = mpsc::channel(64);
+    offer.send(Feed { directories, sightings }).await.unwrap();
+    let mut known = BTreeMap::new();
+    while watch.backend() != Backend::Ebpf {
+        follow(&mut watch, &place, &mut known).await;
+    }
+    let id = DirectoryId::of(&place.directory).unwrap();
+    assert_eq!(*shown.borrow_and_update(), BTreeSet::from([id]));
+
+    // The programs tell of a process, which is not the one that wrote.
+    let actor = Actor { pid: Some(7), uid: Some(0), ..Actor::default() };
+    let sighting = Sighting { directory: id, name: "a.yaml".into(), attributes_only: false, actor, cgroup_id: None };
+    tell.send(sighting).await.unwrap();
+    fs::write(place.directory.join("a.yaml"), "x").unwrap();
+    let actor = who(&mut watch, "a.yaml").await.unwrap();
+    assert_eq!((actor.pid, actor.user.as_deref()), (Some(7), Some("root")));
+
+    let stop = Arc::default();
+    let writer = load(&place, &stop);
+    follow(&mut watch, &place, &mut known).await;
+    drop(tell);
+    while watch.backend() == Backend::Ebpf {
+        follow(&mut watch, &place, &mut known).await;
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().unwrap();
+    while known != truth(&place) {
+        follow(&mut watch, &place, &mut known).await;
+    }
+    let last = *onlooker.backends.lock().unwrap().last().unwrap();
+    assert!(last.0 != Backend::Ebpf && last.1.is_some(), "{last:?}");
+}
+
+#[tokio::test]
+async fn watches_of_inotify_that_end_under_load_are_put_anew_and_nothing_is_missed() {
+    let place = Place::new();
+    let mut watch = place.watch().await;
+    let stop = Arc::default();
+    let writer = load(&place, &stop);
+    let mut known = BTreeMap::new();
+    for _ in 0..5 {
+        for _ in 0..5 {
+            follow(&mut watch, &place, &mut known).await;
+        }
+        let (main, _) = watch.main.unwrap();
+        watch.queue.lose(main);
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().unwrap();
+    while known != truth(&place) {
+        follow(&mut watch, &place, &mut known).await;
+    }
+}
+
+#[tokio::test]
+async fn a_queue_of_fanotify_that_overflows_asks_for_a_rescan() {
+    let place = Place::new();
+    let Some(mut watch) = place.witnessed(&Arc::default()).await else { return };
+    let limit = fs::read_to_string("/proc/sys/fs/fanotify/max_queued_events").unwrap_or_else(|_| "16384".to_owned());
+    let limit: usize = limit.trim().parse().unwrap();
+    // inotify's queue is emptied meanwhile, so that it is not the one that overflows.
+    for number in 0..=limit {
+        fs::write(place.directory.join(number.to_string()), "").unwrap();
+        if number % 1_000 == 0 {
+            let _ = watch.queue.drain().await.unwrap();
+        }
+    }
+    let mut rescanned = false;
+    while !rescanned {
+        rescanned =
+            matches!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Witness | RescanReason::Overflow));
+    }
+    let pid = place.shell("echo 1 > a.yaml");
+    let mut seen = None;
+    while seen.is_none() {
+        next(&mut watch).await;
+        seen = watch.actors().remove(OsStr::new("a.yaml"));
+    }
+    assert_eq!(seen.unwrap().pid, Some(pid));
+}

@@ -1,0 +1,400 @@
+//! Who did it: what stands beside inotify and knows the process behind each change.
+//!
+//! A witness decides nothing. inotify says *that* something changed; when that is handled, what the witness has seen
+//! of the name is looked up, and waited for a moment if it has not spoken yet. A witness that fails, or falls silent
+//! while things change, is replaced by the next best, down to none; the directory is read anew then, and nothing is
+//! missed, because nothing depends on it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::DirectoryId;
+use super::actor::Actor;
+use super::backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
+use super::fanotify::{Drained, Fanotify, Seen};
+use super::process;
+use crate::config::ManifestWatch;
+
+/// How long a change that is handled waits for the witness's word. Both hear of it within microseconds.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// A word that was used once may stand for one more change of the name until then: both were heard at once.
+const LINGERS: Duration = Duration::from_secs(1);
+/// After so many changes of which the witness says nothing, it is asked whether it still has its marks.
+const SUSPICIOUS: u32 = 3;
+/// After so many, it is given up.
+const MUTE: u32 = 8;
+/// Names of which a word is kept; as many as the kernel queues.
+const MOST_NAMES: usize = 16_384;
+
+/// Who is at work.
+#[derive(Debug)]
+enum AtWork {
+    Nobody,
+    Fanotify(Fanotify),
+    Ebpf(Feed),
+}
+
+/// What something was done to: a name in a directory.
+pub(super) type Place = (DirectoryId, OsString);
+
+/// The last word on a name.
+#[derive(Debug)]
+struct Word {
+    actor: Arc<Actor>,
+    /// It was asked for already.
+    used: bool,
+    at: Instant,
+}
+
+/// What came of looking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// Whatever there was to see is known.
+    Seen,
+    /// Something may have been missed.
+    Lost,
+}
+
+/// The witness of one watch.
+#[derive(Debug)]
+pub(super) struct Witness {
+    settings: WatchSettings,
+    /// Feeds that may come later: programs are loaded once pods run.
+    feeds: Option<mpsc::Receiver<Feed>>,
+    at_work: AtWork,
+    /// The directories to look at, the watched one first.
+    directories: Vec<(PathBuf, DirectoryId)>,
+    words: HashMap<Place, Word>,
+    silent: u32,
+}
+
+impl Witness {
+    /// The best there is of what is wanted.
+    pub(super) fn new(settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
+        let mut witness = Self {
+            settings,
+            feeds,
+            at_work: AtWork::Nobody,
+            directories: Vec::new(),
+            words: HashMap::new(),
+            silent: 0,
+        };
+        witness.choose();
+        witness
+    }
+
+    /// What is at work.
+    pub(super) fn backend(&self) -> Backend {
+        match self.at_work {
+            AtWork::Nobody => Backend::Inotify,
+            AtWork::Fanotify(_) => Backend::Fanotify,
+            AtWork::Ebpf(_) => Backend::Ebpf,
+        }
+    }
+
+    fn choose(&mut self) {
+        let wanted = match self.settings.wanted {
+            ManifestWatch::Inotify => return self.settings.onlooker.watching(Backend::Inotify, None),
+            ManifestWatch::Ebpf => {
+                tracing::warn!(
+                    "manifestWatch: ebpf: its programs are not loaded; fanotify tells who changes manifests meanwhile"
+                );
+                Some(Backend::Ebpf)
+            }
+            ManifestWatch::Auto | ManifestWatch::Fanotify => None,
+        };
+        match Fanotify::new() {
+            Ok(fanotify) => {
+                self.at_work = AtWork::Fanotify(fanotify);
+                self.settings.onlooker.watching(Backend::Fanotify, wanted);
+            }
+            Err(error) => self.nobody(&error),
+        }
+    }
+
+    /// The last one has failed, too.
+    fn nobody(&mut self, reason: &dyn fmt::Display) {
+        match self.settings.wanted {
+            ManifestWatch::Auto => {
+                tracing::info!(%reason, "fanotify does not work here: who changes a manifest is not known");
+            }
+            wanted => tracing::warn!(
+                %reason, manifest_watch = wanted.as_str(),
+                "fanotify does not work here: inotify watches the manifests, and who changes one is not known"
+            ),
+        }
+        self.at_work = AtWork::Nobody;
+        self.words = HashMap::new();
+        self.settings.onlooker.watching(Backend::Inotify, Some(Backend::Fanotify));
+    }
+
+    /// What is at work is not of use any more: the next best takes its place.
+    fn replace(&mut self, reason: &dyn fmt::Display) {
+        self.silent = 0;
+        let lost = self.backend();
+        let next = match lost {
+            Backend::Ebpf => Fanotify::new(),
+            _ => return self.nobody(reason),
+        };
+        match next {
+            Ok(fanotify) => {
+                tracing::warn!(%reason, "the programs that tell who changes manifests are gone, fanotify takes over");
+                self.at_work = AtWork::Fanotify(fanotify);
+                self.settings.onlooker.watching(Backend::Fanotify, Some(lost));
+                self.mark();
+            }
+            Err(error) => self.nobody(&error),
+        }
+    }
+
+    /// Programs are there now.
+    fn take(&mut self, feed: Feed) {
+        if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
+            tracing::info!("BPF programs tell who changes manifests");
+            self.at_work = AtWork::Ebpf(feed);
+            self.settings.onlooker.watching(Backend::Ebpf, None);
+            self.mark();
+        }
+    }
+
+    /// Looks at these directories from now on, the first of which is the watched one.
+    pub(super) fn look_at(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
+        if self.directories != directories {
+            self.directories = directories;
+            self.words.retain(|(directory, _), _| self.directories.iter().any(|(_, id)| id == directory));
+        }
+        self.mark();
+    }
+
+    fn mark(&mut self) {
+        let directories = &self.directories;
+        match &mut self.at_work {
+            AtWork::Nobody => {}
+            AtWork::Ebpf(feed) => {
+                let wanted: BTreeSet<DirectoryId> = directories.iter().map(|(_, id)| *id).collect();
+                feed.directories.send_if_modified(|now| std::mem::replace(now, wanted.clone()) != wanted);
+            }
+            AtWork::Fanotify(fanotify) => {
+                fanotify.keep_only(|marked| directories.iter().any(|(_, id)| id == marked));
+                for (index, (path, id)) in directories.iter().enumerate() {
+                    match fanotify.mark(path, *id) {
+                        Ok(()) => {}
+                        // It went away in between, which inotify tells.
+                        Err(error)
+                            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+                        Err(error) if index == 0 => {
+                            let reason = format!("{}: {error}", path.display());
+                            return self.replace(&reason);
+                        }
+                        Err(error) => {
+                            tracing::debug!(%error, directory = %path.display(), "who changes files here is not known");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Resolves when something was seen, or another backend is at work. Cancel safe.
+    pub(super) async fn look(&mut self) -> Outlook {
+        let onlooker = &*self.settings.onlooker;
+        let drained = tokio::select! {
+            drained = self.at_work.look(onlooker) => drained,
+            feed = next_feed(&mut self.feeds) => {
+                self.take(feed);
+                return Outlook::Lost;
+            }
+        };
+        self.hear(drained)
+    }
+
+    fn look_now(&mut self) -> Outlook {
+        let drained = self.at_work.look_now(&*self.settings.onlooker);
+        self.hear(drained)
+    }
+
+    fn hear(&mut self, drained: io::Result<Drained>) -> Outlook {
+        match drained {
+            Ok(drained) => {
+                let now = Instant::now();
+                drained.seen.into_iter().for_each(|seen| self.note(seen, now));
+                if drained.overflow {
+                    // Words may be of another change than the next one that is handled.
+                    self.words = HashMap::new();
+                    return Outlook::Lost;
+                }
+                Outlook::Seen
+            }
+            Err(error) => {
+                self.replace(&error);
+                Outlook::Lost
+            }
+        }
+    }
+
+    fn note(&mut self, seen: Seen, now: Instant) {
+        if seen.actor.resident.is_some() {
+            self.settings.onlooker.pod_wrote(&seen.name, &seen.actor);
+        }
+        self.silent = 0;
+        if self.words.len() >= MOST_NAMES {
+            self.words = HashMap::new();
+        }
+        let word = Word { actor: seen.actor, used: false, at: now };
+        let place = (seen.directory, seen.name);
+        // Whoever changes the mode of what another has just written has not written it.
+        if !(seen.attributes_only && self.words.get(&place).is_some_and(|known| !known.used)) {
+            self.words.insert(place, word);
+        }
+    }
+
+    /// Sees to it that there is a word on each of `places`, as far as there will be one. Cancel safe.
+    pub(super) async fn settle(&mut self, places: &[&Place]) -> Outlook {
+        let mut outlook = self.look_now();
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(outlook, Outlook::Seen) && places.iter().any(|place| self.is_awaited(place)) {
+            tokio::select! {
+                () = sleep_until(deadline) => return self.suspect(places),
+                seen = self.look() => outlook = seen,
+            }
+        }
+        outlook
+    }
+
+    /// Whether a word on the place may still come.
+    fn is_awaited(&self, place: &Place) -> bool {
+        let looked_at = match &self.at_work {
+            AtWork::Nobody => false,
+            AtWork::Fanotify(fanotify) => fanotify.has_mark(&place.0),
+            AtWork::Ebpf(_) => true,
+        };
+        looked_at && self.words.get(place).is_none_or(|word| word.used)
+    }
+
+    /// Nothing was said of some of the places: once may be chance, again and again is silence.
+    fn suspect(&mut self, places: &[&Place]) -> Outlook {
+        if places.iter().any(|place| self.word(place).is_some()) {
+            return Outlook::Seen;
+        }
+        self.silent += 1;
+        if self.silent >= MUTE {
+            self.replace(&"it has fallen silent");
+            return Outlook::Lost;
+        }
+        if self.silent >= SUSPICIOUS
+            && let AtWork::Fanotify(fanotify) = &self.at_work
+            && places.iter().any(|(directory, _)| !fanotify.is_marked(directory))
+        {
+            tracing::warn!("fanotify lost its marks; they are put anew");
+            self.mark();
+            self.silent = 0;
+            return Outlook::Lost;
+        }
+        Outlook::Seen
+    }
+
+    fn word(&self, place: &Place) -> Option<&Word> {
+        self.words.get(place).filter(|word| !word.used || word.at.elapsed() < LINGERS)
+    }
+
+    /// Who did what is handled now.
+    pub(super) fn who(&mut self, place: &Place) -> Option<Arc<Actor>> {
+        let actor = self.word(place).map(|word| Arc::clone(&word.actor));
+        self.words.entry(place.clone()).and_modify(|word| word.used = true);
+        actor
+    }
+
+    /// Everything known of names in `directory`, to be handled now.
+    pub(super) fn who_all(&mut self, directory: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
+        let of_directory = self.words.iter_mut().filter(|((place, _), word)| *place == directory && !word.used);
+        let told = of_directory.map(|((_, name), word)| {
+            word.used = true;
+            (name.clone(), Arc::clone(&word.actor))
+        });
+        told.collect()
+    }
+
+    /// Whether somebody else has been at the place since.
+    pub(super) fn is_overtaken(&mut self, place: &Place, actor: &Arc<Actor>) -> bool {
+        // What it loses here costs an actor and no change.
+        let _ = self.look_now();
+        self.words.get(place).is_some_and(|word| !word.used && word.actor != *actor)
+    }
+
+    /// Forgets what has been handled and can stand for nothing more.
+    pub(super) fn tidy(&mut self) {
+        let now = Instant::now();
+        self.words.retain(|_, word| !word.used || now.duration_since(word.at) < LINGERS);
+        if self.words.is_empty() {
+            self.words = HashMap::new();
+        }
+    }
+
+    /// Whether changes came of which it said nothing.
+    #[cfg(test)]
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent > 0
+    }
+
+    /// As if the kernel had taken fanotify's marks away.
+    #[cfg(test)]
+    pub(super) fn lose_marks(&self) {
+        if let AtWork::Fanotify(fanotify) = &self.at_work {
+            fanotify.lose_marks();
+        }
+    }
+}
+
+impl AtWork {
+    async fn look(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+        match self {
+            Self::Nobody => std::future::pending().await,
+            Self::Fanotify(fanotify) => fanotify.look(onlooker).await,
+            Self::Ebpf(feed) => match feed.sightings.recv().await {
+                Some(sighting) => Ok(Drained { seen: vec![complete(sighting, onlooker)], overflow: false }),
+                None => Err(io::Error::other("the programs are detached")),
+            },
+        }
+    }
+
+    fn look_now(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+        match self {
+            Self::Nobody => Ok(Drained::default()),
+            Self::Fanotify(fanotify) => fanotify.look_now(onlooker),
+            Self::Ebpf(feed) => {
+                let mut drained = Drained::default();
+                while let Ok(sighting) = feed.sightings.try_recv() {
+                    drained.seen.push(complete(sighting, onlooker));
+                }
+                Ok(drained)
+            }
+        }
+    }
+}
+
+/// What the agent knows better than the kernel: names of users and pods.
+fn complete(sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
+    let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
+    actor.user = actor.uid.and_then(process::user);
+    actor.resident = cgroup_id.and_then(|id| onlooker.resident_of(id));
+    Seen { directory, name, attributes_only, actor: Arc::new(actor) }
+}
+
+/// The next feed that is offered; never when none will be.
+async fn next_feed(feeds: &mut Option<mpsc::Receiver<Feed>>) -> Feed {
+    if let Some(offered) = feeds {
+        if let Some(feed) = offered.recv().await {
+            return feed;
+        }
+        *feeds = None;
+    }
+    std::future::pending().await
+}
