@@ -13,11 +13,11 @@ use crate::fault::{self, Fault, Harm, Moment};
 use crate::inventory::shims;
 use crate::kills::lives;
 use crate::proxy::Call;
-use crate::rig::Rig;
+use crate::rig::{DEADLINE, Rig};
 use crate::subject::{Kind, Phase, Subject};
 
 pub(crate) fn processes_killed_at_every_step(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[])?;
+    let mut rig = Rig::new(node, &[DEADLINE])?;
     let mut subject = Subject::new(rig.node, "web", Kind::Lasting, 1)?;
     lives(&mut rig, &mut subject, faults)?;
     eprintln!("{} processes killed", rig.injected);
@@ -52,7 +52,7 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
 }
 
 pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &["runtimeRequestTimeout: 20s"])?;
+    let mut rig = Rig::new(node, &[DEADLINE])?;
     let mut stopped = Subject::new(rig.node, "stopped", Kind::Lasting, 1)?;
     let mut other = Subject::new(rig.node, "other", Kind::Lasting, 2)?;
     rig.round(&mut stopped, Phase::Start, None)?;

@@ -16,6 +16,8 @@ use crate::proxy::{Armed, Blow, Call, Proxy};
 use crate::subject::{Kind, Phase, Subject, judge};
 use crate::wrapper::Wrapper;
 
+/// For rounds in which a shim may be left that answers nobody: within a test's patience.
+pub(crate) const DEADLINE: &str = "runtimeRequestTimeout: 20s";
 /// How long after a request its runc comes, if it needs one.
 const RUNC_COMES: Duration = Duration::from_secs(1);
 

@@ -14,6 +14,7 @@ use super::super::state::{
     CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, Trouble,
 };
 use super::{Performer, failure, sandbox_of};
+use crate::leftover;
 use crate::runtime::container::{NewContainer, Rootfs, Task};
 use crate::runtime::error::RuntimeError;
 use crate::runtime::image::LocalImage;
@@ -225,6 +226,15 @@ impl Performer {
                 tracing::debug!(container = %start.id, message, "task is created once more");
                 self.containers.delete_task(&start.id).await.map_err(run_error)?;
                 self.containers.create_task(&start.id, rootfs, log_uri, terminal).await.map_err(run_error)
+            }
+            // A shim that was broken off in the middle of a start may answer nobody any more. With nothing of the pod below
+            // it, it is ended: the next start is to have another one.
+            Err(error @ RuntimeError::Deadline { .. })
+                if !start.pod.containers.iter().any(ContainerSlot::is_running) =>
+            {
+                tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its shim is ended");
+                leftover::end_shims(ContainerId::pod_digits(&start.pod.record.uid)).await;
+                Err(run_error(error))
             }
             other => other.map_err(run_error),
         }
