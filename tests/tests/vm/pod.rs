@@ -39,7 +39,8 @@ pub(crate) fn runs_volume() -> Value {
 
 /// How often each [`noting`] container has run: `init1 stays2`.
 pub(crate) fn runs(guest: &mut Guest) -> Result<String> {
-    let output = guest.run("sort /var/lib/runs/list | uniq -c | awk '{print $2 $1}' | xargs")?;
+    // A power cut may leave zeros where a line was not on the disk yet.
+    let output = guest.run("tr -d '\\0' < /var/lib/runs/list | sort | uniq -c | awk '{print $2 $1}' | xargs")?;
     Ok(output.trim().to_owned())
 }
 
