@@ -129,7 +129,14 @@ impl Guest {
     /// Boots `disk` and waits until its shell answers.
     pub fn boot(disk: Disk, boot: &Boot<'_>) -> Result<Self> {
         let mut guest = Self::start(disk, boot, &[])?;
-        let greeting = guest.line().context("boot")?;
+        let mut greeting = guest.line();
+        if greeting.is_err() && guest.console().contains("Kernel panic") {
+            // The emulation's: it now and then runs code that the kernel is just patching. Nothing is mounted yet.
+            eprintln!("the emulated kernel panicked while it booted: once more");
+            guest = Self::start(guest.power_cut(), boot, &[])?;
+            greeting = guest.line();
+        }
+        let greeting = greeting.context("boot")?;
         ensure!(greeting == GREETING, "the guest said {greeting:?} at its start\n{}", guest.console());
         Ok(guest)
     }
