@@ -7,16 +7,14 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum EventKind {
-    /// A process has begun to exit: [`ExitRecord`].
-    ProcessExit = 1,
-    /// The OOM killer's victim has begun to exit: [`ExitRecord`].
-    OomVictim = 2,
+    /// The OOM killer's victim has begun to exit: [`ActorRecord`] alone.
+    OomVictim = 1,
     /// A fatal signal was sent to a followed process: [`SignalRecord`].
-    Signal = 3,
+    Signal = 2,
     /// Something is about to change, or has changed, in a watched directory: [`FileRecord`].
-    Write = 4,
+    Write = 3,
     /// The guard met an attempt that its rules forbid: [`FileRecord`].
-    Refused = 5,
+    Refused = 4,
 }
 
 /// What was done, or tried, with a name in a directory.
@@ -57,8 +55,12 @@ pub enum Operation {
 
 /// Longest name of a file, with its terminating zero.
 pub const NAME_LENGTH: usize = 256;
+/// Names of an executable's path that are told, mounts on the way included.
+pub const PARTS: usize = 10;
+/// Longest of them, with its terminating zero.
+pub const PART_LENGTH: usize = 64;
 
-/// Who did it: first in every record. For an exit, the process that ends.
+/// Who did it: first in every record. For an OOM victim, the process that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct ActorRecord {
@@ -74,18 +76,6 @@ pub struct ActorRecord {
     pub uid: u32,
     /// Its name, zero terminated.
     pub command: [u8; 16],
-}
-
-/// [`EventKind::ProcessExit`] and [`EventKind::OomVictim`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct ExitRecord {
-    /// The process that ends.
-    pub process: ActorRecord,
-    /// The kernel's word for how: `code << 8 | signal`.
-    pub status: u32,
-    /// Whether `status` is known.
-    pub known: u32,
 }
 
 /// [`EventKind::Signal`].
@@ -118,10 +108,12 @@ pub struct FileRecord {
     pub operation: u32,
     /// 1 when the attempt was refused, 0 when it was let through.
     pub refused: u32,
-    /// No meaning.
-    pub reserved: u32,
+    /// 1 when `executable` is the whole path, 0 when it begins somewhere above or a name was cut.
+    pub whole: u32,
     /// The name in the directory, zero terminated.
     pub name: [u8; NAME_LENGTH],
+    /// The actor's program: its name first, then the directories above it; empty where a mount is crossed.
+    pub executable: [[u8; PART_LENGTH]; PARTS],
 }
 
 /// The value of a guarded inode: what is refused there.
@@ -148,6 +140,5 @@ pub mod mode {
 pub const UNKNOWN: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<ActorRecord>() == 40);
-const _: () = assert!(size_of::<ExitRecord>() == 48);
 const _: () = assert!(size_of::<SignalRecord>() == 56);
-const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH);
+const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH + PARTS * PART_LENGTH);

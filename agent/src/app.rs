@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::cli::run::{Prepared, service};
 use crate::config::{CgroupDriver, Config, ManifestWatch};
 use crate::lifecycle;
-use crate::manifest_guard::{self, GuardRefusal};
+use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge::slot::Slots;
 use crate::merge::{self, Desired};
 use crate::network::Network;
@@ -45,7 +45,7 @@ use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::store::Store;
 use crate::volume::Volumes;
-use crate::watch::{Feed, WatchSettings};
+use crate::watch::{Feed, Onlooker, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
@@ -99,7 +99,13 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let store = Arc::new(store);
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let (offer, feeds) = mpsc::channel(1);
-    let sources = sources(&shared, &node_name, &store, pushed, &hands.cgroups, feeds);
+    let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
+        cgroups: hands.cgroups.clone(),
+        observed: shared.observed.clone(),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    });
+    let sources = sources(&shared, &node_name, &store, pushed, &onlooker, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     supervise(&shared, &hands, &sources, heartbeat, offer);
@@ -112,6 +118,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observed: shared.observed.clone(),
         sources: Arc::clone(&sources),
         pusher,
+        onlooker,
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         health: shared.health.clone(),
@@ -156,8 +163,12 @@ async fn guard(shared: &Shared, cgroups: &Cgroups) -> Result<(), AppError> {
     match arming.await.unwrap_or_else(|error| Err(GuardRefusal::Died(error))) {
         Ok(None) => {}
         Ok(Some(armed)) => {
-            let (events, observed) = (shared.events.clone(), shared.observed.clone());
-            shared.tasks.spawn(manifest_guard::tell(armed, events, observed, shared.stop.clone()));
+            let teller = Teller {
+                events: shared.events.clone(),
+                metrics: shared.metrics.clone(),
+                observed: shared.observed.clone(),
+            };
+            shared.tasks.spawn(manifest_guard::tell(armed, teller, shared.stop.clone()));
         }
         Err(refusal) if shared.config.guard.required => return Err(refusal.into()),
         Err(refusal) => {
@@ -296,19 +307,13 @@ fn sources(
     node_name: &str,
     store: &Arc<Store>,
     pushed: push::Inbox,
-    cgroups: &Cgroups,
+    onlooker: &Arc<dyn Onlooker>,
     feeds: mpsc::Receiver<Feed>,
 ) -> Vec<Arc<Published>> {
     let stop = &shared.stop;
     let mut all = Vec::new();
     if let Some(path) = &shared.config.manifest_path {
-        let onlooker = NodeOnlooker {
-            cgroups: cgroups.clone(),
-            observed: shared.observed.clone(),
-            events: shared.events.clone(),
-            metrics: shared.metrics.clone(),
-        };
-        let settings = WatchSettings { wanted: shared.config.manifest_watch, onlooker: Arc::new(onlooker) };
+        let settings = WatchSettings { wanted: shared.config.manifest_watch, onlooker: Arc::clone(onlooker) };
         let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, Some(feeds));
         let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
         all.push(Arc::clone(&published));

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::lifecycle::{kernel_types, memory};
 use crate::pod::{PodKey, PodUid};
 use crate::status::event::{EventType, Events};
+use crate::status::metrics::{GuardVerdict, Metrics};
 use crate::status::observed::Observed;
 
 /// Where the guard's links are pinned: one guard a machine, as there is one agent.
@@ -80,6 +81,17 @@ pub struct Armed {
     told: Option<Told>,
     guarded: Vec<Guarded>,
     pods: PathBuf,
+}
+
+/// Where is told what the guard meets.
+#[derive(Debug, Clone)]
+pub struct Teller {
+    /// For people.
+    pub events: Events,
+    /// For Prometheus.
+    pub metrics: Metrics,
+    /// The pods that it may have been.
+    pub observed: Observed,
 }
 
 /// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, as far as there is one.
@@ -152,7 +164,7 @@ fn cgroup_id(path: &Path) -> Result<u64, GuardRefusal> {
 }
 
 /// Tells of what the guard met, until `stop`.
-pub async fn tell(mut armed: Armed, events: Events, observed: Observed, stop: CancellationToken) {
+pub async fn tell(mut armed: Armed, teller: Teller, stop: CancellationToken) {
     let Some(mut told) = armed.told.take() else { return };
     loop {
         let event = tokio::select! {
@@ -162,7 +174,7 @@ pub async fn tell(mut armed: Armed, events: Events, observed: Observed, stop: Ca
         match event {
             // The agent tries its own guard.
             Ok(Event::Refused { change, .. }) if change.actor.pid == std::process::id() => {}
-            Ok(Event::Refused { change, refused }) => armed.tell(&change, refused, &events, &observed),
+            Ok(Event::Refused { change, refused }) => armed.tell(&change, refused, &teller),
             Ok(_) => {}
             Err(error) => return tracing::warn!(%error, "what the guard refuses is not told any more"),
         }
@@ -170,22 +182,24 @@ pub async fn tell(mut armed: Armed, events: Events, observed: Observed, stop: Ca
 }
 
 impl Armed {
-    fn tell(&self, change: &FileChange, refused: bool, events: &Events, observed: &Observed) {
+    fn tell(&self, change: &FileChange, refused: bool, teller: &Teller) {
         let actor = &change.actor;
         let place = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
         let path = place.map_or_else(|| name.clone().into_owned(), |place| place.join(&*name).display().to_string());
         let cgroup = cgroup_path(&self.pods, actor.cgroup, CGROUP_DEPTH);
-        let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, observed));
+        let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &teller.observed));
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "let through, and told" };
         let message =
             format!("{} of {path} by {} (uid {}) was {verb}", change.operation.name(), actor.command, actor.uid);
-        let count = events.emit(pod, None, EventType::Warning, reason, message.clone());
+        teller.metrics.manifest_guarded(if refused { GuardVerdict::Refused } else { GuardVerdict::Audited });
+        let count = teller.events.emit(pod, None, EventType::Warning, reason, message.clone());
         // A writer that tries again and again is one line for each doubling.
         if count.is_power_of_two() {
             let cgroup = cgroup.map(|path| path.display().to_string()).unwrap_or_default();
-            tracing::warn!(pid = actor.pid, parent = actor.parent, cgroup, count, "guard: {message}");
+            let executable = change.executable.as_deref();
+            tracing::warn!(pid = actor.pid, parent = actor.parent, executable, cgroup, count, "guard: {message}");
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::source::push::Pusher;
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
+use crate::watch::Onlooker;
 
 mod api;
 mod configz;
@@ -60,6 +61,8 @@ pub struct ServerState {
     pub events: Events,
     /// The way in for pods that are pushed.
     pub pusher: Pusher,
+    /// Knows in which pod a process is that pushes.
+    pub onlooker: Arc<dyn Onlooker>,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
     /// Whether the agent is alive and ready.

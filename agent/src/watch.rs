@@ -37,6 +37,7 @@ use actor::Actor;
 pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
 use inotify::{Change, Queue, Wd};
 pub(crate) use path_watch::PathWatch;
+pub(crate) use process::actor as actor_behind;
 use trail::Trail;
 use witness::{Place, Witness};
 

@@ -74,6 +74,11 @@ fn an_applied_pod_survives_a_crash_right_after_the_answer(node: &mut TestNode) -
     node.agent.start()?;
     let id = container_id(&node.wait_running("web")?, "main")?;
     node.wait_running("db")?;
+    let changes = history(node, "web")?;
+    ensure!(
+        changes.len() == 1 && changes[0]["actor"]["command"] == "limpet" && changes[0]["actor"]["uid"] == 0,
+        "{changes:?}"
+    );
     let said = node.agent.cli_with_input(&["apply", "-f", "-"], both.as_bytes())?.success()?;
     ensure!(said == "pod/web unchanged\npod/db unchanged\n", "{said}");
 

@@ -28,10 +28,14 @@ offsets!(
     PATH_DENTRY,
     FILE_DENTRY,
     FILE_MODE,
+    FILE_MOUNT,
+    MOUNT_ROOT,
+    MOUNT_ITSELF,
+    MOUNT_PARENT,
+    MOUNT_POINT,
     TASK_PARENT,
     TASK_TGID,
     TASK_PID,
-    TASK_EXIT_CODE,
     TASK_MM,
     SIGNAL_CODE,
     MM_EXE_FILE,
@@ -145,21 +149,66 @@ pub fn signal_code(info: Pointer) -> Option<i32> {
     field(info, &SIGNAL_CODE)
 }
 
-/// How the current process ends.
-#[inline(always)]
-pub fn exit_status() -> Option<u32> {
-    if set(&TASK_EXIT_CODE) == UNKNOWN {
-        return None;
-    }
-    field(current(), &TASK_EXIT_CODE)
-}
-
 /// The executable of the current process; a kernel thread has none.
 #[inline(always)]
 pub fn executable() -> Option<InodeKey> {
-    let memory = pointer(current(), &TASK_MM)?;
-    let file = pointer(memory, &MM_EXE_FILE)?;
-    inode_key(dentry_inode(file_dentry(file)?)?)
+    inode_key(dentry_inode(file_dentry(executable_file()?)?)?)
+}
+
+#[inline(always)]
+fn executable_file() -> Option<Pointer> {
+    pointer(pointer(current(), &TASK_MM)?, &MM_EXE_FILE)
+}
+
+/// A name in the tree of files: a dentry, and the `struct vfsmount` by which it is seen.
+pub struct Place {
+    dentry: Pointer,
+    mount: Pointer,
+}
+
+/// What is above a place.
+pub enum Above {
+    /// The directory that has its name.
+    Directory(Place),
+    /// It is the root of a mount, which lies here.
+    MountPoint(Place),
+    /// It is the root of everything.
+    Nothing,
+}
+
+impl Place {
+    /// Where the executable of the current process is.
+    #[inline(always)]
+    pub fn of_executable() -> Option<Self> {
+        let file = executable_file()?;
+        Some(Self { dentry: file_dentry(file)?, mount: pointer(file, &FILE_MOUNT)? })
+    }
+
+    /// Where its name lies.
+    #[inline(always)]
+    pub fn name(&self) -> Option<Pointer> {
+        dentry_name(self.dentry)
+    }
+
+    #[inline(always)]
+    pub fn above(&self) -> Option<Above> {
+        if pointer(self.mount, &MOUNT_ROOT)? != self.dentry {
+            return Some(Above::Directory(Self { dentry: pointer(self.dentry, &DENTRY_PARENT)?, mount: self.mount }));
+        }
+        let inside = set(&MOUNT_ITSELF) as usize;
+        if inside == UNKNOWN as usize {
+            return None;
+        }
+        // SAFETY: addresses are only computed; the helper checks them.
+        let whole: Pointer = unsafe { self.mount.byte_sub(inside) };
+        let parent = pointer(whole, &MOUNT_PARENT)?;
+        if parent == whole {
+            return Some(Above::Nothing);
+        }
+        // SAFETY: as above.
+        let mount = unsafe { parent.byte_add(inside) };
+        Some(Above::MountPoint(Self { dentry: pointer(whole, &MOUNT_POINT)?, mount }))
+    }
 }
 
 /// Whether the current process has memory of its own: a kernel thread has none.

@@ -1,10 +1,10 @@
-//! Ends of processes, the OOM killer's choice, and who sends a fatal signal.
+//! The OOM killer's victims, and who sends a fatal signal.
 //!
 //! Raw tracepoints: they need no tracefs, and give the kernel's own arguments.
 
 use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
-use limpet_events::{EventKind, ExitRecord, SignalRecord};
+use limpet_events::{ActorRecord, EventKind, SignalRecord};
 
 use crate::kernel::{self, Pointer};
 use crate::{actor, maps};
@@ -31,30 +31,14 @@ const FATAL: u32 = 1 << 2
     | 1 << 31;
 
 #[raw_tracepoint]
-fn process_exit(_: RawTracePointContext) -> i32 {
-    let (process, thread) = (actor::process(), actor::thread());
-    let victim = maps::take_victim(thread);
-    if victim {
-        tell_exit(EventKind::OomVictim);
-    }
-    // The thread group's first thread stands for the process.
-    if process == thread && (victim || maps::is_followed_process(process) || actor::is_below(maps::is_followed_cgroup))
+fn victim_exit(_: RawTracePointContext) -> i32 {
+    if maps::take_victim(actor::thread())
+        && let Some(mut entry) = maps::reserve::<ActorRecord>()
     {
-        tell_exit(EventKind::ProcessExit);
+        entry.write(actor::record(EventKind::OomVictim));
+        entry.submit(0);
     }
     0
-}
-
-#[inline(always)]
-fn tell_exit(kind: EventKind) {
-    let Some(mut entry) = maps::reserve::<ExitRecord>() else { return };
-    let status = kernel::exit_status();
-    entry.write(ExitRecord {
-        process: actor::record(kind),
-        status: status.unwrap_or(0),
-        known: status.is_some() as u32,
-    });
-    entry.submit(0);
 }
 
 /// `mark_victim(pid)` before 6.9, `mark_victim(task, uid)` since: no pid is as large as an address of the kernel.

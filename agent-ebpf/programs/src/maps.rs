@@ -6,21 +6,18 @@ use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
 /// Inode and device of a directory, as the kernel numbers devices.
 pub type InodeKey = [u64; 2];
 
-/// All events; 256 KiB hold about 800 changes of files.
+/// All events; 512 KiB hold about 540 changes of files.
 #[map]
-static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
+static EVENTS: RingBuf = RingBuf::with_byte_size(512 * 1024, 0);
 /// How many records found no room.
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 /// Directories whose changes are told.
 #[map]
 static WATCHED: HashMap<InodeKey, u32> = HashMap::with_max_entries(64, 0);
-/// Processes whose end and signals are told.
+/// Processes whose signals are told.
 #[map]
 static PROCESSES: HashMap<u32, u32> = HashMap::with_max_entries(8192, 0);
-/// Cgroups (v2 ids) at or below which exits are told.
-#[map]
-static FOLLOWED_CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(4096, 0);
 /// Threads that the OOM killer has chosen and that have not begun to exit.
 #[map]
 static VICTIMS: LruHashMap<u32, u32> = LruHashMap::with_max_entries(256, 0);
@@ -60,11 +57,6 @@ pub fn is_watched(key: &InodeKey) -> bool {
 pub fn is_followed_process(pid: u32) -> bool {
     // SAFETY: as above.
     unsafe { PROCESSES.get(&pid) }.is_some()
-}
-
-pub fn is_followed_cgroup(id: u64) -> bool {
-    // SAFETY: as above.
-    unsafe { FOLLOWED_CGROUPS.get(&id) }.is_some()
 }
 
 pub fn add_victim(thread: u32) {

@@ -15,6 +15,7 @@ use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::status::rejection;
 use crate::store::{Store, chain};
+use crate::watch::actor::Actor;
 
 /// One configured source.
 #[derive(Debug)]
@@ -53,14 +54,15 @@ impl Published {
         self.observed.touch();
     }
 
-    /// An event for each change. A pod that appears, nobody knows by whose doing, has events enough of its own.
+    /// An event for each change; one that is made again and again is counted. A pod that appears, nobody knows by whose
+    /// doing, has events enough of its own.
     fn report_changes(&self, snapshot: &SourceSnapshot) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
             if change.change == ChangeKind::Created && change.actor.is_none() {
                 continue;
             }
-            let parts =
-                [format!("{} {}", change.origin, change.what()), change.effect(), format!("by {}", change.by())];
+            let by = change.actor.as_ref().map_or_else(Actor::default, Actor::without_numbers);
+            let parts = [format!("{} {}", change.origin, change.what()), change.effect(), format!("by {by}")];
             let message = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
             self.events.emit(change.of_pod(), None, EventType::Normal, "ManifestChanged", message);
         }
@@ -75,7 +77,7 @@ impl Published {
         let mut message = errors.map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let actor = snapshot.changes.iter().filter(|change| *change.origin == *rejected.origin);
         if let Some(actor) = actor.filter_map(|change| change.actor.as_ref()).next() {
-            message = format!("{message}; written by {actor}");
+            message = format!("{message}; written by {}", actor.without_numbers());
         }
         let kept = rejected.kept.iter().filter_map(|key| snapshot.pods.get(key)).map(|pod| &**pod);
         let told = rejection::Told { source: self.kind, faults: &rejected.faults, message: &message };

@@ -225,7 +225,7 @@ impl Following {
                 }
                 None
             }
-            Event::ProcessExit { .. } | Event::Refused { .. } => None,
+            Event::Refused { .. } => None,
         }
     }
 }

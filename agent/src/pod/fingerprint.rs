@@ -4,6 +4,7 @@
 //! as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is the first
 //! half of SHA-256.
 
+use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -18,46 +19,57 @@ pub(super) const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainer
 
 /// The canonical form of `manifest`; its `status` is nobody's wish and left out.
 pub(super) fn canonical(manifest: &Value) -> Vec<u8> {
+    without(manifest, |steps| *steps == ["status"])
+}
+
+/// The canonical form of what is left of `manifest` without the fields that `is_left_out` names by the steps that lead
+/// there; `*` stands for an item of a list.
+fn without(manifest: &Value, is_left_out: impl Fn(&[&str]) -> bool) -> Vec<u8> {
     let mut text = Vec::with_capacity(1024);
-    match manifest {
-        Value::Object(map) => {
-            let mut map = map.clone();
-            map.remove("status");
-            write(&Value::Object(map), &mut text);
-        }
-        other => write(other, &mut text),
-    }
+    write(manifest, &mut Vec::new(), &is_left_out, &mut text);
     text
 }
 
-fn write(value: &Value, text: &mut Vec<u8>) {
+fn write<'a>(value: &'a Value, steps: &mut Vec<&'a str>, is_left_out: &impl Fn(&[&str]) -> bool, text: &mut Vec<u8>) {
     match value {
         Value::Object(map) => {
-            let mut keys: Vec<&String> = map.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key).collect();
-            keys.sort_unstable();
+            let mut fields: Vec<(&String, &Value)> = map.iter().filter(|(_, value)| !value.is_null()).collect();
+            fields.sort_unstable_by_key(|(key, _)| *key);
             text.push(b'{');
-            for (index, key) in keys.into_iter().enumerate() {
-                if index > 0 {
-                    text.push(b',');
+            let mut first = true;
+            for (key, value) in fields {
+                steps.push(key);
+                if !is_left_out(steps) {
+                    if !std::mem::take(&mut first) {
+                        text.push(b',');
+                    }
+                    write_leaf(key, text);
+                    text.push(b':');
+                    write(value, steps, is_left_out, text);
                 }
-                text.extend_from_slice(Value::String(key.clone()).to_string().as_bytes());
-                text.push(b':');
-                write(&map[key], text);
+                steps.pop();
             }
             text.push(b'}');
         }
         Value::Array(items) => {
             text.push(b'[');
+            steps.push("*");
             for (index, item) in items.iter().enumerate() {
                 if index > 0 {
                     text.push(b',');
                 }
-                write(item, text);
+                write(item, steps, is_left_out, text);
             }
+            steps.pop();
             text.push(b']');
         }
-        leaf => text.extend_from_slice(leaf.to_string().as_bytes()),
+        leaf => write_leaf(leaf, text),
     }
+}
+
+fn write_leaf(leaf: &impl Serialize, text: &mut Vec<u8>) {
+    // A text or number into memory: there is nothing that could fail.
+    let _ = serde_json::to_writer(text, leaf);
 }
 
 /// The hash of some bytes.
@@ -70,16 +82,7 @@ pub(super) fn hash(bytes: &[u8]) -> Fingerprint {
 
 /// The hash of what of `manifest` cannot change in place.
 pub(super) fn immutable(manifest: &Value) -> Fingerprint {
-    let mut manifest = manifest.clone();
-    remove(&mut manifest["metadata"], &METADATA_IN_PLACE);
-    let spec = &mut manifest["spec"];
-    remove(spec, &POD_IN_PLACE);
-    for list in CONTAINER_LISTS {
-        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-            remove(container, &CONTAINER_IN_PLACE);
-        }
-    }
-    hash(&canonical(&manifest))
+    hash(&without(manifest, is_in_place))
 }
 
 /// Whether a pod goes on when what is at `steps` changes; `*` stands for an item of a list.
@@ -90,12 +93,6 @@ pub(super) fn is_in_place(steps: &[&str]) -> bool {
         ["spec", list, "*", field, ..] if CONTAINER_LISTS.contains(list) => CONTAINER_IN_PLACE.contains(field),
         ["spec", field, ..] => POD_IN_PLACE.contains(field),
         _ => false,
-    }
-}
-
-fn remove(value: &mut Value, keys: &[&str]) {
-    if let Some(map) = value.as_object_mut() {
-        keys.iter().for_each(|key| drop(map.remove(*key)));
     }
 }
 

@@ -221,25 +221,62 @@ fn is_used(value: &Value, used: Used) -> bool {
         }
 }
 
-/// Every value that `pattern` leads to, with its path.
+/// Every value that `pattern` leads to, with its path. Nothing is allocated for a pattern that leads nowhere: most do.
 fn select<'a>(value: &'a Value, pattern: &str) -> Vec<(String, &'a Value)> {
-    pattern.split('.').fold(vec![(String::new(), value)], |found, part| {
-        found.into_iter().flat_map(|(path, value)| step(&path, value, part)).collect()
-    })
+    let mut found = Vec::new();
+    follow(value, pattern, None, &mut found);
+    found
 }
 
-fn step<'a>(path: &str, value: &'a Value, part: &str) -> Vec<(String, &'a Value)> {
-    if part == "C" {
-        return ["containers[]", "initContainers[]"].iter().flat_map(|list| step(path, value, list)).collect();
-    }
-    let (name, each) = part.strip_suffix("[]").map_or((part, false), |name| (name, true));
-    let path = super::yaml::join(path, name);
-    match value.get(name) {
-        Some(Value::Array(items)) if each => {
-            items.iter().enumerate().map(|(index, item)| (format!("{path}[{index}]"), item)).collect()
+/// The way to a value: one step, and those before it.
+#[derive(Clone, Copy)]
+struct Way<'w> {
+    before: Option<&'w Way<'w>>,
+    name: &'w str,
+    item: Option<usize>,
+}
+
+impl Way<'_> {
+    fn path(self) -> String {
+        let before = self.before.map(|before| before.path()).unwrap_or_default();
+        let path = super::yaml::join(&before, self.name);
+        match self.item {
+            Some(item) => format!("{path}[{item}]"),
+            None => path,
         }
-        Some(inner) if !each => vec![(path, inner)],
-        _ => Vec::new(),
+    }
+}
+
+fn follow<'a>(value: &'a Value, pattern: &str, before: Option<&Way<'_>>, found: &mut Vec<(String, &'a Value)>) {
+    let (part, rest) = pattern.split_once('.').map_or((pattern, None), |(part, rest)| (part, Some(rest)));
+    if part == "C" {
+        for name in ["containers", "initContainers"] {
+            each_item(value, name, rest, before, found);
+        }
+    } else if let Some(name) = part.strip_suffix("[]") {
+        each_item(value, name, rest, before, found);
+    } else if let Some(inner) = value.get(part) {
+        go_on(inner, rest, Way { before, name: part, item: None }, found);
+    }
+}
+
+fn each_item<'a>(
+    value: &'a Value,
+    name: &str,
+    rest: Option<&str>,
+    before: Option<&Way<'_>>,
+    found: &mut Vec<(String, &'a Value)>,
+) {
+    let items = value.get(name).and_then(Value::as_array);
+    for (index, item) in items.into_iter().flatten().enumerate() {
+        go_on(item, rest, Way { before, name, item: Some(index) }, found);
+    }
+}
+
+fn go_on<'a>(value: &'a Value, rest: Option<&str>, way: Way<'_>, found: &mut Vec<(String, &'a Value)>) {
+    match rest {
+        Some(rest) => follow(value, rest, Some(&way), found),
+        None => found.push((way.path(), value)),
     }
 }
 

@@ -8,21 +8,22 @@ mod objects;
 mod refusal;
 mod refused;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use serde::{Deserialize, Serialize};
 
+use super::connection::Peer;
 use super::pods::json;
 use super::view::{PodListView, Row, rows};
 use super::{ServerState, view};
 use crate::object::ObjectKind;
 use crate::pod::{PodKey, identity};
-use crate::source::push::{PushError, Resource, Verb};
+use crate::source::push::{PushError, Pusher, Resource, Verb};
 use refusal::Refusal;
 use refused::Refused;
 
@@ -68,6 +69,7 @@ async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(St
 async fn put(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
+    peer: Option<Extension<Peer>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let refused = Refused { state: &state, resource: Resource::Pod, namespace: &namespace, name: &name };
@@ -75,9 +77,16 @@ async fn put(
         Ok(body) => body,
         Err(rejection) => return refused.body(&rejection, MAX_BODY),
     };
-    match state.pusher.put(&namespace, &name, body.to_vec()).await {
+    match state.pusher_of(peer).put(&namespace, &name, body.to_vec()).await {
         Ok(stored) => stored_response(stored.verb, &view::authored(&stored.record)),
         Err(error) => refused.push(&error),
+    }
+}
+
+impl ServerState {
+    /// The way into the push source for whoever is connected.
+    fn pusher_of(&self, peer: Option<Extension<Peer>>) -> Pusher {
+        peer.map_or_else(|| self.pusher.clone(), |Extension(peer)| self.pusher.by(peer.actor(&*self.onlooker)))
     }
 }
 
@@ -98,6 +107,7 @@ async fn delete(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
     Query(query): Query<DeleteOptions>,
+    peer: Option<Extension<Peer>>,
     body: Bytes,
 ) -> Response {
     let refusal = |error: &PushError| Refusal::of(error, Resource::Pod, &name).into_response();
@@ -112,7 +122,7 @@ async fn delete(
         }
     };
     let grace = asked.grace_period_seconds.or(query.grace_period_seconds);
-    match state.pusher.delete(&namespace, &name, grace).await {
+    match state.pusher_of(peer).delete(&namespace, &name, grace).await {
         Ok(record) => json(&view::authored(&record)),
         Err(error) => refusal(&error),
     }

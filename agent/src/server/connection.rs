@@ -1,19 +1,25 @@
 //! Connections: who may connect, how many at once, how long a request may take to arrive, how they end.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
+
+use crate::watch::actor::Actor;
+use crate::watch::{Onlooker, actor_behind};
 
 /// Connections at once, on each listener; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 128;
@@ -26,12 +32,37 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
+/// The process at the other end of the local socket, as it was when it connected.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    pid: Option<u32>,
+    uid: u32,
+    /// Holds the number for that process while it is looked at.
+    pidfd: Option<Arc<OwnedFd>>,
+}
+
+impl Peer {
+    fn of(stream: &tokio::net::UnixStream) -> io::Result<Self> {
+        let credentials = stream.peer_cred()?;
+        let pid = credentials.pid().and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).map(Arc::new);
+        Ok(Self { pid: pid.map(|pid| pid.as_raw_nonzero().get().unsigned_abs()), uid: credentials.uid(), pidfd })
+    }
+
+    /// Who it is; reads `/proc`.
+    pub(super) fn actor(&self, onlooker: &dyn Onlooker) -> Actor {
+        let known = self.pid.zip(self.pidfd.as_ref()).map(|(pid, pidfd)| actor_behind(pid, pidfd.as_fd(), onlooker));
+        // The kernel wrote the user down when the connection was made.
+        Actor { pid: self.pid, uid: Some(self.uid), ..known.unwrap_or_default() }
+    }
+}
+
 /// Where connections come from.
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next connection; `None` for one that was refused.
-    async fn accept(&self) -> io::Result<Option<Self::Stream>>;
+    /// The next connection and who made it, where that can be known; `None` for one that was refused.
+    async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>>;
 }
 
 /// The local socket: root, or the user the agent runs as.
@@ -40,14 +71,14 @@ pub(super) struct Local(pub(super) UnixListener);
 impl Listener for Local {
     type Stream = tokio::net::UnixStream;
 
-    async fn accept(&self) -> io::Result<Option<Self::Stream>> {
+    async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>> {
         let (stream, _) = self.0.accept().await?;
         // The file's mode says the same; this holds also where somebody changed it.
-        let peer = stream.peer_cred()?;
-        if peer.uid() == 0 || peer.uid() == rustix::process::geteuid().as_raw() {
-            return Ok(Some(stream));
+        let peer = Peer::of(&stream)?;
+        if peer.uid == 0 || peer.uid == geteuid().as_raw() {
+            return Ok(Some((stream, Some(peer))));
         }
-        warn!(uid = peer.uid(), pid = peer.pid(), "refused a connection to the local socket: root only");
+        warn!(uid = peer.uid, pid = peer.pid, "refused a connection to the local socket: root only");
         Ok(None)
     }
 }
@@ -58,8 +89,8 @@ pub(super) struct Loopback(pub(super) TcpListener);
 impl Listener for Loopback {
     type Stream = tokio::net::TcpStream;
 
-    async fn accept(&self) -> io::Result<Option<Self::Stream>> {
-        self.0.accept().await.map(|(stream, _)| Some(stream))
+    async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>> {
+        self.0.accept().await.map(|(stream, _)| Some((stream, None)))
     }
 }
 
@@ -77,8 +108,8 @@ pub(super) async fn serve(listener: impl Listener, app: Router, stop: Cancellati
             accepted = accepted => accepted,
         };
         match accepted {
-            Ok(Some(stream)) => {
-                let connection = one(stream, app.clone(), stop.clone());
+            Ok(Some((stream, peer))) => {
+                let connection = one(stream, peer, app.clone(), stop.clone());
                 connections.spawn(async move {
                     connection.await;
                     drop(permit);
@@ -98,12 +129,24 @@ pub(super) async fn serve(listener: impl Listener, app: Router, stop: Cancellati
     connections.wait().await;
 }
 
-async fn one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, app: Router, stop: CancellationToken) {
+async fn one(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Option<Peer>,
+    app: Router,
+    stop: CancellationToken,
+) {
+    let app = TowerToHyperService::new(app);
+    let app = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        if let Some(peer) = &peer {
+            request.extensions_mut().insert(peer.clone());
+        }
+        app.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app))
+        .serve_connection(TokioIo::new(stream), app)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {

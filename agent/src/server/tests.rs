@@ -73,6 +73,7 @@ fn fixture(name: &str) -> Fixture {
         sources: Arc::new(sources),
         events: Events::default(),
         metrics: Metrics::new("edge1"),
+        onlooker: Arc::new(()),
         pusher: push::channel("edge1", Decoder { read: pod::read, restore: pod::restore_kept }).0,
         health,
     };

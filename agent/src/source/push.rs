@@ -25,7 +25,7 @@ use crate::source::{Decoder, Health, ManifestChange, Pulse, SourceKind, SourceSn
 use crate::status::observed::Observed;
 use crate::store::{Changes, Kept, Manifests, Store, StoreError, chain};
 pub use error::PushError;
-use request::Request;
+use request::{By, Request};
 pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
 pub use resource::Resource;
 
@@ -90,9 +90,9 @@ impl PushSource {
     /// Does what is asked. Whoever asked may have gone by the time of the answer.
     async fn obey(&mut self, request: Request, publish: &impl Fn(Arc<SourceSnapshot>)) {
         match request {
-            Request::Put { record, answer } => drop(answer.send(self.put(record, publish).await)),
-            Request::Delete { namespace, name, grace, answer } => {
-                drop(answer.send(self.delete(&namespace, &name, grace, publish).await));
+            Request::Put { record, by, answer } => drop(answer.send(self.put(record, by, publish).await)),
+            Request::Delete { namespace, name, grace, by, answer } => {
+                drop(answer.send(self.delete((&namespace, &name), grace, by, publish).await));
             }
             Request::PutObject { record, answer } => drop(answer.send(self.put_object(record, publish).await)),
             Request::DeleteObject { key, answer } => drop(answer.send(self.delete_object(key, publish).await)),
@@ -137,6 +137,7 @@ impl PushSource {
     async fn put(
         &mut self,
         record: Arc<PodRecord>,
+        by: By,
         publish: &impl Fn(Arc<SourceSnapshot>),
     ) -> Result<Stored<PodRecord>, PushError> {
         let key = record.key.clone();
@@ -154,7 +155,7 @@ impl PushSource {
             Some(_) => Verb::Configured,
             None => Verb::Created,
         };
-        let change = ManifestChange::between(before.map(|old| &**old), Some(&record), Timestamp::now(), None);
+        let change = ManifestChange::between(before.map(|old| &**old), Some(&record), Timestamp::now(), by);
         let change = change.map(Arc::new);
         self.commit(&key, Some(vec![Arc::clone(&record.manifest)]), change.clone()).await?;
         self.snapshot.pods.insert(key, Arc::clone(&record));
@@ -164,14 +165,14 @@ impl PushSource {
 
     async fn delete(
         &mut self,
-        namespace: &str,
-        name: &str,
+        (namespace, name): (&str, &str),
         grace: Option<u64>,
+        by: By,
         publish: &impl Fn(Arc<SourceSnapshot>),
     ) -> Result<Arc<PodRecord>, PushError> {
         let Some(record) = self.find(namespace, name) else { return Err(self.not_here(namespace, name)) };
         let key = record.key.clone();
-        let change = ManifestChange::between(Some(&record), None, Timestamp::now(), None).map(Arc::new);
+        let change = ManifestChange::between(Some(&record), None, Timestamp::now(), by).map(Arc::new);
         self.commit(&key, None, change.clone()).await?;
         let record = Arc::new(deleted(&record, grace, Timestamp::now()));
         if self.around.observed.load().pods.contains_key(&key) {

@@ -3,6 +3,7 @@
 //! Counters and histograms are fed by the parts where things happen. What is a state (running pods, health of
 //! the sources) is taken from the snapshots at each scrape, so nobody has to keep a second count of it.
 
+mod labels;
 mod process;
 
 use std::collections::HashSet;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ContainerStatus;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text};
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -22,8 +23,12 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::observed::ObservedPods;
-use crate::pod::Fault;
 use crate::source::{SourceKind, SourceSnapshot};
+use labels::{
+    BackendLabel, ChangeLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels, SourceLabel,
+    StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
+};
+pub use labels::{ContainerType, GuardVerdict, MergeChange, RejectionReason};
 
 /// The content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -36,128 +41,6 @@ const POD_START_SECONDS: [f64; 20] = [
 
 /// Containers that have a series of their own for what they write into the manifest directory.
 const MOST_WRITERS: usize = 50;
-
-/// What kind of container was started, as kubelet's label `container_type` says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ContainerType {
-    /// A container that runs beside the others.
-    Container,
-    /// One that runs before them.
-    InitContainer,
-}
-
-/// What the merge emitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MergeChange {
-    /// A pod came.
-    Added,
-    /// A pod's manifest changed.
-    Updated,
-    /// A pod is to end.
-    Deleting,
-    /// A pod is gone from its source.
-    Removed,
-    /// A pod's status is to be told again.
-    Reconciled,
-}
-
-/// Why a manifest was rejected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RejectionReason {
-    /// It cannot be read, or is no manifest.
-    Unreadable,
-    /// A field is missing, unknown or wrong.
-    Invalid,
-    /// Another manifest of the source has the pod's name.
-    Duplicate,
-}
-
-impl RejectionReason {
-    /// The reason a fault stands for: one without a field is about the whole text.
-    pub fn of(fault: &Fault) -> Self {
-        match fault.path.as_str() {
-            "" | "kind" | "apiVersion" => Self::Unreadable,
-            path if path.ends_with("metadata.name") && fault.message.contains(" is defined ") => Self::Duplicate,
-            _ => Self::Invalid,
-        }
-    }
-}
-
-/// A label set of one label, for families whose label values come from a closed set.
-macro_rules! one_label {
-    ($set:ident, $field:ident: $value:ty) => {
-        #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-        struct $set {
-            $field: $value,
-        }
-    };
-}
-
-/// A closed set of label values by their text.
-macro_rules! label_values {
-    ($type:ident { $($variant:ident => $text:literal),+ $(,)? }) => {
-        impl EncodeLabelValue for $type {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
-                encoder.write_str(match self { $(Self::$variant => $text),+ })
-            }
-        }
-    };
-}
-
-label_values!(ContainerType { Container => "container", InitContainer => "init_container" });
-label_values!(MergeChange {
-    Added => "added", Updated => "updated", Deleting => "deleting", Removed => "removed", Reconciled => "reconciled",
-});
-
-label_values!(RejectionReason { Unreadable => "unreadable", Invalid => "invalid", Duplicate => "duplicate" });
-
-/// kubelet's values of `container_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ContainerState {
-    Created,
-    Running,
-    Exited,
-    Unknown,
-}
-label_values!(ContainerState { Created => "created", Running => "running", Exited => "exited", Unknown => "unknown" });
-
-/// kubelet writes `static="true"` for its own pods and an empty value for the apiserver's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Static {
-    Yes,
-    No,
-}
-label_values!(Static { Yes => "true", No => "" });
-
-one_label!(StateLabel, container_state: ContainerState);
-one_label!(StaticLabel, r#static: Static);
-one_label!(TypeLabel, container_type: ContainerType);
-one_label!(OperationLabel, operation_type: &'static str);
-one_label!(ChangeLabel, change: MergeChange);
-one_label!(SourceLabel, source: &'static str);
-one_label!(NodeLabel, node: String);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StartErrorLabels {
-    container_type: ContainerType,
-    code: &'static str,
-}
-
-one_label!(BackendLabel, backend: &'static str);
-
-/// A pod's names come from manifests: only so many have a label of their own, the others share one.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WriterLabels {
-    namespace: String,
-    pod: String,
-    container: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RejectionLabels {
-    source: &'static str,
-    reason: RejectionReason,
-}
 
 /// The node's metrics. Clones share them.
 #[derive(Debug, Clone)]
@@ -184,6 +67,7 @@ pub struct Metrics {
     manifest_watch: Family<BackendLabel, Gauge>,
     manifest_watch_lost: Family<BackendLabel, Counter>,
     writes_by_pod: Family<WriterLabels, Counter>,
+    guarded: Family<VerdictLabel, Counter>,
     /// Who has a label of their own in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
 }
@@ -214,6 +98,7 @@ impl Metrics {
             manifest_watch: Family::default(),
             manifest_watch_lost: Family::default(),
             writes_by_pod: Family::default(),
+            guarded: Family::default(),
             writers: Arc::default(),
         };
         metrics.registry = Arc::new(metrics.register(node_name));
@@ -281,6 +166,11 @@ impl Metrics {
             "limpet_manifest_writes_by_pod",
             "Changes in the manifest directory made by processes of pods",
             self.writes_by_pod.clone(),
+        );
+        all.register(
+            "limpet_manifest_guard_attempts",
+            "Changes that the guard over the manifests refused, or would have",
+            self.guarded.clone(),
         );
         all.register("limpet_merge_changes", "Changes the merge handed on", self.merge_changes.clone());
         all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
@@ -369,6 +259,11 @@ impl Metrics {
         }
         drop(writers);
         self.writes_by_pod.get_or_create(&labels).inc();
+    }
+
+    /// The guard met somebody who may not change what he tried to change.
+    pub fn manifest_guarded(&self, verdict: GuardVerdict) {
+        self.guarded.get_or_create(&VerdictLabel { verdict }).inc();
     }
 
     /// Takes what the snapshots say and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).

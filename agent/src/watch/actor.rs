@@ -49,6 +49,11 @@ pub struct Resident {
 }
 
 impl Actor {
+    /// The same one without the numbers of this very process: what it does again is the same again.
+    pub fn without_numbers(&self) -> Self {
+        Self { pid: None, parent: None, ..self.clone() }
+    }
+
     /// Somebody of whom nothing is known.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
@@ -104,6 +109,7 @@ mod tests {
         assert_eq!(whole.to_string(), "ansible (uid 1001, pid 4711, python3)");
         assert_eq!(Actor::default().to_string(), "unknown");
         assert!(Actor::default().is_unknown() && !whole.is_unknown());
+        assert_eq!(whole.without_numbers().to_string(), "ansible (uid 1001, python3)");
         let container = Some("app".to_owned());
         let of = |pod: Option<&str>| Resident {
             uid: "u1".to_owned(),

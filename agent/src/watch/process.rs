@@ -23,7 +23,7 @@ const HAS_CREDENTIALS: u64 = 1 << 1;
 const HAS_CGROUP: u64 = 1 << 2;
 
 /// Who the process behind `pidfd` is.
-pub(super) fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
+pub(crate) fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
     let told = told_by(pidfd).unwrap_or_default();
     let read = Some(Facts::read(pid)).filter(|_| number(pidfd) == Some(pid)).unwrap_or_default();
     let uid = read.uid.or(told.uid);

@@ -8,6 +8,7 @@ use limpet_bpf::{FileChange, InodeId, Loaded, Operation, Purpose};
 use tokio::sync::{mpsc, watch};
 
 use super::actor::Actor;
+use super::process::bounded;
 use super::{DirectoryId, Feed, Sighting};
 
 /// Changes that may wait for the watch. What finds no room costs an actor, and no change.
@@ -72,7 +73,7 @@ fn inode(id: DirectoryId) -> InodeId {
 }
 
 fn sighting(change: FileChange) -> Sighting {
-    let FileChange { directory, name, operation, actor } = change;
+    let FileChange { directory, name, operation, actor, executable } = change;
     Sighting {
         directory: DirectoryId { device: directory.device, inode: directory.inode },
         name: OsString::from_vec(name),
@@ -81,7 +82,8 @@ fn sighting(change: FileChange) -> Sighting {
             pid: Some(actor.pid),
             parent: actor.parent,
             uid: Some(actor.uid),
-            command: Some(super::process::bounded(&actor.command)),
+            command: Some(bounded(&actor.command)),
+            executable: executable.map(|path| bounded(&path)),
             ..Actor::default()
         },
         cgroup_id: Some(actor.cgroup).filter(|id| *id != 0),
@@ -100,11 +102,13 @@ mod tests {
             name: b"a.yaml".to_vec(),
             operation,
             actor: actor.clone(),
+            executable: Some("/usr/bin/cp".to_owned()),
         };
         let seen = sighting(change(Operation::MovedTo));
         assert_eq!((seen.directory, seen.name), (DirectoryId { device: 3, inode: 4 }, OsString::from("a.yaml")));
         assert_eq!((seen.actor.pid, seen.actor.uid, seen.cgroup_id), (Some(7), Some(1_000), None));
         assert_eq!(seen.actor.command.as_deref(), Some("c\u{fffd}p"));
+        assert_eq!(seen.actor.executable.as_deref(), Some("/usr/bin/cp"));
         assert!(!seen.attributes_only && sighting(change(Operation::Attributes)).attributes_only);
     }
 }

@@ -9,6 +9,7 @@ use super::{PushError, Resource};
 use crate::object::{ObjectKey, ObjectRecord};
 use crate::pod::{Manifest, PodKey, PodRecord, Severity, is_dns_label};
 use crate::source::{Decoder, SourceKind};
+use crate::watch::actor::Actor;
 
 /// Requests that may wait; those who come then wait to be let in.
 const INBOX: usize = 32;
@@ -58,11 +59,14 @@ pub struct DeletedObject {
 /// How a request is answered.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, PushError>>;
 
+/// Who asks, as far as it is known.
+pub(super) type By = Option<Arc<Actor>>;
+
 /// One request.
 #[derive(Debug)]
 pub(super) enum Request {
-    Put { record: Arc<PodRecord>, answer: Answer<Stored<PodRecord>> },
-    Delete { namespace: String, name: String, grace: Option<u64>, answer: Answer<Arc<PodRecord>> },
+    Put { record: Arc<PodRecord>, by: By, answer: Answer<Stored<PodRecord>> },
+    Delete { namespace: String, name: String, grace: Option<u64>, by: By, answer: Answer<Arc<PodRecord>> },
     PutObject { record: Arc<ObjectRecord>, answer: Answer<Stored<ObjectRecord>> },
     DeleteObject { key: ObjectKey, answer: Answer<DeletedObject> },
 }
@@ -83,15 +87,21 @@ pub struct Pusher {
     requests: mpsc::Sender<Request>,
     decoder: Decoder,
     node_name: Arc<str>,
+    by: By,
 }
 
 /// A way into a push source.
 pub fn channel(node_name: &str, decoder: Decoder) -> (Pusher, Inbox) {
     let (requests, inbox) = mpsc::channel(INBOX);
-    (Pusher { requests, decoder, node_name: Arc::from(node_name) }, Inbox(inbox))
+    (Pusher { requests, decoder, node_name: Arc::from(node_name), by: None }, Inbox(inbox))
 }
 
 impl Pusher {
+    /// The same end in the hands of `actor`, whose doing everything is that comes through it.
+    pub fn by(&self, actor: Actor) -> Self {
+        Self { by: Some(Arc::new(actor)), ..self.clone() }
+    }
+
     /// Makes the one Pod in `text`, YAML or JSON, the pod `name` of `namespace`. Returns once it is on disk.
     ///
     /// # Errors
@@ -99,7 +109,7 @@ impl Pusher {
     pub async fn put(&self, namespace: &str, name: &str, text: Vec<u8>) -> Result<Stored<PodRecord>, PushError> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let record = self.read(move |pusher| pusher.pod(&namespace, &name, &text)).await?;
-        self.ask(|answer| Request::Put { record, answer }).await
+        self.ask(|answer| Request::Put { record, by: self.by.clone(), answer }).await
     }
 
     /// Ends the pod `name` of `namespace`; `grace` seconds instead of its own. Returns once that is on disk, before the
@@ -109,7 +119,7 @@ impl Pusher {
     /// It is refused, and nothing has changed.
     pub async fn delete(&self, namespace: &str, name: &str, grace: Option<u64>) -> Result<Arc<PodRecord>, PushError> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        self.ask(|answer| Request::Delete { namespace, name, grace, answer }).await
+        self.ask(|answer| Request::Delete { namespace, name, grace, by: self.by.clone(), answer }).await
     }
 
     /// Makes the one ConfigMap or Secret in `text` the object of that key. Returns once it is on disk.

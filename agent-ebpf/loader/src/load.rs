@@ -13,7 +13,7 @@ use crate::table::{Attachment, PROGRAMS, Program};
 use crate::{Events, GuardMode, GuardRules, InodeId, LoadError, ProgramState, Purpose, Request};
 
 /// The programs, built by `cargo xtask build-ebpf`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../agent-ebpf/limpet.bpf.o");
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../limpet.bpf.o");
 
 /// Programs that are attached; dropping it detaches them.
 pub struct Loaded {
@@ -28,7 +28,6 @@ pub struct Loaded {
 struct Maps {
     watched: HashMap<MapData, [u64; 2], u32>,
     processes: HashMap<MapData, u32, u32>,
-    cgroups: HashMap<MapData, u64, u32>,
     on_trial: HashMap<MapData, u32, u32>,
     lost: PerCpuArray<MapData, u64>,
     events: Option<RingBuf<MapData>>,
@@ -82,7 +81,6 @@ impl Kernel {
         let maps = Maps {
             watched: take(&mut ebpf, "WATCHED")?,
             processes: take(&mut ebpf, "PROCESSES")?,
-            cgroups: take(&mut ebpf, "FOLLOWED_CGROUPS")?,
             on_trial: take(&mut ebpf, "ON_TRIAL")?,
             lost: take(&mut ebpf, "LOST")?,
             events: Some(take(&mut ebpf, "EVENTS")?),
@@ -242,7 +240,7 @@ impl Loaded {
         self.maps.watched.remove(&directory.key()).ok();
     }
 
-    /// Tells of the end of `process`, and of signals to it.
+    /// Tells of signals that end `process`.
     ///
     /// # Errors
     /// The map is full (8,192 processes).
@@ -253,19 +251,6 @@ impl Loaded {
     /// Does not any more.
     pub fn forget_process(&mut self, process: u32) {
         self.maps.processes.remove(&process).ok();
-    }
-
-    /// Tells of the ends of processes in `cgroup` (a v2 id: the inode of its directory) and below.
-    ///
-    /// # Errors
-    /// The map is full (4,096 cgroups).
-    pub fn follow_cgroup(&mut self, cgroup: u64) -> Result<(), LoadError> {
-        insert("FOLLOWED_CGROUPS", &mut self.maps.cgroups, cgroup)
-    }
-
-    /// Does not any more.
-    pub fn forget_cgroup(&mut self, cgroup: u64) {
-        self.maps.cgroups.remove(&cgroup).ok();
     }
 
     /// How many events found no room in the ring buffer.

@@ -1,6 +1,8 @@
 //! What the programs tell, as the agent's values.
 
-use limpet_events::{ActorRecord, EventKind, ExitRecord, FileRecord, NAME_LENGTH, Operation as Code, SignalRecord};
+use limpet_events::{
+    ActorRecord, EventKind, FileRecord, NAME_LENGTH, Operation as Code, PART_LENGTH, PARTS, SignalRecord,
+};
 
 use crate::InodeId;
 
@@ -95,6 +97,8 @@ pub struct FileChange {
     pub operation: Operation,
     /// Who.
     pub actor: Actor,
+    /// The actor's program; begins with `…/` where the path is not whole. None for the kernel's own threads.
+    pub executable: Option<String>,
 }
 
 /// What the kernel told.
@@ -108,13 +112,6 @@ pub enum Event {
         change: FileChange,
         /// Whether it was refused; false: it was only told (audit).
         refused: bool,
-    },
-    /// A followed process has begun to exit: its memory, ports and files are not released yet.
-    ProcessExit {
-        /// The process.
-        process: Actor,
-        /// `code << 8 | signal`, as `wait` has it; none where the kernel does not let it be read.
-        status: Option<u32>,
     },
     /// The OOM killer's victim has begun to exit.
     OomVictim {
@@ -139,10 +136,6 @@ impl Event {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut record = Fields(bytes);
         let (kind, process) = actor(&mut record)?;
-        if kind == EventKind::ProcessExit as u32 {
-            let (status, known) = (record.u32()?, record.u32()?);
-            return Some(Self::ProcessExit { process, status: (known != 0).then_some(status) });
-        }
         if kind == EventKind::OomVictim as u32 {
             return Some(Self::OomVictim { process });
         }
@@ -152,9 +145,11 @@ impl Event {
         }
         let (inode, device) = (record.u64()?, record.u32()?);
         let (operation, refused) = (Operation::from_code(record.u32()?)?, record.u32()? != 0);
-        record.u32()?;
+        let whole = record.u32()? != 0;
         let name = until_zero(record.take::<NAME_LENGTH>()?).to_vec();
-        let change = FileChange { directory: InodeId::from_kernel(device, inode), name, operation, actor: process };
+        let executable = path(&mut record, whole)?;
+        let directory = InodeId::from_kernel(device, inode);
+        let change = FileChange { directory, name, operation, actor: process, executable };
         match kind {
             kind if kind == EventKind::Write as u32 => Some(Self::Write(change)),
             kind if kind == EventKind::Refused as u32 => Some(Self::Refused { change, refused }),
@@ -168,6 +163,19 @@ fn actor(record: &mut Fields<'_>) -> Option<(u32, Actor)> {
     let (parent, uid) = (record.u32()?, record.u32()?);
     let command = String::from_utf8_lossy(until_zero(record.take::<16>()?)).into_owned();
     Some((kind, Actor { pid, parent: (parent != 0).then_some(parent), uid, command, cgroup }))
+}
+
+/// The path whose names come last first; `Some(None)` when there is none.
+fn path(record: &mut Fields<'_>, whole: bool) -> Option<Option<String>> {
+    let mut text = String::new();
+    for _ in 0..PARTS {
+        let part = String::from_utf8_lossy(until_zero(record.take::<PART_LENGTH>()?));
+        if !part.is_empty() {
+            text = format!("/{part}{text}");
+        }
+    }
+    let cut = if whole { "" } else { "…" };
+    Some((!text.is_empty()).then(|| format!("{cut}{text}")))
 }
 
 fn until_zero(bytes: &[u8]) -> &[u8] {
@@ -195,9 +203,8 @@ impl<'a> Fields<'a> {
 
 // The fields above are read in the order of these records, which have no padding.
 const _: () = assert!(size_of::<ActorRecord>() == 40);
-const _: () = assert!(size_of::<ExitRecord>() == 48);
 const _: () = assert!(size_of::<SignalRecord>() == 56);
-const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH);
+const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH + PARTS * PART_LENGTH);
 
 #[cfg(test)]
 mod tests {
@@ -218,11 +225,18 @@ mod tests {
         Actor { pid: 42, parent: None, uid: 1000, command: "writer".to_owned(), cgroup: 7 }
     }
 
+    /// Zero terminated, and followed by what was there before.
+    fn name<const N: usize>(text: &[u8]) -> [u8; N] {
+        let mut bytes = [b'x'; N];
+        bytes[..text.len()].copy_from_slice(text);
+        bytes[text.len()] = 0;
+        bytes
+    }
+
     #[test]
     fn records_are_read_by_field() {
-        let mut exit = header(EventKind::ProcessExit);
-        exit.extend([0, 3, 0, 0, 1, 0, 0, 0]);
-        assert_eq!(Event::decode(&exit), Some(Event::ProcessExit { process: writer(), status: Some(0x300) }));
+        let victim = header(EventKind::OomVictim);
+        assert_eq!(Event::decode(&victim), Some(Event::OomVictim { process: writer() }));
 
         let mut signal = header(EventKind::Signal);
         signal.extend([9, 0, 0, 0, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -233,18 +247,25 @@ mod tests {
         write.extend(11u64.to_le_bytes());
         write.extend((8u32 << 20 | 1).to_le_bytes());
         write.extend((Code::MovedTo as u32).to_le_bytes());
-        write.extend([0; 8]);
-        write.extend(b"web.yaml\0");
-        write.resize(size_of::<FileRecord>(), b'x');
+        write.extend([0, 0, 0, 0, 1, 0, 0, 0]);
+        write.extend(name::<NAME_LENGTH>(b"web.yaml"));
+        for part in [&b"mv"[..], b"bin", b"", b"usr"] {
+            write.extend(name::<PART_LENGTH>(part));
+        }
+        write.resize(size_of::<FileRecord>(), 0);
         let Some(Event::Write(change)) = Event::decode(&write) else { panic!("no write") };
         assert_eq!((change.operation, change.name.as_slice()), (Operation::MovedTo, &b"web.yaml"[..]));
         assert_eq!(change.directory, InodeId { device: rustix::fs::makedev(8, 1), inode: 11 });
+        assert_eq!(change.executable.as_deref(), Some("/usr/bin/mv"));
+        write[60] = 0;
+        let Some(Event::Write(change)) = Event::decode(&write) else { panic!("no write") };
+        assert_eq!(change.executable.as_deref(), Some("…/usr/bin/mv"));
     }
 
     #[test]
     fn what_is_cut_or_unknown_is_no_event() {
-        let exit = header(EventKind::ProcessExit);
-        assert_eq!(Event::decode(&exit), None);
+        let signal = header(EventKind::Signal);
+        assert_eq!(Event::decode(&signal), None);
         let mut unknown = header(EventKind::Write);
         unknown.resize(size_of::<FileRecord>(), 0);
         assert_eq!(Event::decode(&unknown), None);

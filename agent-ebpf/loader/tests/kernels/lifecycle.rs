@@ -1,22 +1,17 @@
-//! Exits, signals and OOM victims.
+//! Signals, the ends of processes, and OOM victims.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 
 use limpet_bpf::{Event, Kernel, Purpose, Request};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::machine::{self, CGROUPS};
-use crate::{Outcome, act, block_on, event, refused, said};
+use crate::{Outcome, SOON, act, block_on, event, refused, said};
 
 const LIFECYCLE: Request = Request { lifecycle: true, watch: false, guard: None };
-
-fn exit_of(pid: u32) -> impl Fn(Event) -> Option<Option<u32>> {
-    move |event| match event {
-        Event::ProcessExit { process, status } if process.pid == pid => Some(status),
-        _ => None,
-    }
-}
 
 pub(crate) fn exits_are_told(kernel: &Kernel) -> Outcome {
     let mut loaded = kernel.load(&LIFECYCLE).map_err(said)?;
@@ -28,20 +23,20 @@ pub(crate) fn exits_are_told(kernel: &Kernel) -> Outcome {
         let mut child = act::start(act::OUTSIDE, "wait", Path::new("/"))?;
         loaded.follow_process(child.id()).map_err(said)?;
         let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(said)?;
         kill_process(pid, Signal::TERM).map_err(said)?;
         let sender = event(&mut events, "the signal", |event| match event {
             Event::Signal { target, signal: 15, by_kernel: false, sender } if target == child.id() => Some(sender),
             _ => None,
         });
         let sender = sender.await?;
-        let status = event(&mut events, "the exit", exit_of(child.id())).await?;
+        let limit = Timespec { tv_sec: SOON.as_secs().cast_signed(), tv_nsec: 0 };
+        if poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&limit)).map_err(said)? == 0 {
+            return Err("the pidfd does not tell the end".to_owned());
+        }
         child.wait().map_err(said)?;
         if (sender.pid, sender.uid) != (std::process::id(), 0) {
             return Err(format!("sent by {sender:?}"));
-        }
-        // Where the kernel lets it be read.
-        if status.is_some_and(|status| status & 0x7f != 15) {
-            return Err(format!("ended with {status:?}"));
         }
         loaded.forget_process(child.id());
         Ok(None)
@@ -63,32 +58,11 @@ pub(crate) fn others_are_silent(kernel: &Kernel) -> Outcome {
         kill_process(Pid::from_child(&last), Signal::KILL).map_err(said)?;
         last.wait().map_err(said)?;
         // Events come in order: what the others did would be first.
-        let first = event(&mut events, "the last exit", Some).await?;
+        let first = event(&mut events, "the last signal", Some).await?;
         match first {
             Event::Signal { target, signal: 9, .. } if target == last.id() => Ok(None),
             other => Err(format!("first came {other:?}")),
         }
-    })?
-}
-
-pub(crate) fn cgroups_are_followed(kernel: &Kernel) -> Outcome {
-    let mut loaded = kernel.load(&LIFECYCLE).map_err(said)?;
-    block_on(async {
-        let mut events = loaded.events().map_err(said)?.ok_or("no events")?;
-        let pods = machine::cgroup("followed")?;
-        let inner = machine::cgroup("followed/pod/container")?;
-        loaded.follow_cgroup(pods).map_err(said)?;
-        let mut child = act::start("followed/pod/container", "fail", Path::new("/"))?;
-        let (status, process) = event(&mut events, "the exit", |event| match event {
-            Event::ProcessExit { process, status } => Some((status, process)),
-            _ => None,
-        })
-        .await?;
-        child.wait().map_err(said)?;
-        if (process.pid, process.cgroup, status) != (child.id(), inner, Some(3 << 8)) {
-            return Err(format!("{process:?} ended with {status:?}, expected {} in {inner}", child.id()));
-        }
-        Ok(None)
     })?
 }
 
@@ -104,10 +78,8 @@ pub(crate) fn victims_are_named(kernel: &Kernel) -> Outcome {
             _ => None,
         });
         let victim = victim.await?;
-        // The victim's end is told without anybody following it.
-        let status = event(&mut events, "its exit", exit_of(child.id())).await?;
-        child.wait().map_err(said)?;
-        if (victim.pid, victim.cgroup, status) != (child.id(), id, Some(9)) {
+        let status = child.wait().map_err(said)?;
+        if (victim.pid, victim.cgroup, status.signal()) != (child.id(), id, Some(9)) {
             return Err(format!("{victim:?} ended with {status:?}, expected {} in {id}", child.id()));
         }
         Ok(None)

@@ -10,7 +10,7 @@ use crate::LoadError;
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// A global of the programs: structure, and path in it.
-const FIELDS: [(&str, &str, &str); 20] = [
+const FIELDS: [(&str, &str, &str); 24] = [
     ("DENTRY_NAME", "dentry", "d_name.name"),
     ("DENTRY_PARENT", "dentry", "d_parent"),
     ("DENTRY_INODE", "dentry", "d_inode"),
@@ -20,11 +20,15 @@ const FIELDS: [(&str, &str, &str); 20] = [
     ("PATH_DENTRY", "path", "dentry"),
     ("FILE_DENTRY", "file", "f_path.dentry"),
     ("FILE_MODE", "file", "f_mode"),
+    ("FILE_MOUNT", "file", "f_path.mnt"),
+    ("MOUNT_ROOT", "vfsmount", "mnt_root"),
+    ("MOUNT_ITSELF", "mount", "mnt"),
+    ("MOUNT_PARENT", "mount", "mnt_parent"),
+    ("MOUNT_POINT", "mount", "mnt_mountpoint"),
     ("TASK_PARENT", "task_struct", "real_parent"),
     ("TASK_TGID", "task_struct", "tgid"),
     ("TASK_PID", "task_struct", "pid"),
     ("SIGNAL_CODE", "kernel_siginfo", "si_code"),
-    ("TASK_EXIT_CODE", "task_struct", "exit_code"),
     ("TASK_CGROUPS", "task_struct", "cgroups"),
     ("CSS_SET_CGROUP", "css_set", "dfl_cgrp"),
     ("CGROUP_LEVEL", "cgroup", "level"),

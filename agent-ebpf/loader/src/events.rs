@@ -23,9 +23,9 @@ impl std::fmt::Debug for Events {
 
 impl Events {
     pub(crate) fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
-        // Its successor is unsafe; what it asks for is true of a RingBuf, which owns one descriptor and never exchanges it.
-        #[allow(deprecated)]
-        let ring = AsyncFd::with_interest(ring, Interest::READABLE)?;
+        // SAFETY: a RingBuf owns one descriptor, never exchanges it, and closes it when it is dropped, after it was let go.
+        #[allow(unsafe_code)]
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE)? };
         Ok(Self { ring })
     }
 

@@ -58,7 +58,7 @@ const fn guard(name: &'static str, hook: &'static str, needs: &'static [&'static
 /// All programs, in the order they are attached.
 pub(crate) const PROGRAMS: [Program; 23] = [
     lifecycle("oom_victim", "mark_victim", &[&["TASK_PID"]]),
-    lifecycle("process_exit", "sched_process_exit", &[]),
+    lifecycle("victim_exit", "sched_process_exit", &[]),
     lifecycle("signal_sent", "signal_generate", &[&["TASK_TGID", "SIGNAL_CODE"]]),
     watch("watch_create", "security_inode_create"),
     watch("watch_unlink", "security_inode_unlink"),

@@ -77,7 +77,7 @@ impl InodeId {
 /// What is wanted.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
-    /// Exits, OOM victims and signals.
+    /// OOM victims and signals.
     pub lifecycle: bool,
     /// Who changes files of watched directories.
     pub watch: bool,

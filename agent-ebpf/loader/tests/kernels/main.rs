@@ -27,11 +27,10 @@ struct Case {
     run: fn(&Kernel) -> Outcome,
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 10] = [
     Case { name: "programs are attached or say why", alone: false, run: programs_are_attached },
     Case { name: "an exit and its signal are told", alone: false, run: lifecycle::exits_are_told },
-    Case { name: "exits of others wake nobody", alone: false, run: lifecycle::others_are_silent },
-    Case { name: "exits below a followed cgroup are told", alone: true, run: lifecycle::cgroups_are_followed },
+    Case { name: "ends of others wake nobody", alone: false, run: lifecycle::others_are_silent },
     Case { name: "an OOM victim is named", alone: true, run: lifecycle::victims_are_named },
     Case { name: "a writer that exits at once is known", alone: true, run: watch::short_lived_writers },
     Case { name: "each change is told as what it is", alone: true, run: watch::each_change },

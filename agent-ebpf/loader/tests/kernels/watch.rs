@@ -35,18 +35,21 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> Outcome {
     block_on(async {
         let mut watched = watched(kernel, "short-lived")?;
         let cgroup = machine::cgroup("writers")?;
+        let own = std::env::current_exe().ok().map(|path| path.display().to_string());
         let mut known = 0;
         for _ in 0..WRITERS {
             let mut writer = act::start("writers", "rename within", &watched.base)?;
             writer.wait().map_err(said)?;
             let actor = event(&mut watched.events, "the rename", |event| match event {
-                Event::Write(change) if change.operation == Operation::MovedTo => Some(change.actor),
+                Event::Write(change) if change.operation == Operation::MovedTo => {
+                    Some((change.actor, change.executable))
+                }
                 _ => None,
             });
-            let actor = actor.await?;
+            let (actor, program) = actor.await?;
             let parent = Some(std::process::id());
-            known +=
-                usize::from((actor.pid, actor.parent, actor.uid, actor.cgroup) == (writer.id(), parent, 0, cgroup));
+            let is_known = (actor.pid, actor.parent, actor.uid, actor.cgroup) == (writer.id(), parent, 0, cgroup);
+            known += usize::from(is_known && program == own);
             std::fs::rename(watched.places.manifests.join("new"), watched.places.manifests.join("web.yaml"))
                 .map_err(said)?;
             event(&mut watched.events, "the way back", |event| match event {

@@ -3,7 +3,7 @@
 /// What a program is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// Exits, OOM victims, signals.
+    /// OOM victims, signals.
     Lifecycle,
     /// Who changes files.
     Watch,

@@ -1,0 +1,140 @@
+//! The labels of the metrics: closed sets of values, and a few that manifests choose.
+
+use std::fmt::Write as _;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+
+use crate::pod::Fault;
+
+/// What kind of container was started, as kubelet's label `container_type` says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ContainerType {
+    /// A container that runs beside the others.
+    Container,
+    /// One that runs before them.
+    InitContainer,
+}
+
+/// What the merge emitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MergeChange {
+    /// A pod came.
+    Added,
+    /// A pod's manifest changed.
+    Updated,
+    /// A pod is to end.
+    Deleting,
+    /// A pod is gone from its source.
+    Removed,
+    /// A pod's status is to be told again.
+    Reconciled,
+}
+
+/// Why a manifest was rejected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectionReason {
+    /// It cannot be read, or is no manifest.
+    Unreadable,
+    /// A field is missing, unknown or wrong.
+    Invalid,
+    /// Another manifest of the source has the pod's name.
+    Duplicate,
+}
+
+impl RejectionReason {
+    /// The reason a fault stands for: one without a field is about the whole text.
+    pub fn of(fault: &Fault) -> Self {
+        match fault.path.as_str() {
+            "" | "kind" | "apiVersion" => Self::Unreadable,
+            path if path.ends_with("metadata.name") && fault.message.contains(" is defined ") => Self::Duplicate,
+            _ => Self::Invalid,
+        }
+    }
+}
+
+/// What the guard did with an attempt that is not allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GuardVerdict {
+    /// It refused it.
+    Refused,
+    /// It let it through and told: mode `audit`.
+    Audited,
+}
+
+/// A label set of one label, for families whose label values come from a closed set.
+macro_rules! one_label {
+    ($set:ident, $field:ident: $value:ty) => {
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+        pub(super) struct $set {
+            pub(super) $field: $value,
+        }
+    };
+}
+
+/// A closed set of label values by their text.
+macro_rules! label_values {
+    ($type:ident { $($variant:ident => $text:literal),+ $(,)? }) => {
+        impl EncodeLabelValue for $type {
+            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+                encoder.write_str(match self { $(Self::$variant => $text),+ })
+            }
+        }
+    };
+}
+
+label_values!(ContainerType { Container => "container", InitContainer => "init_container" });
+label_values!(MergeChange {
+    Added => "added", Updated => "updated", Deleting => "deleting", Removed => "removed", Reconciled => "reconciled",
+});
+
+label_values!(GuardVerdict { Refused => "refused", Audited => "audited" });
+label_values!(RejectionReason { Unreadable => "unreadable", Invalid => "invalid", Duplicate => "duplicate" });
+
+/// kubelet's values of `container_state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum ContainerState {
+    Created,
+    Running,
+    Exited,
+    Unknown,
+}
+label_values!(ContainerState { Created => "created", Running => "running", Exited => "exited", Unknown => "unknown" });
+
+/// kubelet writes `static="true"` for its own pods and an empty value for the apiserver's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Static {
+    Yes,
+    No,
+}
+label_values!(Static { Yes => "true", No => "" });
+
+one_label!(StateLabel, container_state: ContainerState);
+one_label!(StaticLabel, r#static: Static);
+one_label!(TypeLabel, container_type: ContainerType);
+one_label!(OperationLabel, operation_type: &'static str);
+one_label!(ChangeLabel, change: MergeChange);
+one_label!(SourceLabel, source: &'static str);
+one_label!(NodeLabel, node: String);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct StartErrorLabels {
+    pub(super) container_type: ContainerType,
+    pub(super) code: &'static str,
+}
+
+one_label!(BackendLabel, backend: &'static str);
+one_label!(VerdictLabel, verdict: GuardVerdict);
+
+/// A pod's names come from manifests: only so many have a label of their own, the others share one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct WriterLabels {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    pub(super) container: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RejectionLabels {
+    pub(super) source: &'static str,
+    pub(super) reason: RejectionReason,
+}

@@ -1,0 +1,53 @@
+//! An agent that has nothing to do asks containerd nothing, and what it may have missed it asks once.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use limpet_tests::{TestNode, wait};
+
+use crate::fault;
+use crate::proxy::Call;
+use crate::rig::Rig;
+
+/// How long it is looked at. The agent wakes for nothing that would not show within the shorter one, but for what it does
+/// once in minutes.
+fn window() -> Duration {
+    Duration::from_secs(if fault::is_long() { 600 } else { 20 })
+}
+
+pub(crate) fn an_idle_agent_calls_nobody(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, &[])?;
+    stays_silent(&mut rig)?;
+    // The stream of events breaks with its containerd: what is there is read once, and then it is silent again.
+    rig.reset()?;
+    rig.start_containerd()?;
+    let subscribed = || rig.proxy.calls().iter().any(|call| call.method == "Events.Subscribe");
+    wait::until_true(wait::SOON, "the new stream of events", subscribed)?;
+    rig.settle(&[], None)?;
+    let calls = rig.proxy.calls();
+    for method in ["Tasks.List", "Containers.List"] {
+        let count = calls.iter().filter(|call| call.method == method).count();
+        ensure!(count == 1, "{method} was called {count} times: {}", words(&calls));
+    }
+    stays_silent(&mut rig)
+}
+
+fn stays_silent(rig: &mut Rig<'_>) -> Result<()> {
+    // What the start has left to be done may come late on a busy machine, once.
+    wait::until_true(wait::SOON, "calm", || {
+        let before = rig.proxy.calls().len();
+        std::thread::sleep(Duration::from_secs(2));
+        rig.proxy.calls().len() == before
+    })?;
+    rig.reset()?;
+    let window = window();
+    std::thread::sleep(window);
+    let calls = rig.proxy.calls();
+    ensure!(calls.is_empty(), "within {window:?} of idleness: {}", words(&calls));
+    eprintln!("no call within {window:?}");
+    Ok(())
+}
+
+fn words(calls: &[Call]) -> String {
+    calls.iter().map(|call| format!("{}#{}", call.method, call.number)).collect::<Vec<_>>().join(", ")
+}

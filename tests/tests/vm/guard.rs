@@ -1,0 +1,85 @@
+//! Who changed a manifest, told by BPF programs, and the guard over the manifests: both need a kernel and a cgroup v2 of
+//! their own.
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::image;
+use limpet_tests::vm::Guest;
+use serde_json::{Value, json};
+
+use crate::machine::Machine;
+use crate::pod::{IDLE, SOON, container_id, manifest, running, shell};
+
+/// What the pod tries, each with what must be as it was on the host where it is refused.
+const ATTEMPTS: [(&str, &str); 5] = [
+    ("echo a > /m/new.yaml", "test ! -e new.yaml"),
+    ("rm /m/stays.yaml", "test -e stays.yaml"),
+    ("mv /m/stays.yaml /m/gone.yaml", "test -e stays.yaml"),
+    ("echo >> /m/once.yaml", "test -s once.yaml"),
+    ("ln -s /etc/passwd /m/link.yaml", "test ! -L link.yaml"),
+];
+
+/// With the programs of this kernel: the actor of each change is known, the guard refuses pods and outlives the agent,
+/// and goes when it is told to.
+pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
+    let mut guest = machine.resume()?;
+    let mut writer = shell("writer", image::V1, IDLE);
+    writer["volumeMounts"] = json!([{ "name": "m", "mountPath": "/m" }]);
+    let volumes = json!([{ "name": "m", "hostPath": { "path": "/etc/limpet/manifests" } }]);
+    guest.run(&manifest("writer", &json!({ "containers": [writer], "volumes": volumes })))?;
+    let id = container_id(&running(&mut guest, "writer")?, "writer")?;
+    actors_are_known(&mut guest)?;
+    guest.run("echo 'manifestGuard: containers' >> /etc/limpet/config.yaml && systemctl restart limpet")?;
+    guest.until(SOON, "the guard", "limpet guard status", |text| text.starts_with("on: containers").then_some(()))?;
+    ensure!(container_id(&running(&mut guest, "writer")?, "writer")? == id, "restarted by the guard's start");
+    attempts_are_refused(&mut guest, &|script| format!("limpet exec writer -- sh -c '{script}'"))?;
+    guest.until(SOON, "the refusals", "limpet events", |text| {
+        let told = text.lines().any(|line| line.contains("ManifestGuardRefused") && line.contains("writer-gateway"));
+        told.then_some(())
+    })?;
+    // Those outside of pods are not refused.
+    guest.run("cd /etc/limpet/manifests && echo '# seen' >> once.yaml && touch notes.txt && rm notes.txt")?;
+    guest.run("systemctl kill --signal=KILL limpet && systemctl stop limpet")?;
+    attempts_are_refused(&mut guest, &|script| {
+        format!("ctr -n k8s.io tasks exec --exec-id try-$RANDOM {id} sh -c '{script}'")
+    })?;
+    guest.run("systemctl start limpet && limpet guard status")?;
+    ensure!(container_id(&running(&mut guest, "writer")?, "writer")? == id, "restarted by the agent's end");
+    let said = guest.run("limpet guard off")?;
+    ensure!(said == "the guard is off\n", "{said}");
+    guest.run("limpet exec writer -- sh -c 'echo a > /m/notes.txt' && rm /etc/limpet/manifests/notes.txt")?;
+    let (code, said) = guest.attempt("limpet guard status")?;
+    ensure!((code, &*said) == (1, "off\n"), "{code} {said}");
+    guest.power_cut();
+    Ok(())
+}
+
+/// The change of a process that has ended at once, and that of a pod.
+fn actors_are_known(guest: &mut Guest) -> Result<()> {
+    guest.until(SOON, "the programs", "limpet sources", |text| text.contains("ebpf").then_some(()))?;
+    guest.run(
+        "cd /etc/limpet && sed 's/\"name\":\"stays\"/\"labels\":{\"a\":\"b\"},&/' manifests/stays.yaml > stays.new",
+    )?;
+    guest.run("cd /etc/limpet && useradd --no-create-home deployer && chmod 777 . manifests")?;
+    guest.run("runuser -u deployer mv /etc/limpet/stays.new /etc/limpet/manifests/stays.yaml")?;
+    let last = guest.until(SOON, "the change", "limpet history stays -o json", |text| {
+        let document: Value = serde_json::from_str(text).ok()?;
+        document["changes"].as_array()?.last().filter(|last| last["change"] == "edited").cloned()
+    })?;
+    let actor = &last["actor"];
+    ensure!(actor["command"] == "mv" && actor["user"] == "deployer" && actor["pid"].is_u64(), "{last}");
+    ensure!(actor["executable"].as_str().context("no program")?.ends_with("/mv"), "{last}");
+    guest.run("limpet exec writer -- sh -c 'echo a > /m/notes.txt' && rm /etc/limpet/manifests/notes.txt")?;
+    guest.until(SOON, "the alarm", "limpet events", |text| text.contains("PodChangesManifests").then_some(()))
+}
+
+/// Tries everything as `in_pod` has the pod do it.
+fn attempts_are_refused(guest: &mut Guest, in_pod: &dyn Fn(&str) -> String) -> Result<()> {
+    for (attempt, unchanged) in ATTEMPTS {
+        let before = guest.run("cat /etc/limpet/manifests/once.yaml")?;
+        let (code, said) = guest.attempt(&in_pod(attempt))?;
+        ensure!(code != 0 && said.contains("not permitted"), "{attempt}: exit {code}: {said}");
+        let after = guest.run(&format!("cd /etc/limpet/manifests && {unchanged} && cat once.yaml"))?;
+        ensure!(after == before, "{attempt} went through");
+    }
+    Ok(())
+}
