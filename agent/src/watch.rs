@@ -9,6 +9,7 @@
 //! beside it as a [`Witness`].
 
 pub mod actor;
+mod at_work;
 mod attribution;
 mod backend;
 mod fanotify;

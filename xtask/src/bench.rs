@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use limpet_tests::{agent, contender, measure};
 
-use crate::{cargo, kubernetes, setup};
+use crate::{bench_emulated, cargo, kubernetes, setup};
 
 /// What to measure. The machine has to be quiet: every figure is of this machine, at this time.
 #[derive(Debug, clap::Args)]
@@ -26,6 +26,9 @@ pub(crate) struct Arguments {
     /// How long `idle` looks on.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
+    /// Have `watch` measure on an emulated Debian, whose kernel takes the BPF programs when this one does not.
+    #[arg(long)]
+    emulated: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -50,7 +53,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if wanted(What::Merge) {
         cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure", "--bench", "merge"]))?;
     }
-    if wanted(What::Watch) {
+    if wanted(What::Watch) && arguments.emulated {
+        bench_emulated::watch(arguments.runs, arguments.seconds)?;
+    } else if wanted(What::Watch) {
         let mut command = cargo::command(&["bench", "--package", "limpet", "--bench", "watch"]);
         command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());

@@ -1,6 +1,6 @@
 //! cargo, as the tasks call it: the one that runs this task, in the workspace, its output seen.
 
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use limpet_tests::agent;
@@ -24,4 +24,32 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
         bail!("{command:?}: {status}");
     }
     Ok(())
+}
+
+/// A program that cargo has built.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    /// The target's name in its `Cargo.toml`.
+    pub(crate) name: String,
+    /// `test`, `bench`, `bin`.
+    pub(crate) kind: String,
+    /// Where it is.
+    pub(crate) path: String,
+}
+
+/// Runs a build, and says what it has made or found up to date.
+pub(crate) fn executables(command: &mut Command) -> Result<Vec<Executable>> {
+    let output = command.arg("--message-format=json").stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("{command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", output.status);
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let programs = messages.lines().filter_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        let (target, path) = (&message["target"], text(&message["executable"])?);
+        Some(Executable { name: text(&target["name"])?, kind: text(&target["kind"][0])?, path })
+    });
+    Ok(programs.collect())
 }

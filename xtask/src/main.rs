@@ -2,6 +2,7 @@
 
 mod apt;
 mod bench;
+mod bench_emulated;
 mod cargo;
 mod corpus;
 mod demo;

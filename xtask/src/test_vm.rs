@@ -1,8 +1,6 @@
 //! `cargo xtask test-vm`: the tests that need a machine of their own, under QEMU's emulation.
 
-use std::process::Stdio;
-
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use limpet_tests::{agent, vm};
 
 use crate::{cargo, setup, vm_image};
@@ -37,16 +35,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 /// The executables of the end-to-end suites, built, separated by colons.
 fn suites() -> Result<String> {
-    let mut command = cargo::command(&["test", "-p", "limpet-tests", "--tests", "--no-run", "--message-format=json"]);
-    let output = command.stderr(Stdio::inherit()).output().context("cargo test --no-run")?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", output.status);
-    }
-    let messages = String::from_utf8_lossy(&output.stdout);
-    let programs = messages.lines().filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_suite = message["target"]["kind"][0] == "test" && message["target"]["name"] != "vm";
-        is_suite.then(|| message["executable"].as_str().map(str::to_owned))?
-    });
-    Ok(programs.collect::<Vec<_>>().join(":"))
+    let built = cargo::executables(&mut cargo::command(&["test", "-p", "limpet-tests", "--tests", "--no-run"]))?;
+    let suites = built.into_iter().filter(|target| target.kind == "test" && target.name != "vm");
+    Ok(suites.map(|suite| suite.path).collect::<Vec<_>>().join(":"))
 }

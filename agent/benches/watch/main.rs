@@ -8,7 +8,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use limpet::config::ManifestWatch;
-use limpet::watch::{Backend, DirectoryWatch, WatchEvent, WatchSettings};
+use limpet::watch::programs::{self, FeedEnd};
+use limpet::watch::{Backend, DirectoryWatch, Feed, WatchEvent, WatchSettings};
+use limpet_bpf::{Event, Events, Kernel, Loaded, Request};
 use limpet_tests::measure;
 
 /// Manifests in the directory.
@@ -45,15 +47,15 @@ fn main() {
     let ways = [
         ("limpet, inotify", Way::Limpet(ManifestWatch::Inotify)),
         ("limpet, fanotify", Way::Limpet(ManifestWatch::Fanotify)),
+        ("limpet, ebpf", Way::Limpet(ManifestWatch::Ebpf)),
         ("kubelet's way, every 20 s", Way::Kubelet),
     ];
     for (name, way) in ways {
         match measure_way(way, runs, window) {
-            Some(figures) => print(name, figures),
-            None => println!("{name:<26} does not work here"),
+            Ok(figures) => print(name, figures),
+            Err(reason) => println!("{name:<26} does not work here: {reason}"),
         }
     }
-    println!("{:<26} is measured where its programs can be loaded", "limpet, ebpf");
 }
 
 fn print(name: &str, mut figures: Figures) {
@@ -71,8 +73,8 @@ fn print(name: &str, mut figures: Figures) {
     );
 }
 
-/// `None` where the backend does not work.
-fn measure_way(way: Way, runs: usize, window: Duration) -> Option<Figures> {
+/// Why the backend does not work, where it does not.
+fn measure_way(way: Way, runs: usize, window: Duration) -> Result<Figures, String> {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("manifests");
     std::fs::create_dir(&directory).unwrap();
@@ -83,7 +85,11 @@ fn measure_way(way: Way, runs: usize, window: Duration) -> Option<Figures> {
         let directory = directory.clone();
         move || watch(&directory, way, &tell)
     });
-    let Ok(Told::Ready { cpu: before, .. }) = told.recv() else { return None };
+    let before = match told.recv().unwrap() {
+        Told::Ready { cpu, .. } => cpu,
+        Told::Refused(reason) => return Err(reason),
+        Told::Changed { .. } => panic!("nothing has changed yet"),
+    };
     let mut latencies = Vec::with_capacity(runs);
     let mut cpu = before;
     for run in 0..runs {
@@ -106,7 +112,7 @@ fn measure_way(way: Way, runs: usize, window: Duration) -> Option<Figures> {
     let wakes = (switches(&thread) - first) as f64 / window.as_secs_f64();
     std::fs::write(directory.join("end.yaml"), "").unwrap();
     watcher.join().unwrap();
-    Some(Figures { latencies, per_change, wakes })
+    Ok(Figures { latencies, per_change, wakes })
 }
 
 /// What the watcher's thread says.
@@ -120,19 +126,63 @@ enum Told {
         at: Instant,
         cpu: Duration,
     },
+    /// The backend does not work.
+    Refused(String),
 }
 
-/// Watches until `end.yaml` is there. Ends without a word where the backend does not work.
+/// Programs that are loaded, what they tell, and to whom.
+struct Programs {
+    loaded: Loaded,
+    events: Events,
+    end: FeedEnd,
+}
+
+impl Programs {
+    fn load() -> Result<(Self, Feed), String> {
+        let request = Request { watch: true, ..Request::default() };
+        let mut loaded = Kernel::read().load(&request).map_err(|error| error.to_string())?;
+        let (feed, end) = programs::feed(&loaded)?;
+        let events = loaded.events().map_err(|error| error.to_string())?.ok_or("no events")?;
+        Ok((Self { loaded, events, end }, feed))
+    }
+
+    /// As the agent does it, on the same thread.
+    async fn run(mut self) {
+        loop {
+            tokio::select! {
+                () = self.end.changed() => self.end.align(&mut self.loaded),
+                event = self.events.next() => if let Event::Write(change) = event.unwrap() {
+                    self.end.tell(change, self.loaded.lost());
+                },
+            }
+        }
+    }
+}
+
+/// Watches until `end.yaml` is there.
 fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let wanted = if let Way::Limpet(wanted) = way { wanted } else { ManifestWatch::Inotify };
         let settings = WatchSettings { wanted, ..WatchSettings::default() };
-        let mut watch = DirectoryWatch::with_witness(directory, settings, None).unwrap();
-        if wanted == ManifestWatch::Fanotify && watch.backend() != Backend::Fanotify {
-            return;
+        let (offer, offered) = tokio::sync::mpsc::channel(1);
+        let mut watch = DirectoryWatch::with_witness(directory, settings, Some(offered)).unwrap();
+        if wanted == ManifestWatch::Ebpf {
+            match Programs::load() {
+                Ok((programs, feed)) => {
+                    tokio::spawn(programs.run());
+                    offer.send(feed).await.unwrap();
+                }
+                Err(reason) => return tell.send(Told::Refused(reason)).unwrap(),
+            }
         }
         watch.next().await.unwrap();
+        while wanted == ManifestWatch::Ebpf && watch.backend() != Backend::Ebpf {
+            watch.next().await.unwrap();
+        }
+        if watch.backend().as_str() != wanted.as_str() {
+            return tell.send(Told::Refused("another backend took its place".to_owned())).unwrap();
+        }
         let thread = PathBuf::from(format!("/proc/self/task/{}", rustix::thread::gettid().as_raw_nonzero()));
         let ready = || Told::Ready { thread: thread.clone(), cpu: cpu() };
         tell.send(ready()).unwrap();

@@ -207,7 +207,7 @@ impl Following {
         }
     }
 
-    fn understand(&self, event: Event) -> Option<LifecycleEvent> {
+    fn understand(&mut self, event: Event) -> Option<LifecycleEvent> {
         match event {
             Event::OomVictim { process } => {
                 let victim = ProcessName { pid: process.pid, command: process.command };
@@ -220,8 +220,8 @@ impl Following {
                 Some(LifecycleEvent::Signalled { id, sender: Sender { signal, process, uid: sender.uid } })
             }
             Event::Write(change) => {
-                if let Some(writes) = &self.writes {
-                    writes.tell(change);
+                if let Some(writes) = &mut self.writes {
+                    writes.tell(change, self.loaded.lost());
                 }
                 None
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use tokio::sync::{mpsc, watch};
 
@@ -88,6 +89,8 @@ pub struct Feed {
     pub directories: watch::Sender<BTreeSet<DirectoryId>>,
     /// What was done in them. It ends when the programs do.
     pub sightings: mpsc::Receiver<Sighting>,
+    /// How much of it was not told, for want of room.
+    pub lost: Arc<AtomicU64>,
 }
 
 /// How the manifests are to be watched.

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use limpet_bpf::{FileChange, InodeId, Loaded, Operation, Purpose};
 use tokio::sync::{mpsc, watch};
@@ -20,6 +22,9 @@ pub struct FeedEnd {
     directories: watch::Receiver<BTreeSet<DirectoryId>>,
     sightings: mpsc::Sender<Sighting>,
     watched: BTreeSet<DirectoryId>,
+    lost: Arc<AtomicU64>,
+    /// Changes for which the channel had no room.
+    unsent: u64,
 }
 
 /// A feed of what `loaded` tells.
@@ -35,8 +40,10 @@ pub fn feed(loaded: &Loaded) -> Result<(Feed, FeedEnd), String> {
     }
     let (directories, wanted) = watch::channel(BTreeSet::new());
     let (tell, sightings) = mpsc::channel(ROOM);
-    let end = FeedEnd { directories: wanted, sightings: tell, watched: BTreeSet::new() };
-    Ok((Feed { directories, sightings }, end))
+    let lost = Arc::new(AtomicU64::new(loaded.lost()));
+    let end =
+        FeedEnd { directories: wanted, sightings: tell, watched: BTreeSet::new(), lost: Arc::clone(&lost), unsent: 0 };
+    Ok((Feed { directories, sightings, lost }, end))
 }
 
 impl FeedEnd {
@@ -61,10 +68,11 @@ impl FeedEnd {
         self.watched = wanted;
     }
 
-    /// Tells of a change.
-    pub fn tell(&self, change: FileChange) {
+    /// Tells of a change; `unread`: how many found no room in the kernel so far.
+    pub fn tell(&mut self, change: FileChange, unread: u64) {
         // Nobody may listen, or too slowly: then the actor is not known.
-        let _ = self.sightings.try_send(sighting(change));
+        self.unsent += u64::from(self.sightings.try_send(sighting(change)).is_err());
+        self.lost.store(unread + self.unsent, Ordering::Relaxed);
     }
 }
 

@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::DirectoryId;
 use super::actor::Actor;
-use super::backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
+use super::at_work::AtWork;
+use super::backend::{Backend, Feed, WatchSettings};
 use super::fanotify::{Drained, Fanotify, Seen};
-use super::process;
 use crate::config::ManifestWatch;
 
 /// How long a change that is handled waits for the witness's word. Both hear of it within microseconds.
@@ -33,14 +33,6 @@ const SUSPICIOUS: u32 = 3;
 const MUTE: u32 = 8;
 /// Names of which a word is kept; as many as the kernel queues.
 const MOST_NAMES: usize = 16_384;
-
-/// Who is at work.
-#[derive(Debug)]
-enum AtWork {
-    Nobody,
-    Fanotify(Fanotify),
-    Ebpf(Feed),
-}
 
 /// What something was done to: a name in a directory.
 pub(super) type Place = (DirectoryId, OsString);
@@ -74,6 +66,8 @@ pub(super) struct Witness {
     directories: Vec<(PathBuf, DirectoryId)>,
     words: HashMap<Place, Word>,
     silent: u32,
+    /// Why nobody is at work, as it was told.
+    told: String,
 }
 
 impl Witness {
@@ -86,6 +80,7 @@ impl Witness {
             directories: Vec::new(),
             words: HashMap::new(),
             silent: 0,
+            told: String::new(),
         };
         witness.choose();
         witness
@@ -96,7 +91,7 @@ impl Witness {
         match self.at_work {
             AtWork::Nobody => Backend::Inotify,
             AtWork::Fanotify(_) => Backend::Fanotify,
-            AtWork::Ebpf(_) => Backend::Ebpf,
+            AtWork::Ebpf { .. } => Backend::Ebpf,
         }
     }
 
@@ -122,7 +117,9 @@ impl Witness {
 
     /// The last one has failed, too.
     fn nobody(&mut self, reason: &dyn fmt::Display) {
+        let reason = reason.to_string();
         match self.settings.wanted {
+            _ if reason == self.told => {}
             ManifestWatch::Auto => {
                 tracing::info!(%reason, "fanotify does not work here: who changes a manifest is not known");
             }
@@ -131,6 +128,7 @@ impl Witness {
                 "fanotify does not work here: inotify watches the manifests, and who changes one is not known"
             ),
         }
+        self.told = reason;
         self.at_work = AtWork::Nobody;
         self.words = HashMap::new();
         self.settings.onlooker.watching(Backend::Inotify, Some(Backend::Fanotify));
@@ -159,7 +157,7 @@ impl Witness {
     fn take(&mut self, feed: Feed) {
         if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
             tracing::info!("BPF programs tell who changes manifests");
-            self.at_work = AtWork::Ebpf(feed);
+            self.at_work = AtWork::ebpf(feed);
             self.settings.onlooker.watching(Backend::Ebpf, None);
             self.mark();
         }
@@ -170,15 +168,27 @@ impl Witness {
         if self.directories != directories {
             self.directories = directories;
             self.words.retain(|(directory, _), _| self.directories.iter().any(|(_, id)| id == directory));
+            self.try_again();
         }
         self.mark();
+    }
+
+    /// What was refused for the directory that was there may be had for the one that is there now.
+    fn try_again(&mut self) {
+        if matches!(self.at_work, AtWork::Nobody)
+            && self.settings.wanted != ManifestWatch::Inotify
+            && let Ok(fanotify) = Fanotify::new()
+        {
+            self.at_work = AtWork::Fanotify(fanotify);
+            self.settings.onlooker.watching(Backend::Fanotify, None);
+        }
     }
 
     fn mark(&mut self) {
         let directories = &self.directories;
         match &mut self.at_work {
             AtWork::Nobody => {}
-            AtWork::Ebpf(feed) => {
+            AtWork::Ebpf { feed, .. } => {
                 let wanted: BTreeSet<DirectoryId> = directories.iter().map(|(_, id)| *id).collect();
                 feed.directories.send_if_modified(|now| std::mem::replace(now, wanted.clone()) != wanted);
             }
@@ -274,7 +284,7 @@ impl Witness {
         let looked_at = match &self.at_work {
             AtWork::Nobody => false,
             AtWork::Fanotify(fanotify) => fanotify.has_mark(&place.0),
-            AtWork::Ebpf(_) => true,
+            AtWork::Ebpf { .. } => true,
         };
         looked_at && self.words.get(place).is_none_or(|word| word.used)
     }
@@ -351,41 +361,6 @@ impl Witness {
             fanotify.lose_marks();
         }
     }
-}
-
-impl AtWork {
-    async fn look(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
-        match self {
-            Self::Nobody => std::future::pending().await,
-            Self::Fanotify(fanotify) => fanotify.look(onlooker).await,
-            Self::Ebpf(feed) => match feed.sightings.recv().await {
-                Some(sighting) => Ok(Drained { seen: vec![complete(sighting, onlooker)], overflow: false }),
-                None => Err(io::Error::other("the programs are detached")),
-            },
-        }
-    }
-
-    fn look_now(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
-        match self {
-            Self::Nobody => Ok(Drained::default()),
-            Self::Fanotify(fanotify) => fanotify.look_now(onlooker),
-            Self::Ebpf(feed) => {
-                let mut drained = Drained::default();
-                while let Ok(sighting) = feed.sightings.try_recv() {
-                    drained.seen.push(complete(sighting, onlooker));
-                }
-                Ok(drained)
-            }
-        }
-    }
-}
-
-/// What the agent knows better than the kernel: names of users and pods.
-fn complete(sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
-    let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
-    actor.user = actor.uid.and_then(process::user);
-    actor.resident = cgroup_id.and_then(|id| onlooker.resident_of(id));
-    Seen { directory, name, attributes_only, actor: Arc::new(actor) }
 }
 
 /// The next feed that is offered; never when none will be.

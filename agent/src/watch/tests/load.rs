@@ -20,7 +20,7 @@ const FILES: usize = 20;
 /// Writers that write once and end.
 const AT_ONCE: usize = 200;
 /// Many times what the kernel queues.
-const ENOUGH: usize = 200_000;
+const ENOUGH: usize = 1_000_000;
 
 /// A process that writes its own files again and again and ends.
 fn writer(place: &Place, number: usize) -> Child {

@@ -2,6 +2,9 @@
 
 use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use rustix::thread::CapabilitySet;
 
 use super::*;
 use crate::config::ManifestWatch;
@@ -234,7 +237,8 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     let mut watch = DirectoryWatch::with_witness(&place.directory, settings, Some(offered)).unwrap();
     let (directories, mut shown) = tokio::sync::watch::channel(BTreeSet::new());
     let (tell, sightings) = mpsc::channel(64);
-    offer.send(Feed { directories, sightings }).await.unwrap();
+    let lost = Arc::new(AtomicU64::new(3));
+    offer.send(Feed { directories, sightings, lost: Arc::clone(&lost) }).await.unwrap();
     let mut known = BTreeMap::new();
     while watch.backend() != Backend::Ebpf {
         follow(&mut watch, &place, &mut known).await;
@@ -245,10 +249,17 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     // The programs tell of a process, which is not the one that wrote.
     let actor = Actor { pid: Some(7), uid: Some(0), ..Actor::default() };
     let sighting = Sighting { directory: id, name: "a.yaml".into(), attributes_only: false, actor, cgroup_id: None };
-    tell.send(sighting).await.unwrap();
+    tell.send(sighting.clone()).await.unwrap();
     fs::write(place.directory.join("a.yaml"), "x").unwrap();
     let actor = who(&mut watch, "a.yaml").await.unwrap();
     assert_eq!((actor.pid, actor.user.as_deref()), (Some(7), Some("root")));
+
+    // One change was told and a further one was not: whose the last one is, nobody knows.
+    tell.send(sighting).await.unwrap();
+    lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    fs::write(place.directory.join("a.yaml"), "y").unwrap();
+    while next(&mut watch).await != WatchEvent::Rescan(RescanReason::Witness) {}
+    assert!(watch.actors().is_empty());
 
     let stop = Arc::default();
     let writer = load(&place, &stop);
@@ -285,6 +296,35 @@ async fn watches_of_inotify_that_end_under_load_are_put_anew_and_nothing_is_miss
     while known != truth(&place) {
         follow(&mut watch, &place, &mut known).await;
     }
+}
+
+#[tokio::test]
+async fn what_was_refused_for_one_directory_is_tried_for_the_next() {
+    let place = Place::new();
+    let onlooker = Arc::new(Listening::default());
+    if place.witnessed(&onlooker).await.is_none() {
+        return;
+    }
+    // Only this thread lacks the privilege, and only for a while.
+    let privileged = rustix::thread::capabilities(None).unwrap();
+    let mut without = privileged;
+    without.effective.remove(CapabilitySet::SYS_ADMIN);
+    rustix::thread::set_capabilities(None, without).unwrap();
+    let path = place.parent.join("path");
+    std::os::unix::fs::symlink(&place.parent, &path).unwrap();
+    let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
+    let mut watch = DirectoryWatch::with_witness(&path, settings, None).unwrap();
+    next(&mut watch).await;
+    assert_eq!(watch.backend(), Backend::Inotify);
+    rustix::thread::set_capabilities(None, privileged).unwrap();
+    let beside = place.parent.join("beside");
+    std::os::unix::fs::symlink(&place.directory, &beside).unwrap();
+    fs::rename(&beside, &path).unwrap();
+    while watch.backend() != Backend::Fanotify {
+        next(&mut watch).await;
+    }
+    let pid = place.shell("echo x > a.yaml");
+    assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(pid));
 }
 
 #[tokio::test]

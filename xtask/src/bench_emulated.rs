@@ -1,0 +1,51 @@
+//! `cargo xtask bench watch --emulated`: the same measurement on an emulated machine, whose kernel takes the BPF programs.
+//! Its figures compare with each other, not with those of a real machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::measure;
+use limpet_tests::vm::{self, Boot, Disk, Guest};
+
+use crate::{cargo, setup, vm_image};
+
+/// How long it may take beyond the windows of idleness.
+const LIMIT: Duration = Duration::from_secs(1_200);
+/// What the machine's shell says after the table.
+const END: &str = "ended with ";
+
+/// A directory that goes with the value.
+struct WorkDir(PathBuf);
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Measures `runs` times and looks on for `seconds`, each way.
+pub(crate) fn watch(runs: u32, seconds: u32) -> Result<()> {
+    setup::default()?;
+    let image = vm_image::ensure()?;
+    let mut build = cargo::command(&["bench", "--package", "limpet", "--bench", "watch", "--no-run"]);
+    let built = cargo::executables(&mut build)?;
+    let bench = built.into_iter().find(|target| target.name == "watch").context("the bench was not built")?;
+    let dir = WorkDir(Path::new("/var/tmp").join(format!("limpet-bench-{}", std::process::id())));
+    let (files, payload) = (dir.0.join("payload"), dir.0.join("payload.img"));
+    fs::create_dir_all(&files)?;
+    fs::copy(&bench.path, files.join("watch"))?;
+    vm::write_payload(&files, &payload)?;
+    let disk = Disk::over_image(&image, &dir.0.join("disk.qcow2"))?;
+    let mut guest = Guest::boot(disk, &Boot { image: &image, payload: &payload, dir: &dir.0, clock: None })?;
+    let variables = format!("{}={runs} {}={seconds}", measure::RUNS_VARIABLE, measure::SECONDS_VARIABLE);
+    guest.run(&format!("({variables} /payload/watch --bench > /tmp/table 2>&1; echo {END}$? >> /tmp/table) &"))?;
+    let limit = LIMIT + Duration::from_secs(4 * u64::from(seconds));
+    let table =
+        guest.until(limit, "the bench", "cat /tmp/table", |text| text.contains(END).then(|| text.to_owned()))?;
+    guest.power_cut();
+    print!("{table}");
+    ensure!(table.trim_end().ends_with(&format!("{END}0")), "the bench failed");
+    Ok(())
+}
