@@ -5,7 +5,6 @@
 //! tenths of a second. Docs: `docs/guard.md`.
 
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use limpet_bpf::{
@@ -20,11 +19,10 @@ use crate::pod::{PodKey, PodUid};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
 use crate::status::observed::Observed;
+use crate::watch::cgroup;
 
 /// Where the guard's links are pinned: one guard a machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
-/// How deep below the pods' cgroup the one of a writer is looked for: class, pod, container.
-const CGROUP_DEPTH: usize = 3;
 
 /// Who may do what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +78,6 @@ pub enum GuardRefusal {
 pub struct Armed {
     told: Option<Told>,
     guarded: Vec<Guarded>,
-    pods: PathBuf,
 }
 
 /// Where is told what the guard meets.
@@ -119,7 +116,7 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, Guar
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
     memory::give_back();
     tracing::info!(mode = mode.name(), "the guard is on: every hook is held and every directory was tried");
-    Ok(Some(Armed { told, guarded, pods }))
+    Ok(Some(Armed { told, guarded }))
 }
 
 /// The configuration says off, and yet one is pinned: it is taken away by hand, never by a start.
@@ -187,7 +184,7 @@ impl Armed {
         let place = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
         let path = place.map_or_else(|| name.clone().into_owned(), |place| place.join(&*name).display().to_string());
-        let cgroup = cgroup_path(&self.pods, actor.cgroup, CGROUP_DEPTH);
+        let cgroup = cgroup::path_of(actor.cgroup);
         let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &teller.observed));
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "let through, and told" };
@@ -197,30 +194,15 @@ impl Armed {
         let count = teller.events.emit(pod, None, EventType::Warning, reason, message.clone());
         // A writer that tries again and again is one line for each doubling.
         if count.is_power_of_two() {
-            let cgroup = cgroup.map(|path| path.display().to_string()).unwrap_or_default();
             let executable = change.executable.as_deref();
             tracing::warn!(pid = actor.pid, parent = actor.parent, executable, cgroup, count, "guard: {message}");
         }
     }
 }
 
-/// The directory below `parent` whose inode is `id`.
-fn cgroup_path(parent: &Path, id: u64, depth: usize) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(parent).ok()?;
-    let mut below = Vec::new();
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        if entry.metadata().is_ok_and(|metadata| metadata.ino() == id) {
-            return Some(entry.path());
-        }
-        below.push(entry.path());
-    }
-    let depth = depth.checked_sub(1)?;
-    below.iter().find_map(|path| cgroup_path(path, id, depth))
-}
-
 /// The observed pod whose UID is in the names of `cgroup`; a slice has `_` for `-`.
-fn pod_in(cgroup: &Path, observed: &Observed) -> Option<(PodKey, PodUid)> {
-    let names = cgroup.to_string_lossy().replace('_', "-");
+fn pod_in(cgroup: &str, observed: &Observed) -> Option<(PodKey, PodUid)> {
+    let names = cgroup.replace('_', "-");
     let observed = observed.load();
     let pod = observed.pods.values().find(|pod| names.contains(&format!("pod{}", pod.record.uid)))?;
     Some((pod.record.key.clone(), pod.record.uid.clone()))
@@ -266,15 +248,5 @@ mod tests {
     fn without_cgroup_v2_alone_it_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(arm(&config(dir.path()), None), Err(GuardRefusal::CgroupVersion)));
-    }
-
-    #[test]
-    fn a_cgroup_is_found_by_its_id() {
-        let dir = tempfile::tempdir().unwrap();
-        let container = dir.path().join("burstable/pod1-2/container");
-        std::fs::create_dir_all(&container).unwrap();
-        let id = container.metadata().unwrap().ino();
-        assert_eq!(cgroup_path(dir.path(), id, CGROUP_DEPTH), Some(container));
-        assert_eq!(cgroup_path(dir.path(), 1, CGROUP_DEPTH), None);
     }
 }

@@ -12,6 +12,7 @@ pub mod actor;
 mod at_work;
 mod attribution;
 mod backend;
+pub(crate) mod cgroup;
 mod fanotify;
 pub(crate) mod file_system;
 mod inotify;

@@ -35,10 +35,6 @@ impl Onlooker for NodeOnlooker {
         self.cgroups.tenant(cgroup).map(|tenant| self.named(tenant))
     }
 
-    fn resident_of(&self, cgroup_id: u64) -> Option<Resident> {
-        self.resident(&self.cgroups.path_of(cgroup_id)?)
-    }
-
     fn pod_wrote(&self, name: &OsStr, actor: &Actor) {
         let Some(resident) = &actor.resident else { return };
         let key = resident.pod.as_deref().and_then(|pod| pod.split_once('/'));

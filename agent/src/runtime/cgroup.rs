@@ -261,18 +261,6 @@ impl Cgroups {
         self.shared.layout.tenant(path)
     }
 
-    /// The path of the pods' group, or one below, that has this number; version 2 only. Reads directories.
-    pub fn path_of(&self, cgroup_id: u64) -> Option<String> {
-        let Shared { hierarchies, layout, .. } = &*self.shared;
-        if !hierarchies.is_v2() {
-            return None;
-        }
-        let top = layout.directory(&layout.level(QosClass::Guaranteed));
-        let path = hierarchies.all_paths(&top).into_iter().next()?;
-        let found = files::numbered(&path, cgroup_id)?;
-        Some(format!("/{}", top.join(found.strip_prefix(&path).ok()?).display()))
-    }
-
     /// How many processes of a container the kernel has killed for want of memory; `None` when its cgroup is gone
     /// or the kernel does not count. Reads a small file of the kernel's.
     pub fn oom_kills(&self, pod: &PodRecord, container_id: &str) -> Option<u64> {

@@ -52,8 +52,9 @@ impl Peer {
     /// Who it is; reads `/proc`.
     pub(super) fn actor(&self, onlooker: &dyn Onlooker) -> Actor {
         let known = self.pid.zip(self.pidfd.as_ref()).map(|(pid, pidfd)| actor_behind(pid, pidfd.as_fd(), onlooker));
-        // The kernel wrote the user down when the connection was made.
-        Actor { pid: self.pid, uid: Some(self.uid), ..known.unwrap_or_default() }
+        // The kernel wrote number and user down when the connection was made; the number may be another process's since.
+        let known = known.filter(|actor| actor.uid == Some(self.uid)).unwrap_or_default();
+        Actor { pid: self.pid, uid: Some(self.uid), ..known }
     }
 }
 

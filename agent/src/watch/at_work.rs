@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::backend::{Feed, Onlooker, Sighting};
+use super::cgroup;
 use super::fanotify::{Drained, Fanotify, Seen};
-use super::process;
+use super::process::{bounded, user};
 
 /// Who is at work.
 #[derive(Debug)]
@@ -68,7 +69,8 @@ fn has_lost(feed: &Feed, known: &mut u64) -> bool {
 /// What the agent knows better than the kernel: names of users and pods.
 fn complete(sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
     let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
-    actor.user = actor.uid.and_then(process::user);
-    actor.resident = cgroup_id.and_then(|id| onlooker.resident_of(id));
+    actor.user = actor.uid.and_then(user);
+    actor.cgroup = cgroup_id.and_then(cgroup::path_of).map(|path| bounded(&path));
+    actor.resident = actor.cgroup.as_deref().and_then(|path| onlooker.resident(path));
     Seen { directory, name, attributes_only, actor: Arc::new(actor) }
 }

@@ -44,8 +44,6 @@ impl fmt::Display for Backend {
 pub trait Onlooker: Send + Sync {
     /// The pod whose cgroup has or contains that path, in whatever hierarchy.
     fn resident(&self, cgroup: &str) -> Option<Resident>;
-    /// The same by the number of a cgroup of version 2.
-    fn resident_of(&self, cgroup_id: u64) -> Option<Resident>;
     /// A process of a pod changed that name in a watched directory.
     fn pod_wrote(&self, name: &OsStr, actor: &Actor);
     /// This is what watches from now on; `lost`: what was wanted or at work and does not work.
@@ -55,10 +53,6 @@ pub trait Onlooker: Send + Sync {
 /// Nobody lives here and nobody listens.
 impl Onlooker for () {
     fn resident(&self, _: &str) -> Option<Resident> {
-        None
-    }
-
-    fn resident_of(&self, _: u64) -> Option<Resident> {
         None
     }
 

@@ -11,6 +11,7 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use super::Onlooker;
 use super::actor::Actor;
+use super::cgroup;
 
 /// What is kept of a text that a process chooses, in bytes.
 const MAX_TEXT: usize = 256;
@@ -27,10 +28,11 @@ pub(crate) fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) ->
     let told = told_by(pidfd).unwrap_or_default();
     let read = Some(Facts::read(pid)).filter(|_| number(pidfd) == Some(pid)).unwrap_or_default();
     let uid = read.uid.or(told.uid);
-    let resident = match read.cgroups[..] {
-        [] => told.cgroup_id.and_then(|id| onlooker.resident_of(id)),
-        _ => read.cgroups.iter().find_map(|path| onlooker.resident(path)),
-    };
+    let mut cgroups = read.cgroups;
+    if cgroups.is_empty() {
+        cgroups.extend(told.cgroup_id.and_then(cgroup::path_of).map(|path| bounded(&path)));
+    }
+    let resident = cgroups.iter().find_map(|path| onlooker.resident(path));
     Actor {
         pid: Some(pid),
         parent: read.parent.or(told.parent),
@@ -39,7 +41,7 @@ pub(crate) fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) ->
         command: read.command,
         executable: read.executable,
         // Of the several of cgroup v1, the one that says most.
-        cgroup: read.cgroups.into_iter().max_by_key(String::len).filter(|path| path != "/"),
+        cgroup: cgroups.into_iter().max_by_key(String::len).filter(|path| path != "/"),
         resident,
     }
 }

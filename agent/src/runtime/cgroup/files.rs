@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -163,12 +162,6 @@ fn with_all_below(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
         }
     }
     Ok(groups)
-}
-
-/// The group of that number, which is its inode, among `path` and all below it.
-pub(super) fn numbered(path: &Path, number: u64) -> Option<PathBuf> {
-    let is_it = |group: &PathBuf| fs::metadata(group).is_ok_and(|metadata| metadata.ino() == number);
-    with_all_below(path).ok()?.into_iter().find(is_it)
 }
 
 /// The groups directly below one; none when it is gone.

@@ -26,10 +26,6 @@ impl Onlooker for Listening {
         Some(Resident { uid: "u1".to_owned(), pod: Some("default/web".to_owned()), container })
     }
 
-    fn resident_of(&self, _: u64) -> Option<Resident> {
-        None
-    }
-
     fn pod_wrote(&self, name: &OsStr, actor: &Actor) {
         self.alarms.lock().unwrap().push(format!("{} by {actor}", name.display()));
     }

@@ -1,0 +1,73 @@
+//! The path of a cgroup by its number, which is all that the kernel tells of a process that may be gone.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use nix::libc;
+use rustix::fs::{Mode, OFlags, fstatfs};
+
+/// Where hierarchy 2 is mounted: alone, or beside those of version 1.
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// `CGROUP2_SUPER_MAGIC`, statfs(2).
+const CGROUP2: u64 = 0x6367_7270;
+/// `FILEID_KERNFS` of `linux/exportfs.h`: the handle is the number of a node.
+const NODE_NUMBER: i32 = 0xfe;
+
+/// `struct file_handle` with a node's number (open_by_handle_at(2)).
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    number: u64,
+}
+
+/// The path of the cgroup of version 2 that has this number, from the root of the hierarchy. `None` once it is gone, and
+/// without `CAP_DAC_READ_SEARCH`.
+pub(crate) fn path_of(number: u64) -> Option<String> {
+    MOUNTS.iter().find_map(|mount| below(Path::new(mount), number))
+}
+
+fn below(mount: &Path, number: u64) -> Option<String> {
+    let root = rustix::fs::open(mount, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    if u64::try_from(fstatfs(&root).ok()?.f_type) != Ok(CGROUP2) {
+        return None;
+    }
+    let mut handle = Handle { bytes: 8, kind: NODE_NUMBER, number };
+    // SAFETY: `handle` is a file_handle whose `handle_bytes` is the size of what follows its head, and outlives the call; a
+    // descriptor that is returned is nobody else's.
+    #[allow(unsafe_code)]
+    let group = unsafe {
+        let flags = libc::O_PATH | libc::O_CLOEXEC;
+        let fd = libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), flags);
+        File::from(OwnedFd::from_raw_fd(Some(fd).filter(|fd| *fd >= 0)?))
+    };
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", group.as_raw_fd())).ok()?;
+    Some(format!("/{}", path.strip_prefix(mount).ok()?.display()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_group_is_found_by_its_number_and_one_that_is_not_there_is_not() {
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned);
+        let at =
+            |own: &String| MOUNTS.iter().map(|mount| format!("{mount}{own}")).find(|path| Path::new(path).is_dir());
+        let Some((own, path)) = own.as_ref().and_then(|own| Some((own, at(own)?))) else {
+            println!("skipped: no cgroup of version 2 here");
+            return;
+        };
+        let number = Path::new(&path).metadata().unwrap().ino();
+        match path_of(number) {
+            Some(found) => assert_eq!(found, *own),
+            None => println!("skipped: open_by_handle_at is refused here"),
+        }
+        assert_eq!(path_of(u64::MAX), None);
+    }
+}
