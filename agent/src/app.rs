@@ -81,7 +81,7 @@ struct Shared {
 /// # Errors
 /// What cannot be had at the start: a directory, a socket, the cgroups.
 pub async fn run(prepared: Prepared) -> Result<(), AppError> {
-    let Prepared { config, node, store, lock } = prepared;
+    let Prepared { config, node, lock } = prepared;
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
@@ -96,7 +96,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let hands = Arc::new(performer(&shared, node).await?);
     guard(&shared, &hands.cgroups).await?;
-    let store = Arc::new(store);
+    // After the guard: an earlier one, strict, need not know this executable.
+    let store = open_store(&config).await?;
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let (offer, feeds) = mpsc::channel(1);
     let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
@@ -154,6 +155,17 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     signals.abort();
     drop(lock);
     Ok(())
+}
+
+/// The database below the root directory; a damaged one is replaced, and told.
+async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
+    let path = config.database();
+    let opened = tokio::task::spawn_blocking(move || Store::open(&path)).await;
+    let (store, set_aside) = opened.map_err(|error| AppError::Died("opening the database", error))??;
+    if let Some(aside) = set_aside {
+        tracing::error!(aside = %aside.path.display(), recovered = aside.recovered, "damaged database replaced");
+    }
+    Ok(Arc::new(store))
 }
 
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.

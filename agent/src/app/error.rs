@@ -6,6 +6,7 @@ use crate::manifest_guard::GuardRefusal;
 use crate::runtime::cgroup::CgroupError;
 use crate::runtime::sandbox::SandboxError;
 use crate::server::ServerError;
+use crate::store::{StoreError, chain};
 
 /// Why the agent did not start. Each message names what to mend.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,12 @@ pub enum AppError {
     /// A guard is demanded, and cannot be had.
     #[error(transparent)]
     Guard(#[from] GuardRefusal),
+    /// The database's file cannot be used.
+    #[error("the database cannot be used: {}", chain(.0))]
+    Store(#[from] StoreError),
+    /// A thread of the start's came to an end.
+    #[error("{0} failed: {1}")]
+    Died(&'static str, #[source] tokio::task::JoinError),
     /// No cgroups to work with.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),

@@ -12,7 +12,6 @@ use crate::app;
 use crate::config::{self, Config, RunFlags};
 use crate::node::{self, NameNotice, NodeLock, StartError};
 use crate::runtime::spec::NodeFacts;
-use crate::store::Store;
 
 /// What the agent is composed of, once it may start.
 #[derive(Debug)]
@@ -21,8 +20,6 @@ pub struct Prepared {
     pub config: Config,
     /// The node, its settled name included.
     pub node: NodeFacts,
-    /// The database below the root directory.
-    pub store: Store,
     /// To be kept until the process ends.
     pub lock: NodeLock,
 }
@@ -81,10 +78,6 @@ pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
         }
         Some(NameNotice::Damaged) => tracing::error!(node = %name, "the kept node name was damaged, settled anew"),
     }
-    let (store, set_aside) = Store::open(&config.database())?;
-    if let Some(aside) = set_aside {
-        tracing::error!(aside = %aside.path.display(), recovered = aside.recovered, "damaged database replaced");
-    }
     let node = node::facts(&config, name);
-    Ok(Prepared { config, node, store, lock })
+    Ok(Prepared { config, node, lock })
 }

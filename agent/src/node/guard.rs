@@ -19,7 +19,6 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
 use crate::config::{Config, ConfigError};
-use crate::store::StoreError;
 pub use others::{OtherAgent, find as other_agent};
 
 /// The lock's file below the root and the run directory.
@@ -77,9 +76,6 @@ pub enum StartError {
         /// The cause.
         source: io::Error,
     },
-    /// The database's file cannot be used.
-    #[error("the database cannot be used: {}", causes(.0))]
-    Store(#[from] StoreError),
 }
 
 impl StartError {
@@ -94,14 +90,9 @@ impl StartError {
             {
                 4
             }
-            Self::Io { .. } | Self::Name(NameError::Io { .. }) | Self::Store(_) => 1,
+            Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
         }
     }
-}
-
-fn causes(error: &StoreError) -> String {
-    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// This agent is the node's only one for as long as this value lives.
@@ -158,14 +149,7 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
         .create(directory)
         .map_err(|source| failed("make", directory, source))?;
     let path = directory.join(LOCK);
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(|source| failed("open", &path, source))?;
+    let mut file = open_lock(&path).map_err(|source| failed("open", &path, source))?;
     let taken = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) if signer(&mut file).is_none_or(|(pid, _)| !runs(pid)) => wait_for_heirs(&file),
         taken => taken,
@@ -184,6 +168,16 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
         tracing::warn!(%error, path = %path.display(), "the lock is held, but does not name its holder");
     }
     Ok(Lock(file))
+}
+
+/// The file, also under an earlier agent's strict guard, which does not know this executable: it may be locked then, not
+/// signed.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let opened = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    match opened {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
+        opened => opened,
+    }
 }
 
 /// Waits for a lock whose owner is gone: a child of a killed agent has it open until it executes its program.

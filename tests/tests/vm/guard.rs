@@ -49,8 +49,26 @@ pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
     guest.run("limpet exec writer -- sh -c 'echo a > /m/notes.txt' && rm /etc/limpet/manifests/notes.txt")?;
     let (code, said) = guest.attempt("limpet guard status")?;
     ensure!((code, said.trim()) == (1, "off"), "{code} {said}");
+    an_upgrade_under_a_strict_guard_starts(&mut guest)?;
     guest.power_cut();
     Ok(())
+}
+
+/// The new executable is none that the guard of the old one knows.
+fn an_upgrade_under_a_strict_guard_starts(guest: &mut Guest) -> Result<()> {
+    guest.run(
+        "sed -i 's/^manifestGuard: .*/manifestGuard: strict/' /etc/limpet/config.yaml && systemctl restart limpet",
+    )?;
+    let on = "limpet guard status && ! touch /etc/limpet/manifests/notes.txt && limpet pods";
+    guest.until(SOON, "the strict guard", on, |text| text.starts_with("on: strict").then_some(()))?;
+    let before = guest.run("ls /sys/fs/bpf/limpet-guard")?;
+    guest.run("install /payload/limpet /usr/bin/limpet && systemctl restart limpet")?;
+    guest.until(SOON, "the new one's guard", &format!("{on} && ls /sys/fs/bpf/limpet-guard"), |text| {
+        (!text.contains(before.trim())).then_some(())
+    })?;
+    guest
+        .run("limpet guard off && touch /etc/limpet/manifests/notes.txt && rm /etc/limpet/manifests/notes.txt")
+        .map(drop)
 }
 
 /// The change of a process that has ended at once, and that of a pod.
