@@ -70,12 +70,7 @@ fn judge(mode: GuardMode, required: bool, pinned: &GuardState, tried: Result<(),
         true => (Level::Failed, "limpet does not start"),
         false => (Level::Degraded, "manifests are not guarded"),
     };
-    Finding::new(
-        level,
-        GUARD,
-        format!("{error}; {lost}"),
-        "See docs/guard.md, \"What it needs\"; or set manifestGuard: off",
-    )
+    Finding::new(level, GUARD, format!("{error}; {lost}"), "See docs/guard.md, \"What it needs\"")
 }
 
 #[cfg(test)]

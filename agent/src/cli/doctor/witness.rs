@@ -124,10 +124,12 @@ fn judge_programs(wanted: ManifestWatch, named: Result<u32, Unnamed>) -> Finding
             Finding::degraded(PROGRAMS, text, "Set manifestWatch: fanotify")
         }
         Err(Unnamed::Refused(why)) if wanted == ManifestWatch::Ebpf => {
-            let text = format!("{why}; fanotify tells who changes manifests, and misses some that end at once");
+            let text = format!("{why}; fanotify does, where it works, and misses some writers that end at once");
             Finding::degraded(PROGRAMS, text, remedy)
         }
-        Err(Unnamed::Refused(why)) => Finding::ok(PROGRAMS, format!("{why}; fanotify tells who changes manifests")),
+        Err(Unnamed::Refused(why)) => {
+            Finding::ok(PROGRAMS, format!("{why}; fanotify tells of writers, where it works"))
+        }
     }
 }
 
