@@ -96,6 +96,9 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let hands = Arc::new(performer(&shared, node).await?);
     guard(&shared, &hands.cgroups).await?;
+    if let Err(error) = lifecycle::process::probe() {
+        tracing::warn!(%error, "pidfd_open is refused: {}", lifecycle::process::UNHELD);
+    }
     // After the guard: an earlier one, strict, need not know this executable.
     let store = open_store(&config).await?;
     let (pusher, pushed) = push::channel(&node_name, DECODER);

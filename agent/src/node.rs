@@ -1,5 +1,7 @@
-//! The node the agent stands on: its name, settled once; its facts; and the lock that makes this agent the only one.
+//! The node the agent stands on: its name, settled once; its facts; and the lock that makes this agent the only one; the
+//! capabilities it keeps.
 
+pub mod capabilities;
 pub mod facts;
 pub mod guard;
 pub mod name;

@@ -11,6 +11,7 @@ pub mod exec;
 pub mod image;
 mod lease;
 pub mod log;
+pub mod peer;
 pub mod record;
 pub mod sandbox;
 pub mod spec;

@@ -44,7 +44,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 
 pub use self::hostname::{PodHostname, pod_hostname};
-pub(crate) use self::mount_table::is_mount_point;
+pub(crate) use self::mount_table::{is_mount_point, unescape};
 pub use self::termination::{MAX_TERMINATION_MESSAGE, read_termination_message};
 use crate::config::Config;
 use crate::network::PodAddresses;

@@ -20,6 +20,7 @@ mod path_watch;
 mod process;
 pub mod programs;
 mod trail;
+pub(crate) mod trial;
 mod witness;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

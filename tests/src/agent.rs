@@ -1,6 +1,7 @@
 //! The agent as a process: its configuration file, its life and its command line.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output};
@@ -295,6 +296,13 @@ impl Agent {
         let mut daemon = self.daemon.take().context("the agent does not run")?;
         daemon.signal(signal);
         daemon.wait(Duration::from_secs(30))
+    }
+
+    /// The page of its metrics.
+    pub fn metrics(&self) -> Result<String> {
+        let mut socket = UnixStream::connect(self.settings.socket())?;
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: limpet\r\nconnection: close\r\n\r\n")?;
+        Ok(std::io::read_to_string(socket)?)
     }
 
     /// All it has logged, over all its starts.

@@ -1,8 +1,6 @@
 //! Pods from a URL and from `limpet apply`: they run, and what was accepted outlives server, agent and crash.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
@@ -231,9 +229,7 @@ fn a_pod_that_writes_manifests_raises_an_alarm(node: &mut TestNode) -> Result<()
     let events = node.events()?;
     let of = format!("pod default/{}, container writer changes files", node.full_name("web"));
     ensure!(events.contains(&of), "{events}");
-    let mut socket = UnixStream::connect(node.agent.settings().socket())?;
-    socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: limpet\r\nconnection: close\r\n\r\n")?;
-    let page = std::io::read_to_string(socket)?;
+    let page = node.agent.metrics()?;
     let counted = page
         .lines()
         .any(|line| line.starts_with("limpet_manifest_writes_by_pod_total{") && line.contains("container=\"writer\""));

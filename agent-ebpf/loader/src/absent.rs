@@ -101,6 +101,14 @@ pub fn arm(loaded: &mut Loaded, _: &Path) -> Result<(), GuardError> {
     match loaded.0 {}
 }
 
+/// Never called.
+///
+/// # Errors
+/// None.
+pub fn prove(loaded: &mut Loaded) -> Result<(), GuardError> {
+    match loaded.0 {}
+}
+
 /// What is pinned by a build with the feature is not known to this one.
 ///
 /// # Errors

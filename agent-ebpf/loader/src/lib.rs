@@ -30,13 +30,13 @@ pub use guard::{GuardError, GuardMode, GuardRules, GuardState, Guarded, ancestor
 pub use program::{ProgramState, Purpose};
 
 #[cfg(not(feature = "ebpf"))]
-pub use absent::{Events, Kernel, Loaded, arm, disarm, state};
+pub use absent::{Events, Kernel, Loaded, arm, disarm, prove, state};
 #[cfg(feature = "ebpf")]
 pub use events::Events;
 #[cfg(feature = "ebpf")]
 pub use load::{Kernel, Loaded};
 #[cfg(feature = "ebpf")]
-pub use pins::{arm, disarm, state};
+pub use pins::{arm, disarm, prove, state};
 
 use std::io;
 use std::path::Path;

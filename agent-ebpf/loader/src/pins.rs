@@ -24,12 +24,11 @@ fn guard_programs() -> impl Iterator<Item = &'static Program> {
     PROGRAMS.iter().filter(|program| program.purpose == Purpose::Guard)
 }
 
-/// Proves that the attached guard refuses, and pins it below `root`, in the place of what is there.
+/// Proves that the attached guard refuses: every hook is held, and each guarded place is tried.
 ///
 /// # Errors
-/// A hook is missing, a directory is not guarded by what is attached, or `root` is not on a BPF file system; then what was
-/// pinned before is still there, and dropping `loaded` takes the new programs away.
-pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
+/// A hook is missing, or a place is not guarded by what is attached.
+pub fn prove(loaded: &mut Loaded) -> Result<(), GuardError> {
     let missing: Vec<_> = loaded
         .programs()
         .iter()
@@ -40,9 +39,17 @@ pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
         return Err(GuardError::Hooks(missing));
     }
     let rules = loaded.guard.clone().ok_or(GuardError::NotAsked)?;
-    for guarded in &rules.guarded {
-        prove(loaded, guarded)?;
-    }
+    rules.guarded.iter().try_for_each(|guarded| attempt(loaded, guarded))
+}
+
+/// Proves the attached guard, and pins it below `root`, in the place of what is there.
+///
+/// # Errors
+/// As [`prove`], or `root` is not on a BPF file system; then what was pinned before is still there, and dropping `loaded`
+/// takes the new programs away.
+pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
+    prove(loaded)?;
+    let mode = loaded.guard.as_ref().map(|rules| rules.mode).ok_or(GuardError::NotAsked)?;
     let pin = |source| GuardError::Pin { path: root.to_owned(), source };
     on_bpf_file_system(root).map_err(pin)?;
     fs::create_dir_all(root).map_err(pin)?;
@@ -53,7 +60,7 @@ pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
         let Some(link) = loaded.links.remove(program.name) else { continue };
         pin_link(link, &making.join(program.name)).map_err(pin)?;
     }
-    let complete = root.join(format!("{}-{number}", rules.mode.name()));
+    let complete = root.join(format!("{}-{number}", mode.name()));
     fs::rename(&making, complete).map_err(pin)?;
     remove(root, |arming| arming.number < number).map_err(pin)
 }
@@ -64,7 +71,7 @@ fn pin_link(link: FdLink, path: &Path) -> io::Result<PinnedLink> {
 }
 
 /// A guard that is taken at its word is none: the calling thread tries what is forbidden, as somebody who may not.
-fn prove(loaded: &mut Loaded, guarded: &Guarded) -> Result<(), GuardError> {
+fn attempt(loaded: &mut Loaded, guarded: &Guarded) -> Result<(), GuardError> {
     if guarded.what & !limpet_events::guarded::PLACE == 0 {
         return Ok(());
     }

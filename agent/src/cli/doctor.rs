@@ -1,15 +1,20 @@
 //! `limpet doctor`: what this machine offers and lacks for running pods. Works without the agent.
 //!
 //! Each check is a small function that returns a [`Finding`]. What it judges is read by its room's file: [`machine`]
-//! (rights, clock, disk), [`kernel`] (notification, BPF programs, security modules), [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
-//! (configuration, other agents, the service).
+//! (rights, clock, disk), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`witness`] (who
+//! changes manifests), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
+//! other agents, the service).
 
 mod cgroups;
+mod file_systems;
+mod guard;
 mod kernel;
 mod machine;
 mod network;
 mod node;
 mod runtime;
+mod scratch;
+mod witness;
 
 use serde::Serialize;
 
@@ -99,7 +104,9 @@ pub(super) async fn run(args: DoctorArgs, screen: Screen) -> Result<u8, CliError
 async fn examine(flags: &RunFlags) -> Vec<Finding> {
     let (config, mut findings) = node::configuration(flags);
     findings.extend(machine::examine(&config));
-    findings.extend(kernel::examine().await);
+    findings.push(file_systems::examine(&config));
+    findings.extend(kernel::examine(&config).await);
+    findings.push(guard::examine(&config).await);
     findings.extend(machine::clock().await);
     findings.extend(cgroups::examine(config.cgroup_driver));
     findings.extend(runtime::examine(&config).await);

@@ -68,6 +68,7 @@ pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
         tracing::warn!(%warning, "configuration");
     }
     let lock = node::guard(&config)?;
+    node::capabilities::drop_unneeded(&config);
     let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let (name, notice) = node::settle_name(&config.root_dir, config.hostname_override.as_deref(), &host_name)?;
     match notice {

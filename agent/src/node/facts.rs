@@ -27,6 +27,7 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         service: service(&std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default()),
         seccomp_default: config.seccomp_default,
         seccomp_dir: config.root_dir.join("seccomp"),
+        runtime_endpoint: config.runtime_endpoint.clone(),
     }
 }
 
@@ -51,20 +52,18 @@ fn source_address(destination: IpAddr) -> Option<IpAddr> {
     (!address.is_unspecified() && !address.is_loopback()).then_some(address)
 }
 
-/// The agent's own `oom_score_adj` when it may not go below it, said once.
+/// The agent's own `oom_score_adj` when it may not go below it.
 fn oom_score_floor() -> i32 {
     let effective = rustix::thread::capabilities(None).map(|sets| sets.effective);
     if effective.is_ok_and(|effective| effective.contains(CapabilitySet::SYS_RESOURCE)) {
         return OOM_SCORE_MIN;
     }
     let own = std::fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
-    let floor = own.unwrap_or(0);
-    tracing::warn!(floor, "no CAP_SYS_RESOURCE: containers get no oom_score_adj below the agent's own");
-    floor
+    own.unwrap_or(0)
 }
 
 /// Whether the unified hierarchy alone is mounted.
-fn cgroup_v2() -> bool {
+pub(crate) fn cgroup_v2() -> bool {
     match statfs("/sys/fs/cgroup") {
         Ok(found) => u64::try_from(found.f_type) == Ok(CGROUP2_MAGIC),
         Err(error) => {

@@ -141,17 +141,20 @@ pub struct Sandboxes {
 
 impl Sandboxes {
     /// Makes `<run_dir>/sandboxes` a mount point with private propagation, so that pins do not leak into other
-    /// mount namespaces (where they would keep a removed pod's namespaces alive). Doing it again does nothing.
+    /// mount namespaces (where they would keep a removed pod's namespaces alive). Doing it again does nothing. An agent that
+    /// may not mount has the pods that run to look after, and says that no other will.
     pub async fn open(run_dir: &Path) -> Result<Self, SandboxError> {
         let dir: Arc<Path> = run_dir.join("sandboxes").into();
         let made = dir.clone();
         blocking(move || {
             make_dir(&made)?;
-            if !is_mount_point(&made)? {
-                rustix::mount::mount_bind(&*made, &*made).map_err(|errno| at("bind onto itself", &made, errno))?;
+            match make_private(&made) {
+                Err(SandboxError::Path { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::error!(%source, "mounting is not allowed (CAP_SYS_ADMIN): no new pod can start");
+                    Ok(())
+                }
+                made => made,
             }
-            rustix::mount::mount_change(&*made, MountPropagationFlags::PRIVATE)
-                .map_err(|errno| at("make private", &made, errno))
         })
         .await?;
         Ok(Self { dir })
@@ -284,6 +287,14 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
+}
+
+/// Makes the directory a mount point of its own whose mounts are seen in this mount namespace alone.
+fn make_private(dir: &Path) -> Result<(), SandboxError> {
+    if !is_mount_point(dir)? {
+        rustix::mount::mount_bind(dir, dir).map_err(|errno| at("bind onto itself", dir, errno))?;
+    }
+    rustix::mount::mount_change(dir, MountPropagationFlags::PRIVATE).map_err(|errno| at("make private", dir, errno))
 }
 
 fn make_dir(path: &Path) -> Result<(), SandboxError> {

@@ -70,6 +70,8 @@ pub struct NodeFacts {
     pub seccomp_default: bool,
     /// Directory of `Localhost` seccomp profiles: `<root-dir>/seccomp`.
     pub seccomp_dir: std::path::PathBuf,
+    /// containerd's socket.
+    pub runtime_endpoint: std::path::PathBuf,
 }
 
 /// Everything the spec of one container is made of.

@@ -29,7 +29,8 @@ fn parse(mountinfo: &[u8]) -> Vec<PathBuf> {
     mountinfo.split(|&byte| byte == b'\n').filter_map(mount_point).collect()
 }
 
-fn unescape(field: &[u8]) -> PathBuf {
+/// A path as the kernel writes it there.
+pub(crate) fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {

@@ -1,6 +1,6 @@
 //! Taking over what runs: containerd's view of a pod's containers becomes, or corrects, the worker's state.
 //!
-//! Pure but for the pidfds handed in. A container whose end nobody saw ended with 137, `ContainerStatusUnknown`;
+//! Pure but for the looks at processes. A container whose end nobody saw ended with 137, `ContainerStatusUnknown`;
 //! one that was made and never started is made again.
 
 use std::os::fd::OwnedFd;
@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::lifecycle::process;
 use crate::runtime::container::{FoundContainer, Task};
 use crate::runtime::record::{ContainerId, Exit};
 
@@ -59,10 +60,8 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, open: OpenProcess<'
 /// A known running instance that containerd does not have any more was removed behind limpet's back, or its shim died.
 fn mark_missing(pod: &mut PodState, found: &[FoundContainer], now: Now) {
     for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
-        let Life::Running { pidfd, .. } = &instance.life else { continue };
         // One that was started after the state was read is not in it, and lives.
-        let lives = pidfd.as_deref().is_some_and(is_alive);
-        if !lives && !found.iter().any(|container| container.id == instance.id) {
+        if instance.is_running() && !lives(instance) && !found.iter().any(|container| container.id == instance.id) {
             instance.end(unknown_end(now), now);
         }
     }
@@ -70,13 +69,15 @@ fn mark_missing(pod: &mut PodState, found: &[FoundContainer], now: Now) {
 
 /// Corrects a known instance by what containerd says now.
 fn refresh(known: &mut Instance, container: &FoundContainer, now: Now) {
-    let Life::Running { pidfd, .. } = &known.life else { return };
+    if !known.is_running() {
+        return;
+    }
     match container.task {
         Some(Task::Stopped { code, at }) => known.end(seen_end(code, at), now),
         Some(Task::Running { .. } | Task::Created) => {}
         // containerd cannot tell (yet): the process itself can.
         Some(Task::Unknown { .. }) | None => {
-            if !pidfd.as_deref().is_some_and(is_alive) {
+            if !lives(known) {
                 let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_end(now));
                 known.end(exit, now);
             }
@@ -137,6 +138,15 @@ pub fn unknown_end(now: Now) -> Exit {
         reason: STATUS_UNKNOWN.to_owned(),
         message: "the container could not be located when its end was looked for".to_owned(),
         finished_at: now.wall,
+    }
+}
+
+/// Whether the first process of a running instance is there: without a hold on it, whatever has its number in its cgroup.
+fn lives(instance: &Instance) -> bool {
+    match &instance.life {
+        Life::Running { pidfd: Some(pidfd), .. } => is_alive(pidfd),
+        Life::Running { pid, pidfd: None, .. } => process::is_of(*pid, &instance.id),
+        Life::Exited { .. } => false,
     }
 }
 

@@ -37,7 +37,7 @@ pub struct ProcessWatch {
 impl ProcessWatch {
     /// Waits for the end of what runs of `pod`, and for nothing else any more.
     pub fn follow(&mut self, pod: Option<&PodState>, hands: &Arc<Performer>, inbox: &Arc<Inbox>) {
-        let running: HashMap<ProcessKey, (&str, &Arc<OwnedFd>)> = pod.map(running).unwrap_or_default();
+        let running: HashMap<ProcessKey, (&str, Option<&Arc<OwnedFd>>)> = pod.map(running).unwrap_or_default();
         self.followed.retain(|key, wait| {
             let runs = running.contains_key(key);
             if !runs {
@@ -49,7 +49,7 @@ impl ProcessWatch {
         for (key, (container, pidfd)) in running {
             if !self.followed.contains_key(&key) {
                 hands.followed.add(key.1, key.0.clone());
-                let look = look_for_end(key.clone(), container.to_owned(), Arc::clone(pidfd), hands, inbox);
+                let look = look_for_end(key.clone(), container.to_owned(), pidfd.cloned(), hands, inbox);
                 self.followed.insert(key, self.waiting.spawn(look));
             }
         }
@@ -72,10 +72,11 @@ impl ProcessWatch {
     }
 }
 
-fn running(pod: &PodState) -> HashMap<ProcessKey, (&str, &Arc<OwnedFd>)> {
+/// What runs, and the hold on it, where the kernel gives one.
+fn running(pod: &PodState) -> HashMap<ProcessKey, (&str, Option<&Arc<OwnedFd>>)> {
     let instances = pod.containers.iter().filter_map(|slot| Some((slot.name.as_str(), slot.instance.as_ref()?)));
     let processes = instances.filter_map(|(name, instance)| match &instance.life {
-        Life::Running { pid, pidfd: Some(pidfd), .. } => Some(((instance.id.clone(), *pid), (name, pidfd))),
+        Life::Running { pid, pidfd, .. } if *pid > 0 => Some(((instance.id.clone(), *pid), (name, pidfd.as_ref()))),
         _ => None,
     });
     processes.collect()
@@ -85,13 +86,17 @@ fn running(pod: &PodState) -> HashMap<ProcessKey, (&str, &Arc<OwnedFd>)> {
 fn look_for_end(
     key: ProcessKey,
     container: String,
-    pidfd: Arc<OwnedFd>,
+    pidfd: Option<Arc<OwnedFd>>,
     hands: &Arc<Performer>,
     inbox: &Arc<Inbox>,
 ) -> impl Future<Output = (ProcessKey, Answer)> + Send + use<> {
     let (hands, inbox) = (Arc::clone(hands), Arc::clone(inbox));
     async move {
-        if let Err(error) = process::ended(pidfd).await {
+        let ended = match pidfd {
+            Some(pidfd) => process::ended(pidfd).await,
+            None => Err(std::io::Error::other("there is no hold on it")),
+        };
+        if let Err(error) = ended {
             tracing::debug!(container = %key.0, %error, "its end is left to containerd to tell");
             std::future::pending::<()>().await;
         }

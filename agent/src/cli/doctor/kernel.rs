@@ -1,41 +1,65 @@
-//! What the kernel lends beyond what pods need: notification, its own types, security modules, BPF programs. Each is tried:
-//! a file is written and its event awaited, a group is made and removed, programs are loaded, attached and let go.
+//! What the kernel lends beyond what pods need: notification, ends of processes, its own types, security modules, BPF
+//! programs. Each is tried: a file is written and its event awaited, programs are loaded, attached and let go.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use limpet_bpf::{Kernel, LoadError, ProgramState, Purpose, Request};
+use limpet_bpf::{Kernel, LoadError, Loaded, ProgramState, Purpose, Request};
 
-use super::Finding;
+use super::scratch::Scratch;
+use super::{Finding, witness};
+use crate::config::Config;
+use crate::lifecycle::process;
 use crate::watch::{DirectoryWatch, WatchEvent};
 
 /// How long an event may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 /// Where the kernel tells of its types.
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// The first bytes of the kernel's types (linux/btf.h).
 const BTF_MAGIC: [u8; 2] = 0xeb9f_u16.to_ne_bytes();
 
-pub(super) async fn examine() -> Vec<Finding> {
-    let programs = tokio::task::spawn_blocking(try_programs).await;
-    let programs = programs.unwrap_or_else(|panicked| Err(LoadError::Maps(panicked.to_string())));
+pub(super) async fn examine(config: &Config) -> Vec<Finding> {
+    let loaded = tokio::task::spawn_blocking(load).await;
+    let mut loaded = loaded.unwrap_or_else(|panicked| Err(LoadError::Maps(panicked.to_string())));
     let read = |path: &str| fs::read_to_string(path).ok();
+    let guarded = config.guard.mode.is_some();
     vec![
         notification(watch_a_file().await),
+        ends_of_processes(process::probe()),
         types(BTF),
         lockdown(read("/sys/kernel/security/lockdown").as_deref()),
-        security_modules(read("/sys/kernel/security/lsm").as_deref()),
-        ends(&programs),
+        security_modules(read("/sys/kernel/security/lsm").as_deref(), guarded),
+        ends(loaded.as_ref().map(Loaded::programs)),
+        witness::fanotify(config.manifest_watch, config.manifest_path.as_deref()).await,
+        witness::programs(config.manifest_watch, loaded.as_mut()).await,
     ]
+}
+
+/// Loads and attaches what the agent loads without a guard.
+fn load() -> Result<Loaded, LoadError> {
+    Kernel::read().load(&Request { lifecycle: true, watch: true, guard: None })
+}
+
+/// The programs for `purpose` that do not work here, those with one reason together.
+pub(super) fn refused(programs: &[ProgramState], purpose: Purpose) -> Option<String> {
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for program in programs.iter().filter(|program| program.purpose == purpose) {
+        if let Some(failure) = &program.failure {
+            reasons.entry(failure).or_default().push(program.hook);
+        }
+    }
+    let each = reasons.iter().map(|(reason, hooks)| format!("{} refused: {reason}", hooks.join(", ")));
+    (!reasons.is_empty()).then(|| each.collect::<Vec<_>>().join("; "))
 }
 
 /// Writes a file into a new directory and waits to be told of it.
 async fn watch_a_file() -> io::Result<()> {
     let directory = Scratch::new()?;
-    let mut watch = DirectoryWatch::new(&directory.0)?;
-    fs::write(directory.0.join("file"), "")?;
+    let mut watch = DirectoryWatch::new(directory.path())?;
+    fs::write(directory.path().join("file"), "")?;
     let told = async {
         loop {
             match watch.next().await? {
@@ -47,24 +71,6 @@ async fn watch_a_file() -> io::Result<()> {
     tokio::time::timeout(PATIENCE, told).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// A directory that goes with the value.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("limpet-doctor-{}", std::process::id()));
-        fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What is left of it harms nobody.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 fn notification(tried: io::Result<()>) -> Finding {
     match tried {
         Ok(()) => Finding::ok("notification", "inotify tells of a file that is written"),
@@ -72,6 +78,19 @@ fn notification(tried: io::Result<()>) -> Finding {
             "notification",
             format!("inotify: {error}; manifests are read every 20 s"),
             "Raise fs.inotify.max_user_instances and fs.inotify.max_user_watches",
+        ),
+    }
+}
+
+/// Whether processes can be held by a descriptor that tells of their end.
+fn ends_of_processes(probed: io::Result<()>) -> Finding {
+    let name = "ends of processes";
+    match probed {
+        Ok(()) => Finding::ok(name, "told by the kernel (pidfd)"),
+        Err(error) => Finding::degraded(
+            name,
+            format!("pidfd_open: {error}; {}", process::UNHELD),
+            "Use Linux 5.3 or newer, and a seccomp profile that allows pidfd_open",
         ),
     }
 }
@@ -99,10 +118,14 @@ fn lockdown(modes: Option<&str>) -> Finding {
     }
 }
 
-fn security_modules(list: Option<&str>) -> Finding {
+/// `guarded`: a guard of manifests is configured.
+fn security_modules(list: Option<&str>, guarded: bool) -> Finding {
     let name = "security modules";
     match list.map(str::trim) {
         Some(list) if list.split(',').any(|module| module == "bpf") => Finding::ok(name, list),
+        list if !guarded => {
+            Finding::ok(name, format!("{}; a guard of manifests would need bpf", list.unwrap_or("not told")))
+        }
         list => Finding::degraded(
             name,
             format!("{}; bpf is not among them: the guard of manifests cannot work", list.unwrap_or("not told")),
@@ -111,29 +134,20 @@ fn security_modules(list: Option<&str>) -> Finding {
     }
 }
 
-fn try_programs() -> Result<Vec<ProgramState>, LoadError> {
-    let loaded = Kernel::read().load(&Request { lifecycle: true, ..Request::default() })?;
-    Ok(loaded.programs().to_vec())
-}
-
 /// Whether the kernel says what it killed and who sent a signal.
-fn ends(programs: &Result<Vec<ProgramState>, LoadError>) -> Finding {
+fn ends(programs: Result<&[ProgramState], &LoadError>) -> Finding {
     let name = "ends of containers";
-    let programs = match programs {
-        Ok(programs) => programs,
-        Err(error) => {
-            let text = format!("{error}; victims of OOM kills and senders of signals are not named");
-            return Finding::degraded(name, text, "");
-        }
+    let refused = match programs {
+        Ok(programs) => refused(programs, Purpose::Lifecycle),
+        Err(error) => Some(error.to_string()),
     };
-    let lifecycle = programs.iter().filter(|program| program.purpose == Purpose::Lifecycle);
-    let failed: Vec<String> = lifecycle
-        .filter_map(|program| Some(format!("{} is refused: {}", program.hook, program.failure.as_ref()?)))
-        .collect();
-    if failed.is_empty() {
-        return Finding::ok(name, "BPF programs name victims of OOM kills and senders of signals");
+    match refused {
+        None => Finding::ok(name, "BPF programs name victims of OOM kills and senders of signals"),
+        Some(refused) => {
+            let text = format!("{refused}; not all victims of OOM kills and senders of signals are named");
+            Finding::degraded(name, text, "")
+        }
     }
-    Finding::degraded(name, format!("{}; not all of them are explained", failed.join("; ")), "")
 }
 
 #[cfg(test)]
@@ -148,24 +162,39 @@ mod tests {
         assert_eq!(lockdown(Some("[none] integrity confidentiality\n")).level, Level::Ok);
         let locked = lockdown(Some("none [integrity] confidentiality\n"));
         assert!(locked.level == Level::Degraded && locked.text.starts_with("integrity"), "{locked:?}");
-        assert_eq!(security_modules(Some("lockdown,capability,bpf\n")).level, Level::Ok);
-        assert_eq!(security_modules(Some("lockdown,bpfx")).level, Level::Degraded);
-        assert_eq!(security_modules(None).level, Level::Degraded);
+        for (list, guarded, level) in [
+            (Some("lockdown,capability,bpf\n"), true, Level::Ok),
+            (Some("lockdown,bpfx"), true, Level::Degraded),
+            (Some("lockdown,bpfx"), false, Level::Ok),
+            (None, true, Level::Degraded),
+        ] {
+            assert_eq!(security_modules(list, guarded).level, level, "{list:?}");
+        }
         assert_eq!(types("/proc/self/status").level, Level::Degraded);
     }
 
     #[test]
-    fn a_refused_program_is_named_with_its_reason() {
-        let program = |failure: Option<&str>| ProgramState {
-            name: "oom_victim",
+    fn refused_programs_are_named_with_their_reason() {
+        let program = |hook, failure: Option<&str>| ProgramState {
+            name: "a program",
             purpose: Purpose::Lifecycle,
-            hook: "mark_victim",
+            hook,
             failure: failure.map(str::to_owned),
         };
-        assert_eq!(ends(&Ok(vec![program(None)])).level, Level::Ok);
-        let refused = ends(&Ok(vec![program(None), program(Some("Operation not permitted"))]));
-        assert!(refused.level == Level::Degraded && refused.text.starts_with("mark_victim is refused: Operation"));
-        assert_eq!(ends(&Err(LoadError::NotBuilt)).level, Level::Degraded);
+        assert_eq!(ends(Ok(&[program("mark_victim", None)])).level, Level::Ok);
+        let programs =
+            [program("a", None), program("b", Some("no")), program("c", Some("why")), program("d", Some("no"))];
+        assert_eq!(refused(&programs, Purpose::Watch), None);
+        let finding = ends(Ok(&programs));
+        assert!(finding.level == Level::Degraded && finding.text.starts_with("b, d refused: no; c refused: why; not"));
+        assert_eq!(ends(Err(&LoadError::NotBuilt)).level, Level::Degraded);
+    }
+
+    #[test]
+    fn processes_are_held() {
+        assert_eq!(ends_of_processes(process::probe()).level, Level::Ok);
+        let refused = ends_of_processes(Err(io::ErrorKind::PermissionDenied.into()));
+        assert!(refused.level == Level::Degraded && refused.text.contains("containerd alone"), "{refused:?}");
     }
 
     #[tokio::test]

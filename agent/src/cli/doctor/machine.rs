@@ -1,11 +1,13 @@
 //! The machine: kernel, rights, clock, disk, inotify.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
-use super::Finding;
 use super::runtime::output_of;
+use super::{Finding, Level};
 use crate::config::Config;
+use crate::node::capabilities::{self, Need};
 
 /// pidfds that can be waited for, by which ends of containers are learnt.
 const KERNEL_NEEDED: (u32, u32) = (5, 3);
@@ -19,18 +21,6 @@ const WATCHES_WANTED: u64 = 8_192;
 /// Programs that keep the clock.
 const TIME_DAEMONS: [&str; 4] = ["chronyd", "ntpd", "openntpd", "ptp4l"];
 
-/// Capabilities (capability.h) by bit, whether pods run without, and what for.
-const CAPABILITIES: [(u32, &str, bool, &str); 8] = [
-    (21, "CAP_SYS_ADMIN", true, "mounts and namespaces"),
-    (12, "CAP_NET_ADMIN", true, "the pods' network"),
-    (5, "CAP_KILL", true, "ending containers"),
-    (0, "CAP_CHOWN", true, "owners of volumes"),
-    (24, "CAP_SYS_RESOURCE", false, "OOM scores below the agent's own; they are clamped"),
-    (39, "CAP_BPF", false, "BPF programs; the counts of cgroups have to do"),
-    (38, "CAP_PERFMON", false, "BPF programs that read the kernel's memory"),
-    (33, "CAP_MAC_ADMIN", false, "the guard of manifests"),
-];
-
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let uname = rustix::system::uname();
@@ -39,7 +29,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let uid = rustix::process::geteuid().as_raw();
     vec![
         kernel(&uname.release().to_string_lossy(), &uname.machine().to_string_lossy()),
-        rights(uid, effective(&read("/proc/self/status"))),
+        rights(uid, capabilities::lacking(config)),
         if seccomp {
             Finding::ok("seccomp", "profiles can be used")
         } else {
@@ -65,26 +55,20 @@ fn kernel(release: &str, machine: &str) -> Finding {
     Finding::ok("kernel", text)
 }
 
-/// The effective capabilities in `/proc/self/status`.
-fn effective(status: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0)
-}
-
-fn rights(uid: u32, capabilities: u64) -> Finding {
+/// Whether this command has what the agent needs: both are root's.
+fn rights(uid: u32, lacking: io::Result<Vec<&Need>>) -> Finding {
     if uid != 0 {
         return Finding::failed("rights", format!("user id {uid}; the agent needs root"), "Run this as root");
     }
-    let missing: Vec<_> = CAPABILITIES.into_iter().filter(|(bit, ..)| capabilities & (1 << bit) == 0).collect();
-    let list = |needed: bool| {
-        let these = missing.iter().filter(|(.., each, _)| *each == needed);
-        these.map(|(_, name, _, purpose)| format!("{name} ({purpose})")).collect::<Vec<_>>().join(", ")
-    };
     let remedy = "Start limpet outside a container, or give the container these capabilities";
-    match (list(true), list(false)) {
-        (needed, _) if !needed.is_empty() => Finding::failed("rights", format!("root lacks {needed}"), remedy),
-        (_, wanted) if !wanted.is_empty() => Finding::degraded("rights", format!("root lacks {wanted}"), remedy),
-        _ => Finding::ok("rights", "root with all capabilities that are used"),
+    match lacking {
+        Err(error) => Finding::degraded("rights", format!("capabilities are not told: {error}"), ""),
+        Ok(lacking) if lacking.is_empty() => Finding::ok("rights", "root with all capabilities that are needed"),
+        Ok(lacking) => {
+            let each: Vec<String> = lacking.iter().map(|need| format!("{} ({})", need.name, need.lost)).collect();
+            let level = if lacking.iter().any(|need| need.vital) { Level::Failed } else { Level::Degraded };
+            Finding::new(level, "rights", format!("root lacks {}", each.join(", ")), remedy)
+        }
     }
 }
 
@@ -171,22 +155,23 @@ fn judge_clock(now: jiff::Timestamp, systemd: Option<&str>, daemon: Option<&str>
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
+    use crate::node::capabilities::NEEDS;
 
     #[test]
     fn the_machine_is_judged() {
-        const ALL: u64 = u64::MAX;
+        let lacking = |name: &str| Ok(NEEDS.iter().filter(|need| need.name == name).collect::<Vec<_>>());
         let root = Path::new("/var/lib/limpet");
         let (boot, today) = (jiff::Timestamp::UNIX_EPOCH, jiff::Timestamp::constant(1_800_000_000, 0));
         for (finding, level, part) in [
             (kernel("6.1.0-18-arm64", "aarch64"), Level::Ok, "Linux 6.1.0-18-arm64, aarch64"),
             (kernel("5.3.0", "x86_64"), Level::Ok, ""),
             (kernel("4.19.0", "x86_64"), Level::Failed, "4.19"),
-            (rights(1000, ALL), Level::Failed, "user id 1000"),
-            (rights(0, ALL), Level::Ok, ""),
-            (rights(0, ALL & !(1 << 21)), Level::Failed, "CAP_SYS_ADMIN"),
-            (rights(0, ALL & !(1 << 24)), Level::Degraded, "CAP_SYS_RESOURCE"),
+            (rights(1000, lacking("")), Level::Failed, "user id 1000"),
+            (rights(0, lacking("")), Level::Ok, ""),
+            (rights(0, lacking("CAP_SYS_ADMIN")), Level::Failed, "CAP_SYS_ADMIN (no new pod starts"),
+            (rights(0, lacking("CAP_SYS_RESOURCE")), Level::Degraded, "CAP_SYS_RESOURCE (containers get no"),
+            (rights(0, Err(io::ErrorKind::PermissionDenied.into())), Level::Degraded, "not told"),
             (inotify(128, 8_192), Level::Ok, ""),
             (inotify(16, 8_192), Level::Degraded, "16 instances"),
             (free(root, 1 << 40, 0, 0), Level::Ok, "1048576 MiB free"),
@@ -202,6 +187,5 @@ mod tests {
             assert_eq!(finding.level, level, "{finding:?}");
             assert!(finding.text.contains(part), "{finding:?}");
         }
-        assert_eq!(effective("Name:\tx\nCapEff:\t000001ffffffffff\n"), 0x1ff_ffff_ffff);
     }
 }

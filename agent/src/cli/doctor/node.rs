@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::Finding;
-use super::runtime::{output_of, peer_pid, same_mount_namespace};
+use super::runtime::{output_of, same_mount_namespace};
 use crate::config::{Config, ConfigError, RunFlags};
 use crate::node::OtherAgent;
+use crate::runtime::peer;
 use crate::watch::file_system::hides_changes;
 
 /// What a unit of systemd may not set, because it gives the service a mount namespace of its own.
@@ -139,7 +140,7 @@ fn service(properties: &str) -> Option<Finding> {
 fn running(config: &Config) -> Option<Finding> {
     let socket = config.socket();
     // Nobody there, or nobody who may be asked: the checks of a start are all there is to say.
-    let pid = peer_pid(&socket).ok().flatten()?;
+    let pid = peer::pid(&socket).ok().flatten()?;
     let text = format!("limpet runs (pid {pid}), socket {}", socket.display());
     Some(match same_mount_namespace(pid) {
         Ok(false) => {

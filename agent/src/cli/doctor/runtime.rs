@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::Finding;
 use crate::config::Config;
 use crate::lifecycle::{self, LifecycleEvent};
 use crate::runtime::client::Client;
+use crate::runtime::peer;
 
 /// The oldest containerd that is tested against.
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
@@ -26,7 +27,7 @@ const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     let socket = &config.runtime_endpoint;
-    let peer = match peer_pid(socket) {
+    let peer = match peer::pid(socket) {
         Ok(pid) => pid,
         Err(error) => {
             return vec![
@@ -45,13 +46,6 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     findings.push(mounts(peer, peer.map(same_mount_namespace)));
     findings.push(oci_runtime(config, peer).await);
     findings
-}
-
-/// The process at the other end of the socket, as the kernel tells it (SO_PEERCRED).
-pub(super) fn peer_pid(socket: &Path) -> io::Result<Option<u32>> {
-    let stream = std::os::unix::net::UnixStream::connect(socket)?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-    Ok(u32::try_from(peer.pid.as_raw_nonzero().get()).ok())
 }
 
 fn remedy(error: &io::Error) -> &'static str {

@@ -18,6 +18,8 @@ use crate::watch::PathWatch;
 
 /// Pauses between attempts while containerd is away or the disk is full.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Between two looks at a directory that cannot be watched.
+const UNWATCHED: Duration = Duration::from_secs(20);
 /// The label that keeps an image from every collector.
 const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
 
@@ -81,36 +83,36 @@ impl Images {
         let dir = self.inner.config.archives_dir.as_path();
         let mut tried = HashMap::new();
         let mut pause = RETRY.0;
-        let mut watch = match open(dir).await {
-            Ok(watch) => watch,
-            Err(error) => {
-                tracing::warn!(dir = %dir.display(), %error, "image archives are not watched");
-                self.inner.ready.send_replace(true);
-                return;
-            }
+        let unwatched = |error: &io::Error| {
+            let seconds = UNWATCHED.as_secs();
+            tracing::warn!(dir = %dir.display(), %error, "image archives are looked for every {seconds} s");
         };
+        let mut watch = open(dir).await.inspect_err(unwatched).ok();
         self.sweep_imports().await;
         loop {
             let scan = self.scan(dir, &mut tried, report).await;
             if scan.answered {
                 self.inner.ready.send_replace(true);
             }
-            let again = async {
-                match scan.retry {
-                    true => tokio::time::sleep(pause).await,
-                    false => std::future::pending().await,
-                }
+            let look_again = match (scan.retry, &watch) {
+                (true, _) => Some(pause),
+                (false, None) => Some(UNWATCHED),
+                (false, Some(_)) => None,
             };
             tokio::select! {
-                // Armed anew before the next look: nothing falls between.
-                change = watch.changed() => match change.and_then(|()| watch.arm()) {
+                change = changed(watch.as_mut()) => match change {
                     Ok(()) => pause = RETRY.0,
                     Err(error) => {
-                        tracing::warn!(dir = %dir.display(), %error, "image archives are not watched any more");
-                        return;
+                        unwatched(&error);
+                        watch = None;
                     }
                 },
-                () = again => pause = (pause * 2).min(RETRY.1),
+                () = after(look_again) => {
+                    pause = (pause * 2).min(RETRY.1);
+                    if watch.is_none() {
+                        watch = open(dir).await.ok();
+                    }
+                }
             }
         }
     }
@@ -211,6 +213,25 @@ fn label_key(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let digest = document::sha256(name.as_bytes());
     format!("limpet.io/archive.{}", digest.get(7..23).unwrap_or_default())
+}
+
+/// Resolves when the directory may have changed; never when it is not watched. Armed anew before the next look: nothing
+/// falls between.
+async fn changed(watch: Option<&mut PathWatch>) -> io::Result<()> {
+    match watch {
+        Some(watch) => {
+            watch.changed().await?;
+            watch.arm()
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn after(pause: Option<Duration>) {
+    match pause {
+        Some(pause) => tokio::time::sleep(pause).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Makes the directory and watches it.

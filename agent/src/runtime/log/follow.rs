@@ -47,7 +47,13 @@ impl LogWatch {
 /// Waits, after a container's end, until the log at `path` holds its last line: its writer has ended, or is silent.
 /// A container's exit is known some milliseconds before its last output is in the file.
 pub async fn settle(path: &Path) {
-    let Ok(mut watch) = LogWatch::new(path) else { return };
+    let Ok(mut watch) = LogWatch::new(path) else {
+        if !writer_ended(path) {
+            // Nobody tells when it is written to: it gets the time in which a writer falls silent.
+            tokio::time::sleep(QUIET).await;
+        }
+        return;
+    };
     let quiet = async { while !writer_ended(path) && matches!(timeout(QUIET, watch.changed()).await, Ok(Ok(()))) {} };
     // Running out of patience is an answer too.
     let _ = timeout(PATIENCE, quiet).await;

@@ -73,7 +73,15 @@ pub(super) fn from_mask(mask: u64) -> Capabilities {
     BY_NUMBER.iter().enumerate().filter(|(bit, _)| mask >> bit & 1 == 1).map(|(_, capability)| *capability).collect()
 }
 
-/// A container's set. `all` is what `ALL` and `privileged` stand for: as much as the agent has itself.
+/// Whether a container is to have all there are, before some may be dropped.
+pub(super) fn asks_for_all(context: Option<&SecurityContext>) -> bool {
+    context.is_some_and(|context| {
+        let add = context.capabilities.as_ref().and_then(|wanted| wanted.add.as_deref()).unwrap_or_default();
+        context.privileged == Some(true) || add.iter().any(|name| is_all(name))
+    })
+}
+
+/// A container's set. `all` is what `ALL` and `privileged` stand for: as much as containerd has itself.
 ///
 /// # Errors
 /// When a capability to add is unknown.
@@ -157,6 +165,8 @@ mod tests {
             (serde_json::json!({"privileged": true, "capabilities": {"drop": ["ALL"]}}), all.clone()),
         ];
         for (json, wanted) in cases {
+            let in_need = json["privileged"] == true || json["capabilities"]["add"][0].as_str().is_some_and(is_all);
+            assert_eq!(asks_for_all(Some(&context(json.clone()))), in_need, "{json}");
             assert_eq!(granted(Some(&context(json.clone())), &all).unwrap(), wanted, "{json}");
         }
         assert_eq!(granted(None, &all).unwrap(), default);

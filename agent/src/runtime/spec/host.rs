@@ -1,4 +1,4 @@
-//! What a spec needs to know of the host at the moment it is made: the agent's capabilities, devices, a seccomp profile.
+//! What a spec needs to know of the host at the moment it is made: containerd's capabilities, devices, a seccomp profile.
 
 use std::fs;
 use std::io::Read;
@@ -9,6 +9,7 @@ use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp
 
 use super::seccomp::{self, Profile};
 use super::{SpecError, SpecInput, capabilities};
+use crate::runtime::peer;
 
 /// Largest seccomp profile read.
 const MAX_PROFILE: u64 = 1 << 20;
@@ -22,7 +23,7 @@ const OWN_DEVICES: [&str; 8] = ["pts", "shm", "fd", "mqueue", "console", ".lxc",
 /// The host, as far as one container's spec depends on it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostInput {
-    /// The agent's own capabilities: all that `ALL` and `privileged` can mean.
+    /// containerd's capabilities: all that `ALL` and `privileged` can mean; empty for a container that has neither.
     pub capabilities: Capabilities,
     /// The host's devices; empty unless the container is privileged.
     pub devices: Vec<LinuxDevice>,
@@ -43,12 +44,17 @@ impl HostInput {
     /// When `/proc`, `/dev` or the profile cannot be read, or the profile is none.
     pub fn read(input: &SpecInput<'_>) -> Result<Self, SpecError> {
         let privileged = super::is_privileged(input.container);
+        let context = input.container.security_context.as_ref();
         let seccomp = match seccomp::profile_of(input) {
             Profile::Localhost(name) => Some(read_profile(&input.node.seccomp_dir, name)?),
             Profile::Unconfined | Profile::RuntimeDefault => None,
         };
         Ok(Self {
-            capabilities: own_capabilities()?,
+            capabilities: if capabilities::asks_for_all(context) {
+                runtime_capabilities(&input.node.runtime_endpoint)?
+            } else {
+                Capabilities::new()
+            },
             devices: if privileged { devices(Path::new("/dev"))? } else { Vec::new() },
             seccomp,
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
@@ -58,11 +64,17 @@ impl HostInput {
     }
 }
 
-/// The agent's effective capabilities.
-fn own_capabilities() -> Result<Capabilities, SpecError> {
-    let path = Path::new("/proc/self/status");
-    let text = fs::read_to_string(path).map_err(|source| SpecError::read(path, source))?;
-    let mask = text
+/// The capabilities of containerd, whose child the container will be; as far as it cannot be seen, the agent's own, which
+/// are fewer.
+fn runtime_capabilities(socket: &Path) -> Result<Capabilities, SpecError> {
+    let containerd = peer::pid(socket).ok().flatten();
+    let status = containerd.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok());
+    let own = Path::new("/proc/self/status");
+    let status = match status {
+        Some(status) => status,
+        None => fs::read_to_string(own).map_err(|source| SpecError::read(own, source))?,
+    };
+    let mask = status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
@@ -160,8 +172,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_knows_its_capabilities_and_devices() {
-        assert!(own_capabilities().is_ok());
+    fn capabilities_are_those_of_who_listens_and_devices_are_the_host_s() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("containerd.sock");
+        let unseen = runtime_capabilities(&socket).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert_eq!(runtime_capabilities(&socket).unwrap(), unseen, "it is this process");
         let devices = devices(Path::new("/dev")).unwrap();
         let null = devices.iter().find(|device| device.path() == Path::new("/dev/null")).unwrap();
         assert_eq!((null.typ(), null.major(), null.minor()), (LinuxDeviceType::C, 1, 3));

@@ -91,6 +91,7 @@ impl Fixture {
                 service: None,
                 seccomp_default: false,
                 seccomp_dir: "/var/lib/limpet/seccomp".into(),
+                runtime_endpoint: "/run/containerd/containerd.sock".into(),
             },
             host: HostInput {
                 capabilities: Capabilities::from([Capability::SysAdmin, Capability::Chown]),

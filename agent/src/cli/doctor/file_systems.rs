@@ -1,0 +1,97 @@
+//! The file systems of manifests, state and logs, by name; and which of them can change without this kernel's doing.
+
+use std::path::Path;
+
+use super::Finding;
+use crate::config::Config;
+use crate::volume::unescape;
+use crate::watch::file_system::hides_changes;
+
+pub(super) fn examine(config: &Config) -> Finding {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let manifests = config.manifest_path.as_deref().map(|path| ("manifests", path));
+    let state = [("state", config.root_dir.as_path()), ("logs", config.pod_logs_dir.as_path())];
+    let places: Vec<Place> = manifests
+        .into_iter()
+        .chain(state)
+        .map(|(what, path)| {
+            let there = nearest(path);
+            Place { what, system: name_of(&mounts, &there).to_owned(), hides: hides_changes(&there) }
+        })
+        .collect();
+    judge(&places)
+}
+
+/// What is kept somewhere.
+struct Place {
+    what: &'static str,
+    /// The name of the file system it is on.
+    system: String,
+    /// The kind of it that hides changes, if it does.
+    hides: Option<&'static str>,
+}
+
+/// The path, or what is there of it: the rest is made at the first start.
+fn nearest(path: &Path) -> std::path::PathBuf {
+    let there = path.ancestors().find_map(|path| path.canonicalize().ok());
+    there.unwrap_or_else(|| "/".into())
+}
+
+/// The file system of `path` by `/proc/self/mountinfo`: that of the last mount on the longest way to it.
+fn name_of<'a>(mountinfo: &'a str, path: &Path) -> &'a str {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        // proc_pid_mountinfo(5): five fields, options, optional fields, a dash, type, source, super options.
+        let (before, after) = line.split_once(" - ")?;
+        let point = unescape(before.split(' ').nth(4)?.as_bytes());
+        path.starts_with(&point).then_some((point.as_os_str().len(), after.split(' ').next()?))
+    });
+    // Of equal ones the last: it lies over the others.
+    mounts.max_by_key(|(length, _)| *length).map_or("unknown", |(_, system)| system)
+}
+
+fn judge(places: &[Place]) -> Finding {
+    let name = "file systems";
+    let each: Vec<String> = places.iter().map(|place| format!("{} {}", place.what, place.system)).collect();
+    // Of the manifests' one there is a line of its own.
+    let hiding: Vec<String> = places
+        .iter()
+        .filter(|place| place.what != "manifests")
+        .filter_map(|place| Some(format!("{} on {}", place.what, place.hides?)))
+        .collect();
+    if hiding.is_empty() {
+        return Finding::ok(name, each.join(", "));
+    }
+    let text = format!("{}: what is changed elsewhere is not told of ({})", each.join(", "), hiding.join(", "));
+    Finding::degraded(name, text, "Keep state and logs on a file system of this machine, such as ext4")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn the_last_mount_on_the_longest_way_counts() {
+        let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+                      23 22 0:22 / /var/lib\\040x rw - xfs /dev/sdb rw\n\
+                      24 22 0:23 / /mnt rw shared:1 - vfat /dev/mmcblk0p1 rw\n\
+                      25 24 0:24 / /mnt rw - fuse.sshfs host: rw\n";
+        for (path, system) in
+            [("/var/lib/limpet", "ext4"), ("/var/lib x/limpet", "xfs"), ("/mnt", "fuse.sshfs"), ("/mntx", "ext4")]
+        {
+            assert_eq!(name_of(mounts, Path::new(path)), system, "{path}");
+        }
+        assert_eq!(name_of("", Path::new("/")), "unknown");
+        assert_eq!(nearest(Path::new("/proc/no/such/place")), Path::new("/proc"));
+    }
+
+    #[test]
+    fn state_and_logs_that_others_may_change_are_told() {
+        let place =
+            |what, hides: Option<&'static str>| Place { what, system: hides.unwrap_or("ext4").to_owned(), hides };
+        let local = judge(&[place("manifests", Some("NFS")), place("state", None), place("logs", None)]);
+        assert_eq!((local.level, local.text.as_str()), (Level::Ok, "manifests NFS, state ext4, logs ext4"));
+        let remote = judge(&[place("state", Some("NFS")), place("logs", None)]);
+        assert!(remote.level == Level::Degraded && remote.text.ends_with("(state on NFS)"), "{remote:?}");
+    }
+}
