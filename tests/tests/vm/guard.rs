@@ -62,7 +62,8 @@ fn an_upgrade_under_a_strict_guard_starts(guest: &mut Guest) -> Result<()> {
     let on = "limpet guard status && ! touch /etc/limpet/manifests/notes.txt && limpet pods";
     guest.until(SOON, "the strict guard", on, |text| text.starts_with("on: strict").then_some(()))?;
     let before = guest.run("ls /sys/fs/bpf/limpet-guard")?;
-    guest.run("install /payload/limpet /usr/bin/limpet && systemctl restart limpet")?;
+    guest.run("install /payload/limpet /usr/bin/limpet")?;
+    guest.run("systemctl restart limpet || { journalctl -u limpet -n 30 --no-pager -o cat; false; }")?;
     guest.until(SOON, "the new one's guard", &format!("{on} && ls /sys/fs/bpf/limpet-guard"), |text| {
         (!text.contains(before.trim())).then_some(())
     })?;
