@@ -4,10 +4,8 @@
 //! ([`limpet_bpf::arm`]), and an event for each attempt it met. Armed before any source is read, so it costs a start some
 //! tenths of a second. Docs: `docs/guard.md`.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use limpet_bpf::{
     Event, Events as Told, FileChange, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, LoadError,
@@ -25,9 +23,6 @@ use crate::watch::cgroup;
 
 /// Where the guard's links are pinned: one guard a machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
-
-/// How long the kernel may take to detach a guard that was taken away.
-const LETS_GO: Duration = Duration::from_secs(10);
 
 /// Who may do what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,23 +114,9 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, Guar
     let mut loaded = kernel_types::read().load(&Request { guard: Some(rules), ..Request::default() })?;
     let told = loaded.events().map_err(GuardRefusal::Events)?;
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
-    outlast_predecessor(config);
     memory::give_back();
     tracing::info!(mode = mode.name(), "the guard is on: every hook is held and every directory was tried");
     Ok(Some(Armed { told, guarded }))
-}
-
-/// Waits until an earlier guard has let go: the kernel detaches it in its own time, tells nobody, and a strict one need not
-/// know this executable.
-fn outlast_predecessor(config: &Config) {
-    let start = Instant::now();
-    let tried = || File::options().append(true).open(config.database());
-    while tried().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
-        if start.elapsed() > LETS_GO {
-            return tracing::warn!("an earlier guard still refuses this executable");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// The configuration says off, and yet one is pinned: it is taken away by hand, never by a start.

@@ -3,11 +3,14 @@
 //! Each arming is a directory of its own, `<mode>-<number>`. A new one is complete and proven before the older ones go, so
 //! an upgrade leaves no gap. Links alone are pinned: they keep programs and maps.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::loaded_programs;
 
 use crate::guard::Guarded;
 use crate::table::{PROGRAMS, Program};
@@ -17,6 +20,8 @@ use crate::{GuardError, GuardState, Loaded, Purpose};
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// What an arming is called while it is not complete.
 const MAKING: &str = "making";
+/// How long the kernel may take to detach what was unpinned.
+const LETS_GO: Duration = Duration::from_secs(10);
 /// The name that is tried in a guarded directory.
 const TRIAL: &str = ".limpet-guard-trial";
 
@@ -132,14 +137,35 @@ fn armings(root: &Path) -> io::Result<Vec<Arming>> {
     Ok(found)
 }
 
+/// Takes armings away, and returns when they have let go.
 fn remove(root: &Path, which: impl Fn(&Arming) -> bool) -> io::Result<()> {
+    let mut programs = BTreeSet::new();
     for arming in armings(root)?.iter().filter(|arming| which(arming)) {
         for entry in fs::read_dir(&arming.path)? {
-            fs::remove_file(entry?.path())?;
+            let pin = entry?.path();
+            programs.extend(program_of(&pin));
+            fs::remove_file(pin)?;
         }
         fs::remove_dir(&arming.path)?;
     }
+    outlast(&programs);
     Ok(())
+}
+
+/// The number of the program that a pinned link holds.
+fn program_of(pin: &Path) -> Option<u32> {
+    FdLink::from(PinnedLink::from_pin(pin).ok()?).info().ok().map(|link| link.program_id())
+}
+
+/// Waits until none of `programs` is loaded any more: the kernel detaches what is unpinned in its own time, and tells nobody.
+fn outlast(programs: &BTreeSet<u32>) {
+    let start = Instant::now();
+    while loaded_programs().flatten().any(|program| programs.contains(&program.id())) {
+        if start.elapsed() > LETS_GO {
+            return tracing::warn!("an earlier guard's programs are held by somebody and may still refuse");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// What is pinned below `root`.

@@ -1,7 +1,6 @@
 //! The guard: every change, every hook, every mode, and that it stays.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use limpet_bpf::{
     Event, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, Kernel, Loaded, Request, ancestors, arm,
@@ -10,7 +9,7 @@ use limpet_bpf::{
 
 use crate::act::{self, OUTSIDE, Places};
 use crate::machine::{self, BPF};
-use crate::{Outcome, SOON, block_on, event, said};
+use crate::{Outcome, block_on, event, said};
 
 /// A container's cgroup, two levels below what holds the pods.
 const POD: &str = "kubepods/burstable/pod1";
@@ -220,12 +219,7 @@ pub(crate) fn outlives(kernel: &Kernel) -> Outcome {
     if !disarm(&root).map_err(said)? || state(&root).map_err(said)? != GuardState::Off {
         return Err("not taken away".to_owned());
     }
-    // The kernel detaches what is unpinned in its own time.
-    let deadline = Instant::now() + SOON;
-    while !act::act(POD, "open", &base)?.is_done() {
-        if Instant::now() > deadline {
-            return Err("still refused after it was taken away".to_owned());
-        }
-    }
+    // At once: taken away means let go.
+    expect_done(POD, "open", &base)?;
     Ok(None)
 }
