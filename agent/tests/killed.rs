@@ -110,6 +110,7 @@ fn rounds() {
         }
         if round % 10 == 9 {
             model.repair();
+            model.mark();
             web.serve(model.list());
             process.reaches(&model.desired(), &format!("round {round}"));
         }

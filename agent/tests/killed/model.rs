@@ -131,6 +131,15 @@ impl Model {
         }
     }
 
+    /// A change of the directory and of the list that was never there before: once it is desired, so is all before it.
+    /// Without it the state wanted may be there already, from before a change that was taken back since.
+    pub(crate) fn mark(&mut self) {
+        let (file, image) = ("mark.yaml".to_owned(), self.image());
+        self.write(&file, &pod("file-mark", &image).to_string());
+        self.files.insert(file, ("file-mark".to_owned(), image.clone()));
+        self.listed.insert("list-mark".to_owned(), image);
+    }
+
     fn write(&self, file: &str, text: &str) {
         let beside = self.manifests.join(format!(".{file}.new"));
         std::fs::write(&beside, text).unwrap();
