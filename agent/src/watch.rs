@@ -35,6 +35,7 @@ use rustix::fs::inotify::{ReadFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use actor::Actor;
 pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
@@ -133,6 +134,8 @@ pub struct DirectoryWatch {
     witness: Witness,
     /// Who did what the last event is about, and to what.
     told: HashMap<OsString, (Place, Arc<Actor>)>,
+    /// When nothing was left in the queue, if the last events were all there were.
+    drained: Option<Instant>,
     /// Something on the path could not be watched: the watch is of no use any more.
     failed: Option<io::Error>,
 }
@@ -172,6 +175,7 @@ impl DirectoryWatch {
             hinted: BTreeMap::new(),
             witness: Witness::new(settings, feeds),
             told: HashMap::new(),
+            drained: None,
             failed: None,
         };
         watch.arm()?;
@@ -196,7 +200,11 @@ impl DirectoryWatch {
                 return Ok(self.pending.take().map_or(WatchEvent::Hint(names), WatchEvent::Rescan));
             }
             tokio::select! {
-                changes = self.queue.drain() => self.judge(changes?),
+                drained = self.queue.drain() => {
+                    let (changes, all) = drained?;
+                    self.drained = all.then(Instant::now);
+                    self.judge(changes);
+                }
                 outlook = self.witness.look() => self.doubt(outlook),
                 () = mounts_changed(self.mounts.as_ref()) => self.recheck(),
             }

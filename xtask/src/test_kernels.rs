@@ -1,11 +1,12 @@
-//! `cargo xtask test-kernels`: the BPF programs in stock kernels, under QEMU's emulation.
+//! `cargo xtask test-kernels`: the BPF programs and the watch's backends in stock kernels, under QEMU's emulation.
 //!
-//! The test `kernels` of limpet-bpf, linked statically, is the first process of a machine that has nothing else. A kernel
-//! that panics, hangs or says less than all of it has failed.
+//! The test `kernels` of limpet-bpf, linked statically, is the first process of a machine that has little else: the agent's
+//! unit tests, of which it runs the watch's, with their libraries and a busybox. A kernel that panics, hangs or says less
+//! than all of it has failed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -76,13 +77,13 @@ fn boot_all<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Result<()> {
     if tools::on_path(vm::EMULATOR).is_none() {
         apt::install(&["qemu-system-x86"])?;
     }
-    let program = static_test()?;
+    let programs = Programs { kernels: static_test()?, agent: agent_tests()? };
     let work = std::env::temp_dir().join(format!("limpet-kernels-{}", std::process::id()));
     let mut failed = Vec::new();
     for kernel in kernels {
         fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
         let start = Instant::now();
-        let outcome = image(kernel).and_then(|image| boot(kernel, &image, &program, &work));
+        let outcome = image(kernel).and_then(|image| boot(kernel, &image, &programs, &work));
         fs::remove_dir_all(&work).ok();
         match outcome {
             Ok(summary) => println!("kernel {}: {summary}, in {:.0} s", kernel.name, start.elapsed().as_secs_f64()),
@@ -132,26 +133,37 @@ fn static_test() -> Result<PathBuf> {
     let flags = format!("target.{HOST}.rustflags=[\"-C\",\"target-feature=+crt-static\"]");
     let mut command =
         cargo::command(&["test", "-p", "limpet-bpf", "--features", "ebpf", "--test", "kernels", "--no-run"]);
-    command.args(["--release", "--target", HOST, "--config", &flags, "--message-format=json"]);
+    command.args(["--release", "--target", HOST, "--config", &flags]);
     // It would be taken instead of the flags above.
     command.env_remove("RUSTFLAGS");
-    let output = command.stderr(Stdio::inherit()).output().context("cargo test --no-run")?;
-    ensure!(output.status.success(), "{command:?}: {}", output.status);
-    let messages = String::from_utf8_lossy(&output.stdout);
-    let mut programs = messages.lines().filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        (message["target"]["name"] == "kernels").then(|| message["executable"].as_str().map(PathBuf::from))?
-    });
-    programs.next().context("cargo names no executable of the test")
+    executable(&mut command, "kernels")
 }
 
-/// Boots, waits for the end, and returns the last line.
-fn boot(kernel: &Kernel, image: &Path, program: &Path, work: &Path) -> Result<String> {
+/// The agent's unit tests, as every test run builds them.
+fn agent_tests() -> Result<PathBuf> {
+    executable(&mut cargo::command(&["test", "-p", "limpet", "--lib", "--no-run"]), "limpet")
+}
+
+fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
+    let found = cargo::executables(command)?.into_iter().find(|target| target.name == name);
+    Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path.into())
+}
+
+/// What runs in the machine.
+struct Programs {
+    /// The first process.
+    kernels: PathBuf,
+    /// The agent's unit tests.
+    agent: PathBuf,
+}
+
+/// Boots, waits for the end, and returns the last line, after what was found out on the way.
+fn boot(kernel: &Kernel, image: &Path, programs: &Programs, work: &Path) -> Result<String> {
     let (initrd, log) = (work.join("initrd"), work.join("console"));
-    write_initrd(program, &work.join("root"), &initrd)?;
+    write_initrd(programs, &work.join("root"), &initrd)?;
     let mut command = Command::new(vm::EMULATOR);
     // Without cx16: QEMU 7.2 emulates cmpxchg16b wrongly now and then.
-    command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "1024"]);
+    command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "1536"]);
     command.args(["-nographic", "-no-reboot", "-net", "none", "-kernel"]).arg(image).arg("-initrd").arg(&initrd);
     command.arg("-append").arg(format!("console=ttyS0 panic=1 quiet {}", kernel.options));
     let mut emulator = Daemon::start(&mut command, &log)?;
@@ -161,20 +173,42 @@ fn boot(kernel: &Kernel, image: &Path, program: &Path, work: &Path) -> Result<St
     let summary = said.lines().find(|line| line.starts_with("kernels: "));
     let summary = summary.with_context(|| format!("it ended early\n{}", tail(&said, 40)))?;
     // In a machine of its own nothing may be skipped.
-    ensure!(summary.ends_with(" 0 failed, 0 skipped"), "{summary}\n{}", tail(&said, 60));
-    Ok(summary.to_owned())
+    let failed: Vec<_> = said.lines().filter(|line| line.contains("FAILED") || line.contains("panicked")).collect();
+    ensure!(summary.ends_with(" 0 failed, 0 skipped"), "{said}\n{summary}\n{}", failed.join("\n"));
+    let known = said.lines().filter(|line| line.contains(" known"));
+    Ok(known.chain([summary]).collect::<Vec<_>>().join("\n"))
 }
 
 /// A file system in memory with the test as its first process.
-fn write_initrd(program: &Path, root: &Path, initrd: &Path) -> Result<()> {
-    for directory in ["dev", "proc", "sys", "tmp"] {
+fn write_initrd(programs: &Programs, root: &Path, initrd: &Path) -> Result<()> {
+    for directory in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
         fs::create_dir_all(root.join(directory))?;
     }
-    fs::copy(program, root.join("init")).with_context(|| format!("{}", program.display()))?;
+    let put = |from: &Path, to: &Path| -> Result<()> {
+        let to = root.join(to.strip_prefix("/").unwrap_or(to));
+        fs::create_dir_all(to.parent().unwrap_or(root))?;
+        fs::copy(from, &to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
+        Ok(())
+    };
     let busybox = tools::busybox().context("no busybox; run: cargo xtask setup")?;
+    put(&programs.kernels, Path::new("init"))?;
+    put(&busybox, Path::new("bin/busybox"))?;
+    put(&programs.agent, Path::new("bin/agent-tests"))?;
+    process::checked(Command::new("strip").arg("--strip-debug").arg(root.join("bin/agent-tests")))?;
+    for library in libraries(&programs.agent)? {
+        put(&library, &library)?;
+    }
+    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
+    let listed = process::checked(Command::new("find").args([".", "-mindepth", "1"]).current_dir(root))?;
     let mut command = Command::new(busybox);
     command.args(["cpio", "-o", "-H", "newc"]).current_dir(root);
-    let output = process::run(&mut command, b"dev\nproc\nsys\ntmp\ninit\n")?;
+    let output = process::run(&mut command, listed.as_bytes())?;
     ensure!(output.status.success(), "cpio: {}", String::from_utf8_lossy(&output.stderr));
     fs::write(initrd, output.stdout).with_context(|| format!("{}", initrd.display()))
+}
+
+/// What a program is linked with: the absolute paths in each line of `ldd`.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let said = process::checked(Command::new("ldd").arg(program))?;
+    Ok(said.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }

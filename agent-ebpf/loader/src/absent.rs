@@ -4,9 +4,6 @@ use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-
 use crate::{Event, GuardError, GuardState, InodeId, LoadError, ProgramState, Request};
 
 /// Nothing is read.
@@ -75,6 +72,9 @@ impl Loaded {
     pub fn lost(&self) -> u64 {
         match self.0 {}
     }
+    pub fn skipped(&self) -> u64 {
+        match self.0 {}
+    }
     pub fn detach(&mut self, _: &str) -> bool {
         match self.0 {}
     }
@@ -88,7 +88,7 @@ impl Events {
     pub async fn next(&mut self) -> io::Result<Event> {
         match self.0 {}
     }
-    pub async fn run(self, _: mpsc::Sender<Event>, _: CancellationToken) {
+    pub fn now(&mut self) -> Option<Event> {
         match self.0 {}
     }
 }

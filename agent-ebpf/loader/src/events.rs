@@ -5,8 +5,6 @@ use std::io;
 use aya::maps::{MapData, RingBuf};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 use crate::Event;
 
@@ -48,28 +46,9 @@ impl Events {
         }
     }
 
-    /// Hands events to `consumer` until `stop`. One that finds no room is dropped and counted: an event is a hint.
-    pub async fn run(mut self, consumer: mpsc::Sender<Event>, stop: CancellationToken) {
-        let mut dropped = 0u64;
-        loop {
-            let event = tokio::select! {
-                () = stop.cancelled() => return,
-                next = self.next() => match next {
-                    Ok(event) => event,
-                    Err(error) => return tracing::warn!(%error, "events of BPF programs are not read any more"),
-                },
-            };
-            match consumer.try_send(event) {
-                Ok(()) => {}
-                Err(mpsc::error::TrySendError::Closed(_)) => return,
-                Err(mpsc::error::TrySendError::Full(_)) => {
-                    dropped += 1;
-                    if dropped.is_power_of_two() {
-                        tracing::warn!(dropped, "events of BPF programs come faster than they are taken");
-                    }
-                }
-            }
-        }
+    /// The next event that is there already.
+    pub fn now(&mut self) -> Option<Event> {
+        take(self.ring.get_mut())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::HashMap as Table;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::links::FdLink;
@@ -102,7 +103,13 @@ impl Kernel {
         let types = self.types.get_or_init(|| Btf::from_sys_fs().map_err(|error| chain(&error)));
         let btf = types.as_ref().map_err(Clone::clone)?;
         let attached = match (program.attachment, loading) {
-            (Attachment::Entry(function), Loading::FEntry(entry)) => attach_entry(entry, function, btf),
+            (Attachment::Entry(function, other), Loading::FEntry(entry)) => {
+                attach_entry(entry, function, btf).or_else(|_| {
+                    // Whatever of it was loaded is not wanted; that nothing was is no fault.
+                    entry.unload().ok();
+                    attach_entry(entry, other, btf)
+                })
+            }
             (Attachment::Exit(function), Loading::FExit(exit)) => attach_exit(exit, function, btf),
             (Attachment::Lsm(hook), Loading::Lsm(lsm)) => attach_lsm(lsm, hook, btf),
             (_, other) => return Err(format!("is a program of type {:?} in the object", other.prog_type())),
@@ -258,6 +265,14 @@ impl Loaded {
         self.maps.lost.get(&0, 0).map_or(0, |values| values.iter().sum())
     }
 
+    /// How often a program that tells of changes was not run, for whatever file of the machine: a kernel that preempts
+    /// itself (6.13 by default) does not run one for a second process on a processor where it is interrupted.
+    pub fn skipped(&self) -> u64 {
+        let watching = PROGRAMS.iter().filter(|program| program.purpose == Purpose::Watch);
+        let loaded = watching.filter_map(|program| self.ebpf.program(program.name)?.fd().ok());
+        loaded.map(|program| skipped(program.as_fd())).sum()
+    }
+
     /// Refuses `thread` whatever the mode, or does not any more.
     pub(crate) fn set_on_trial(&mut self, thread: u32, on: bool) -> Result<(), LoadError> {
         if on {
@@ -287,6 +302,13 @@ impl Loaded {
         self.links.insert(program.name, link);
         Ok(())
     }
+}
+
+/// How often the kernel did not run a program because it was running already (proc(5), `fdinfo` of a BPF program).
+fn skipped(program: BorrowedFd<'_>) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("recursion_misses:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 fn insert<K: Pod>(name: &'static str, map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), LoadError> {

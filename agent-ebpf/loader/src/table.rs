@@ -7,8 +7,8 @@ use crate::Purpose;
 pub(crate) enum Attachment {
     /// A tracepoint, raw: without tracefs.
     Tracepoint(&'static str),
-    /// Before a function of the kernel.
-    Entry(&'static str),
+    /// Before a function of the kernel; where that cannot be had, before the other.
+    Entry(&'static str, &'static str),
     /// After it.
     Exit(&'static str),
     /// A security hook.
@@ -19,7 +19,7 @@ impl Attachment {
     /// The kernel's name of the place.
     pub(crate) fn hook(self) -> &'static str {
         match self {
-            Self::Tracepoint(name) | Self::Entry(name) | Self::Exit(name) | Self::Lsm(name) => name,
+            Self::Tracepoint(name) | Self::Entry(name, _) | Self::Exit(name) | Self::Lsm(name) => name,
         }
     }
 }
@@ -68,7 +68,9 @@ pub(crate) const PROGRAMS: [Program; 23] = [
     Program {
         name: "watch_close",
         purpose: Purpose::Watch,
-        attachment: Attachment::Entry("locks_remove_file"),
+        // The one begins before inotify tells of the close, the other a moment after it: whoever is woken by inotify may
+        // have to wait for its actor there.
+        attachment: Attachment::Entry("__fput", "locks_remove_file"),
         needs: &[NAME, FILE],
     },
     guard("guard_create", "inode_create", &[NAME, CGROUP]),

@@ -76,15 +76,16 @@ pub(crate) fn print(rows: &[Row]) -> String {
 }
 
 pub(crate) fn print_whole(whole: &Whole) -> String {
-    let Whole { files, changes, renaming, reads, renames } = whole;
+    let Whole { files, changes, renaming, waking, reads, renames } = whole;
     let p99 = changes.permille(990);
     let verdict = if p99 <= WHOLE_BUDGET && *reads == *renames as u64 { "kept" } else { "MISSED" };
     format!(
         "\nfrom the rename of one manifest among {files} to the change in the receiver's hands, us: p50 {:.0}, p99 {p99:.0}, max \
-         {:.0} (and the rename itself: {})\nbudget {verdict}: p99 at most {WHOLE_BUDGET} us, one file read a rename ({reads} for {renames})\n",
+         {:.0} (and the rename itself: {}; to wake a sleeping thread and be woken by it: {})\nbudget {verdict}: p99 at most {WHOLE_BUDGET} us, one file read a rename ({reads} for {renames})\n",
         changes.permille(500),
         changes.permille(1_000),
         pair(renaming),
+        pair(waking),
     )
 }
 
@@ -113,7 +114,7 @@ pub(crate) fn write_json(rows: &[Row], whole: &Whole, file: &Path) {
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
         "rename_to_change": {
             "files": whole.files, "renames": whole.renames, "files_read": whole.reads, "took": samples(&whole.changes),
-            "rename_itself": samples(&whole.renaming),
+            "rename_itself": samples(&whole.renaming), "thread_woken_and_back": samples(&whole.waking),
         },
     });
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();

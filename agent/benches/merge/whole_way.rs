@@ -26,6 +26,9 @@ pub(crate) struct Whole {
     pub(crate) changes: Samples,
     /// The rename itself, which is the file system's: it may wait for the disk.
     pub(crate) renaming: Samples,
+    /// What the machine takes to wake a thread that sleeps and to be woken by it, which every change needs: measured
+    /// between the renames.
+    pub(crate) waking: Samples,
     /// Files that were read for all renames together.
     pub(crate) reads: u64,
     pub(crate) renames: usize,
@@ -62,7 +65,8 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     while merged.recv().await.unwrap().desired.pods.len() < files {}
 
     let (beside, place) = (root.join("beside"), directory.join(format!("web-{:05}.yaml", files / 2)));
-    let (mut changes, mut renaming, mut reads) = (Samples::default(), Samples::default(), 0);
+    let (mut changes, mut renaming, mut waking, mut reads) =
+        (Samples::default(), Samples::default(), Samples::default(), 0);
     const WARM_UP: usize = 20;
     /// By then the last good version of the one before is on the disk: nobody edits in the same millisecond twice.
     const BETWEEN: Duration = Duration::from_millis(20);
@@ -76,7 +80,12 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
         let received = merged.recv().await.unwrap().changes;
         let took = start.elapsed() - renamed;
         assert_eq!(received.len(), 1);
+        tokio::time::sleep(BETWEEN).await;
+        let start = Instant::now();
+        tokio::task::spawn_blocking(|| {}).await.unwrap();
+        let woke = start.elapsed();
         if run > WARM_UP {
+            waking.push(woke);
             changes.push(took);
             renaming.push(renamed);
             reads += READS.load(Ordering::Relaxed) - read_before;
@@ -84,5 +93,5 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     }
     stop.cancel();
     reading.await.unwrap();
-    Whole { files, changes, renaming, reads, renames }
+    Whole { files, changes, renaming, waking, reads, renames }
 }

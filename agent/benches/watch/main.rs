@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use limpet::config::ManifestWatch;
 use limpet::watch::programs::{self, FeedEnd};
 use limpet::watch::{Backend, DirectoryWatch, Feed, WatchEvent, WatchSettings};
-use limpet_bpf::{Event, Events, Kernel, Loaded, Request};
+use limpet_bpf::{Events, Kernel, Loaded, Request};
 use limpet_tests::measure;
 
 /// Manifests in the directory.
@@ -151,9 +151,9 @@ impl Programs {
         loop {
             tokio::select! {
                 () = self.end.changed() => self.end.align(&mut self.loaded),
-                event = self.events.next() => if let Event::Write(change) = event.unwrap() {
-                    self.end.tell(change, self.loaded.lost());
-                },
+                event = self.events.next() => {
+                    self.end.tell_all(event.unwrap(), &mut self.events, &self.loaded).await;
+                }
             }
         }
     }

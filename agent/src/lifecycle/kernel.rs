@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use limpet_bpf::{Event, Events, LoadError, Loaded, Purpose, Request};
+use tokio::sync::mpsc::error::SendError;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +19,8 @@ use crate::watch::programs::{self, FeedEnd};
 
 /// The first containers have been started when no further one has come for so long.
 const STARTS_ARE_OVER: Duration = Duration::from_secs(3);
+/// Events that are heard in one go, before anything else has its turn.
+const BATCH: usize = 1_024;
 /// SIGKILL, by which the OOM killer ends, too.
 pub const SIGKILL: u32 = 9;
 
@@ -175,18 +178,44 @@ impl Following {
                 () = self.followed.changed.notified() => {}
                 () = other_directories(self.writes.as_mut()) => {}
                 event = told.next() => match event {
-                    Ok(event) => {
-                        // A process that was added just now may be the one.
-                        self.align();
-                        if let Some(event) = self.understand(event)
-                            && self.events.send(event).await.is_err()
-                        {
-                            return;
-                        }
-                    }
+                    Ok(event) => if self.hear(event, &mut told).await.is_err() {
+                        return;
+                    },
                     Err(error) => return tracing::warn!(%error, "the kernel's events are not read any more"),
                 },
             }
+        }
+    }
+
+    /// Hears `event` and what waits behind it.
+    ///
+    /// # Errors
+    /// Nobody listens any more.
+    async fn hear(&mut self, event: Event, told: &mut Events) -> Result<(), SendError<LifecycleEvent>> {
+        self.account(false);
+        let (mut waiting, mut room) = (Some(event), BATCH);
+        while let Some(event) = waiting {
+            if let Event::Write(change) = event {
+                if let Some(writes) = &mut self.writes {
+                    writes.tell(change).await;
+                }
+            } else {
+                // A process that was added just now may be the one.
+                self.align();
+                if let Some(event) = self.understand(event) {
+                    self.events.send(event).await?;
+                }
+            }
+            room -= 1;
+            waiting = if room > 0 { told.now() } else { None };
+        }
+        self.account(room > 0);
+        Ok(())
+    }
+
+    fn account(&mut self, drained: bool) {
+        if let Some(writes) = &mut self.writes {
+            writes.account(self.loaded.lost(), drained);
         }
     }
 
@@ -219,13 +248,7 @@ impl Following {
                 let process = (!by_kernel).then_some(ProcessName { pid: sender.pid, command: sender.command });
                 Some(LifecycleEvent::Signalled { id, sender: Sender { signal, process, uid: sender.uid } })
             }
-            Event::Write(change) => {
-                if let Some(writes) = &mut self.writes {
-                    writes.tell(change, self.loaded.lost());
-                }
-                None
-            }
-            Event::Refused { .. } => None,
+            Event::Write(_) | Event::Refused { .. } => None,
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::backend::{Feed, Onlooker, Sighting};
 use super::cgroup;
@@ -17,16 +18,17 @@ pub(super) enum AtWork {
     Fanotify(Fanotify),
     Ebpf {
         feed: Feed,
-        /// How many changes it has not told, as far as that is accounted for.
-        lost: u64,
+        /// How often it has lost something, as far as that is accounted for.
+        losses: u64,
+        names: Names,
     },
 }
 
 impl AtWork {
     /// What is lost before it begins concerns nobody.
     pub(super) fn ebpf(feed: Feed) -> Self {
-        let lost = feed.lost.load(Ordering::Relaxed);
-        Self::Ebpf { feed, lost }
+        let losses = feed.losses.load(Ordering::Relaxed);
+        Self::Ebpf { feed, losses, names: Names::default() }
     }
 
     /// Waits until there is something to say. Cancel safe.
@@ -34,12 +36,18 @@ impl AtWork {
         match self {
             Self::Nobody => std::future::pending().await,
             Self::Fanotify(fanotify) => fanotify.look(onlooker).await,
-            Self::Ebpf { feed, lost } => match feed.sightings.recv().await {
-                Some(sighting) => {
-                    Ok(Drained { seen: vec![complete(sighting, onlooker)], overflow: has_lost(feed, lost) })
-                }
+            Self::Ebpf { feed, losses, names } => match feed.sightings.recv().await {
+                Some(first) => Ok(drain(Some(first), feed, losses, names, onlooker)),
                 None => Err(io::Error::other("the programs are detached")),
             },
+        }
+    }
+
+    /// Odd while there is more to say than was said, even when all has been said at this moment.
+    pub(super) fn progress(&self) -> u64 {
+        match self {
+            Self::Nobody | Self::Fanotify(_) => 0,
+            Self::Ebpf { feed, .. } => feed.progress.load(Ordering::Relaxed),
         }
     }
 
@@ -48,29 +56,58 @@ impl AtWork {
         match self {
             Self::Nobody => Ok(Drained::default()),
             Self::Fanotify(fanotify) => fanotify.look_now(onlooker),
-            Self::Ebpf { feed, lost } => {
-                let mut drained = Drained::default();
-                while let Ok(sighting) = feed.sightings.try_recv() {
-                    drained.seen.push(complete(sighting, onlooker));
-                }
-                drained.overflow = has_lost(feed, lost);
-                Ok(drained)
-            }
+            Self::Ebpf { feed, losses, names } => Ok(drain(None, feed, losses, names, onlooker)),
         }
     }
 }
 
-/// Whether a change was not told since the last time.
-fn has_lost(feed: &Feed, known: &mut u64) -> bool {
-    let now = feed.lost.load(Ordering::Relaxed);
-    std::mem::replace(known, now) != now
+/// `first`, and all that waits behind it.
+fn drain(
+    first: Option<Sighting>,
+    feed: &mut Feed,
+    losses: &mut u64,
+    names: &mut Names,
+    onlooker: &dyn Onlooker,
+) -> Drained {
+    // Before the channel is empty nothing is known of what was lost: it is of a change after those that wait.
+    let waiting = std::iter::from_fn(|| feed.sightings.try_recv().ok());
+    let seen = first.into_iter().chain(waiting).map(|sighting| names.complete(sighting, onlooker)).collect();
+    let now = feed.losses.load(Ordering::Relaxed);
+    Drained { seen, overflow: std::mem::replace(losses, now) != now }
 }
 
-/// What the agent knows better than the kernel: names of users and pods.
-fn complete(sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
-    let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
-    actor.user = actor.uid.and_then(user);
-    actor.cgroup = cgroup_id.and_then(cgroup::path_of).map(|path| bounded(&path));
-    actor.resident = actor.cgroup.as_deref().and_then(|path| onlooker.resident(path));
-    Seen { directory, name, attributes_only, actor: Arc::new(actor) }
+/// The last user and the last cgroup, for writers that write much.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    user: Option<(u32, Option<String>, Instant)>,
+    cgroup: Option<(u64, Option<String>)>,
+}
+
+/// A user's name may be another one after so long.
+const USER_LASTS: Duration = Duration::from_secs(1);
+
+impl Names {
+    /// What the agent knows better than the kernel: names of users and pods.
+    fn complete(&mut self, sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
+        let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
+        actor.user = actor.uid.and_then(|uid| self.user(uid));
+        actor.cgroup = cgroup_id.and_then(|id| self.cgroup(id));
+        actor.resident = actor.cgroup.as_deref().and_then(|path| onlooker.resident(path));
+        Seen { directory, name, attributes_only, actor: Arc::new(actor) }
+    }
+
+    fn user(&mut self, uid: u32) -> Option<String> {
+        match &self.user {
+            Some((known, name, at)) if *known == uid && at.elapsed() < USER_LASTS => name.clone(),
+            _ => self.user.insert((uid, user(uid), Instant::now())).1.clone(),
+        }
+    }
+
+    /// A number is given to one cgroup only; one that is gone has the path it had.
+    fn cgroup(&mut self, id: u64) -> Option<String> {
+        match &self.cgroup {
+            Some((known, path)) if *known == id && path.is_some() => path.clone(),
+            _ => self.cgroup.insert((id, cgroup::path_of(id).map(|path| bounded(&path)))).1.clone(),
+        }
+    }
 }

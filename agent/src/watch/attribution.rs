@@ -56,6 +56,9 @@ impl DirectoryWatch {
                 self.told.entry(name.clone()).or_insert(((id, name), actor));
             }
         }
+        if let Some(at) = self.drained.take() {
+            self.witness.caught_up(at);
+        }
     }
 
     /// Shows the witness what to look at.

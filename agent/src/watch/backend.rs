@@ -83,8 +83,10 @@ pub struct Feed {
     pub directories: watch::Sender<BTreeSet<DirectoryId>>,
     /// What was done in them. It ends when the programs do.
     pub sightings: mpsc::Receiver<Sighting>,
-    /// How much of it was not told, for want of room.
-    pub lost: Arc<AtomicU64>,
+    /// How often something of it was lost: what was told before may be of an earlier change than the last one.
+    pub losses: Arc<AtomicU64>,
+    /// Odd while what waits in the kernel is told, even when nothing waits there.
+    pub progress: Arc<AtomicU64>,
 }
 
 /// How the manifests are to be watched.

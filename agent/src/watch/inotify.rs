@@ -96,12 +96,13 @@ impl Queue {
         self.paths.get(&wd).map(PathBuf::as_path)
     }
 
-    /// Waits for events and takes all there are, up to a bound. Cancel safe: nothing is taken before the wait is over.
-    pub(super) async fn drain(&self) -> io::Result<Vec<Change>> {
+    /// Waits for events and takes all there are, up to a bound; and whether these were all. Cancel safe: nothing is taken
+    /// before the wait is over.
+    pub(super) async fn drain(&self) -> io::Result<(Vec<Change>, bool)> {
         loop {
             let mut ready = self.fd.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); BUFFER];
-            let mut changes = Vec::new();
+            let (mut changes, mut all) = (Vec::new(), false);
             let mut reader = Reader::new(self.fd.get_ref(), &mut buffer);
             // What the buffer holds was taken from the kernel, and is lost if it is not looked at.
             while changes.len() < MOST || !reader.is_buffer_empty() {
@@ -113,6 +114,7 @@ impl Queue {
                     }),
                     Err(Errno::AGAIN) => {
                         ready.clear_ready();
+                        all = true;
                         break;
                     }
                     Err(Errno::INTR) => {}
@@ -120,7 +122,7 @@ impl Queue {
                 }
             }
             if !changes.is_empty() {
-                return Ok(changes);
+                return Ok((changes, all));
             }
         }
     }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use limpet_bpf::{FileChange, InodeId, Loaded, Operation, Purpose};
+use limpet_bpf::{Event, Events, FileChange, InodeId, Loaded, Operation, Purpose};
 use tokio::sync::{mpsc, watch};
 
 use super::actor::Actor;
@@ -22,9 +22,13 @@ pub struct FeedEnd {
     directories: watch::Receiver<BTreeSet<DirectoryId>>,
     sightings: mpsc::Sender<Sighting>,
     watched: BTreeSet<DirectoryId>,
-    lost: Arc<AtomicU64>,
+    losses: Arc<AtomicU64>,
+    progress: Arc<AtomicU64>,
     /// Changes for which the channel had no room.
     unsent: u64,
+    /// Changes that were lost, as far as the watch was told.
+    missing: u64,
+    in_doubt: bool,
 }
 
 /// A feed of what `loaded` tells.
@@ -40,10 +44,18 @@ pub fn feed(loaded: &Loaded) -> Result<(Feed, FeedEnd), String> {
     }
     let (directories, wanted) = watch::channel(BTreeSet::new());
     let (tell, sightings) = mpsc::channel(ROOM);
-    let lost = Arc::new(AtomicU64::new(loaded.lost()));
-    let end =
-        FeedEnd { directories: wanted, sightings: tell, watched: BTreeSet::new(), lost: Arc::clone(&lost), unsent: 0 };
-    Ok((Feed { directories, sightings, lost }, end))
+    let (losses, progress) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let end = FeedEnd {
+        directories: wanted,
+        sightings: tell,
+        watched: BTreeSet::new(),
+        losses: Arc::clone(&losses),
+        progress: Arc::clone(&progress),
+        unsent: 0,
+        missing: loaded.lost(),
+        in_doubt: false,
+    };
+    Ok((Feed { directories, sightings, losses, progress }, end))
 }
 
 impl FeedEnd {
@@ -68,11 +80,40 @@ impl FeedEnd {
         self.watched = wanted;
     }
 
-    /// Tells of a change; `unread`: how many found no room in the kernel so far.
-    pub fn tell(&mut self, change: FileChange, unread: u64) {
+    /// Tells `event` and what waits behind it, where nothing but changes is asked of the programs.
+    pub async fn tell_all(&mut self, event: Event, events: &mut Events, loaded: &Loaded) {
+        self.account(loaded.lost(), false);
+        let mut waiting = Some(event);
+        while let Some(event) = waiting {
+            if let Event::Write(change) = event {
+                self.tell(change).await;
+            }
+            waiting = events.now();
+        }
+        self.account(loaded.lost(), true);
+    }
+
+    /// Tells of a change.
+    pub async fn tell(&mut self, change: FileChange) {
+        if self.sightings.capacity() == 0 {
+            // The watch is given its turn: until then what is not read waits in the kernel.
+            tokio::task::yield_now().await;
+        }
         // Nobody may listen, or too slowly: then the actor is not known.
         self.unsent += u64::from(self.sightings.try_send(sighting(change)).is_err());
-        self.lost.store(unread + self.unsent, Ordering::Relaxed);
+    }
+
+    /// Before a batch of changes is told, and after it. `unread`: how many found no room in the kernel so far; `drained`:
+    /// none waits there. Where one was lost all that was told until none waits is in doubt: it may be of an earlier change.
+    pub fn account(&mut self, unread: u64, drained: bool) {
+        let missing = unread + self.unsent;
+        let doubtful = self.in_doubt || missing != self.missing;
+        (self.missing, self.in_doubt) = (missing, doubtful && !drained);
+        if doubtful {
+            self.losses.fetch_add(1, Ordering::Relaxed);
+        }
+        let is_telling = self.progress.load(Ordering::Relaxed) % 2 == 1;
+        self.progress.fetch_add(u64::from(is_telling == drained), Ordering::Relaxed);
     }
 }
 
@@ -101,6 +142,30 @@ fn sighting(change: FileChange) -> Sighting {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_told_between_a_loss_and_the_last_record_before_it_is_in_doubt() {
+        let (_directories, wanted) = watch::channel(BTreeSet::new());
+        let (tell, _sightings) = mpsc::channel(1);
+        let (losses, progress) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let (watched, mut told) = (BTreeSet::new(), Vec::new());
+        let mut end = FeedEnd {
+            directories: wanted,
+            sightings: tell,
+            watched,
+            losses: Arc::clone(&losses),
+            progress: Arc::clone(&progress),
+            unsent: 0,
+            missing: 7,
+            in_doubt: false,
+        };
+        // A quiet batch; one before which two were lost, which does not end with the first turn; a quiet one again.
+        for (unread, drained) in [(7, false), (7, true), (9, false), (9, false), (9, false), (9, true), (9, false)] {
+            end.account(unread, drained);
+            told.push((losses.load(Ordering::Relaxed), progress.load(Ordering::Relaxed)));
+        }
+        assert_eq!(told, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 3), (4, 4), (4, 5)]);
+    }
 
     #[test]
     fn what_a_program_tells_is_a_sighting() {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::DirectoryId;
 use super::actor::Actor;
@@ -25,7 +25,12 @@ use crate::config::ManifestWatch;
 
 /// How long a change that is handled waits for the witness's word. Both hear of it within microseconds.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// A word that was used once may stand for one more change of the name until then: both were heard at once.
+/// How long it waits for a first word: a program may have been interrupted before it told.
+const INTERRUPTED: Duration = Duration::from_millis(50);
+/// How long it waits at most while the witness still tells of earlier ones.
+const BACKLOG: Duration = Duration::from_secs(2);
+/// A word that was used may stand for a further change of the name for so long: the witness may have heard of both before
+/// the first was handled.
 const LINGERS: Duration = Duration::from_secs(1);
 /// After so many changes of which the witness says nothing, it is asked whether it still has its marks.
 const SUSPICIOUS: u32 = 3;
@@ -44,6 +49,14 @@ struct Word {
     /// It was asked for already.
     used: bool,
     at: Instant,
+}
+
+impl Word {
+    /// Whether what is handled now may be what it is about. Changes that were made before it was heard may still wait to be
+    /// handled, as long as the watch has not caught up.
+    fn may_stand(&self, caught_up: Instant) -> bool {
+        !self.used || self.at > caught_up || self.at.elapsed() < LINGERS
+    }
 }
 
 /// What came of looking.
@@ -65,6 +78,8 @@ pub(super) struct Witness {
     /// The directories to look at, the watched one first.
     directories: Vec<(PathBuf, DirectoryId)>,
     words: HashMap<Place, Word>,
+    /// All that was done before has been handled.
+    caught_up: Instant,
     silent: u32,
     /// Why nobody is at work, as it was told.
     told: String,
@@ -79,6 +94,7 @@ impl Witness {
             at_work: AtWork::Nobody,
             directories: Vec::new(),
             words: HashMap::new(),
+            caught_up: Instant::now(),
             silent: 0,
             told: String::new(),
         };
@@ -269,14 +285,31 @@ impl Witness {
     /// Sees to it that there is a word on each of `places`, as far as there will be one. Cancel safe.
     pub(super) async fn settle(&mut self, places: &[&Place]) -> Outlook {
         let mut outlook = self.look_now();
-        let deadline = Instant::now() + PATIENCE;
-        while matches!(outlook, Outlook::Seen) && places.iter().any(|place| self.is_awaited(place)) {
-            tokio::select! {
-                () = sleep_until(deadline) => return self.suspect(places),
-                seen = self.look() => outlook = seen,
+        let (began, progress) = (Instant::now(), self.at_work.progress());
+        while outlook == Outlook::Seen && places.iter().any(|place| self.is_awaited(place)) {
+            let silent = tokio::select! {
+                biased;
+                seen = self.look() => {
+                    outlook = seen;
+                    false
+                }
+                () = sleep(PATIENCE) => true,
+            };
+            if outlook == Outlook::Seen && self.has_told(places, progress, silent, began.elapsed()) {
+                outlook = self.look_now();
+                return if outlook == Outlook::Seen { self.suspect(places) } else { outlook };
             }
         }
         outlook
+    }
+
+    /// Whether there will be no further word. `began`: the progress when the wait began; `silent`: nothing was just heard.
+    fn has_told(&self, places: &[&Place], began: u64, silent: bool, waited: Duration) -> bool {
+        let now = self.at_work.progress();
+        // All that was to be told then has been told; or nothing is being told now.
+        let all = now >= began + 2 - began % 2 || (silent && now.is_multiple_of(2));
+        let unheard = places.iter().any(|place| self.word(place).is_none());
+        waited > BACKLOG || (all && (!unheard || waited > INTERRUPTED))
     }
 
     /// Whether a word on the place may still come.
@@ -312,7 +345,7 @@ impl Witness {
     }
 
     fn word(&self, place: &Place) -> Option<&Word> {
-        self.words.get(place).filter(|word| !word.used || word.at.elapsed() < LINGERS)
+        self.words.get(place).filter(|word| word.may_stand(self.caught_up))
     }
 
     /// Who did what is handled now.
@@ -339,10 +372,15 @@ impl Witness {
         self.words.get(place).is_some_and(|word| !word.used && word.actor != *actor)
     }
 
+    /// Everything done until then has been handled.
+    pub(super) fn caught_up(&mut self, until: Instant) {
+        self.caught_up = until;
+    }
+
     /// Forgets what has been handled and can stand for nothing more.
     pub(super) fn tidy(&mut self) {
-        let now = Instant::now();
-        self.words.retain(|_, word| !word.used || now.duration_since(word.at) < LINGERS);
+        let caught_up = self.caught_up;
+        self.words.retain(|_, word| word.may_stand(caught_up));
         if self.words.is_empty() {
             self.words = HashMap::new();
         }

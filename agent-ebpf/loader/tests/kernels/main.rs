@@ -27,13 +27,14 @@ struct Case {
     run: fn(&Kernel) -> Outcome,
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     Case { name: "programs are attached or say why", alone: false, run: programs_are_attached },
     Case { name: "an exit and its signal are told", alone: false, run: lifecycle::exits_are_told },
     Case { name: "ends of others wake nobody", alone: false, run: lifecycle::others_are_silent },
     Case { name: "an OOM victim is named", alone: true, run: lifecycle::victims_are_named },
     Case { name: "a writer that exits at once is known", alone: true, run: watch::short_lived_writers },
     Case { name: "each change is told as what it is", alone: true, run: watch::each_change },
+    Case { name: "manifests are watched by each backend", alone: true, run: watch::backends },
     Case { name: "the guard refuses pods every change", alone: true, run: guard::every_change_is_refused },
     Case { name: "each hook of the guard is needed", alone: true, run: guard::each_hook_is_needed },
     Case { name: "the guard's modes", alone: true, run: guard::modes },

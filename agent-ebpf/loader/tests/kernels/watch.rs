@@ -1,6 +1,7 @@
 //! Who changes files.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use limpet_bpf::{Event, Events, InodeId, Kernel, Loaded, Operation, Purpose, Request};
 
@@ -100,4 +101,16 @@ pub(crate) fn each_change(kernel: &Kernel) -> Outcome {
         }
         Ok(None)
     })?
+}
+
+/// The agent's own tests of its watch: inotify, fanotify and programs, and what becomes of it when one is taken away.
+pub(crate) fn backends(_: &Kernel) -> Outcome {
+    let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status().map_err(said)?;
+    if !installed.success() {
+        return Err(format!("busybox: {installed}"));
+    }
+    let mut tests = Command::new("/bin/agent-tests");
+    tests.args(["watch::", "--test-threads=1", "--nocapture"]).env("PATH", "/bin").env("TMPDIR", "/tmp");
+    let ended = tests.status().map_err(said)?;
+    if ended.success() { Ok(None) } else { Err(format!("the watch's tests: {ended}")) }
 }

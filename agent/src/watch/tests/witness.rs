@@ -170,7 +170,7 @@ pub(super) fn load(place: &Place, stop: &Arc<std::sync::atomic::AtomicBool>) -> 
     })
 }
 
-/// What the directory holds, read as the watch says; gives the names that were read.
+/// What the directory holds, read as the watch says, who writes meanwhile being heard; gives the names that were read.
 pub(super) async fn follow(
     watch: &mut DirectoryWatch,
     place: &Place,
@@ -184,11 +184,16 @@ pub(super) async fn follow(
             entries.map(|entry| entry.file_name()).collect()
         }
     };
-    for name in &names {
-        if let Ok(text) = fs::read_to_string(place.directory.join(name)) {
-            known.insert(name.clone(), text);
+    let read = |(path, name): (PathBuf, OsString)| Some((name, fs::read_to_string(path).ok()?));
+    let files: Vec<_> = names.iter().map(|name| (place.directory.join(name), name.clone())).collect();
+    let mut reading = tokio::task::spawn_blocking(move || files.into_iter().filter_map(read).collect::<Vec<_>>());
+    let read = loop {
+        tokio::select! {
+            read = &mut reading => break read.unwrap(),
+            () = watch.listen() => {}
         }
-    }
+    };
+    known.extend(read);
     names
 }
 
@@ -233,11 +238,10 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     let mut watch = DirectoryWatch::with_witness(&place.directory, settings, Some(offered)).unwrap();
     let (directories, mut shown) = tokio::sync::watch::channel(BTreeSet::new());
     let (tell, sightings) = mpsc::channel(64);
-    let lost = Arc::new(AtomicU64::new(3));
-    offer.send(Feed { directories, sightings, lost: Arc::clone(&lost) }).await.unwrap();
-    let mut known = BTreeMap::new();
+    let losses = Arc::new(AtomicU64::new(3));
+    offer.send(Feed { directories, sightings, losses: Arc::clone(&losses), progress: Arc::default() }).await.unwrap();
     while watch.backend() != Backend::Ebpf {
-        follow(&mut watch, &place, &mut known).await;
+        next(&mut watch).await;
     }
     let id = DirectoryId::of(&place.directory).unwrap();
     assert_eq!(*shown.borrow_and_update(), BTreeSet::from([id]));
@@ -252,13 +256,13 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
 
     // One change was told and a further one was not: whose the last one is, nobody knows.
     tell.send(sighting).await.unwrap();
-    lost.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    losses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     fs::write(place.directory.join("a.yaml"), "y").unwrap();
     while next(&mut watch).await != WatchEvent::Rescan(RescanReason::Witness) {}
     assert!(watch.actors().is_empty());
 
     let stop = Arc::default();
-    let writer = load(&place, &stop);
+    let (writer, mut known) = (load(&place, &stop), BTreeMap::new());
     follow(&mut watch, &place, &mut known).await;
     drop(tell);
     while watch.backend() == Backend::Ebpf {
