@@ -365,12 +365,13 @@ impl DirectoryWatch {
             }
         }
         let id = self.link_ids.get(&change.wd).copied().or(self.main.filter(|_| is_main).map(|(_, id)| id));
-        let place = id.map(|id| (id, name.clone()));
-        if let Some(dependents) = followed.and_then(|followed| followed.get(name)) {
-            self.hinted.extend(dependents.iter().map(|dependent| (dependent.clone(), place.clone())));
-        }
-        if is_main && !change.flags.contains(ReadFlags::ISDIR) {
-            self.hinted.insert(name.clone(), place);
+        // Nobody is asked what nobody can tell.
+        let asked = change.flags != ReadFlags::ATTRIB || self.witness.tells_attributes();
+        let place = id.filter(|_| asked).map(|id| (id, name.clone()));
+        let dependents = followed.and_then(|followed| followed.get(name)).into_iter().flatten();
+        for name in dependents.chain((is_main && !change.flags.contains(ReadFlags::ISDIR)).then_some(name)) {
+            let known = self.hinted.entry(name.clone()).or_default();
+            *known = place.clone().or(known.take());
         }
     }
 }

@@ -86,6 +86,11 @@ pub(super) struct Witness {
 }
 
 impl Witness {
+    /// Whether it is told of changes of mode, owner and times alone: the programs look at names and contents.
+    pub(super) fn tells_attributes(&self) -> bool {
+        !matches!(self.at_work, AtWork::Ebpf { .. })
+    }
+
     /// The best there is of what is wanted.
     pub(super) fn new(settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
         let mut witness = Self {

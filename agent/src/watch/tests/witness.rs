@@ -1,5 +1,6 @@
 //! fanotify beside inotify: who did it, and what becomes of the watch when the witness is taken away.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -253,6 +254,14 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     fs::write(place.directory.join("a.yaml"), "x").unwrap();
     let actor = who(&mut watch, "a.yaml").await.unwrap();
     assert_eq!((actor.pid, actor.user.as_deref()), (Some(7), Some("root")));
+
+    // Of modes programs tell nothing, and that is no silence.
+    for mode in 0..20 {
+        fs::set_permissions(place.directory.join("a.yaml"), fs::Permissions::from_mode(0o600 | mode)).unwrap();
+        assert_eq!(next(&mut watch).await, hint(&["a.yaml"]));
+        assert!(watch.actors().is_empty());
+    }
+    assert_eq!(watch.backend(), Backend::Ebpf);
 
     // One change was told and a further one was not: whose the last one is, nobody knows.
     tell.send(sighting).await.unwrap();
