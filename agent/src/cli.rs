@@ -41,6 +41,8 @@ use client::SocketClient;
 use error::CliError;
 use screen::Screen;
 
+use crate::node::name_service;
+
 /// Where the agent listens unless its configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/limpet/limpet.sock";
 
@@ -102,6 +104,7 @@ enum Command {
 /// The whole command line: parses the process's arguments, does what they say, returns the exit code.
 pub fn main() -> ExitCode {
     CompleteEnv::with_factory(Cli::command).complete();
+    name_service::use_built_in();
     let cli = Cli::parse();
     let screen = Screen::new(cli.no_color, cli.quiet);
     let client = SocketClient::new(&cli.socket);

@@ -25,6 +25,30 @@ pub async fn end_shims(digits: String) {
     let _ = tokio::task::spawn_blocking(move || end_all(&digits, |process| is_shim(process, &digits))).await;
 }
 
+/// The same, unless a process of a container with such an id runs, other than the one of `starting`.
+pub async fn end_idle_shims(digits: String, starting: String) {
+    let end = move || {
+        if !any_runs_beside(&digits, &starting) {
+            end_all(&digits, |process| is_shim(process, &digits));
+        }
+    };
+    // As above.
+    let _ = tokio::task::spawn_blocking(end).await;
+}
+
+/// Whether any process is in the cgroup of a container whose id ends with `digits` and is not `starting`.
+fn any_runs_beside(digits: &str, starting: &str) -> bool {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut cgroups = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("cgroup")).ok());
+    cgroups.any(|cgroups| names_another(&cgroups, digits, starting))
+}
+
+/// In a process's list of cgroups: `…/<id>`, or `…/limpet-<id>.scope`.
+fn names_another(cgroups: &str, digits: &str, starting: &str) -> bool {
+    let own = |part: &str| part.len() == starting.len() && part.ends_with(digits);
+    cgroups.split(['/', '\n', '-', '.']).any(|part| own(part) && part != starting)
+}
+
 fn is_shim(process: &Path, digits: &str) -> bool {
     let arguments: Vec<_> = words(process, "cmdline").collect();
     let named = arguments.first().is_some_and(|program| {
@@ -73,6 +97,21 @@ mod tests {
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
         other.wait().unwrap();
+    }
+
+    #[test]
+    fn a_neighbour_is_known_by_its_cgroup() {
+        let (digits, starting) = ("b".repeat(32), format!("{}{}", "a".repeat(32), "b".repeat(32)));
+        let neighbour = format!("{}{digits}", "c".repeat(32));
+        for (cgroups, runs) in [
+            (format!("0::/kubepods/pod1/{neighbour}\n"), true),
+            (format!("5:cpu:/\n1:name=systemd:/kubepods.slice/limpet-{neighbour}.scope/below\n"), true),
+            (format!("0::/kubepods/pod1/{starting}\n"), false),
+            (format!("0::/kubepods/pod2/{}{}\n", "c".repeat(32), "d".repeat(32)), false),
+            ("0::/system.slice/containerd.service\n".to_owned(), false),
+        ] {
+            assert_eq!(names_another(&cgroups, &digits, &starting), runs, "{cgroups}");
+        }
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use limpet_tests::{agent, contender, measure};
 
-use crate::{bench_emulated, cargo, kubernetes, setup};
+use crate::{bench_emulated, cargo, dist, kubernetes, setup};
 
 /// What to measure. The machine has to be quiet: every figure is of this machine, at this time.
 #[derive(Debug, clap::Args)]
@@ -20,6 +20,9 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
+    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build.
+    #[arg(long)]
+    dist: bool,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
@@ -68,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let kubelet = arguments.kubelet.clone().map(|path| path.map_or_else(kubernetes::kubelet, Ok)).transpose()?;
     let choice = setup::for_major(arguments.containerd)?;
-    let program = agent::build(&["--release"])?;
+    let program = if arguments.dist { dist::build()? } else { agent::build(&["--release"])? };
     for name in names {
         let mut command = cargo::command(&["bench", "--package", "limpet-tests", "--bench", name]);
         command.env(agent::PROGRAM_VARIABLE, &program).envs(choice.iter().cloned());

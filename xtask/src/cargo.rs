@@ -1,5 +1,6 @@
 //! cargo, as the tasks call it: the one that runs this task, in the workspace, its output seen.
 
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -31,8 +32,6 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 pub(crate) struct Executable {
     /// The target's name in its `Cargo.toml`.
     pub(crate) name: String,
-    /// `test`, `bench`, `bin`.
-    pub(crate) kind: String,
     /// Where it is.
     pub(crate) path: String,
 }
@@ -49,7 +48,13 @@ pub(crate) fn executables(command: &mut Command) -> Result<Vec<Executable>> {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let (target, path) = (&message["target"], text(&message["executable"])?);
-        Some(Executable { name: text(&target["name"])?, kind: text(&target["kind"][0])?, path })
+        Some(Executable { name: text(&target["name"])?, path })
     });
     Ok(programs.collect())
+}
+
+/// Runs a build of one target, and says where its executable is.
+pub(crate) fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
+    let found = executables(command)?.into_iter().find(|target| target.name == name);
+    Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path.into())
 }

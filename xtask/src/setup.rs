@@ -85,6 +85,12 @@ pub(crate) fn default() -> Result<()> {
     run(&Arguments { containerd: None })
 }
 
+/// What building limpet needs beside Rust.
+pub(crate) fn for_building() -> Result<()> {
+    let install: &[&str] = if tools::on_path("protoc").is_none() { &["protobuf-compiler"] } else { &[] };
+    fetch_all(install, &[], false)
+}
+
 /// What an apiserver needs beside itself: its store, and the program that asks it.
 pub(crate) fn for_apiserver() -> Result<()> {
     let install: &[&str] = if tools::on_path("curl").is_none() { &["curl"] } else { &[] };

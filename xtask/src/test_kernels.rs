@@ -136,17 +136,12 @@ fn static_test() -> Result<PathBuf> {
     command.args(["--release", "--target", HOST, "--config", &flags]);
     // It would be taken instead of the flags above.
     command.env_remove("RUSTFLAGS");
-    executable(&mut command, "kernels")
+    cargo::executable(&mut command, "kernels")
 }
 
 /// The agent's unit tests, as every test run builds them.
 fn agent_tests() -> Result<PathBuf> {
-    executable(&mut cargo::command(&["test", "-p", "limpet", "--lib", "--no-run"]), "limpet")
-}
-
-fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
-    let found = cargo::executables(command)?.into_iter().find(|target| target.name == name);
-    Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path.into())
+    cargo::executable(&mut cargo::command(&["test", "-p", "limpet", "--lib", "--no-run"]), "limpet")
 }
 
 /// What runs in the machine.

@@ -7,6 +7,7 @@
 //! file away before they write it. Nothing unreadable, missing or broken ever stops a pod. What is accepted or refused
 //! carries who did it, where the watch knows.
 
+mod at_hand;
 mod look;
 mod names;
 mod watching;
@@ -178,6 +179,9 @@ impl FileSource {
             self.actors.clear();
             return;
         }
+        if self.look_at_hand(&names) {
+            return self.publish(publish);
+        }
         let named = names.clone();
         let look = self.blocking(move |place, known| place.look_at(names, known)).await;
         self.drop_uncertain();
@@ -235,11 +239,15 @@ impl FileSource {
     fn take(&mut self, look: Look) {
         self.known = look.known;
         for (name, finding) in look.findings {
-            match finding {
-                Finding::Read(manifest) => self.accept(name, manifest),
-                Finding::Absent => self.vanish(name),
-                Finding::BeingWritten => self.confirm_in(look::WRITER_PAUSES),
-            }
+            self.find(name, finding);
+        }
+    }
+
+    fn find(&mut self, name: Arc<str>, finding: Finding) {
+        match finding {
+            Finding::Read(manifest) => self.accept(name, manifest),
+            Finding::Absent => self.vanish(name),
+            Finding::BeingWritten => self.confirm_in(look::WRITER_PAUSES),
         }
     }
 

@@ -40,7 +40,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    fn of(metadata: &Metadata) -> Self {
+    pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -58,7 +58,7 @@ impl Stamp {
     }
 
     /// Whether a change after this moment would leave another stamp.
-    fn is_settled(&self, now: SystemTime) -> bool {
+    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
         now.duration_since(moment(self.changed)).is_ok_and(|age| age > STAMP_GRAIN)
     }
 }
@@ -72,7 +72,7 @@ fn moment((seconds, nanos): (i64, i64)) -> SystemTime {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Known {
     /// `None`: to be read again whatever its stamp.
-    stamp: Option<Stamp>,
+    pub(super) stamp: Option<Stamp>,
     /// It is a symlink: what it leads through is watched.
     pub(super) link: bool,
 }
@@ -282,16 +282,21 @@ impl Place {
             }
             Ok(_) => match self.read(&name) {
                 Ok((text, stamp)) => {
-                    let manifest = match is_blank(&text) {
-                        true => Manifest::broken(blank(&name)),
-                        false => (self.decoder.read)(&text, &name, SourceKind::File, &self.node_name),
-                    };
+                    let manifest = self.decode(&name, &text);
                     look.known.insert(Arc::clone(&name), Known { stamp, link });
                     look.findings.push((name, Finding::Read(manifest)));
                 }
                 Err(error) => self.refuse(name, link, &error, look),
             },
             Err(error) => self.refuse(name, link, &error, look),
+        }
+    }
+
+    /// The pods of a file's bytes.
+    pub(super) fn decode(&self, name: &Arc<str>, text: &[u8]) -> Manifest {
+        match is_blank(text) {
+            true => Manifest::broken(blank(name)),
+            false => (self.decoder.read)(text, name, SourceKind::File, &self.node_name),
         }
     }
 

@@ -34,6 +34,10 @@ fn restore(canonical: &[u8], origin: &str, source: SourceKind, node: &str) -> Re
     Ok(Restored::Pod(Box::new(pod_of(std::str::from_utf8(canonical).unwrap(), origin, source, node))))
 }
 
+pub(super) fn decoder() -> Decoder {
+    Decoder { read, restore }
+}
+
 fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord {
     let name = text.split(' ').next().unwrap();
     let mut hash = [0; 16];
@@ -88,8 +92,7 @@ impl Bench {
     fn start_at(&mut self, path: &Path) {
         let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
-        let decoder = Decoder { read, restore };
-        let source = FileSource::with_pace(path, "edge1", Arc::clone(&self.store), decoder, self.pace)
+        let source = FileSource::with_pace(path, "edge1", Arc::clone(&self.store), decoder(), self.pace)
             .watched(self.settings.clone(), None);
         self.pulse = source.pulse();
         let publish = move |snapshot| drop(sender.send(snapshot));

@@ -227,13 +227,12 @@ impl Performer {
                 self.containers.delete_task(&start.id).await.map_err(run_error)?;
                 self.containers.create_task(&start.id, rootfs, log_uri, terminal).await.map_err(run_error)
             }
-            // A shim that was broken off in the middle of a start may answer nobody any more. With nothing of the pod below
-            // it, it is ended: the next start is to have another one.
-            Err(error @ RuntimeError::Deadline { .. })
-                if !start.pod.containers.iter().any(ContainerSlot::is_running) =>
-            {
-                tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its shim is ended");
-                leftover::end_shims(ContainerId::pod_digits(&start.pod.record.uid)).await;
+            // A shim that was broken off in the middle of a start may answer nobody any more. With nothing else of the pod
+            // below it (its containers start side by side), it is ended: the next start is to have another one.
+            Err(error @ RuntimeError::Deadline { .. }) => {
+                tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "a shim without other work is ended");
+                let digits = ContainerId::pod_digits(&start.pod.record.uid);
+                leftover::end_idle_shims(digits, start.id.as_str().to_owned()).await;
                 Err(run_error(error))
             }
             other => other.map_err(run_error),

@@ -1,0 +1,48 @@
+//! `cargo xtask dist`: the executable for nodes. Static, so that it runs on any Linux of this machine's architecture.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::process;
+
+use crate::{cargo, setup};
+
+/// The first glibc that a static executable can resolve names with: files and DNS are part of it.
+const GLIBC_LEAST: (u32, u32) = (2, 34);
+
+/// Builds it, and returns where it is.
+pub(crate) fn build() -> Result<PathBuf> {
+    let (major, minor) = glibc()?;
+    let least = GLIBC_LEAST;
+    ensure!(
+        (major, minor) >= least,
+        "glibc {major}.{minor} is too old to link a static executable that resolves names; build on a system with {}.{}",
+        least.0,
+        least.1
+    );
+    setup::for_building()?;
+    let target = host()?;
+    // Not relocated: every container's logger is a process of it, and relocation dirties a MiB in each.
+    let flags = ["-C", "target-feature=+crt-static", "-C", "relocation-model=static"];
+    let flags = format!("target.{target}.rustflags={flags:?}");
+    let mut command = cargo::command(&["build", "--profile", "dist", "--package", "limpet", "--bin", "limpet"]);
+    // RUSTFLAGS would be taken instead of those flags.
+    command.args(["--target", &target, "--config", &flags]).env_remove("RUSTFLAGS");
+    cargo::executable(&mut command, "limpet")
+}
+
+/// The target this machine's compiler builds for by itself; named, it keeps the flags from build scripts.
+fn host() -> Result<String> {
+    let said = process::checked(Command::new("rustc").arg("-vV"))?;
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc -vV names no host")?.to_owned())
+}
+
+/// The version of the libc that is linked.
+fn glibc() -> Result<(u32, u32)> {
+    let said = process::checked(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
+    let version = said.trim().strip_prefix("glibc ").and_then(|version| version.split_once('.'));
+    let (major, minor) = version.with_context(|| format!("getconf GNU_LIBC_VERSION says {said}"))?;
+    Ok((major.parse()?, minor.parse()?))
+}
