@@ -58,6 +58,14 @@ pub(super) enum Opened {
     Ingest(Box<Ingest>),
 }
 
+/// What became of a blob that was written to its end.
+pub(super) enum Completed {
+    /// It is there, and the lease holds it.
+    Stored,
+    /// Somebody else has put it there meanwhile, and may let go of it: the lease does not hold it.
+    Appeared,
+}
+
 impl Store {
     /// The store behind `client`.
     pub(super) fn new(client: Client, snapshotter: &str) -> Self {
@@ -159,12 +167,30 @@ impl Store {
 
     /// Stores a document that is in memory.
     pub(super) async fn put(&self, digest: &str, bytes: &[u8], lease: &str, labels: Labels) -> Result<(), CallError> {
-        match self.open(Blob { digest, size: bytes.len() as u64 }, lease).await? {
+        let blob = Blob { digest, size: bytes.len() as u64 };
+        match self.open(blob, lease).await? {
             Opened::Present => self.label(digest, labels).await,
             Opened::Ingest(mut ingest) => {
                 ingest.restart();
                 ingest.write(bytes).await?;
-                ingest.commit(labels).await
+                match ingest.commit(labels).await? {
+                    Completed::Stored => Ok(()),
+                    Completed::Appeared => self.hold(blob, lease).await,
+                }
+            }
+        }
+    }
+
+    /// Puts a blob that was here a moment ago under the lease.
+    ///
+    /// # Errors
+    /// `Aborted`: it is gone, because the last one to hold it has let go. Another try writes it anew.
+    pub(super) async fn hold(&self, blob: Blob<'_>, lease: &str) -> Result<(), CallError> {
+        match self.open(blob, lease).await? {
+            Opened::Present => Ok(()),
+            Opened::Ingest(_) => {
+                let gone = Status::aborted("it was removed by containerd while it was about to be used");
+                Err(CallError::new("Content.Write", blob.digest, &gone))
             }
         }
     }
@@ -312,18 +338,19 @@ impl Ingest {
     }
 
     /// Completes a blob that was opened without its digest.
-    pub(super) async fn commit_as(mut self: Box<Self>, digest: &str) -> Result<(), CallError> {
+    pub(super) async fn commit_as(mut self: Box<Self>, digest: &str) -> Result<Completed, CallError> {
         self.flush().await?;
         digest.clone_into(&mut self.digest);
         self.commit(Labels::new()).await
     }
 
-    /// Completes the blob: containerd checks its size and digest. One that appeared meanwhile is as good.
-    pub(super) async fn commit(mut self: Box<Self>, labels: Labels) -> Result<(), CallError> {
+    /// Completes the blob: containerd checks its size and digest.
+    pub(super) async fn commit(mut self: Box<Self>, labels: Labels) -> Result<Completed, CallError> {
         self.flush().await?;
         match self.send(WriteAction::Commit, Bytes::new(), labels).await {
-            Err(error) if error.code != Code::AlreadyExists => Err(error),
-            _ => Ok(()),
+            Ok(_) => Ok(Completed::Stored),
+            Err(error) if error.code == Code::AlreadyExists => Ok(Completed::Appeared),
+            Err(error) => Err(error),
         }
     }
 

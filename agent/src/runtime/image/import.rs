@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::LocalImage;
 use super::archive::{self, Contents, Found, Piece, Stored, Target};
-use super::content::{Blob, Labels, Opened, Store};
+use super::content::{Blob, Completed, Labels, Opened, Store};
 use super::document;
 use super::error::{CallError, ImageError};
 use super::local::lease_id;
@@ -106,14 +106,13 @@ async fn store_blob(
                 }
             }
             Some(Piece::End(found)) => {
-                match ingest {
+                let completed = match ingest {
                     Some(ingest) if digest.is_some() => ingest.commit(Labels::new()).await?,
-                    Some(ingest) => {
-                        ingest.commit_as(&found).await?;
-                        // One that was here before is not under the lease yet.
-                        drop(store.open(Blob { digest: &found, size }, lease).await?);
-                    }
-                    None => {}
+                    Some(ingest) => ingest.commit_as(&found).await?,
+                    None => Completed::Stored,
+                };
+                if let Completed::Appeared = completed {
+                    store.hold(Blob { digest: &found, size }, lease).await?;
                 }
                 let layer_type = layer_type.unwrap_or(archive::layer_type(&[]));
                 return Ok(Some(Stored { digest: found, size, layer_type }));

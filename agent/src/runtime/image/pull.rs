@@ -10,7 +10,7 @@ use futures_util::TryStreamExt as _;
 use futures_util::stream;
 use oci_spec::image::{Descriptor, ImageManifest};
 
-use super::content::{Blob, Ingest, Labels, Opened, Store};
+use super::content::{Blob, Completed, Ingest, Labels, Opened, Store};
 use super::document::{self, Document};
 use super::error::ImageError;
 use super::local::{MAX_DEPTH, lease_id};
@@ -157,7 +157,9 @@ impl Pull<'_> {
             }
             self.fill(&mut ingest, layer, &mut meter).await?;
             match ingest.commit(self.source_labels()).await {
-                Ok(()) => return Ok(()),
+                Ok(Completed::Stored) => return Ok(()),
+                // Opened again, so that the lease holds it.
+                Ok(Completed::Appeared) => {}
                 Err(error) if error.is_corrupt() => {
                     self.store.abort(&digest).await.map_err(call)?;
                     // What an earlier attempt left may have suffered in a power cut: once more, from the beginning.
