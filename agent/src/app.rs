@@ -384,7 +384,7 @@ fn supervise(
     shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling.clone(), stop.clone()));
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
-    let network = shared.network.subscribe();
+    let (network, images) = (shared.network.subscribe(), hands.images.imported());
     let supervisor = Supervisor::new(Arc::clone(hands), kinds, shared.network.status().is_ready(), stop.clone());
-    shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, heartbeat }));
+    shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, images, heartbeat }));
 }

@@ -11,6 +11,20 @@ use crate::{cargo, setup};
 /// The first glibc that a static executable can resolve names with: files and DNS are part of it.
 const GLIBC_LEAST: (u32, u32) = (2, 34);
 
+const FLAGS: [&str; 8] = [
+    "-C",
+    "target-feature=+crt-static",
+    // Every container's logger is a process of it, and relocation would dirty a MiB in each.
+    "-C",
+    "relocation-model=static",
+    // Nothing unwinds: a panic says where it was, and aborts.
+    "-C",
+    "force-unwind-tables=no",
+    // Functions that are the same are there once; nobody compares their addresses.
+    "-C",
+    "link-arg=-Wl,--icf=all",
+];
+
 /// Builds it, and returns where it is.
 pub(crate) fn build() -> Result<PathBuf> {
     let (major, minor) = glibc()?;
@@ -23,9 +37,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     );
     setup::for_building()?;
     let target = host()?;
-    // Not relocated: every container's logger is a process of it, and relocation dirties a MiB in each.
-    let flags = ["-C", "target-feature=+crt-static", "-C", "relocation-model=static"];
-    let flags = format!("target.{target}.rustflags={flags:?}");
+    let flags = format!("target.{target}.rustflags={FLAGS:?}");
     let mut command = cargo::command(&["build", "--profile", "dist", "--package", "limpet", "--bin", "limpet"]);
     // RUSTFLAGS would be taken instead of those flags.
     command.args(["--target", &target, "--config", &flags]).env_remove("RUSTFLAGS");

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use crate::app;
 use crate::config::{self, Config, RunFlags};
+use crate::lifecycle::memory;
 use crate::node::{self, NameNotice, NodeLock, StartError};
 use crate::runtime::spec::NodeFacts;
 
@@ -26,6 +27,7 @@ pub struct Prepared {
 
 /// Runs the agent until it is asked to stop; returns the exit code.
 pub fn run(flags: &RunFlags) -> ExitCode {
+    memory::keep_little();
     if let Err(error) = forbid_core_dumps() {
         return refuse(&error, 1);
     }

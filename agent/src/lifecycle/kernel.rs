@@ -10,6 +10,7 @@ use std::time::Duration;
 use limpet_bpf::{Event, Events, LoadError, Loaded, Purpose, Request};
 use tokio::sync::mpsc::error::SendError;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::{LifecycleEvent, kernel_types, memory};
@@ -19,6 +20,8 @@ use crate::watch::programs::{self, FeedEnd};
 
 /// The first containers have been started when no further one has come for so long.
 const STARTS_ARE_OVER: Duration = Duration::from_secs(3);
+/// And at the latest after so long: one that fails again and again does not put it off for ever.
+const STARTS_AT_MOST: Duration = Duration::from_secs(60);
 /// Events that are heard in one go, before anything else has its turn.
 const BATCH: usize = 1_024;
 /// SIGKILL, by which the OOM killer ends, too.
@@ -74,11 +77,12 @@ impl Followed {
         self.processes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resolves once processes are followed and no further one has come for `a_while`.
-    async fn settled(&self, a_while: Duration) {
+    /// Resolves once processes are followed and no further one has come for `a_while`, or `at_most` after the first.
+    async fn settled(&self, a_while: Duration, at_most: Duration) {
         loop {
             self.changed.notified().await;
-            while tokio::time::timeout(a_while, self.changed.notified()).await.is_ok() {}
+            let latest = Instant::now() + at_most;
+            while timeout_at(latest.min(Instant::now() + a_while), self.changed.notified()).await.is_ok() {}
             if !self.lock().is_empty() {
                 return;
             }
@@ -96,7 +100,7 @@ pub async fn run(
 ) {
     tokio::select! {
         () = stop.cancelled() => return,
-        () = followed.settled(STARTS_ARE_OVER) => {}
+        () = followed.settled(STARTS_ARE_OVER, STARTS_AT_MOST) => {}
     }
     // Reading the kernel's types takes some hundredths of a second.
     let request = Request { lifecycle: true, watch: feeds.is_some(), ..Request::default() };
@@ -285,10 +289,25 @@ mod tests {
     #[tokio::test]
     async fn programs_are_loaded_when_the_first_starts_are_over() {
         let followed = Followed::default();
-        let mut settled = std::pin::pin!(followed.settled(Duration::from_millis(1)));
+        let mut settled = std::pin::pin!(followed.settled(Duration::from_millis(1), STARTS_AT_MOST));
         assert!(futures_util::poll!(settled.as_mut()).is_pending());
         followed.add(7, ContainerId::new("c"));
         assert!(futures_util::poll!(settled.as_mut()).is_pending());
         settled.await;
+    }
+
+    #[tokio::test]
+    async fn one_that_starts_again_and_again_does_not_put_the_programs_off_for_ever() {
+        let followed = Followed::default();
+        let starts = async {
+            loop {
+                followed.add(7, ContainerId::new("c"));
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = followed.settled(STARTS_AT_MOST, Duration::from_millis(20)) => {}
+            () = starts => {}
+        }
     }
 }

@@ -113,6 +113,8 @@ struct Inner {
     /// Complaints about auth files that were logged already.
     complained: Mutex<Vec<String>>,
     ready: watch::Sender<bool>,
+    /// Normalised names of the images that have come by archives.
+    imported: watch::Sender<Arc<HashSet<String>>>,
 }
 
 impl Images {
@@ -128,6 +130,7 @@ impl Images {
             unfinished: Mutex::default(),
             complained: Mutex::default(),
             ready: watch::Sender::new(false),
+            imported: watch::Sender::default(),
         };
         Self { inner: Arc::new(inner) }
     }

@@ -1,7 +1,7 @@
 //! A pod worker's inbox: the newest wish, and what became of its containers. Nothing queues up: a newer wish
 //! replaces an older one, and there is at most one end per container.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -41,6 +41,8 @@ pub struct Mail {
     pub signals: BTreeMap<ContainerId, Sender>,
     /// The objects the wished version refers to, as they are now.
     pub objects: Option<Arc<PodObjects>>,
+    /// Images that have come by archives, by their normalised names, since the agent runs.
+    pub images: Option<Arc<HashSet<String>>>,
     /// What an action has been waiting for, for long.
     pub hanging: Option<String>,
     /// containerd's whole view of the pod's containers, read anew.

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 //! A pod and its objects: what waits for them, what an edit brings, what is tried again at once.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -76,6 +77,35 @@ fn an_edit_writes_the_volumes_anew_and_nothing_else() {
     assert!(matches!(plan(&pod, READY, now.mono), Step::Wait(Some(_))), "tried again after a pause");
     pod.take_objects(objects(&pod, "3"));
     assert_eq!(planned(&pod, now), [Action::UpdateVolumes], "and at once when something came");
+}
+
+#[test]
+fn an_image_that_came_by_an_archive_is_looked_for_at_once() {
+    let mut pod = pod();
+    let now = Now::read();
+    pod.take_objects(objects(&pod, "1"));
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    outcome::begin(&mut pod, &Action::EnsureImage(0));
+    let fingerprint = pod.containers[0].fingerprint.clone();
+    let failed = || {
+        let (fingerprint, result) = (fingerprint.clone(), Err(failure("ErrImagePull")));
+        Outcome::ImageEnsured { index: 0, attempt: 0, fingerprint, result }
+    };
+    outcome::apply(&mut pod, failed(), now);
+    assert_eq!(planned(&pod, now), [], "it waits");
+    pod.take_images(&HashSet::from(["docker.io/library/other:1".to_owned()]));
+    assert_eq!(planned(&pod, now), [], "another image is of no use");
+    let images = HashSet::from(["docker.io/library/app:1".to_owned()]);
+    pod.take_images(&images);
+    assert_eq!(planned(&pod, now), [Action::EnsureImage(0)]);
+
+    outcome::begin(&mut pod, &Action::EnsureImage(0));
+    pod.take_images(&images);
+    outcome::apply(&mut pod, failed(), now);
+    assert_eq!(planned(&pod, now), [Action::EnsureImage(0)], "it came while it was pulled");
+    outcome::begin(&mut pod, &Action::EnsureImage(0));
+    outcome::apply(&mut pod, failed(), now);
+    assert_eq!(planned(&pod, now), [], "once");
 }
 
 #[test]

@@ -138,7 +138,11 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         }
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
         Action::ReleaseSandbox | Action::TearDown => pod.sandbox = SandboxState::Releasing,
-        Action::EnsureImage(index) => pod.containers[*index].image = ImageState::Pulling,
+        Action::EnsureImage(index) => {
+            let slot = &mut pod.containers[*index];
+            slot.image = ImageState::Pulling;
+            slot.image_came = false;
+        }
         Action::Start(index) => {
             let slot = &mut pod.containers[*index];
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
@@ -243,6 +247,7 @@ fn image_ensured(
             slot.pull_trouble = None;
             ImageState::Ready { image, attempt }
         }
+        Err(_) if slot.image_came => ImageState::Unknown,
         Err(failure) => {
             let trouble = failure.trouble(slot.pull_trouble.as_ref(), now);
             slot.pull_trouble = Some(trouble.clone());

@@ -256,6 +256,9 @@ impl PodWorker {
         if mail.objects.is_some() {
             self.objects = mail.objects;
         }
+        if let (Some(pod), Some(images)) = (&mut self.current, mail.images) {
+            pod.take_images(&images);
+        }
         match mail.wish {
             Some(Wish::Run(record)) => {
                 self.unwanted = false;

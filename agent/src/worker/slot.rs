@@ -157,6 +157,8 @@ pub struct ContainerSlot {
     pub stale: Vec<Instance>,
     /// Its image.
     pub image: ImageState,
+    /// It came by an archive while it was being pulled: a pull that fails has missed it.
+    pub image_came: bool,
     /// The last trouble with its image; a later one waits longer.
     pub pull_trouble: Option<Trouble>,
     /// Why it cannot be started, signalled or cleared now.
@@ -184,6 +186,7 @@ impl ContainerSlot {
             previous: None,
             stale: Vec::new(),
             image: ImageState::Unknown,
+            image_came: false,
             pull_trouble: None,
             trouble: None,
             busy: None,

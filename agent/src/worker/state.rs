@@ -2,6 +2,7 @@
 //!
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::network::PodAddresses;
 use crate::object::{PodObjects, references};
 use crate::pod::authored::{Authored, AuthoredContainer};
 use crate::pod::{Fingerprint, PodDiff, PodRecord};
+use crate::runtime::image::normalize;
 use crate::runtime::sandbox::Sandbox;
 
 /// kubelet's reason when a volume cannot be put in place.
@@ -217,6 +219,27 @@ impl PodState {
             if pulls_with_secrets && matches!(slot.image, ImageState::Failed(_)) {
                 slot.image = ImageState::Unknown;
                 slot.pull_trouble = None;
+            }
+        }
+    }
+
+    /// Takes in that images have come by archives: a pull of one of them that failed, or that fails, is not waited after.
+    pub fn take_images(&mut self, names: &HashSet<String>) {
+        let spec = self.record.spec();
+        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        for container in containers {
+            let name = container.image.as_deref().and_then(|image| normalize(image).ok());
+            if !name.is_some_and(|name| names.contains(&name)) {
+                continue;
+            }
+            let Some(slot) = self.containers.iter_mut().find(|slot| slot.name == container.name) else { continue };
+            match slot.image {
+                ImageState::Failed(_) => {
+                    slot.image = ImageState::Unknown;
+                    slot.pull_trouble = None;
+                }
+                ImageState::Pulling => slot.image_came = true,
+                ImageState::Unknown | ImageState::Ready { .. } => {}
             }
         }
     }

@@ -40,6 +40,8 @@ pub struct Intake {
     pub lifecycle: mpsc::Receiver<LifecycleEvent>,
     /// From the CNI configuration directory.
     pub network: watch::Receiver<NetworkStatus>,
+    /// From the directory of image archives: the images that have come by them.
+    pub images: watch::Receiver<Arc<HashSet<String>>>,
     /// From those who want to know whether this loop is alive.
     pub heartbeat: Heartbeat,
 }
@@ -100,6 +102,10 @@ impl Supervisor {
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
                     self.surroundings.send_modify(|around| around.network_ready = ready);
+                }
+                Ok(()) = intake.images.changed() => {
+                    let images = Arc::clone(&intake.images.borrow_and_update());
+                    self.workers.values().for_each(|inbox| inbox.put(|mail| mail.images = Some(Arc::clone(&images))));
                 }
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
                 () = intake.heartbeat.beat() => {}

@@ -3,12 +3,14 @@
 //! Which archive was imported stands on the images' records in containerd, so a start with unchanged archives reads none
 //! of them. Events of the directory are hints; each leads to one listing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::content::Labels;
@@ -62,6 +64,11 @@ impl Images {
         let mut ready = self.inner.ready.subscribe();
         // Fails only when the sender is gone, and `self` holds it.
         let _ = ready.wait_for(|ready| *ready).await;
+    }
+
+    /// The normalised names of all images that have come by archives since the agent runs, and every change of them.
+    pub fn imported(&self) -> watch::Receiver<Arc<HashSet<String>>> {
+        self.inner.imported.subscribe()
     }
 
     /// Imports the archives (`*.tar`, `*.tar.gz`, `*.tgz`, `*.tar.zst`) of the configured directory, which is made if it
@@ -191,7 +198,9 @@ impl Images {
             ])
         };
         let images = import::import(&self.inner.store, path, labels).await?;
-        Ok(images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect())
+        let names: Vec<_> = images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect();
+        self.inner.imported.send_modify(|known| Arc::make_mut(known).extend(names.iter().cloned()));
+        Ok(names)
     }
 }
 
