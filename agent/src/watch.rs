@@ -136,6 +136,8 @@ pub struct DirectoryWatch {
     told: HashMap<OsString, (Place, Arc<Actor>)>,
     /// When nothing was left in the queue, if the last events were all there were.
     drained: Option<Instant>,
+    /// The path changed faster than it could be followed: it is followed again before anything is awaited.
+    astray: bool,
     /// Something on the path could not be watched: the watch is of no use any more.
     failed: Option<io::Error>,
 }
@@ -176,6 +178,7 @@ impl DirectoryWatch {
             witness: Witness::new(settings, feeds),
             told: HashMap::new(),
             drained: None,
+            astray: false,
             failed: None,
         };
         watch.arm()?;
@@ -193,6 +196,11 @@ impl DirectoryWatch {
         loop {
             if let Some(error) = self.take_failure() {
                 return Err(error);
+            }
+            if self.astray {
+                // Whoever swaps directories without end has the same processor.
+                tokio::task::yield_now().await;
+                self.recheck();
             }
             if self.pending.is_some() || !self.hinted.is_empty() {
                 self.attribute().await;
@@ -264,14 +272,18 @@ impl DirectoryWatch {
     /// Puts watches on the path's way and its end as they are now; watches that stay lose no event.
     fn arm(&mut self) -> io::Result<()> {
         let mut armed = Ok(());
+        self.astray = true;
         for _ in 0..SETTLE_ROUNDS {
             let trail = trail::of(&self.directory);
             armed = self.arm_trail(&trail);
-            let settled = DirectoryId::of(&self.directory).ok() == self.main.map(|(_, id)| id);
-            if settled {
+            // A directory that went between the look and the watch is watched for by nobody, until it is looked for again.
+            let as_seen = trail.end.is_some() == self.main.is_some() || armed.is_err();
+            self.astray = !as_seen || DirectoryId::of(&self.directory).ok() != self.main.map(|(_, id)| id);
+            if !self.astray {
                 break;
             }
         }
+        self.astray &= armed.is_ok();
         self.call_witness();
         armed
     }
@@ -346,6 +358,10 @@ impl DirectoryWatch {
             let overflow = self.pending;
             self.recheck();
             self.pending = self.pending.or(overflow);
+            if self.main.is_some() {
+                // It may be the directory that it was before: what was read meanwhile may have been another one's.
+                self.pending.get_or_insert(RescanReason::Replaced);
+            }
         }
     }
 

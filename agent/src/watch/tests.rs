@@ -126,6 +126,22 @@ async fn a_directory_that_goes_and_comes_is_watched_again() {
 }
 
 #[tokio::test]
+async fn a_directory_that_was_another_one_for_a_moment_is_read_again() {
+    let place = Place::new();
+    let (other, aside) = (place.parent.join("other"), place.parent.join("aside"));
+    fs::create_dir(&other).unwrap();
+    let mut watch = place.watch().await;
+    fs::rename(&place.directory, &aside).unwrap();
+    fs::rename(&other, &place.directory).unwrap();
+    // Whoever reads now reads what is in the other one.
+    fs::rename(&place.directory, &other).unwrap();
+    fs::rename(&aside, &place.directory).unwrap();
+    assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Replaced));
+    fs::write(place.directory.join("a.yaml"), "x").unwrap();
+    assert_eq!(next(&mut watch).await, hint(&["a.yaml"]));
+}
+
+#[tokio::test]
 async fn a_directory_whose_ancestors_are_missing_is_found_when_they_appear() {
     let place = Place::new();
     let deep = place.parent.join("one/two/three");
