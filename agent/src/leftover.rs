@@ -5,6 +5,8 @@ use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::lifecycle::kernel::container_in;
+
 /// Kills every process in whose environment the variable `name` is `value`.
 pub async fn end(name: &'static str, value: &str) {
     let value = value.to_owned();
@@ -43,10 +45,8 @@ fn any_runs_beside(digits: &str, starting: &str) -> bool {
     cgroups.any(|cgroups| names_another(&cgroups, digits, starting))
 }
 
-/// In a process's list of cgroups: `…/<id>`, or `…/limpet-<id>.scope`.
 fn names_another(cgroups: &str, digits: &str, starting: &str) -> bool {
-    let own = |part: &str| part.len() == starting.len() && part.ends_with(digits);
-    cgroups.split(['/', '\n', '-', '.']).any(|part| own(part) && part != starting)
+    container_in(cgroups).is_some_and(|id| id.pod_part() == digits && id.as_str() != starting)
 }
 
 fn is_shim(process: &Path, digits: &str) -> bool {

@@ -136,7 +136,7 @@ pub struct DirectoryWatch {
     told: HashMap<OsString, (Place, Arc<Actor>)>,
     /// When nothing was left in the queue, if the last events were all there were.
     drained: Option<Instant>,
-    /// The path changed faster than it could be followed: it is followed again before anything is awaited.
+    /// The directory went while it was being watched, again and again: it is looked for once more before anything is awaited.
     astray: bool,
     /// Something on the path could not be watched: the watch is of no use any more.
     failed: Option<io::Error>,
@@ -194,13 +194,13 @@ impl DirectoryWatch {
     /// more.
     pub async fn next(&mut self) -> io::Result<WatchEvent> {
         loop {
-            if let Some(error) = self.take_failure() {
-                return Err(error);
-            }
             if self.astray {
                 // Whoever swaps directories without end has the same processor.
                 tokio::task::yield_now().await;
                 self.recheck();
+            }
+            if let Some(error) = self.take_failure() {
+                return Err(error);
             }
             if self.pending.is_some() || !self.hinted.is_empty() {
                 self.attribute().await;
@@ -272,18 +272,16 @@ impl DirectoryWatch {
     /// Puts watches on the path's way and its end as they are now; watches that stay lose no event.
     fn arm(&mut self) -> io::Result<()> {
         let mut armed = Ok(());
-        self.astray = true;
         for _ in 0..SETTLE_ROUNDS {
             let trail = trail::of(&self.directory);
             armed = self.arm_trail(&trail);
             // A directory that went between the look and the watch is watched for by nobody, until it is looked for again.
-            let as_seen = trail.end.is_some() == self.main.is_some() || armed.is_err();
-            self.astray = !as_seen || DirectoryId::of(&self.directory).ok() != self.main.map(|(_, id)| id);
-            if !self.astray {
+            self.astray = armed.is_ok() && trail.end.is_some() != self.main.is_some();
+            // One that is watched tells when it leaves.
+            if !self.astray && DirectoryId::of(&self.directory).ok() == self.main.map(|(_, id)| id) {
                 break;
             }
         }
-        self.astray &= armed.is_ok();
         self.call_witness();
         armed
     }

@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
-    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build.
+    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, adopt.
     #[arg(long)]
     dist: bool,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.

@@ -263,7 +263,7 @@ fn container_of(pid: u32) -> Option<ContainerId> {
 }
 
 /// The container's id in a process's list of cgroups: the 64 digits of `…/<id>` or `…/limpet-<id>.scope`.
-fn container_in(cgroups: &str) -> Option<ContainerId> {
+pub(crate) fn container_in(cgroups: &str) -> Option<ContainerId> {
     let parts = cgroups.split(['/', '\n', '-', '.']);
     let is_id = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
     parts.filter(is_id).map(ContainerId::new).next()
