@@ -383,6 +383,7 @@ fn supervise(
     shared.tasks.spawn(merge::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling.clone(), stop.clone()));
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
+    shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&hands.followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.network.subscribe(), hands.images.imported());
     let supervisor = Supervisor::new(Arc::clone(hands), kinds, shared.network.status().is_ready(), stop.clone());

@@ -5,6 +5,7 @@
 //! after every (re)connection the supervisor is told to read the whole state once, and nothing falls between: the
 //! subscription is proven to stand before the state is read.
 
+pub mod followed;
 pub mod kernel;
 pub mod kernel_types;
 pub mod memory;

@@ -22,6 +22,7 @@ mod unsupported;
 mod validate;
 mod yaml;
 
+pub(crate) use decode::from_value;
 pub use diff::{Part, PodDiff};
 pub use edit::{Edit, edits};
 pub use fault::{Fault, Reason, Severity};

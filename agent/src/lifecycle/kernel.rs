@@ -4,24 +4,19 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use limpet_bpf::{Event, Events, LoadError, Loaded, Purpose, Request};
+use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendError;
-use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::followed::{Changes, Followed};
 use super::{LifecycleEvent, kernel_types, memory};
 use crate::runtime::record::ContainerId;
 use crate::watch::Feed;
 use crate::watch::programs::{self, FeedEnd};
 
-/// The first containers have been started when no further one has come for so long.
-const STARTS_ARE_OVER: Duration = Duration::from_secs(3);
-/// And at the latest after so long: one that fails again and again does not put it off for ever.
-const STARTS_AT_MOST: Duration = Duration::from_secs(60);
 /// Events that are heard in one go, before anything else has its turn.
 const BATCH: usize = 1_024;
 /// SIGKILL, by which the OOM killer ends, too.
@@ -53,43 +48,6 @@ pub struct Sender {
     pub uid: u32,
 }
 
-/// The first processes of containers, by number: those of whose ends the kernel is to tell more.
-#[derive(Debug, Default)]
-pub struct Followed {
-    processes: Mutex<HashMap<u32, ContainerId>>,
-    changed: Notify,
-}
-
-impl Followed {
-    /// Follows a container's first process.
-    pub fn add(&self, pid: u32, id: ContainerId) {
-        self.lock().insert(pid, id);
-        self.changed.notify_one();
-    }
-
-    /// Does not any more.
-    pub fn remove(&self, pid: u32) {
-        self.lock().remove(&pid);
-        self.changed.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, ContainerId>> {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Resolves once processes are followed and no further one has come for `a_while`, or `at_most` after the first.
-    async fn settled(&self, a_while: Duration, at_most: Duration) {
-        loop {
-            self.changed.notified().await;
-            let latest = Instant::now() + at_most;
-            while timeout_at(latest.min(Instant::now() + a_while), self.changed.notified()).await.is_ok() {}
-            if !self.lock().is_empty() {
-                return;
-            }
-        }
-    }
-}
-
 /// Tells what the kernel tells of `followed`, until `stop`. Ends at once where its programs do not work. To whom it shall
 /// be told who changes manifests, `feeds`, a feed is offered.
 pub async fn run(
@@ -98,9 +56,10 @@ pub async fn run(
     feeds: Option<mpsc::Sender<Feed>>,
     stop: CancellationToken,
 ) {
+    let mut changes = followed.changes();
     tokio::select! {
         () = stop.cancelled() => return,
-        () = followed.settled(STARTS_ARE_OVER, STARTS_AT_MOST) => {}
+        () = first_containers(&followed, &mut changes) => {}
     }
     // Reading the kernel's types takes some hundredths of a second.
     let request = Request { lifecycle: true, watch: feeds.is_some(), ..Request::default() };
@@ -130,10 +89,18 @@ pub async fn run(
         }
     }
     let writes = feeds.and_then(|feeds| offer(&loaded, &feeds));
-    let following = Following { loaded, followed, known: HashMap::new(), events, writes };
+    let following = Following { loaded, followed, changes, known: HashMap::new(), events, writes };
     tokio::select! {
         () = stop.cancelled() => {}
         () = following.run(told) => {}
+    }
+}
+
+/// Resolves once containers run and the burst of their starts is over.
+async fn first_containers(followed: &Followed, changes: &mut Changes) {
+    changes.settled().await;
+    while followed.is_empty() {
+        changes.settled().await;
     }
 }
 
@@ -166,6 +133,7 @@ async fn other_directories(writes: Option<&mut FeedEnd>) {
 struct Following {
     loaded: Loaded,
     followed: Arc<Followed>,
+    changes: Changes,
     /// What the programs follow.
     known: HashMap<u32, ContainerId>,
     events: mpsc::Sender<LifecycleEvent>,
@@ -179,7 +147,7 @@ impl Following {
         loop {
             self.align();
             tokio::select! {
-                () = self.followed.changed.notified() => {}
+                () = self.changes.next() => {}
                 () = other_directories(self.writes.as_mut()) => {}
                 event = told.next() => match event {
                     Ok(event) => if self.hear(event, &mut told).await.is_err() {
@@ -225,7 +193,7 @@ impl Following {
 
     /// Has the programs follow what is to be followed, and nothing else.
     fn align(&mut self) {
-        let wanted = self.followed.lock().clone();
+        let wanted = self.followed.processes();
         for pid in self.known.keys().filter(|pid| !wanted.contains_key(pid)) {
             self.loaded.forget_process(*pid);
         }
@@ -284,30 +252,5 @@ mod tests {
             assert_eq!(container_in(&text), Some(ContainerId::new(id.as_str())), "{text}");
         }
         assert_eq!(container_in("0::/system.slice/ssh.service\n"), None);
-    }
-
-    #[tokio::test]
-    async fn programs_are_loaded_when_the_first_starts_are_over() {
-        let followed = Followed::default();
-        let mut settled = std::pin::pin!(followed.settled(Duration::from_millis(1), STARTS_AT_MOST));
-        assert!(futures_util::poll!(settled.as_mut()).is_pending());
-        followed.add(7, ContainerId::new("c"));
-        assert!(futures_util::poll!(settled.as_mut()).is_pending());
-        settled.await;
-    }
-
-    #[tokio::test]
-    async fn one_that_starts_again_and_again_does_not_put_the_programs_off_for_ever() {
-        let followed = Followed::default();
-        let starts = async {
-            loop {
-                followed.add(7, ContainerId::new("c"));
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::select! {
-            () = followed.settled(STARTS_AT_MOST, Duration::from_millis(20)) => {}
-            () = starts => {}
-        }
     }
 }

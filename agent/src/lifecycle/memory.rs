@@ -1,4 +1,11 @@
-//! Memory that was needed once, such as for loading BPF programs, is given back to the kernel: glibc keeps it otherwise.
+//! Memory that was needed once, such as for loading BPF programs or starting many pods, is given back to the kernel: glibc
+//! keeps it otherwise.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::followed::Followed;
 
 #[cfg(target_env = "gnu")]
 use nix::libc;
@@ -30,6 +37,16 @@ pub fn keep_little() {
 pub fn give_back() {
     // SAFETY: it takes the allocator's own locks, frees nothing that is in use, and may be called by any thread.
     unsafe { libc::malloc_trim(0) };
+}
+
+/// Gives back what a burst of starts or ends of containers has left, whenever one is over, until `stop`.
+pub async fn give_back_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
+    let mut changes = followed.changes();
+    while stop.run_until_cancelled(changes.settled()).await.is_some() {
+        if let Err(error) = tokio::task::spawn_blocking(give_back).await {
+            tracing::error!(%error, "memory is not given back");
+        }
+    }
 }
 
 /// Other libraries have limits of their own.

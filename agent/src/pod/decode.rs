@@ -6,6 +6,9 @@ use serde_json::Value;
 use super::yaml::join;
 use super::{Fault, fields};
 
+/// What is of the wrong type, and where.
+type TypeError = serde_path_to_error::Error<serde_json::Error>;
+
 /// Wrong types reported of one document; an author mends them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
 
@@ -16,12 +19,7 @@ pub(super) fn decode(value: &Value) -> (Option<Pod>, Vec<Fault>) {
     let mut wrong = Vec::new();
     loop {
         let mut unknown = Vec::new();
-        let read: Result<Pod, _> = {
-            let mut note = |path: serde_ignored::Path<'_>| unknown.push(text_of(&path));
-            let ignored = serde_ignored::Deserializer::new(&value, &mut note);
-            serde_path_to_error::deserialize(ignored)
-        };
-        match read {
+        match read(&value, &mut unknown) {
             Ok(pod) => {
                 wrong.extend(unknown.into_iter().map(unknown_field));
                 return (Some(pod), wrong);
@@ -38,6 +36,20 @@ pub(super) fn decode(value: &Value) -> (Option<Pod>, Vec<Fault>) {
             }
         }
     }
+}
+
+/// Reads a Pod that limpet has written: fields it does not know are newer than it.
+///
+/// # Errors
+/// What is wrong, and where.
+pub(crate) fn from_value(value: &Value) -> Result<Pod, String> {
+    read(value, &mut Vec::new()).map_err(|error| error.to_string())
+}
+
+/// The one place that reads the types of the Pod API: each kind of deserializer makes a copy of all that code.
+fn read(value: &Value, unknown: &mut Vec<String>) -> Result<Pod, TypeError> {
+    let mut note = |path: serde_ignored::Path<'_>| unknown.push(text_of(&path));
+    serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut note))
 }
 
 /// kubelet takes a number where a quantity is wanted: `cpu: 1`.

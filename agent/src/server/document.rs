@@ -7,8 +7,11 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use crate::pod;
 use crate::source::ManifestChange;
 
 /// The namespace of a pod that names none.
@@ -16,7 +19,7 @@ pub const DEFAULT_NAMESPACE: &str = "default";
 
 /// A pod with what the Pod API has no field for. `P` is how the pod is held: owned, or borrowed to be written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", bound(deserialize = "P: From<Pod>"))]
 pub struct PodEntry<P = Pod> {
     /// `file`, `push`, `http` or `api`.
     pub source: String,
@@ -30,11 +33,19 @@ pub struct PodEntry<P = Pod> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The pod with its live status.
+    #[serde(deserialize_with = "pod")]
     pub pod: P,
+}
+
+/// Reads a Pod by the code that reads manifests: of what reads a Pod there should be one copy in the executable.
+fn pod<'de, D: Deserializer<'de>, P: From<Pod>>(deserializer: D) -> Result<P, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    pod::from_value(&value).map(P::from).map_err(D::Error::custom)
 }
 
 /// `/limpet/v1/pods`: every pod, and the sources they come from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(bound(deserialize = "P: From<Pod>"))]
 pub struct PodsDocument<P = Pod> {
     /// The pods, by namespace and name.
     pub pods: Vec<PodEntry<P>>,
@@ -44,7 +55,7 @@ pub struct PodsDocument<P = Pod> {
 
 /// One line of `/limpet/v1/pods?watch=1`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(tag = "type", content = "entry", rename_all = "UPPERCASE")]
+#[serde(tag = "type", content = "entry", rename_all = "UPPERCASE", bound(deserialize = "P: From<Pod>"))]
 pub enum PodChange<P = Pod> {
     /// The pod is new to the watcher.
     Added(Box<PodEntry<P>>),
@@ -147,6 +158,7 @@ pub struct ContainerDocument {
 
 /// `/limpet/v1/pods/{namespace}/{name}/describe`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(bound(deserialize = "P: From<Pod>"))]
 pub struct DescribeDocument<P = Pod> {
     /// The pod.
     pub entry: PodEntry<P>,

@@ -23,7 +23,7 @@ use super::outcome::{Failure, Outcome};
 use super::plan::{Action, KillCause};
 use super::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
 use crate::config::Config;
-use crate::lifecycle::kernel::Followed;
+use crate::lifecycle::followed::Followed;
 use crate::network::Network;
 use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::runtime::cgroup::Cgroups;
