@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
 use super::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
-use crate::pod::{Fault, Severity, is_dns_label, is_dns_subdomain};
+use crate::pod::{Fault, Severity, is_dns_label, is_dns_subdomain, strict};
 
 /// All values of one object together, as Kubernetes bounds them.
 const MAX_DATA: usize = 1 << 20;
@@ -121,17 +121,13 @@ fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>)
 /// either.
 fn metadata(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> ObjectMeta {
     let Some(value) = document.get("metadata").filter(|value| !value.is_null()) else { return ObjectMeta::default() };
-    let mut unknown = Vec::new();
-    let read = {
-        let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
-        serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut note))
-    };
-    faults.extend(unknown.into_iter().map(|path| Fault::error(format!("metadata.{path}"), "no such field")));
-    read.unwrap_or_else(|error| {
-        let path = match error.path().to_string() {
-            root if root == "." => "metadata".to_owned(),
-            path => format!("metadata.{path}"),
-        };
+    let (read, unknown) = strict::read(value);
+    faults.extend(unknown.into_iter().map(|unknown| {
+        let suggestion = unknown.suggestion().unwrap_or_default();
+        Fault::error(format!("metadata.{}", unknown.path), "no such field").with_remedy(suggestion)
+    }));
+    read.unwrap_or_else(|misfit| {
+        let path = if misfit.path.is_empty() { "metadata".to_owned() } else { format!("metadata.{}", misfit.path) };
         faults.push(Fault::error(path, "is of the wrong type"));
         ObjectMeta::default()
     })

@@ -1,7 +1,8 @@
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::*;
-use crate::pod::{Severity, fields};
+use crate::pod::{Severity, strict};
 
 fn refused(spec: Value) -> Vec<String> {
     let faults = check(&json!({"spec": spec}), SourceKind::File);
@@ -137,10 +138,12 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.volumeMounts",
         "spec.C.workingDir",
     ];
-    let fields_of = |place: &str| fields::fields_at(&fields::steps(place));
-    let fields = fields_of("spec").iter().map(|field| format!("spec.{field}"));
-    let fields = fields.chain(fields_of("spec.containers[0]").iter().map(|field| format!("spec.C.{field}")));
-    let volumes = fields_of("spec.volumes[0]").iter().map(|field| format!("spec.volumes[].{field}"));
+    let fields_of = |pod: Value| strict::read::<Pod>(&pod).1[0].fields;
+    let fields = fields_of(json!({"spec": {"?": 0}})).iter().map(|field| format!("spec.{field}"));
+    let container = fields_of(json!({"spec": {"containers": [{"?": 0}]}}));
+    let fields = fields.chain(container.iter().map(|field| format!("spec.C.{field}")));
+    let volumes = fields_of(json!({"spec": {"volumes": [{"?": 0}]}}));
+    let volumes = volumes.iter().map(|field| format!("spec.volumes[].{field}"));
     let fields: Vec<String> = fields.chain(volumes).collect();
     assert!(fields.len() > 90, "{fields:?}");
     let covers = |pattern: &str, field: &str| {

@@ -34,7 +34,10 @@ impl Address {
     /// # Errors
     /// What is wrong with it, in words that do not repeat it.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|error| format!("is no URL: {error}"))?;
+        let url = Url::parse(text).map_err(|error| match text.is_ascii() {
+            true => format!("is no URL: {error}"),
+            false => format!("is no URL: {error}; a host's name is written in ASCII, as xn--… where it is another"),
+        })?;
         match url.scheme() {
             "http" | "https" if url.has_host() => Ok(Self(url)),
             "http" | "https" => Err("names no host".to_owned()),
@@ -104,10 +107,20 @@ mod tests {
     }
 
     #[test]
+    fn a_hosts_name_beyond_ascii_is_taken_in_its_ascii_form() {
+        let address = Address::parse("https://flotte.xn--kse-qla.example/käse").unwrap();
+        assert_eq!(address.url().as_str(), "https://flotte.xn--kse-qla.example/k%C3%A4se");
+    }
+
+    #[test]
     fn only_http_urls_are_taken() {
-        for (text, word) in
-            [("fleet.example/pods", "no URL"), ("ftp://x/y", "ftp"), ("file:///etc/x", "file"), ("", "no URL")]
-        {
+        for (text, word) in [
+            ("fleet.example/pods", "no URL"),
+            ("ftp://x/y", "ftp"),
+            ("file:///etc/x", "file"),
+            ("", "no URL"),
+            ("https://flotte.käse.example/pods", "xn--"),
+        ] {
             let error = Address::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
