@@ -38,7 +38,16 @@ pub(crate) struct Executable {
 
 /// Runs a build, and says what it has made or found up to date.
 pub(crate) fn executables(command: &mut Command) -> Result<Vec<Executable>> {
-    let output = command.arg("--message-format=json").stderr(Stdio::inherit()).output();
+    executables_linked(command, &[])
+}
+
+/// The same, by `cargo rustc`, with flags for the last step alone.
+fn executables_linked(command: &mut Command, flags: &[&str]) -> Result<Vec<Executable>> {
+    command.arg("--message-format=json");
+    if !flags.is_empty() {
+        command.arg("--").args(flags);
+    }
+    let output = command.stderr(Stdio::inherit()).output();
     let output = output.with_context(|| format!("{command:?}"))?;
     if !output.status.success() {
         bail!("{command:?}: {}", output.status);
@@ -55,6 +64,11 @@ pub(crate) fn executables(command: &mut Command) -> Result<Vec<Executable>> {
 
 /// Runs a build of one target, and says where its executable is.
 pub(crate) fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
-    let found = executables(command)?.into_iter().find(|target| target.name == name);
+    executable_linked(command, name, &[])
+}
+
+/// The same, by `cargo rustc`, with flags for the last step alone.
+pub(crate) fn executable_linked(command: &mut Command, name: &str, flags: &[&str]) -> Result<PathBuf> {
+    let found = executables_linked(command, flags)?.into_iter().find(|target| target.name == name);
     Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path.into())
 }
