@@ -32,10 +32,16 @@ pub fn keep_little() {
     }
 }
 
-/// Gives back what is free. Takes some milliseconds; for after a burst, not for every day.
+/// Gives back what is free, and takes the program's text out of the process. Takes some milliseconds; for after a burst, not
+/// for every day.
+pub fn give_back() {
+    trim();
+    unmap_text();
+}
+
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
-pub fn give_back() {
+fn trim() {
     // SAFETY: it takes the allocator's own locks, frees nothing that is in use, and may be called by any thread.
     unsafe { libc::malloc_trim(0) };
 }
@@ -44,11 +50,7 @@ pub fn give_back() {
 pub async fn give_back_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
     let mut changes = followed.changes();
     while stop.run_until_cancelled(changes.settled()).await.is_some() {
-        let given_back = tokio::task::spawn_blocking(|| {
-            give_back();
-            unmap_text();
-        });
-        if let Err(error) = given_back.await {
+        if let Err(error) = tokio::task::spawn_blocking(give_back).await {
             tracing::error!(%error, "memory is not given back");
         }
     }
@@ -82,7 +84,7 @@ pub fn keep_little() {}
 
 /// Other libraries give it back by themselves.
 #[cfg(not(target_env = "gnu"))]
-pub fn give_back() {}
+fn trim() {}
 
 #[cfg(test)]
 mod tests {
