@@ -139,9 +139,9 @@ fn static_test() -> Result<PathBuf> {
     cargo::executable(&mut command, "kernels")
 }
 
-/// The agent's unit tests, as every test run builds them.
+/// The agent's unit tests, as every test run builds them: built for one package alone they would be compiled once more.
 fn agent_tests() -> Result<PathBuf> {
-    cargo::executable(&mut cargo::command(&["test", "-p", "limpet", "--lib", "--no-run"]), "limpet")
+    cargo::executable(&mut cargo::command(&["test", "--workspace", "--lib", "--no-run"]), "limpet")
 }
 
 /// What runs in the machine.
