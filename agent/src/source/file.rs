@@ -180,7 +180,7 @@ impl FileSource {
             return;
         }
         if self.look_at_hand(&names) {
-            return self.publish(publish);
+            return self.publish(publish).await;
         }
         let named = names.clone();
         let look = self.blocking(move |place, known| place.look_at(names, known)).await;
@@ -190,7 +190,7 @@ impl FileSource {
         if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
             self.follow_links(true).await;
         }
-        self.publish(publish);
+        self.publish(publish).await;
     }
 
     async fn look_at_all(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
@@ -213,7 +213,7 @@ impl FileSource {
             }
             None => self.known = look.known,
         }
-        self.publish(publish);
+        self.publish(publish).await;
     }
 
     /// Runs one look off this thread.
@@ -384,7 +384,7 @@ impl FileSource {
         }
     }
 
-    fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+    async fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         self.pulse.set_backend(self.backend());
         let (place, actors) = (&self.place, std::mem::take(&mut self.actors));
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
@@ -394,6 +394,8 @@ impl FileSource {
             self.told.snapshot(&snapshot);
             publish(snapshot);
         }
+        // The change goes ahead of its copy for the disk: to call another thread takes a while.
+        tokio::task::yield_now().await;
         self.keeper.write();
     }
 }

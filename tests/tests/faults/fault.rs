@@ -1,6 +1,7 @@
 //! What can go wrong where: the names of faults, which a failure prints and `LIMPET_TEST_FAULT` takes.
 
 use std::fmt;
+use std::ops::Range;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -11,6 +12,8 @@ use crate::subject::Phase;
 pub(crate) const FAULT_VARIABLE: &str = "LIMPET_TEST_FAULT";
 /// Has every suite run whole.
 pub(crate) const LONG_VARIABLE: &str = "LIMPET_TEST_LONG";
+/// Which of a long run's rounds are to be tried, `60..` or `60..120`: it can be gone on with, or be done in parts.
+const ROUNDS_VARIABLE: &str = "LIMPET_TEST_ROUNDS";
 
 /// Whether everything is to be tried, and not a selection that takes two minutes.
 pub(crate) fn is_long() -> bool {
@@ -189,6 +192,14 @@ impl std::str::FromStr for Fault {
             moment: if moment == "before" { Moment::Before } else { Moment::After },
         })
     }
+}
+
+/// The rounds to be tried: all, unless some are asked for.
+pub(crate) fn rounds() -> Result<Range<usize>> {
+    let Ok(text) = std::env::var(ROUNDS_VARIABLE) else { return Ok(0..usize::MAX) };
+    let number = |text: &str, default| if text.is_empty() { Ok(default) } else { text.parse::<usize>() };
+    let (from, to) = text.split_once("..").with_context(|| format!("{ROUNDS_VARIABLE}={text}: not like 60..120"))?;
+    Ok(number(from, 0).with_context(|| text.clone())?..number(to, usize::MAX).with_context(|| text.clone())?)
 }
 
 /// The one fault that was asked for, if any.

@@ -21,7 +21,7 @@ struct Due {
     /// Of those, the ones with a network of their own.
     networks: Names,
     running: Names,
-    /// Records of containers: the newest of each, and the one before it.
+    /// Records of containers: the newest of each, and the one that ended last.
     newest: Names,
     previous: Names,
 }
@@ -75,6 +75,9 @@ impl Due {
             if attempt > 0 {
                 self.previous.insert(container_id(&uid, name, attempt - 1));
             }
+            // An attempt whose id containerd does not let go of has left no record: it is the one before that, then.
+            let last = container["lastState"]["terminated"]["containerID"].as_str();
+            self.previous.extend(last.and_then(|id| id.strip_prefix("containerd://")).map(str::to_owned));
         }
         self.uids.insert(uid);
     }

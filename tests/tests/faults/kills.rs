@@ -24,7 +24,7 @@ pub(crate) fn kills_of_the_agent_at_every_step(node: &mut TestNode) -> Result<()
 /// Has a pod live through all its phases: once undisturbed to learn the calls, then with one fault a phase until there
 /// are none left.
 pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, &[Call]) -> Vec<Fault>) -> Result<()> {
-    let asked_for = fault::asked_for()?;
+    let (asked_for, rounds) = (fault::asked_for()?, fault::rounds()?);
     let mut left: BTreeMap<Phase, Vec<Fault>> = BTreeMap::new();
     let phases: Vec<Phase> = PHASES.into_iter().filter(|phase| subject.goes_through(*phase)).collect();
     for phase in &phases {
@@ -35,10 +35,11 @@ pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, 
             calls.len(),
             calls.iter().map(|call| call.method.as_str()).collect::<Vec<_>>().join(" ")
         );
-        let mut planned = match &asked_for {
+        let mut planned: Vec<Fault> = match &asked_for {
             Some(fault) => Some(fault.clone()).filter(|fault| fault.phase == *phase).into_iter().collect(),
-            None => faults(*phase, &calls),
+            None => faults(*phase, &calls).into_iter().skip(rounds.start).take(rounds.len()).collect(),
         };
+        eprintln!("{}: {} faults", phase.name(), planned.len());
         planned.reverse();
         left.insert(*phase, planned);
     }
