@@ -233,7 +233,8 @@ fn limits_are_the_cgroups(node: &mut TestNode) -> Result<()> {
     ensure!(weight == "256" || weight.parse::<u32>().is_ok_and(|weight| weight < 100), "{weight}");
     let uid = web["metadata"]["uid"].as_str().context("no UID")?;
     let place = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let expected = format!("/{}/kubepods/burstable/pod{uid}/{id}", node.cgroup());
-    ensure!(place.contains(&expected), "{expected} is not in {place}");
+    let directory = format!("/{}/kubepods/burstable/pod{uid}/{id}", node.cgroup());
+    let scope = format!("-kubepods-burstable-pod{uid}.slice/limpet-{id}.scope");
+    ensure!(place.contains(&directory) || place.contains(&scope), "neither {directory} nor {scope} is in {place}");
     Ok(())
 }
