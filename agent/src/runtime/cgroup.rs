@@ -8,6 +8,7 @@ mod files;
 mod hierarchy;
 mod layout;
 mod limits;
+mod oom;
 mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,6 +108,8 @@ struct Shared {
     systemd: Option<systemd::Manager>,
     /// Millicores requested by each burstable pod: what their level weighs against the others.
     burstable: Mutex<BTreeMap<PodUid, i64>>,
+    /// Of each pod: what the kernel killed for want of memory in containers that have ended, as far as it is known.
+    kills_of_the_ended: Mutex<BTreeMap<PodUid, u64>>,
 }
 
 impl Cgroups {
@@ -122,7 +125,14 @@ impl Cgroups {
         };
         let layout = Layout::new(driver, root);
         let cgroups = Self {
-            shared: Arc::new(Shared { hierarchies, layout, pod_pids_limit, systemd, burstable: Mutex::default() }),
+            shared: Arc::new(Shared {
+                hierarchies,
+                layout,
+                pod_pids_limit,
+                systemd,
+                burstable: Mutex::default(),
+                kills_of_the_ended: Mutex::default(),
+            }),
         };
         let shared = &cgroups.shared;
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as i64);
@@ -175,7 +185,9 @@ impl Cgroups {
             QosClass::Guaranteed => GroupLimits::default(),
         };
         let own = GroupLimits::of_pod(&pod_limits(spec), self.shared.pod_pids_limit);
-        self.apply(vec![(layout.level(class), level), (layout.pod(class, &pod.uid), own)]).await
+        self.apply(vec![(layout.level(class), level), (layout.pod(class, &pod.uid), own)]).await?;
+        self.begin_oom_account(&pod.uid);
+        Ok(())
     }
 
     /// `linux.cgroupsPath` of a container in the driver's form.
@@ -208,6 +220,7 @@ impl Cgroups {
             outcome
         })
         .await?;
+        self.end_oom_account(uid);
         let mut was_burstable = false;
         let shares = self.burstable_shares(|pods| was_burstable = pods.remove(uid).is_some());
         if was_burstable {
@@ -259,19 +272,6 @@ impl Cgroups {
     /// The pod, and the container, whose group has or contains `path`, from the root of a hierarchy.
     pub fn tenant(&self, path: &str) -> Option<Tenant> {
         self.shared.layout.tenant(path)
-    }
-
-    /// How many processes of a container the kernel has killed for want of memory; `None` when its cgroup is gone
-    /// or the kernel does not count. Reads a small file of the kernel's.
-    pub fn oom_kills(&self, pod: &PodRecord, container_id: &str) -> Option<u64> {
-        let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
-        let file = if hierarchies.is_v2() { "memory.events" } else { "memory.oom_control" };
-        // An edit of the resources may have changed the class since the container was started.
-        CLASSES.into_iter().find_map(|class| {
-            let group = layout.container_directory(class, &pod.uid, container_id);
-            let path = hierarchies.path("memory", &group)?.join(file);
-            limits::oom_kills(&std::fs::read_to_string(path).ok()?)
-        })
     }
 
     /// Changes the known burstable pods and gives their level's shares.

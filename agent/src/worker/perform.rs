@@ -201,7 +201,8 @@ impl Performer {
 
     /// What the kernel and the container itself have to say about an end: OOM and termination message.
     async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
-        let counted = self.oom_kills(&pod.record, &instance.id) > instance.oom_kills_survived;
+        let counted =
+            self.cgroups.ended_out_of_memory(&pod.record, instance.id.as_str(), instance.oom_kills_survived);
         let killing = killing::judge(&mut exit, instance, counted, Instant::now());
         if exit.message.is_empty()
             && let Some(container) = pod.container_spec(&slot.name)
@@ -283,6 +284,7 @@ impl Performer {
         let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
         let never_ran = adopt(pod, found, &|pid| self.open_process(pid), now);
         let record = Arc::clone(&pod.record);
+        self.cgroups.begin_oom_account(&record.uid);
         let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
         for instance in running.filter(|instance| instance.is_running() && !known.contains(&instance.id)) {
             // What was killed before it was adopted has not ended it.

@@ -1,0 +1,173 @@
+//! What the kernel counts of processes that it killed for want of memory.
+//!
+//! A container's count goes with its cgroup, and systemd removes that with the container's last process, before anybody can
+//! look. With cgroup v2 the pod's count holds those of all groups there were below it: what it has beyond the counts of the
+//! groups that are there was counted in containers that have ended.
+
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+
+use super::layout::CLASSES;
+use super::{Cgroups, files, limits};
+use crate::pod::{PodRecord, PodUid};
+
+impl Cgroups {
+    /// How many processes of a container the kernel has killed for want of memory; `None` when its cgroup is gone
+    /// or the kernel does not count. Reads a small file of the kernel's.
+    pub fn oom_kills(&self, pod: &PodRecord, container_id: &str) -> Option<u64> {
+        let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
+        let file = if hierarchies.is_v2() { "memory.events" } else { "memory.oom_control" };
+        // An edit of the resources may have changed the class since the container was started.
+        CLASSES.into_iter().find_map(|class| {
+            let group = layout.container_directory(class, &pod.uid, container_id);
+            kills(&hierarchies.path("memory", &group)?.join(file))
+        })
+    }
+
+    /// Takes what was killed in containers of the pod that have ended until now for known. Only the first time counts.
+    pub fn begin_oom_account(&self, pod: &PodUid) {
+        if let Some(ended) = self.kills_of_the_ended(pod, None) {
+            let mut known = self.shared.kills_of_the_ended.lock().unwrap_or_else(PoisonError::into_inner);
+            known.entry(pod.clone()).or_insert(ended);
+        }
+    }
+
+    /// Whether the kernel has killed something in a container that has ended, for want of memory, beyond the `survived` kills.
+    /// Whatever it has killed in it is known then.
+    pub fn ended_out_of_memory(&self, pod: &PodRecord, container_id: &str, survived: u64) -> bool {
+        let counted = self.oom_kills(pod, container_id).is_some_and(|kills| kills > survived);
+        let Some(ended) = self.kills_of_the_ended(&pod.uid, Some(container_id)) else { return counted };
+        let mut known = self.shared.kills_of_the_ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.insert(pod.uid.clone(), ended);
+        counted || before.is_some_and(|before| ended > before.saturating_add(survived))
+    }
+
+    pub(super) fn end_oom_account(&self, pod: &PodUid) {
+        self.shared.kills_of_the_ended.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
+    }
+
+    /// The kills in groups of the pod that are gone, and in that of `ending`; `None` where a pod's count does not tell.
+    fn kills_of_the_ended(&self, pod: &PodUid, ending: Option<&str>) -> Option<u64> {
+        let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
+        let classes = CLASSES.into_iter().filter(|_| hierarchies.is_v2());
+        let there = |class| -> Option<PathBuf> {
+            let path = hierarchies.path("memory", &layout.directory(&layout.pod(class, pod)))?;
+            path.is_dir().then_some(path)
+        };
+        let (class, path) = classes.filter_map(|class| Some((class, there(class)?))).next()?;
+        let ending = ending.map(|id| layout.container_directory(class, pod, id));
+        let ending = ending.as_deref().and_then(Path::file_name);
+        let others = files::subdirectories(&path).ok()?.into_iter().filter(|name| Some(name.as_ref()) != ending);
+        // The pod's first: what is killed meanwhile is not counted for one that has ended.
+        let all = kills(&path.join("memory.events"))?;
+        let others = others.filter_map(|name| kills(&path.join(name).join("memory.events")));
+        Some(all.saturating_sub(others.sum()))
+    }
+}
+
+fn kills(file: &Path) -> Option<u64> {
+    limits::oom_kills(&std::fs::read_to_string(file).ok()?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::json;
+
+    use super::super::hierarchy::Hierarchies;
+    use super::super::layout::Layout;
+    use super::super::{QosClass, Shared};
+    use super::*;
+    use crate::config::CgroupDriver;
+    use crate::runtime::spec::tests::record;
+
+    /// A directory that looks like cgroup v2.
+    struct Tree {
+        root: tempfile::TempDir,
+        cgroups: Cgroups,
+        pod: PodRecord,
+    }
+
+    impl Tree {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let mountinfo = format!("30 23 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().display());
+            let shared = Shared {
+                hierarchies: Hierarchies::of(&mountinfo),
+                layout: Layout::new(CgroupDriver::Systemd, Path::new("/")),
+                pod_pids_limit: None,
+                systemd: None,
+                burstable: Mutex::default(),
+                kills_of_the_ended: Mutex::default(),
+            };
+            let mut pod = record(json!({"containers": [{"name": "c"}]}));
+            pod.uid = PodUid::new("u1");
+            Self { root, cgroups: Cgroups { shared: Arc::new(shared) }, pod }
+        }
+
+        fn pod_group(&self) -> PathBuf {
+            let layout = &self.cgroups.shared.layout;
+            self.root.path().join(layout.directory(&layout.pod(QosClass::BestEffort, &self.pod.uid)))
+        }
+
+        fn group(&self, id: &str) -> PathBuf {
+            let layout = &self.cgroups.shared.layout;
+            self.root.path().join(layout.container_directory(QosClass::BestEffort, &self.pod.uid, id))
+        }
+
+        fn count(&self, group: &Path, kills: u64) {
+            fs::create_dir_all(group).unwrap();
+            fs::write(group.join("memory.events"), format!("oom 9\noom_kill {kills}\n")).unwrap();
+        }
+
+        fn ended(&self, id: &str, survived: u64) -> bool {
+            self.cgroups.ended_out_of_memory(&self.pod, id, survived)
+        }
+    }
+
+    #[test]
+    fn the_pods_count_tells_of_a_container_whose_group_is_gone() {
+        let tree = Tree::new();
+        tree.count(&tree.pod_group(), 0);
+        tree.cgroups.begin_oom_account(&tree.pod.uid);
+        // One container survives a kill and another is killed: its group goes with it.
+        tree.count(&tree.group("alive"), 1);
+        tree.count(&tree.pod_group(), 2);
+        assert!(tree.ended("killed", 0));
+        assert!(!tree.ended("ended", 0), "that kill is known");
+        // What it survived is no reason of its end, and nobody else's either.
+        fs::remove_dir_all(tree.group("alive")).unwrap();
+        assert!(!tree.ended("alive", 1));
+        assert!(!tree.ended("ended later", 0));
+        tree.count(&tree.pod_group(), 3);
+        tree.cgroups.begin_oom_account(&tree.pod.uid);
+        assert!(tree.ended("killed later", 0));
+    }
+
+    #[test]
+    fn a_group_that_is_there_still_counts_once() {
+        let tree = Tree::new();
+        tree.count(&tree.pod_group(), 0);
+        tree.cgroups.begin_oom_account(&tree.pod.uid);
+        tree.count(&tree.group("killed"), 1);
+        tree.count(&tree.pod_group(), 1);
+        assert!(tree.ended("killed", 0));
+        fs::remove_dir_all(tree.group("killed")).unwrap();
+        assert!(!tree.ended("other", 0));
+    }
+
+    #[test]
+    fn what_was_killed_before_the_account_began_is_not_told() {
+        let tree = Tree::new();
+        tree.count(&tree.pod_group(), 4);
+        assert!(!tree.ended("without an account", 0));
+        tree.cgroups.end_oom_account(&tree.pod.uid);
+        tree.cgroups.begin_oom_account(&tree.pod.uid);
+        assert!(!tree.ended("known", 0));
+        fs::remove_dir_all(tree.pod_group()).unwrap();
+        assert!(!tree.ended("of a pod that is gone", 0));
+    }
+}
