@@ -201,8 +201,7 @@ impl Performer {
 
     /// What the kernel and the container itself have to say about an end: OOM and termination message.
     async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
-        let counted =
-            self.cgroups.ended_out_of_memory(&pod.record, instance.id.as_str(), instance.oom_kills_survived);
+        let counted = self.cgroups.ended_out_of_memory(&pod.record, instance.id.as_str(), instance.oom_kills_survived);
         let killing = killing::judge(&mut exit, instance, counted, Instant::now());
         if exit.message.is_empty()
             && let Some(container) = pod.container_spec(&slot.name)
