@@ -52,6 +52,7 @@ enum What {
 
 /// Runs the benches asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    setup::for_building()?;
     let wanted = |what| arguments.what == what || arguments.what == What::All;
     if wanted(What::Merge) {
         cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure", "--bench", "merge"]))?;
