@@ -88,6 +88,8 @@ pub async fn run(
             }
         }
     }
+    let working = loaded.programs().iter().filter(|program| program.failure.is_none()).count();
+    tracing::info!(working, of = loaded.programs().len(), "BPF programs loaded");
     let writes = feeds.and_then(|feeds| offer(&loaded, &feeds));
     let following = Following { loaded, followed, changes, known: HashMap::new(), events, writes };
     tokio::select! {
