@@ -226,8 +226,12 @@ fn process(pid: u32) -> String {
 fn refuse_busy_socket(path: &Path) -> Result<(), StartError> {
     let Ok(stream) = UnixStream::connect(path) else { return Ok(()) };
     let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
-    let holder = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
-    let holder = holder.map_or_else(|| "another process".to_owned(), process);
+    let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+    // A child of a killed agent has it open until it executes its program: nobody answers there.
+    if pid.is_some_and(|pid| !runs(pid)) {
+        return Ok(());
+    }
+    let holder = pid.map_or_else(|| "another process".to_owned(), process);
     Err(StartError::SocketInUse { path: path.to_owned(), holder })
 }
 

@@ -1,6 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 
@@ -58,9 +62,37 @@ fn a_socket_that_answers_is_in_use_and_a_stale_one_is_not() {
     let StartError::SocketInUse { holder, .. } = &refused else { panic!("{refused}") };
     assert!(holder.contains(&format!("pid {}", std::process::id())), "{holder}");
     assert_eq!(refused.exit_code(), 5);
-    drop(listener);
+    // Not only closed: a child that another test is starting may have it open, too.
+    rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     assert!(config.socket().exists());
     lock_node(&config).unwrap();
+}
+
+#[test]
+fn a_socket_that_only_a_dead_agent_s_child_holds_is_free() {
+    /// Has this test listen at a path, as an agent that ends and leaves a child behind.
+    const LISTEN: &str = "LIMPET_TEST_LISTEN";
+    if let Some(path) = std::env::var_os(LISTEN) {
+        let listener = UnixListener::bind(path).unwrap();
+        let mut child = std::process::Command::new("sleep");
+        child.arg("1000").stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
+        println!("child {}", child.spawn().unwrap().id());
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let config = config(root.path());
+    drop(lock_node(&config).unwrap());
+    let mut agent = std::process::Command::new(std::env::current_exe().unwrap());
+    agent.args(["--exact", "--nocapture", "node::guard::tests::a_socket_that_only_a_dead_agent_s_child_holds_is_free"]);
+    let said = agent.env(LISTEN, config.socket()).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let child = said.split_once("child ").and_then(|(_, rest)| rest.split_whitespace().next()).unwrap();
+
+    let answers = UnixStream::connect(config.socket());
+    let locked = lock_node(&config);
+    kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    answers.unwrap();
+    locked.unwrap();
 }
 
 #[test]
