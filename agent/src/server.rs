@@ -72,12 +72,6 @@ pub struct ServerState {
 /// Why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Another process answers there.
-    #[error("{} is in use: another limpet answers there; stop it, or give this one a runDirectory of its own", path.display())]
-    InUse {
-        /// The socket's path.
-        path: PathBuf,
-    },
     /// Something that is not a socket has its name.
     #[error("{} is not a socket; move it away, it will not be overwritten", path.display())]
     NotASocket {
@@ -112,7 +106,8 @@ pub enum ServerError {
     },
 }
 
-/// Opens the local socket at `path`, mode 0600; one that nobody answers on any more is replaced.
+/// Opens the local socket at `path`, mode 0600, in place of the one of an earlier agent: that none answers there any more
+/// is for [`crate::node::guard`] to see.
 ///
 /// The new socket is made beside the old one and renamed over it, so there is no moment at which others than
 /// root may connect. Must be called within a tokio runtime.
@@ -121,12 +116,8 @@ pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
     }
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => return Err(ServerError::NotASocket { path: path.to_owned() }),
-        Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
-            return Err(ServerError::InUse { path: path.to_owned() });
-        }
-        Ok(_) | Err(_) => {}
+    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+        return Err(ServerError::NotASocket { path: path.to_owned() });
     }
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");

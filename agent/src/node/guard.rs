@@ -8,7 +8,6 @@ mod others;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
 use crate::config::{Config, ConfigError};
+use crate::runtime::peer;
 pub use others::{OtherAgent, find as other_agent};
 
 /// The lock's file below the root and the run directory.
@@ -224,14 +224,13 @@ fn process(pid: u32) -> String {
 }
 
 fn refuse_busy_socket(path: &Path) -> Result<(), StartError> {
-    let Ok(stream) = UnixStream::connect(path) else { return Ok(()) };
-    let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
-    let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
-    // A child of a killed agent has it open until it executes its program: nobody answers there.
-    if pid.is_some_and(|pid| !runs(pid)) {
-        return Ok(());
-    }
-    let holder = pid.map_or_else(|| "another process".to_owned(), process);
+    let holder = match peer::pid(path) {
+        Err(_) => return Ok(()),
+        // A child of a killed agent has it open until it executes its program: nobody answers there.
+        Ok(Some(pid)) if !runs(pid) => return Ok(()),
+        Ok(Some(pid)) => process(pid),
+        Ok(None) => "a process of another pid namespace".to_owned(),
+    };
     Err(StartError::SocketInUse { path: path.to_owned(), holder })
 }
 

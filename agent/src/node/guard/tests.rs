@@ -88,7 +88,7 @@ fn a_socket_that_only_a_dead_agent_s_child_holds_is_free() {
     let said = String::from_utf8(said.stdout).unwrap();
     let child = said.split_once("child ").and_then(|(_, rest)| rest.split_whitespace().next()).unwrap();
 
-    let answers = UnixStream::connect(config.socket());
+    let answers = peer::pid(&config.socket());
     let locked = lock_node(&config);
     kill_process(Pid::from_raw(child.parse().unwrap()).unwrap(), Signal::KILL).unwrap();
     answers.unwrap();
