@@ -107,7 +107,7 @@ pub enum ServerError {
 }
 
 /// Opens the local socket at `path`, mode 0600, in place of the one of an earlier agent: that none answers there any more
-/// is for [`crate::node::guard`] to see.
+/// is for [`crate::node::guard()`] to see.
 ///
 /// The new socket is made beside the old one and renamed over it, so there is no moment at which others than
 /// root may connect. Must be called within a tokio runtime.

@@ -61,11 +61,14 @@ struct Shared {
 pub(super) struct Server {
     pub(super) port: u16,
     shared: Arc<Shared>,
+    listener: Arc<TcpListener>,
     task: JoinHandle<()>,
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // Not only closed: a child that another test is starting may have it open, too.
+        rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both).unwrap();
         self.task.abort();
     }
 }
@@ -84,12 +87,12 @@ impl Server {
         tls: Option<Arc<ServerConfig>>,
         script: impl FnMut(&Asked) -> Reply + Send + 'static,
     ) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+        let listener = Arc::new(TcpListener::bind(("127.0.0.1", port)).await.unwrap());
         let port = listener.local_addr().unwrap().port();
         let shared =
             Arc::new(Shared { script: Mutex::new(Box::new(script)), asked: Mutex::default(), tls: Mutex::new(tls) });
-        let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
-        Self { port, shared, task }
+        let task = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
+        Self { port, shared, listener, task }
     }
 
     /// From now on, answers this way.
@@ -112,11 +115,11 @@ impl Server {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: Arc<TcpListener>, shared: Arc<Shared>) {
     // Connections end with the server.
     let mut connections = tokio::task::JoinSet::new();
     loop {
-        let (stream, _) = listener.accept().await.unwrap();
+        let Ok((stream, _)) = listener.accept().await else { return };
         let shared = Arc::clone(&shared);
         connections.spawn(async move {
             let tls = shared.tls.lock().unwrap().clone();
