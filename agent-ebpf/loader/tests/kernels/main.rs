@@ -47,6 +47,10 @@ fn main() -> ExitCode {
         return act::main(&arguments[2..]);
     }
     let alone = std::process::id() == 1;
+    if alone {
+        // For test-kernels: what panicked earlier was the emulation's.
+        println!("the first process runs");
+    }
     if alone && let Err(error) = machine::set_up() {
         println!("the machine was not set up: {error}");
     }
