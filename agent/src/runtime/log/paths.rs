@@ -165,6 +165,23 @@ pub(super) fn generations(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// What `look` finds in the files of one log, which are told to it oldest first. A rotation meanwhile would lead a name to
+/// another file than the one that was listed: then it looks again. Each time takes the writing of a whole file.
+///
+/// # Errors
+/// What `look` fails with, or the directory cannot be listed.
+pub(super) fn among_generations<T>(path: &Path, look: impl Fn(&[PathBuf]) -> io::Result<T>) -> io::Result<T> {
+    let mut files = generations(path)?;
+    loop {
+        let found = look(&files);
+        let now = generations(path)?;
+        if now == files {
+            return found;
+        }
+        files = now;
+    }
+}
+
 /// The paths in a directory; none when it does not exist.
 fn list(directory: &Path) -> io::Result<Vec<PathBuf>> {
     match fs::read_dir(directory) {

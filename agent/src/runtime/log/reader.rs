@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::entry::LogStream;
 use super::follow::{LogWatch, settle};
-use super::paths::generations;
+use super::paths::{among_generations, generations};
 use super::render::Render;
 use super::start;
 
@@ -259,7 +259,8 @@ impl Files {
             self.file.seek(SeekFrom::Start(0))?;
             return Ok(here.len() > 0);
         }
-        let Some(next) = self.successor((here.dev(), here.ino()))? else { return Ok(false) };
+        let identity = (here.dev(), here.ino());
+        let Some(next) = among_generations(&self.path, |files| successor(files, identity))? else { return Ok(false) };
         if self.superseded {
             self.file = next;
             self.buffer.clear();
@@ -268,25 +269,25 @@ impl Files {
         self.superseded = !self.superseded;
         Ok(true)
     }
+}
 
-    /// The file after the one with that identity; the oldest there is when that one is gone.
-    fn successor(&self, here: (u64, u64)) -> io::Result<Option<File>> {
-        let mut oldest = None;
-        let mut found = false;
-        for path in generations(&self.path)? {
-            let file = match File::open(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                other => other?,
-            };
-            let metadata = file.metadata()?;
-            if found {
-                return Ok(Some(file));
-            }
-            found = (metadata.dev(), metadata.ino()) == here;
-            oldest = oldest.or(Some(file));
+/// The file after the one with that identity; the oldest there is when that one is gone.
+fn successor(names: &[PathBuf], here: (u64, u64)) -> io::Result<Option<File>> {
+    let mut oldest = None;
+    let mut found = false;
+    for path in names {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        let metadata = file.metadata()?;
+        if found {
+            return Ok(Some(file));
         }
-        Ok(if found { None } else { oldest })
+        found = (metadata.dev(), metadata.ino()) == here;
+        oldest = oldest.or(Some(file));
     }
+    Ok(if found { None } else { oldest })
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::entry::{Entry, HEADER_LIMIT, LogStream};
-use super::paths::generations;
+use super::paths::among_generations;
 use super::reader::ReadOptions;
 
 /// What is read at once while looking backwards.
@@ -17,9 +17,13 @@ const BLOCK: usize = 32 << 10;
 /// # Errors
 /// `NotFound` when there is no file of it.
 pub(super) fn find(path: &Path, options: &ReadOptions) -> io::Result<(File, u64)> {
+    among_generations(path, |files| find_in(files, options))
+}
+
+fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> {
     let mut count = Backwards { wanted: options.tail_lines, stream: options.stream, found: 0 };
     let mut oldest = None;
-    for file in generations(path)?.iter().rev() {
+    for file in files.iter().rev() {
         let file = match File::open(file) {
             // Rotated away since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
