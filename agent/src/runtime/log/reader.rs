@@ -260,6 +260,10 @@ impl Files {
             return Ok(here.len() > 0);
         }
         let identity = (here.dev(), here.ino());
+        // What has the newest one's name has no successor: nothing is listed for each line that is followed.
+        if std::fs::metadata(&self.path).is_ok_and(|newest| (newest.dev(), newest.ino()) == identity) {
+            return Ok(false);
+        }
         let Some(next) = among_generations(&self.path, |files| successor(files, identity))? else { return Ok(false) };
         if self.superseded {
             self.file = next;
