@@ -1,11 +1,11 @@
 //! The pure parts on their own: a manifest read.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use limpet_model::manifest;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use limpet::pod;
-use limpet::source::SourceKind;
+use limpet_model::source::SourceKind;
 
 fn manifest(name: usize, image: &str) -> String {
     format!(
@@ -18,7 +18,7 @@ fn manifest(name: usize, image: &str) -> String {
 fn read(c: &mut Criterion) {
     let text = manifest(1, "web:1");
     c.bench_function("pod/read", |b| {
-        b.iter(|| black_box(pod::read(text.as_bytes(), "web.yaml", SourceKind::File, "node")));
+        b.iter(|| black_box(manifest::read(text.as_bytes(), "web.yaml", SourceKind::File, "node")));
     });
 }
 

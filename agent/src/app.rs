@@ -8,6 +8,7 @@ mod error;
 mod onlooker;
 mod published;
 
+use limpet_model::manifest;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +24,13 @@ use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge::slot::Slots;
 use crate::merge::{self, Desired};
 use crate::network::Network;
-use crate::pod;
 use crate::runtime::cgroup::Cgroups;
 use crate::runtime::client::Client;
 use crate::runtime::container::{Containers, ContainersConfig};
 use crate::runtime::image::{Images, ImagesConfig};
 use crate::runtime::log::LogPaths;
 use crate::runtime::sandbox::Sandboxes;
-use crate::runtime::spec::{NodeFacts, NodeLimits};
+use crate::runtime::spec::NodeFacts;
 use crate::runtime::user::AccountsCache;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
@@ -39,7 +39,7 @@ use crate::server::{self, Health, Heartbeat, ServerState, Sources};
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{self, PushSource, Surroundings};
-use crate::source::{Decoder, Pulse, SourceKind};
+use crate::source::{Decoder, Pulse};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
@@ -49,6 +49,8 @@ use crate::watch::{Feed, Onlooker, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
+use limpet_model::pod::downward::NodeLimits;
+use limpet_model::source::SourceKind;
 use onlooker::NodeOnlooker;
 use published::{ConfiguredSources, Published};
 
@@ -58,7 +60,7 @@ const LIFECYCLE_INBOX: usize = 1_024;
 const DRAIN: Duration = Duration::from_secs(15);
 
 /// How bytes become pods, whatever the source.
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 
 /// What several rooms share.
 struct Shared {

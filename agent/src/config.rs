@@ -17,8 +17,8 @@ pub use flags::RunFlags;
 pub use read::load;
 
 use crate::manifest_guard::GuardSettings;
-use crate::pod::Fault;
 use crate::source::http::HttpSettings;
+use limpet_model::pod::Fault;
 
 /// Something in the configuration that has no effect, and why.
 pub type ConfigWarning = Fault;
@@ -216,7 +216,7 @@ impl Config {
     }
 
     /// A pod's own directory below the root: volumes, network result, termination messages.
-    pub fn pod_dir(&self, uid: &crate::pod::PodUid) -> PathBuf {
+    pub fn pod_dir(&self, uid: &limpet_model::pod::PodUid) -> PathBuf {
         self.root_dir.join("pods").join(uid.as_str())
     }
 }

@@ -18,10 +18,11 @@ use tokio::time::Instant;
 use crate::merge::slot::Snapshots;
 use crate::merge::table::MergeTable;
 use crate::merge::{DesiredPods, Duplicate};
-use crate::pod::{Edit, PodDiff, PodKey, PodRecord, edits};
-use crate::source::{SourceKind, SourceSnapshot};
+use crate::source::SourceSnapshot;
 use crate::status::observed::{ObservedPod, ObservedPods};
 use crate::worker::forecast::{Replacement, replacement};
+use limpet_model::pod::{Edit, PodDiff, PodKey, PodRecord, edits};
+use limpet_model::source::SourceKind;
 pub use objects::{ObjectForecast, ValueChange};
 
 /// What becomes of a pod.

@@ -1,9 +1,11 @@
 //! What the fuzz targets of `agent/fuzz` feed, and the ordinary tests replay their seeds with: bytes from outside, and
 //! what must hold of them whatever they are.
 
-use crate::pod::{self, Severity};
-use crate::source::{SourceKind, http};
+use crate::source::http;
 use crate::store;
+use limpet_model::manifest;
+use limpet_model::pod::Severity;
+use limpet_model::source::SourceKind;
 
 /// Any bytes as a manifest. What is taken can be kept and comes back as the same pod; what is refused has a reason.
 ///
@@ -11,11 +13,11 @@ use crate::store;
 /// When that does not hold.
 pub fn manifest(bytes: &[u8]) {
     let (source, node) = (SourceKind::Push, "node");
-    let read = pod::read(bytes, "fuzz", source, node);
+    let read = manifest::read(bytes, "fuzz", source, node);
     let errors = read.faults.iter().any(|fault| fault.severity == Severity::Error);
     assert!(errors || (read.refused.is_empty() && !read.unknown_pod_refused), "refused without a reason");
     for record in &read.pods {
-        let back = pod::restore(&record.manifest, "fuzz", source, node);
+        let back = manifest::restore(&record.manifest, "fuzz", source, node);
         let Ok(back) = back else { panic!("{} is taken and cannot be read back: {back:?}", record.key) };
         assert_eq!((&back.key, &back.uid, back.fingerprint), (&record.key, &record.uid, record.fingerprint));
         assert_eq!(back.pod, record.pod, "{} is another pod when it is read back", record.key);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::lifecycle::kernel::container_in;
+use limpet_model::process::container_in_cgroups;
 
 /// Kills every process in whose environment the variable `name` is `value`.
 pub async fn end(name: &'static str, value: &str) {
@@ -46,7 +46,7 @@ fn any_runs_beside(digits: &str, starting: &str) -> bool {
 }
 
 fn names_another(cgroups: &str, digits: &str, starting: &str) -> bool {
-    container_in(cgroups).is_some_and(|id| id.pod_part() == digits && id.as_str() != starting)
+    container_in_cgroups(cgroups).is_some_and(|id| id.pod_part() == digits && id.as_str() != starting)
 }
 
 fn is_shim(process: &Path, digits: &str) -> bool {

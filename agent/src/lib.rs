@@ -15,8 +15,6 @@ pub mod manifest_guard;
 pub mod merge;
 pub mod network;
 pub mod node;
-pub mod object;
-pub mod pod;
 pub mod runtime;
 pub mod server;
 pub mod source;

@@ -25,12 +25,12 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-use kernel::{ProcessName, Sender};
+use limpet_model::lifecycle::LifecycleEvent;
 
 use crate::runtime::client::Client;
 use crate::runtime::container::{exit_code, timestamp};
-use crate::runtime::record::ContainerId;
 use crate::watch::PathWatch;
+use limpet_model::container::ContainerId;
 
 /// The topic limpet publishes on to know that its subscription stands.
 const SUBSCRIBED_TOPIC: &str = "/limpet/subscribed";
@@ -39,45 +39,6 @@ const PROOF_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach a containerd whose socket is there.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(5);
-
-/// Something the supervisor must know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LifecycleEvent {
-    /// The subscription stands: read the whole state now.
-    Connected,
-    /// The stream ended: containerd is gone, containers live on.
-    Disconnected,
-    /// A container's first process ended.
-    Exited {
-        /// The container.
-        id: ContainerId,
-        /// The process, 0 when that is not known: a container that had to be made again has had several.
-        pid: u32,
-        /// Its exit code.
-        code: i32,
-        /// When, by the shim's clock.
-        at: Timestamp,
-    },
-    /// The kernel killed something in the container for want of memory.
-    OutOfMemory {
-        /// The container.
-        id: ContainerId,
-    },
-    /// What it killed, told by the kernel itself.
-    OutOfMemoryVictim {
-        /// The container.
-        id: ContainerId,
-        /// The process.
-        victim: ProcessName,
-    },
-    /// A signal that ends was sent to the container's first process.
-    Signalled {
-        /// The container.
-        id: ContainerId,
-        /// Who sent it.
-        sender: Sender,
-    },
-}
 
 /// Follows containerd until `stop`, through any number of its restarts.
 pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: CancellationToken) {

@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::lifecycle::{kernel_types, memory};
-use crate::pod::{PodKey, PodUid};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
 use crate::status::observed::Observed;
 use crate::watch::cgroup;
+use limpet_model::pod::{PodKey, PodUid};
 
 /// Where the guard's links are pinned: one guard a machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";

@@ -19,9 +19,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::object::{ObjectKey, ObjectRecord, PodObjects};
-use crate::pod::{PodDiff, PodKey, PodRecord};
-use crate::source::SourceKind;
+use limpet_model::object::{ObjectKey, ObjectRecord, PodObjects};
+use limpet_model::pod::{PodDiff, PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 use slot::Slots;
 use table::{MergeTable, Outcome};
 

@@ -16,7 +16,6 @@ mod record;
 mod request;
 
 use std::io;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +28,9 @@ use self::invoke::Plugins;
 use self::record::{NetworkNamespace, Record, Records};
 pub use self::request::{AttachRequest, PortMapping};
 use crate::leftover;
-use crate::pod::PodUid;
 use crate::watch::PathWatch;
+use limpet_model::pod::PodUid;
+use limpet_model::sandbox::PodAddresses;
 
 /// The interface a pod gets, as every CRI runtime names it.
 const INTERFACE: &str = "eth0";
@@ -38,13 +38,6 @@ const INTERFACE: &str = "eth0";
 /// How long one plugin may take. A DHCP lease on a slow network needs some tens of seconds; containerd's callers
 /// give the whole sandbox two minutes.
 const DEADLINE: Duration = Duration::from_secs(60);
-
-/// The addresses a pod answers to, the primary one first; the node's for `hostNetwork`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodAddresses {
-    /// Primary address first.
-    pub ips: Vec<IpAddr>,
-}
 
 /// Whether pods can be attached.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,56 +11,18 @@ pub mod push;
 mod told;
 mod view;
 
-use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdMap;
 
 pub use change::{ChangeKind, ManifestChange};
 
-use crate::object::{ObjectKey, ObjectRecord};
-use crate::pod::{Fault, Manifest, PodKey, PodRecord, Restored};
+use limpet_model::manifest::{Manifest, Restored};
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::{Fault, PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 pub use pulse::Pulse;
 use view::Contents;
-
-/// The kinds of source, in order of precedence when two claim one key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SourceKind {
-    /// A directory of manifests, or one file.
-    File,
-    /// Pods pushed through the local socket.
-    Push,
-    /// A URL.
-    Http,
-    /// The apiserver.
-    Api,
-}
-
-impl SourceKind {
-    /// All kinds, in order of precedence.
-    pub const ALL: [Self; 4] = [Self::File, Self::Push, Self::Http, Self::Api];
-
-    /// The name kubelet gives the source in logs and in `kubernetes.io/config.source`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Push => "push",
-            Self::Http => "http",
-            Self::Api => "api",
-        }
-    }
-
-    /// The kind of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
-    }
-}
-
-impl fmt::Display for SourceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// A manifest that was not taken, and what runs in its place.
 #[derive(Debug, Clone, PartialEq)]

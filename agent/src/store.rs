@@ -25,9 +25,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
-use crate::pod::PodKey;
-use crate::source::{ManifestChange, SourceKind};
-use crate::watch::DirectoryId;
+use crate::source::ManifestChange;
+use limpet_model::directory_id::DirectoryId;
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
 use record::Content;
 use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, write_records};
 

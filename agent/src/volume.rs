@@ -47,10 +47,10 @@ pub use self::hostname::{PodHostname, pod_hostname};
 pub(crate) use self::mount_table::{is_mount_point, unescape};
 pub use self::termination::{MAX_TERMINATION_MESSAGE, read_termination_message};
 use crate::config::Config;
-use crate::network::PodAddresses;
-use crate::object::{ObjectKind, PodObjects};
-use crate::pod::{PodRecord, PodUid};
-use crate::runtime::spec::NodeLimits;
+use limpet_model::object::{ObjectKind, PodObjects};
+use limpet_model::pod::downward::NodeLimits;
+use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::sandbox::PodAddresses;
 
 /// How mounts made on one side of a bind mount show on the other (`mountPropagation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

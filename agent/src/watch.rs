@@ -8,7 +8,6 @@
 //! inotify needs no privilege and works on every kernel, so it alone is the truth. What knows more (who did it) stands
 //! beside it as a [`Witness`].
 
-pub mod actor;
 mod at_work;
 mod attribution;
 mod backend;
@@ -37,9 +36,10 @@ use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use actor::Actor;
 pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
 use inotify::{Change, Queue, Wd};
+use limpet_model::actor::Actor;
+use limpet_model::directory_id::DirectoryId;
 pub(crate) use path_watch::PathWatch;
 pub(crate) use process::actor as actor_behind;
 use trail::Trail;
@@ -60,27 +60,12 @@ const GONE: ReadFlags =
 /// How often a path that keeps changing under the watch is followed anew before the next event is awaited.
 const SETTLE_ROUNDS: usize = 4;
 
-/// Which directory it is, whatever its path: device and inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DirectoryId {
-    /// `st_dev`.
-    pub device: u64,
-    /// `st_ino`.
-    pub inode: u64,
-}
-
-impl DirectoryId {
-    /// The identity of the directory `path` leads to.
-    ///
-    /// # Errors
-    /// The path does not lead to a directory, or may not be searched.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        let metadata = path.metadata()?;
-        if !metadata.is_dir() {
-            return Err(ErrorKind::NotADirectory.into());
-        }
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
-    }
+/// The identity of the directory `path` leads to.
+///
+/// # Errors
+/// The path does not lead to a directory, or may not be searched.
+pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
+    DirectoryId::from_metadata(&path.metadata()?).ok_or_else(|| ErrorKind::NotADirectory.into())
 }
 
 /// Why the whole directory has to be read.
@@ -252,7 +237,7 @@ impl DirectoryWatch {
             match self.queue.add(&directory, NAMES | ITSELF) {
                 Ok(wd) => {
                     self.links.entry(wd).or_default().entry(name).or_default().extend(dependents);
-                    if let Ok(id) = DirectoryId::of(&directory) {
+                    if let Ok(id) = directory_id(&directory) {
                         self.link_ids.insert(wd, id);
                     }
                 }
@@ -278,7 +263,7 @@ impl DirectoryWatch {
             // A directory that went between the look and the watch is watched for by nobody, until it is looked for again.
             self.astray = armed.is_ok() && trail.end.is_some() != self.main.is_some();
             // One that is watched tells when it leaves.
-            if !self.astray && DirectoryId::of(&self.directory).ok() == self.main.map(|(_, id)| id) {
+            if !self.astray && directory_id(&self.directory).ok() == self.main.map(|(_, id)| id) {
                 break;
             }
         }
@@ -305,7 +290,7 @@ impl DirectoryWatch {
             }
         }
         if let Some(end) = &trail.end {
-            match DirectoryId::of(end).and_then(|id| Ok((self.queue.add(end, NAMES | ITSELF)?, id))) {
+            match directory_id(end).and_then(|id| Ok((self.queue.add(end, NAMES | ITSELF)?, id))) {
                 Ok(main) => self.main = Some(main),
                 Err(error) => failure = Some(error),
             }

@@ -1,14 +1,16 @@
 //! What one changed pod costs in memory: neither its size nor the number of its neighbours counts.
 #![allow(clippy::unwrap_used)]
 
+use limpet_model::manifest;
 use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use imbl::OrdMap;
 use limpet::merge::slot::Slots;
 use limpet::merge::{self, Desired, Merged, PodChange};
-use limpet::pod::{self, PodKey, PodRecord, PodUid};
-use limpet::source::{SourceKind, SourceSnapshot};
+use limpet::source::SourceSnapshot;
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
+use limpet_model::source::SourceKind;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -26,7 +28,7 @@ fn record(image: &str, size: usize) -> PodRecord {
             { "name": "proxy", "image": "proxy:1" },
         ] },
     });
-    let read = pod::read(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1");
+    let read = manifest::read(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1");
     (*read.pods[0]).clone()
 }
 

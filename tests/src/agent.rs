@@ -74,7 +74,8 @@ pub fn cargo() -> Command {
 pub fn workspace_dir() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let here = PathBuf::from(here);
-    here.parent().map(Path::to_owned).unwrap_or(here)
+    let root = here.ancestors().find(|dir| dir.join("Cargo.lock").is_file()).map(Path::to_owned);
+    root.unwrap_or(here)
 }
 
 /// The places and settings of one agent.

@@ -1,6 +1,6 @@
 //! The manifests that limpet and a real apiserver are both asked about, and what the apiserver said.
 //!
-//! `agent/tests/corpus/AREA.yaml` holds the cases of one area of the Pod API: each is a patch on one small Pod
+//! `agent/model/tests/corpus/AREA.yaml` holds the cases of one area of the Pod API: each is a patch on one small Pod
 //! (`base.yaml`), and its author's opinion whether the result is good. `answers.jsonl` holds what an apiserver made of
 //! them: the fields it refused, or how its object differs from the base's own with the same patch.
 
@@ -55,7 +55,7 @@ struct Line {
 
 /// Where the corpus is.
 pub fn dir() -> PathBuf {
-    workspace_dir().join("agent/tests/corpus")
+    workspace_dir().join("agent/model/tests/corpus")
 }
 
 /// The Pod that every case changes.

@@ -52,7 +52,7 @@ enum Task {
     Apiserver,
     /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
     Kubelet,
-    /// Ask a real apiserver about every manifest of agent/tests/corpus, and record what it says.
+    /// Ask a real apiserver about every manifest of agent/model/tests/corpus, and record what it says.
     Corpus,
     /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
     Lint,

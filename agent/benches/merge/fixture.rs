@@ -1,9 +1,10 @@
 //! The pods both ways are given: read from manifests, spread over four sources, one of them in two versions.
 
+use limpet_model::manifest;
 use std::sync::Arc;
 
-use limpet::pod::{self, PodRecord};
-use limpet::source::SourceKind;
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
 
 pub(crate) fn manifest(number: usize, image: &str) -> String {
     format!(
@@ -17,7 +18,7 @@ pub(crate) fn manifest(number: usize, image: &str) -> String {
 }
 
 pub(crate) fn record(number: usize, image: &str, source: SourceKind) -> Arc<PodRecord> {
-    Arc::clone(&pod::read(manifest(number, image).as_bytes(), "web.yaml", source, "edge1").pods[0])
+    Arc::clone(&manifest::read(manifest(number, image).as_bytes(), "web.yaml", source, "edge1").pods[0])
 }
 
 /// The pods of every source, in order of their keys.

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
-use limpet::pod::PodKey;
-use limpet::source::SourceKind;
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 

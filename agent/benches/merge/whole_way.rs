@@ -1,6 +1,7 @@
 //! The whole way: a directory of manifests, the file source with its watch, the merge, the supervisor's end of the
 //! channel. One manifest is replaced by rename again and again.
 
+use limpet_model::manifest;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use limpet::merge::slot::Slots;
 use limpet::merge::{self, Desired};
-use limpet::pod::{self, Manifest};
+use limpet::source::Decoder;
 use limpet::source::file::FileSource;
-use limpet::source::{Decoder, SourceKind};
 use limpet::store::Store;
+use limpet_model::manifest::Manifest;
+use limpet_model::source::SourceKind;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +40,7 @@ static READS: AtomicU64 = AtomicU64::new(0);
 
 fn counted(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
     READS.fetch_add(1, Ordering::Relaxed);
-    pod::read(text, origin, source, node)
+    manifest::read(text, origin, source, node)
 }
 
 pub(crate) fn measure(files: usize, renames: usize) -> Whole {
@@ -54,7 +56,7 @@ pub(crate) fn measure(files: usize, renames: usize) -> Whole {
 
 async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize) -> Whole {
     let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
-    let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: pod::restore_kept });
+    let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: manifest::restore_kept });
     let (slots, stop) = (Arc::<Slots>::default(), CancellationToken::new());
     let (sender, mut merged) = mpsc::channel(1);
     tokio::spawn(merge::run(Arc::clone(&slots), Desired::default(), sender, stop.clone()));

@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 
-use crate::pod::{PodKey, PodUid};
 use crate::runtime::cgroup::{Cgroups, Tenant};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
-use crate::watch::actor::{Actor, Resident};
 use crate::watch::{Backend, Onlooker};
+use limpet_model::actor::{Actor, Resident};
+use limpet_model::pod::{PodKey, PodUid};
 
 /// Knows this node's pods.
 pub(super) struct NodeOnlooker {

@@ -7,15 +7,16 @@ use std::sync::Arc;
 use imbl::ordmap::DiffItem;
 
 use crate::merge::slot::Slots;
-use crate::pod::{PodKey, Severity};
 use crate::server::{SourceView, Sources};
-use crate::source::{ChangeKind, ManifestChange, Pulse, Rejection, SourceKind, SourceSnapshot};
+use crate::source::{ChangeKind, ManifestChange, Pulse, Rejection, SourceSnapshot};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::status::rejection;
 use crate::store::{Store, chain};
-use crate::watch::actor::Actor;
+use limpet_model::actor::Actor;
+use limpet_model::pod::{PodKey, Severity};
+use limpet_model::source::SourceKind;
 
 /// One configured source.
 #[derive(Debug)]
@@ -134,8 +135,8 @@ impl Sources for ConfiguredSources {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::pod::Fault;
     use crate::source::Health;
+    use limpet_model::pod::Fault;
 
     #[test]
     fn a_rejection_is_told_once_and_again_when_its_reason_changes() {

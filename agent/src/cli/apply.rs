@@ -1,6 +1,7 @@
 //! `limpet apply`: hands pods, ConfigMaps and Secrets to the agent, which keeps them until they are deleted. kubectl's
 //! habits and words.
 
+use limpet_model::manifest;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -9,11 +10,12 @@ use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::validate;
-use crate::object::{ObjectKey, ObjectRecord};
-use crate::pod::{self, Fault, Manifest, PodRecord, Severity};
 use crate::server::{OUTCOME, document};
-use crate::source::SourceKind;
 use crate::source::push::Resource;
+use limpet_model::manifest::Manifest;
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::{Fault, PodRecord, Severity};
+use limpet_model::source::SourceKind;
 
 /// Stands for the node's name, which only the agent knows; no name that is shown holds it.
 const SOME_NODE: &str = "node";
@@ -77,7 +79,7 @@ pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -
                 continue;
             }
         };
-        let manifest = pod::read(&text, &origin, SourceKind::Push, SOME_NODE);
+        let manifest = manifest::read(&text, &origin, SourceKind::Push, SOME_NODE);
         failed |= manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
         let text = validate::shown(&text);
         for fault in &manifest.faults {

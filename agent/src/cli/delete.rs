@@ -14,9 +14,9 @@ use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::{completion, target};
-use crate::pod::PodKey;
 use crate::server::document::{DEFAULT_NAMESPACE, PodChange, PodNames};
 use crate::source::push::Resource;
+use limpet_model::pod::PodKey;
 
 /// Arguments of `limpet delete`.
 #[derive(Debug, clap::Args)]
@@ -173,7 +173,7 @@ fn key(pod: &k8s_openapi::api::core::v1::Pod) -> PodKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::ObjectKind;
+    use limpet_model::object::ObjectKind;
 
     #[test]
     fn names_may_come_with_their_kind() {

@@ -2,6 +2,7 @@
 
 mod page;
 
+use limpet_model::manifest;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,10 +16,9 @@ use super::screen::Screen;
 use super::validate;
 use crate::forecast::{as_if_running, forecast, only};
 use crate::merge::slot::Snapshots;
-use crate::pod;
 use crate::server::diff::document::{DiffDocument, DiffFile, DiffRequest};
-use crate::source::SourceKind;
 use crate::source::proposal::{Proposal, Proposed, propose};
+use limpet_model::source::SourceKind;
 
 const PATH: &str = "/limpet/v1/diff";
 
@@ -135,7 +135,7 @@ fn proposals(files: &[DiffFile], node_name: &str) -> Vec<Proposal> {
     let proposal = |file: &DiffFile| Proposal {
         source: SourceKind::File,
         name: Arc::from(file.name.as_str()),
-        manifest: pod::read(file.text.as_bytes(), &file.name, SourceKind::File, node_name),
+        manifest: manifest::read(file.text.as_bytes(), &file.name, SourceKind::File, node_name),
     };
     files.iter().map(proposal).collect()
 }

@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use super::client::SocketClient;
 use super::error::CliError;
-use crate::pod::PodKey;
 use crate::server::document::PodNames;
+use limpet_model::pod::PodKey;
 
 /// Candidates an error names at most.
 const MAX_CANDIDATES: usize = 8;

@@ -1,12 +1,13 @@
 //! `limpet validate`: every fault of some manifests, with the lines they are in. Needs no agent and no network.
 
+use limpet_model::manifest;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::CliError;
 use super::screen::{Screen, Tone};
-use crate::pod::{self, Fault, Severity};
-use crate::source::SourceKind;
+use limpet_model::pod::{Fault, Severity};
+use limpet_model::source::SourceKind;
 
 /// Lines shown before the one with the fault.
 const LINES_BEFORE: usize = 2;
@@ -49,7 +50,7 @@ fn validate(args: &ValidateArgs, screen: Screen, page: &mut String) -> Count {
         let origin = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
         let (text, faults) = match read(&path) {
             Ok(text) => {
-                let faults = pod::read(&text, &origin, SourceKind::File, &args.node_name).faults;
+                let faults = manifest::read(&text, &origin, SourceKind::File, &args.node_name).faults;
                 (shown(&text), faults)
             }
             Err(error) => (String::new(), vec![Fault::error("", format!("{origin}: {error}"))]),

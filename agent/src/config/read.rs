@@ -11,7 +11,7 @@ use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
 use super::tree::{Entry, Map, Node, Position, Value};
 use super::url::UrlParts;
 use super::{Config, ConfigError, ConfigWarning, RunFlags};
-use crate::pod::{Fault, Severity};
+use limpet_model::pod::{Fault, Severity};
 
 /// No configuration is larger.
 const MAX_FILE: u64 = 1 << 20;

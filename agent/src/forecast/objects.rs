@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::merge::DesiredPods;
 use crate::merge::slot::Snapshots;
-use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, mounted, references};
-use crate::pod::PodKey;
-use crate::source::SourceKind;
+use limpet_model::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, mounted, references};
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
 
 /// One value of an object that is not as it was. A Secret's, and what is no text, has no words here.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn one(
 ) -> ObjectForecast {
     let reached = will.pods.values().filter(|pod| pod.source == source && references(pod).contains(key));
     let (files_of, starts_of): (Vec<_>, Vec<_>) = reached.partition(|pod| mounted(pod).contains(key));
-    let keys = |pods: Vec<_>| pods.into_iter().map(|pod: &Arc<crate::pod::PodRecord>| pod.key.clone()).collect();
+    let keys = |pods: Vec<_>| pods.into_iter().map(|pod: &Arc<limpet_model::pod::PodRecord>| pod.key.clone()).collect();
     ObjectForecast {
         source,
         old: old.cloned(),

@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::pod::read;
 use crate::source::proposal::{Proposal, Proposed, propose};
+use limpet_model::manifest::read;
 
 /// A file: source, name, text.
 type File<'a> = (SourceKind, &'a str, String);

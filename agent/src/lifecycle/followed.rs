@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::runtime::record::ContainerId;
+use limpet_model::container::ContainerId;
 
 /// A burst is over when nothing further has come for so long.
 const QUIET: Duration = Duration::from_secs(3);

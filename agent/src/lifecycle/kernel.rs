@@ -3,7 +3,6 @@
 //! counts of the cgroups and the exit codes have to do; `limpet doctor` says which it is.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use limpet_bpf::{Event, Events, LoadError, Loaded, Purpose, Request};
@@ -12,42 +11,17 @@ use tokio::sync::mpsc::error::SendError;
 use tokio_util::sync::CancellationToken;
 
 use super::followed::{Changes, Followed};
-use super::{LifecycleEvent, kernel_types, memory};
-use crate::runtime::record::ContainerId;
+use super::{kernel_types, memory};
 use crate::watch::Feed;
 use crate::watch::programs::{self, FeedEnd};
+use limpet_model::container::ContainerId;
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::process::ProcessName;
+use limpet_model::process::Sender;
+use limpet_model::process::container_in_cgroups;
 
 /// Events that are heard in one go, before anything else has its turn.
 const BATCH: usize = 1_024;
-/// SIGKILL, by which the OOM killer ends, too.
-pub const SIGKILL: u32 = 9;
-
-/// A process as the kernel names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessName {
-    /// Its number, in the initial namespace.
-    pub pid: u32,
-    /// The first 15 bytes of its program's name.
-    pub command: String,
-}
-
-impl fmt::Display for ProcessName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (pid {})", self.command, self.pid)
-    }
-}
-
-/// Who sent a signal that ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sender {
-    /// The signal's number.
-    pub signal: u32,
-    /// The process; `None`: the kernel itself, for a fault or for want of memory.
-    pub process: Option<ProcessName>,
-    /// The process's user.
-    pub uid: u32,
-}
-
 /// Tells what the kernel tells of `followed`, until `stop`. Ends at once where its programs do not work. To whom it shall
 /// be told who changes manifests, `feeds`, a feed is offered.
 pub async fn run(
@@ -229,30 +203,5 @@ impl Following {
 
 /// The container in whose cgroup a process is, which has not been waited for yet.
 fn container_of(pid: u32) -> Option<ContainerId> {
-    container_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
-}
-
-/// The container's id in a process's list of cgroups: the 64 digits of `…/<id>` or `…/limpet-<id>.scope`.
-pub(crate) fn container_in(cgroups: &str) -> Option<ContainerId> {
-    let parts = cgroups.split(['/', '\n', '-', '.']);
-    let is_id = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    parts.filter(is_id).map(ContainerId::new).next()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_container_is_found_in_the_cgroups_of_both_drivers() {
-        let id = "0123456789abcdef".repeat(4);
-        for text in [
-            format!("4:memory:/kubepods/burstable/pod1-2/{id}\n"),
-            format!("0::/kubepods.slice/kubepods-pod1_2.slice/limpet-{id}.scope\n"),
-            format!("0::/kubepods/pod1/{id}/nested\n"),
-        ] {
-            assert_eq!(container_in(&text), Some(ContainerId::new(id.as_str())), "{text}");
-        }
-        assert_eq!(container_in("0::/system.slice/ssh.service\n"), None);
-    }
+    container_in_cgroups(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }

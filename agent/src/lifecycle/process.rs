@@ -8,7 +8,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-use crate::runtime::record::ContainerId;
+use limpet_model::container::ContainerId;
 
 /// What is lost where processes cannot be held.
 pub const UNHELD: &str =

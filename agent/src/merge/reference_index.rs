@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::object::{ObjectKey, references};
-use crate::pod::{PodKey, PodRecord};
-use crate::source::SourceKind;
+use limpet_model::object::{ObjectKey, references};
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 
 /// The desired pods by the objects of their source that they refer to, whether those exist or not.
 #[derive(Debug, Default)]
@@ -47,8 +47,8 @@ mod tests {
     use super::super::slot::Snapshots;
     use super::super::table::MergeTable;
     use super::*;
-    use crate::object::{ObjectKind, ObjectRecord};
     use crate::source::SourceSnapshot;
+    use limpet_model::object::{ObjectKind, ObjectRecord};
 
     /// A pod that mounts the ConfigMaps `maps`.
     fn pod(name: &str, maps: &[&str], source: SourceKind) -> Arc<PodRecord> {
@@ -56,12 +56,12 @@ mod tests {
             maps.iter().map(|map| json!({"name": format!("v-{map}"), "configMap": {"name": map}})).collect();
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
             "spec": {"containers": [{"name": "c", "image": "i"}], "volumes": volumes}});
-        Arc::new(crate::pod::restore(pod.to_string().as_bytes(), "f.yaml", source, "node").unwrap())
+        Arc::new(limpet_model::manifest::restore(pod.to_string().as_bytes(), "f.yaml", source, "node").unwrap())
     }
 
     fn map(name: &str, value: &str) -> Arc<ObjectRecord> {
         let value = json!({"metadata": {"name": name}, "data": {"k": value}});
-        Arc::new(crate::object::decode(&value, ObjectKind::ConfigMap, Arc::from("f.yaml")).0.unwrap())
+        Arc::new(limpet_model::object::decode(&value, ObjectKind::ConfigMap, Arc::from("f.yaml")).0.unwrap())
     }
 
     fn view(pods: &[Arc<PodRecord>], objects: &[Arc<ObjectRecord>]) -> Arc<SourceSnapshot> {

@@ -4,7 +4,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::exchange::Exchange;
-use crate::source::{SourceKind, SourceSnapshot};
+use crate::source::SourceSnapshot;
+use limpet_model::source::SourceKind;
 
 const SOURCES: usize = SourceKind::ALL.len();
 

@@ -12,9 +12,10 @@ use imbl::ordmap::DiffItem;
 use super::reference_index::ReferenceIndex;
 use super::slot::Snapshots;
 use super::{DesiredPods, Duplicate, PodChange};
-use crate::object::ObjectKey;
-use crate::pod::{PodKey, PodRecord, PodUid};
-use crate::source::{SourceKind, SourceSnapshot};
+use crate::source::SourceSnapshot;
+use limpet_model::object::ObjectKey;
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
+use limpet_model::source::SourceKind;
 
 /// The merged state and the snapshots it was made of.
 #[derive(Debug, Default)]
@@ -262,13 +263,6 @@ fn rank(change: &PodChange) -> usize {
         PodChange::Updated { .. } => 2,
         PodChange::Deleting { .. } => 3,
         PodChange::Reconciled { .. } => 4,
-    }
-}
-
-impl SourceKind {
-    /// The source's place in arrays of one entry per source, which is its precedence.
-    pub fn index(self) -> usize {
-        self as usize
     }
 }
 

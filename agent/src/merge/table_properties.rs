@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::*;
-use crate::pod::Fingerprint;
+use limpet_model::pod::Fingerprint;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 

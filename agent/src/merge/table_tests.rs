@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::*;
-use crate::pod::{Fingerprint, restore};
+use limpet_model::manifest::restore;
+use limpet_model::pod::Fingerprint;
 
 /// A pod in a few words: its name, or `namespace/name`, then what is special about it.
 /// `image=2`: edited in place; `spec=2`: another incarnation; `uid=u`: written in the manifest; `ends`, `ends=5`:

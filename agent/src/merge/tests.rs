@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
-use crate::pod::{Fingerprint, PodUid};
 use crate::source::SourceSnapshot;
+use limpet_model::pod::{Fingerprint, PodUid};
 
 fn record(source: SourceKind, version: u8) -> Arc<PodRecord> {
     Arc::new(PodRecord {
@@ -130,7 +130,8 @@ async fn a_pod_that_loses_is_told_although_nothing_changes() {
 async fn an_object_that_nobody_refers_to_is_let_go_of() {
     let mut running = start();
     let value = serde_json::json!({"metadata": {"name": "m"}});
-    let object = crate::object::decode(&value, crate::object::ObjectKind::Secret, Arc::from("a")).0.unwrap();
+    let object =
+        limpet_model::object::decode(&value, limpet_model::object::ObjectKind::Secret, Arc::from("a")).0.unwrap();
     let objects = OrdMap::unit(object.key.clone(), Arc::new(object));
     let with_it = SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() };
     running.slots.publish(SourceKind::Push, Arc::new(with_it));

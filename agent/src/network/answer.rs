@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::PodAddresses;
+use limpet_model::sandbox::PodAddresses;
 
 /// The result of an ADD, as far as it matters here. The same from CNI 0.3.0 to 1.1.0.
 #[derive(Debug, Deserialize)]

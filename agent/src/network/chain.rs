@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::conflist::Conflist;
 use super::invoke::Plugins;
 use super::record::Record;
-use super::{INTERFACE, NetworkError, PodAddresses, answer, invoke};
+use super::{INTERFACE, NetworkError, answer, invoke};
+use limpet_model::sandbox::PodAddresses;
 
 /// Each plugin in order, each given the result of the one before.
 pub(super) async fn add(

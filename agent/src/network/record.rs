@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::conflist::{self, Conflist};
 use super::{AttachRequest, PortMapping};
-use crate::pod::PodUid;
+use limpet_model::pod::PodUid;
 
 /// The namespace a pod was attached in: its path names it, the other two tell whether it is still the same one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

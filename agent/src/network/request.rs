@@ -5,7 +5,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::ContainerPort;
 use serde::{Deserialize, Serialize};
 
-use crate::pod::{PodRecord, PodUid};
+use limpet_model::pod::{PodRecord, PodUid};
 
 /// A container's port that is to be reached by a port of the node (`hostPort`), as the `portMappings` capability
 /// takes it.

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
+use std::net::IpAddr;
+
 use super::*;
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 

@@ -19,9 +19,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
 use self::limits::{GroupLimits, REQUIRED_CONTROLLERS};
-use super::spec::{QosClass, cpu_shares, pod_cpu_request, pod_limits, qos_class};
 use crate::config::CgroupDriver;
-use crate::pod::{PodRecord, PodUid};
+use limpet_model::pod::compute_resources::{cpu_shares, pod_cpu_request, pod_limits};
+use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::pod::{PodRecord, PodUid};
 
 /// Why a cgroup could not be made, changed or removed.
 #[derive(Debug, thiserror::Error)]

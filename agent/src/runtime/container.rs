@@ -24,8 +24,11 @@ use tonic::Code;
 
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
-use super::record::{self, ContainerId, ContainerIdentity, ContainerState, Recorded};
+use super::record;
 use crate::leftover;
+use limpet_model::container::FoundContainer;
+use limpet_model::container::Task;
+use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState};
 
 const SHIM: &str = "io.containerd.runc.v2";
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
@@ -48,43 +51,6 @@ pub struct ContainersConfig {
     pub runtime_binary: Option<PathBuf>,
     /// The systemd cgroup driver is in use.
     pub systemd_cgroup: bool,
-}
-
-/// containerd's view of a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
-    /// Made, not started.
-    Created,
-    /// Its process runs (or is paused).
-    Running {
-        /// The first process, in the host's pid namespace.
-        pid: u32,
-    },
-    /// Its process ended.
-    Stopped {
-        /// The exit code.
-        code: i32,
-        /// When it ended.
-        at: Timestamp,
-    },
-    /// containerd cannot tell: the shim does not answer (yet).
-    Unknown {
-        /// The last known first process.
-        pid: u32,
-    },
-}
-
-/// A container found in containerd.
-#[derive(Debug, Clone)]
-pub struct FoundContainer {
-    /// Its id.
-    pub id: ContainerId,
-    /// What limpet wrote on it.
-    pub recorded: Recorded,
-    /// Its task, if it has one.
-    pub task: Option<Task>,
-    /// Whether it still has its writable snapshot.
-    pub has_snapshot: bool,
 }
 
 /// What a container is to be made on.

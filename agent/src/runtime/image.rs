@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
-use oci_spec::image::ImageConfiguration;
 use tokio::sync::watch;
 
 use super::client::Client;
-use crate::object::ObjectRecord;
+use limpet_model::object::ObjectRecord;
 
 mod archive;
 mod auth;
@@ -29,7 +28,6 @@ mod platform;
 mod preload;
 mod progress;
 mod pull;
-mod reference;
 mod registry;
 mod token;
 mod unpack;
@@ -37,31 +35,17 @@ mod unpack;
 pub use error::{CallError, ImageError};
 pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
-pub use reference::{normalize, tag};
 
 use content::Store;
-use reference::{ImageName, Target};
+use limpet_model::image::LocalImage;
+use limpet_model::image_name::normalize;
+use limpet_model::image_name::{ImageName, Target};
 
 /// How many credentials are tried at one pull.
 const MAX_TURNS: usize = 16;
 
 /// How many images are remembered; beyond it containerd is asked again.
 const CACHED: usize = 256;
-
-/// An image that is present and unpacked: all a container start needs to know of it. Cached by digest.
-#[derive(Debug)]
-pub struct LocalImage {
-    /// The name in containerd, normalised: `docker.io/library/busybox:latest`.
-    pub name: Arc<str>,
-    /// Digest of what the name points to (index or manifest): `sha256:…`.
-    pub digest: Arc<str>,
-    /// The snapshot key of the unpacked layers (`chain id`), parent of every container's snapshot.
-    pub chain_id: Arc<str>,
-    /// The image's configuration: entrypoint, command, environment, user, working directory.
-    pub config: ImageConfiguration,
-    /// Bytes of manifest, config and compressed layers.
-    pub size: u64,
-}
 
 /// Where images come from and go to.
 #[derive(Debug, Clone)]

@@ -8,7 +8,8 @@ use tonic::Code;
 
 use super::container::Containers;
 use super::error::{RuntimeError, found};
-use super::record::{self, ContainerId};
+use super::record;
+use limpet_model::container::ContainerId;
 
 impl Containers {
     /// Protects what a start makes before the container exists to hold it. No expiry: a clock that jumps must not

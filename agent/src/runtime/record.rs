@@ -4,16 +4,12 @@
 //! container is, and what became of it. Only the last one changes, and it is written before the task is deleted.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use prost_types::Any;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use serde::Serialize;
 
-use crate::pod::{PodKey, PodUid};
-use crate::source::SourceKind;
+use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
 
 /// Label that says a container is limpet's.
 pub const LABEL_MANAGED: &str = "io.limpet.managed";
@@ -30,128 +26,6 @@ const EXTENSION_MANIFEST: &str = "io.limpet.manifest";
 const EXTENSION_IDENTITY: &str = "io.limpet.identity";
 /// The extension that changes during a container's life.
 pub const EXTENSION_STATE: &str = "io.limpet.state";
-
-/// A container's id in containerd: 64 hexadecimal digits, the last 32 of them the pod's.
-///
-/// Derived from pod UID, container name and attempt, so that a start cut short by a crash is found again. Its own
-/// digits come first, because people and tools read the first dozen.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ContainerId(Arc<str>);
-
-impl ContainerId {
-    /// The id of one attempt at one container of one pod.
-    pub fn derive(uid: &PodUid, container: &str, attempt: u32) -> Self {
-        let own = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}")));
-        Self(format!("{}{}", &own[..32], Self::pod_digits(uid)).into())
-    }
-
-    /// The 32 digits that the id of every container of the pod ends with.
-    pub fn pod_digits(uid: &PodUid) -> String {
-        let mut digits = hex(&Sha256::digest(uid.as_str()));
-        digits.truncate(32);
-        digits
-    }
-
-    /// An id as containerd reports it.
-    pub fn new(id: impl Into<Arc<str>>) -> Self {
-        Self(id.into())
-    }
-
-    /// The last 32 digits, which lead to the pod; empty for an id that is not limpet's.
-    pub fn pod_part(&self) -> &str {
-        self.0.get(32..).unwrap_or_default()
-    }
-
-    /// The id's text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ContainerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for ContainerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// What a container is; never changes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ContainerIdentity {
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod's name.
-    pub pod: String,
-    /// The pod's UID.
-    pub uid: String,
-    /// The container's name.
-    pub container: String,
-    /// Whether it is an init container.
-    pub init: bool,
-    /// How many starts came before this one.
-    pub attempt: u32,
-    /// The source the pod came from.
-    pub source: String,
-    /// The file or URL.
-    pub origin: String,
-    /// Hash of what of this container can change in place: image and resources.
-    pub fingerprint: String,
-    /// The image's name as pulled.
-    pub image: String,
-    /// Digest the name pointed to at the start.
-    pub image_digest: String,
-    /// Where its log is.
-    pub log_path: String,
-    /// The back-off that its end begins with, in seconds (kubelet-semantics 4.5).
-    #[serde(default)]
-    pub backoff_seconds: u64,
-}
-
-impl ContainerIdentity {
-    /// The pod's key.
-    pub fn pod_key(&self) -> PodKey {
-        PodKey::new(self.namespace.as_str(), self.pod.as_str())
-    }
-
-    /// The source's kind; an unknown one counts as the file source's.
-    pub fn source(&self) -> SourceKind {
-        SourceKind::from_name(&self.source).unwrap_or(SourceKind::File)
-    }
-}
-
-/// How a container ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Exit {
-    /// Exit code; above 128 a signal.
-    pub code: i32,
-    /// kubelet's reason: `Completed`, `Error`, `OOMKilled`, `StartError`, `ContainerStatusUnknown`.
-    pub reason: String,
-    /// The termination message, or why the start failed.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub message: String,
-    /// When it ended, by the wall clock of then.
-    pub finished_at: Timestamp,
-}
-
-/// What became of a container; written over as it happens.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ContainerState {
-    /// When its process was started; `None`: it never ran.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub started_at: Option<Timestamp>,
-    /// How it ended; `None`: it runs, or nobody saw its end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exit: Option<Exit>,
-}
 
 /// The labels of a container.
 pub fn labels(identity: &ContainerIdentity) -> HashMap<String, String> {
@@ -181,17 +55,6 @@ pub fn state_extension(state: &ContainerState) -> Any {
     any(EXTENSION_STATE, json(state))
 }
 
-/// A container as its extensions describe it.
-#[derive(Debug, Clone)]
-pub struct Recorded {
-    /// What it is.
-    pub identity: ContainerIdentity,
-    /// What became of it.
-    pub state: ContainerState,
-    /// The pod's manifest, canonical JSON as authored.
-    pub manifest: Arc<[u8]>,
-}
-
 /// Reads the extensions back; the error says which one is missing or unreadable.
 pub fn recorded(extensions: &HashMap<String, Any>) -> Result<Recorded, String> {
     let bytes = |key: &str| {
@@ -218,17 +81,10 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
+    use jiff::Timestamp;
+    use limpet_model::container::Exit;
 
-    #[test]
-    fn an_id_is_the_attempts_own_half_and_the_pods() {
-        let uid = PodUid::new("0123");
-        let first = ContainerId::derive(&uid, "web", 0);
-        let second = ContainerId::derive(&uid, "web", 1);
-        assert_eq!(first.as_str().len(), 64);
-        assert!(first.as_str()[..12] != second.as_str()[..12]);
-        assert_eq!((first.pod_part(), second.pod_part()), (&*ContainerId::pod_digits(&uid), first.pod_part()));
-    }
+    use super::*;
 
     #[test]
     fn what_is_written_is_read_back() {

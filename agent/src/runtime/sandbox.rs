@@ -21,7 +21,9 @@ use rustix::fs::FsWord;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
-use crate::pod::PodUid;
+use limpet_model::pod::PodUid;
+use limpet_model::sandbox::Namespaces;
+use limpet_model::sandbox::Sandbox;
 
 /// Bytes of a pod's `/dev/shm`, as containerd's CRI gives them.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
@@ -35,28 +37,6 @@ const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
 /// How many mounts stacked upon one path are taken off before giving up.
 const MAX_STACKED: usize = 32;
-
-/// The namespaces a pod's containers join. `None` means the host's.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Namespaces {
-    /// Pin of the network namespace; `None` for `hostNetwork`.
-    pub network: Option<PathBuf>,
-    /// Pin of the IPC namespace; `None` for `hostIPC`.
-    pub ipc: Option<PathBuf>,
-    /// Pin of the UTS namespace; `None` for `hostNetwork`.
-    pub uts: Option<PathBuf>,
-}
-
-/// A prepared sandbox.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sandbox {
-    /// The namespaces to join.
-    pub namespaces: Namespaces,
-    /// The pod's `/dev/shm`, a tmpfs of its own; the host's with `hostIPC`.
-    pub shm: PathBuf,
-    /// The pod's hostname: its own, or the node's with `hostNetwork`.
-    pub hostname: String,
-}
 
 /// What a sandbox is made from.
 #[derive(Debug, Clone, Copy)]
@@ -230,13 +210,6 @@ impl Sandboxes {
 
     fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.dir.join(uid.as_str())
-    }
-}
-
-impl Namespaces {
-    /// The pins there are to be, in the order they are bound.
-    fn pins(&self) -> impl Iterator<Item = &Path> {
-        [&self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
     }
 }
 

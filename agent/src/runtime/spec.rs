@@ -4,13 +4,11 @@
 //! reads the few facts of the host that only some containers need. The rules are in the modules below, one subject each.
 
 mod capabilities;
-mod downward;
 mod environment;
 mod expansion;
 mod host;
 mod mounts;
 mod process;
-mod qos;
 mod resources;
 mod scope;
 mod seccomp;
@@ -24,17 +22,14 @@ use oci_spec::runtime::{
     Linux, LinuxDeviceCgroup, LinuxNamespace, LinuxNamespaceType, LinuxResources, LinuxSeccomp, Root, Spec,
 };
 
-pub use self::downward::{NodeLimits, metadata_field, resource_field};
 pub use self::host::HostInput;
-pub use self::qos::{QosClass, qos_class};
-pub use self::resources::{CPU_PERIOD, PodLimits, cpu_quota, cpu_shares, oom_score_adj, pod_cpu_request, pod_limits};
 
-use super::image::LocalImage;
-use super::sandbox::Sandbox;
-use crate::network::PodAddresses;
-use crate::object::{ObjectKey, ObjectKind, PodObjects};
-use crate::pod::PodRecord;
 use crate::volume::Mount;
+use limpet_model::image::LocalImage;
+use limpet_model::object::{ObjectKey, ObjectKind, PodObjects};
+use limpet_model::pod::PodRecord;
+use limpet_model::sandbox::PodAddresses;
+use limpet_model::sandbox::Sandbox;
 
 /// Who the container's first process runs as, numbers only.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

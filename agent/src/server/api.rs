@@ -21,9 +21,9 @@ use super::connection::Peer;
 use super::pods::json;
 use super::view::{PodListView, Row, rows};
 use super::{ServerState, view};
-use crate::object::ObjectKind;
-use crate::pod::{PodKey, identity};
 use crate::source::push::{PushError, Pusher, Resource, Verb};
+use limpet_model::object::ObjectKind;
+use limpet_model::pod::{PodKey, identity};
 use refusal::Refusal;
 use refused::Refused;
 

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use crate::watch::actor::Actor;
 use crate::watch::{Onlooker, actor_behind};
+use limpet_model::actor::Actor;
 
 /// Connections at once, on each listener; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 128;

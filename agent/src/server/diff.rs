@@ -22,11 +22,12 @@ use super::pods::json;
 use super::sources::{SourceView, Sources};
 use crate::forecast::{Forecast, forecast, images};
 use crate::merge::slot::Snapshots;
-use crate::pod::Manifest;
 use crate::source::proposal::{Proposal, propose};
-use crate::source::{Decoder, Health, Rejection, SourceKind, file};
+use crate::source::{Decoder, Health, Rejection, file};
 use crate::status::observed::Observed;
 use document::{DiffDocument, DiffRequest};
+use limpet_model::manifest::Manifest;
+use limpet_model::source::SourceKind;
 
 /// Bytes of one request: a directory of manifests.
 const MAX_BODY: usize = 64 << 20;

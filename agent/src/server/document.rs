@@ -11,8 +11,8 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::pod;
 use crate::source::ManifestChange;
+use limpet_model::pod;
 
 /// The namespace of a pod that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";

@@ -15,9 +15,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::watch;
 
-use crate::pod::PodKey;
 use crate::runtime::log::{LogStream, ReadOptions, exists, previous_attempt, read};
 use crate::status::observed::{Observed, ObservedPod};
+use limpet_model::pod::PodKey;
 
 /// Whose log is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]

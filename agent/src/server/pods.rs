@@ -13,9 +13,9 @@ use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView};
 use crate::merge::DesiredPods;
-use crate::pod::PodKey;
 use crate::source::ManifestChange;
 use crate::status::metrics::CONTENT_TYPE;
+use limpet_model::pod::PodKey;
 
 /// The query of routes that can be watched.
 #[derive(Debug, Deserialize)]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::pod::PodKey;
-use crate::source::{ManifestChange, SourceKind, SourceSnapshot};
+use crate::source::{ManifestChange, SourceSnapshot};
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
 
 /// One source as people see it.
 #[derive(Debug, Clone)]

@@ -1,6 +1,7 @@
 //! The server on a real socket, asked by the command line's own client.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use limpet_model::manifest;
 use std::sync::Mutex;
 
 use jiff::Timestamp;
@@ -12,11 +13,12 @@ use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, Sourc
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::merge::{DesiredPods, Duplicate};
-use crate::pod::{self, Fault, PodKey, PodRecord};
-use crate::source::{Decoder, Health as SourceHealth, Rejection, SourceKind, SourceSnapshot, push};
+use crate::source::{Decoder, Health as SourceHealth, Rejection, SourceSnapshot, push};
 use crate::status::event::{Event, EventType};
 use crate::status::observed::ObservedPod;
 use crate::status::observed::tests::observed;
+use limpet_model::pod::{Fault, PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 
 /// A directory that goes with the test.
 struct TempDir(PathBuf);
@@ -74,7 +76,7 @@ fn fixture(name: &str) -> Fixture {
         events: Events::default(),
         metrics: Metrics::new("edge1"),
         onlooker: Arc::new(()),
-        pusher: push::channel("edge1", Decoder { read: pod::read, restore: pod::restore_kept }).0,
+        pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_kept }).0,
         health,
     };
     let stop = CancellationToken::new();
@@ -106,7 +108,7 @@ fn rejecting(key: Option<&PodKey>) -> Arc<SourceSnapshot> {
 
 fn event(key: &PodKey, reason: &'static str) -> Event {
     Event {
-        pod: Some((key.clone(), crate::pod::PodUid::new("u1"))),
+        pod: Some((key.clone(), limpet_model::pod::PodUid::new("u1"))),
         container: Some("web".to_owned()),
         event_type: EventType::Normal,
         reason,

@@ -15,10 +15,11 @@ use super::document::{
 };
 use super::sources::SourceView;
 use crate::merge::{DesiredPods, Duplicate};
-use crate::pod::{Fault, PodKey, PodRecord, Severity};
-use crate::source::{Health, Rejection, SourceKind};
+use crate::source::{Health, Rejection};
 use crate::status::event::{Event, EventType};
 use crate::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
+use limpet_model::source::SourceKind;
 
 /// A Pod as it is written out, borrowed from the snapshots.
 #[derive(Debug, Serialize)]

@@ -15,9 +15,9 @@ use serde::Serialize;
 use super::ServerState;
 use super::document::PodChange;
 use super::view::{self, Row};
-use crate::pod::PodKey;
 use crate::status::event::Event;
 use crate::status::observed::Changes;
+use limpet_model::pod::PodKey;
 
 /// Where a stream takes its lines from.
 pub(super) trait Lines: Send + 'static {

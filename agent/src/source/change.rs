@@ -9,11 +9,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
+use super::SourceSnapshot;
 use super::view::Contents;
-use super::{SourceKind, SourceSnapshot};
-use crate::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severity};
 use crate::store::Kept;
-use crate::watch::actor::Actor;
+use limpet_model::actor::Actor;
+use limpet_model::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severity};
+use limpet_model::source::SourceKind;
 
 /// Parts of a pod that are named at most.
 const MOST_PARTS: usize = 12;

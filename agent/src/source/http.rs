@@ -23,17 +23,19 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::pod::{Manifest, Severity};
 use crate::source::change::Ledger;
 use crate::source::keep::Keeper;
 use crate::source::told::Told;
 use crate::source::view::{Contents, View};
-use crate::source::{Decoder, Health, Pulse, SourceKind, SourceSnapshot};
+use crate::source::{Decoder, Health, Pulse, SourceSnapshot};
 use crate::store::{Kept, Store};
 pub(crate) use check::check_answer;
 use client::Patience;
 use failure::Failure;
 use fetch::{Answer, Fetcher, Validators};
+use limpet_model::manifest::Manifest;
+use limpet_model::pod::Severity;
+use limpet_model::source::SourceKind;
 use schedule::Ended;
 pub use settings::{Address, HttpSettings};
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
-use crate::source::{ManifestChange, Pulse, SourceKind};
+use crate::source::{ManifestChange, Pulse};
 use crate::store::{Changes, Kept, Store, StoreError, chain};
-use crate::watch::DirectoryId;
+use limpet_model::directory_id::DirectoryId;
+use limpet_model::source::SourceKind;
 
 /// A write that has ended: what was to be written, and how it went.
 type Written = Result<(Changes, Result<bool, StoreError>), JoinError>;

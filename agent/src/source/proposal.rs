@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use super::push::{PushError, first_claim};
 use super::view::{Contents, View};
-use super::{Rejection, SourceKind, SourceSnapshot};
+use super::{Rejection, SourceSnapshot};
 use crate::merge::slot::Snapshots;
-use crate::pod::{Fault, Manifest, Severity};
+use limpet_model::manifest::Manifest;
+use limpet_model::pod::{Fault, Severity};
+use limpet_model::source::SourceKind;
 
 /// What is proposed to a source.
 #[derive(Debug)]

@@ -20,11 +20,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::merge::slot::{Slots, Snapshots};
-use crate::pod::{PodKey, PodRecord, identity};
-use crate::source::{Decoder, Health, ManifestChange, Pulse, SourceKind, SourceSnapshot};
+use crate::source::{Decoder, Health, ManifestChange, Pulse, SourceSnapshot};
 use crate::status::observed::Observed;
 use crate::store::{Changes, Kept, Manifests, Store, StoreError, chain};
 pub use error::PushError;
+use limpet_model::pod::{PodKey, PodRecord, identity};
+use limpet_model::source::SourceKind;
 use request::{By, Request};
 pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
 pub use resource::Resource;

@@ -7,8 +7,9 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use tracing::{info, warn};
 
-use super::{ChangeKind, ManifestChange, Rejection, SourceKind, SourceSnapshot};
-use crate::pod::{Fault, Severity};
+use super::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
+use limpet_model::pod::{Fault, Severity};
+use limpet_model::source::SourceKind;
 
 /// One source's memory of what it said.
 #[derive(Debug)]

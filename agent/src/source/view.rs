@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use crate::object::{ObjectKey, ObjectRecord};
-use crate::pod::{Fault, Manifest, PodKey, PodRecord, Severity};
 use crate::source::{Health, Rejection, SourceSnapshot};
 use crate::store::Manifests;
+use limpet_model::manifest::Manifest;
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 
 /// What a file holds, its last good versions included.
 #[derive(Debug, Clone, Default)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 
-use crate::pod::{PodKey, PodUid};
+use limpet_model::pod::{PodKey, PodUid};
 
 /// How many distinct events are kept; the oldest goes first.
 pub const CAPACITY: usize = 1_000;

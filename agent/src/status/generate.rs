@@ -12,9 +12,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::runtime::record::Exit;
 use crate::worker::plan::{self, Surroundings};
 use crate::worker::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
+use limpet_model::container::Exit;
 
 /// The status of `pod` now.
 ///

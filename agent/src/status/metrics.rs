@@ -23,12 +23,13 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use super::observed::ObservedPods;
-use crate::source::{SourceKind, SourceSnapshot};
+use crate::source::SourceSnapshot;
 use labels::{
     BackendLabel, ChangeLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels, SourceLabel,
     StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, MergeChange, RejectionReason};
+use limpet_model::source::SourceKind;
 
 /// The content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
-use crate::pod::{PodKey, PodRecord};
+use limpet_model::pod::{PodKey, PodRecord};
 
 /// What the agent holds of one container that the Pod API has no field for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -118,30 +118,9 @@ impl Changes {
 #[allow(clippy::unwrap_used)]
 pub(crate) mod tests {
     use futures_util::FutureExt;
-    use k8s_openapi::api::core::v1::Pod;
 
     use super::*;
-    use crate::pod::{Fingerprint, PodUid};
-    use crate::source::SourceKind;
-
-    /// A pod from a manifest in JSON, for the tests of all who read snapshots.
-    pub(crate) fn record(manifest: serde_json::Value) -> Arc<PodRecord> {
-        let pod: Pod = serde_json::from_value(manifest.clone()).unwrap();
-        let key = PodKey::new(
-            pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned()),
-            pod.metadata.name.clone().unwrap(),
-        );
-        Arc::new(PodRecord {
-            key,
-            uid: PodUid::new(pod.metadata.uid.clone().unwrap_or_else(|| "0af3".to_owned())),
-            fingerprint: Fingerprint([7; 16]),
-            immutable_fingerprint: Fingerprint([8; 16]),
-            source: SourceKind::File,
-            origin: "web.yaml".into(),
-            manifest: serde_json::to_vec(&manifest).unwrap().into(),
-            pod,
-        })
-    }
+    use limpet_model::fixtures::record;
 
     /// The same, observed with the manifest's own status.
     pub(crate) fn observed(manifest: serde_json::Value) -> Arc<ObservedPod> {

@@ -2,8 +2,8 @@
 
 use super::event::{EventType, Events};
 use super::metrics::{Metrics, RejectionReason};
-use crate::pod::{Fault, PodRecord, Severity};
-use crate::source::SourceKind;
+use limpet_model::pod::{Fault, PodRecord, Severity};
+use limpet_model::source::SourceKind;
 
 /// What is told.
 #[derive(Debug)]

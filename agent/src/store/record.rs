@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
 use super::Kept;
-use crate::source::SourceKind;
-use crate::watch::DirectoryId;
+use limpet_model::directory_id::DirectoryId;
+use limpet_model::source::SourceKind;
 
 /// What every record begins with; the last byte is the format.
 pub(super) const MAGIC: [u8; 8] = *b"limpetG\x02";

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::record::{self, Content, MAGIC, Record};
 use super::tables::{META, SEQUENCE, put_directory, write_records};
 use super::{StoreError, open_database, open_error, quarantine};
-use crate::source::SourceKind;
+use limpet_model::source::SourceKind;
 
 /// How much of a damaged file is searched; a node's manifests take a fraction of it.
 const MAX_BYTES: u64 = 256 << 20;

@@ -6,8 +6,8 @@ use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefi
 
 use super::record::{self, Content, Record};
 use super::{Changes, Kept};
-use crate::source::SourceKind;
-use crate::watch::DirectoryId;
+use limpet_model::directory_id::DirectoryId;
+use limpet_model::source::SourceKind;
 
 /// (source, origin) -> what was last good there, see [`record`].
 const LAST_GOOD: TableDefinition<'static, (&str, &str), &[u8]> = TableDefinition::new("last-good");

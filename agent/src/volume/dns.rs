@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodDNSConfigOption};
 
 use super::Warning;
-use crate::pod::PodRecord;
+use limpet_model::pod::PodRecord;
 
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;

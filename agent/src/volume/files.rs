@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use super::VolumeError;
-use crate::pod::PodUid;
+use limpet_model::pod::PodUid;
 
 /// A managed file is not read beyond this.
 const MAX_FILE: u64 = 1 << 20;

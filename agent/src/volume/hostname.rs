@@ -1,7 +1,7 @@
 //! What a pod calls itself. Pure; the rules are kubelet's (`GeneratePodHostNameAndDomain`).
 
 use super::VolumeError;
-use crate::pod::PodRecord;
+use limpet_model::pod::PodRecord;
 
 /// A DNS label's length, to which a pod's name is cut.
 const MAX_LABEL: usize = 63;

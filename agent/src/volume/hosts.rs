@@ -9,7 +9,7 @@ use std::fmt::Write;
 use k8s_openapi::api::core::v1::HostAlias;
 
 use super::hostname::PodHostname;
-use crate::network::PodAddresses;
+use limpet_model::sandbox::PodAddresses;
 
 /// The file of a pod with a network of its own.
 pub(super) fn own_network(addresses: &PodAddresses, hostname: &PodHostname, aliases: &[HostAlias]) -> String {

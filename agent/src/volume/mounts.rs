@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, preparation, resolver, termination};
-use crate::pod::PodRecord;
+use limpet_model::pod::PodRecord;
 
 /// The path of the termination message in the container, unless it names another.
 const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";

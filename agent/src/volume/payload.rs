@@ -8,9 +8,9 @@ use std::path::{Component, Path};
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Volume, VolumeProjection};
 
 use super::VolumeError;
-use crate::object::{ObjectKind, PodObjects, SecretBytes};
-use crate::pod::PodRecord;
-use crate::runtime::spec::{NodeLimits, metadata_field, resource_field};
+use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
 /// Kubernetes' permissions without a `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;

@@ -10,9 +10,9 @@ use super::host_path::HostPath;
 use super::payload::{Sources, payload};
 use super::written::{self, WrittenVolume};
 use super::{Settings, VolumeError, Warning, files, hostname, hosts, resolver};
-use crate::network::PodAddresses;
-use crate::object::PodObjects;
-use crate::pod::{PodRecord, PodUid};
+use limpet_model::object::PodObjects;
+use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::sandbox::PodAddresses;
 
 /// The work, owning all it needs.
 #[derive(Debug)]

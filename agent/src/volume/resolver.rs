@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::dns::{self, DnsRequest, Resolver};
 use super::{Settings, VolumeError, Volumes, Warning, blocking, files};
-use crate::pod::PodRecord;
 use crate::watch::PathWatch;
+use limpet_model::pod::PodRecord;
 
 /// The file's name in a pod's directory.
 pub(super) const FILE: &str = "etc-resolv.conf";

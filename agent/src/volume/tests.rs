@@ -9,8 +9,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::pod::{Fingerprint, PodKey};
-use crate::source::SourceKind;
+use limpet_model::pod::{Fingerprint, PodKey};
+use limpet_model::source::SourceKind;
 
 /// A pod `default/web-node` with `spec`.
 pub(super) fn record(spec: serde_json::Value) -> PodRecord {

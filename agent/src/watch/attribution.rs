@@ -4,9 +4,10 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::actor::Actor;
 use super::witness::{Outlook, Place};
-use super::{Actors, Backend, DirectoryId, DirectoryWatch, RescanReason};
+use super::{Actors, Backend, DirectoryWatch, RescanReason};
+use limpet_model::actor::Actor;
+use limpet_model::directory_id::DirectoryId;
 
 impl DirectoryWatch {
     /// Hears who does what, and leaves what it means to the next event. Resolves whenever something was heard. Cancel safe.

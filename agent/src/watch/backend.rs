@@ -8,9 +8,9 @@ use std::sync::atomic::AtomicU64;
 
 use tokio::sync::{mpsc, watch};
 
-use super::DirectoryId;
-use super::actor::{Actor, Resident};
 use crate::config::ManifestWatch;
+use limpet_model::actor::{Actor, Resident};
+use limpet_model::directory_id::DirectoryId;
 
 /// What tells of changes, and of who made them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -17,9 +17,11 @@ use nix::sys::fanotify::{EventFFlags, InitFlags, MarkFlags, MaskFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::actor::Actor;
 use super::inotify::{OwnsDescriptor, register};
-use super::{DirectoryId, Onlooker, process};
+use super::{Onlooker, process};
+use crate::watch::directory_id;
+use limpet_model::actor::Actor;
+use limpet_model::directory_id::DirectoryId;
 
 /// Bytes read at once: some 50 events, each of which opens a pidfd.
 const BUFFER: usize = 4 << 10;
@@ -120,7 +122,7 @@ impl Fanotify {
             }
             errno => errno.into(),
         })?;
-        if DirectoryId::of(path)? != id {
+        if directory_id(path)? != id {
             return Err(io::ErrorKind::NotFound.into());
         }
         let mut fresh = self.listed()?.into_iter().filter(|handle| !before.contains(handle));

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use super::Onlooker;
-use super::actor::Actor;
 use super::cgroup;
+use limpet_model::actor::Actor;
 
 /// What is kept of a text that a process chooses, in bytes.
 const MAX_TEXT: usize = 256;

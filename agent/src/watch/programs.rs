@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use limpet_bpf::{Event, Events, FileChange, InodeId, Loaded, Operation, Purpose};
 use tokio::sync::{mpsc, watch};
 
-use super::actor::Actor;
 use super::process::bounded;
-use super::{DirectoryId, Feed, Sighting};
+use super::{Feed, Sighting};
+use limpet_model::actor::Actor;
+use limpet_model::directory_id::DirectoryId;
 
 /// Changes that may wait for the watch. What finds no room costs an actor, and no change.
 const ROOM: usize = 1_024;

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::DirectoryId;
-use super::actor::Actor;
 use super::fanotify::Fanotify;
+use crate::watch::directory_id;
+use limpet_model::actor::Actor;
 
 /// The file that is written.
 const NAME: &str = "trial";
@@ -18,7 +18,7 @@ const NAME: &str = "trial";
 /// The kernel gives no fanotify, or not for this directory.
 pub(crate) async fn fanotify(directory: &Path) -> io::Result<Arc<Actor>> {
     let mut fanotify = Fanotify::new()?;
-    fanotify.mark(directory, DirectoryId::of(directory)?)?;
+    fanotify.mark(directory, directory_id(directory)?)?;
     fs::write(directory.join(NAME), "")?;
     loop {
         let drained = fanotify.look(&()).await?;
@@ -33,7 +33,7 @@ pub(crate) async fn fanotify(directory: &Path) -> io::Result<Arc<Actor>> {
 /// # Errors
 /// As [`fanotify`].
 pub(crate) fn can_mark(directory: &Path) -> io::Result<()> {
-    Fanotify::new()?.mark(directory, DirectoryId::of(directory)?)
+    Fanotify::new()?.mark(directory, directory_id(directory)?)
 }
 
 #[cfg(test)]

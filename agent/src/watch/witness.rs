@@ -16,12 +16,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::DirectoryId;
-use super::actor::Actor;
 use super::at_work::AtWork;
 use super::backend::{Backend, Feed, WatchSettings};
 use super::fanotify::{Drained, Fanotify, Seen};
 use crate::config::ManifestWatch;
+use limpet_model::actor::Actor;
+use limpet_model::directory_id::DirectoryId;
 
 /// How long a change that is handled waits for the witness's word. Both hear of it within microseconds.
 const PATIENCE: Duration = Duration::from_millis(5);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lifecycle::process;
-use crate::runtime::container::{FoundContainer, Task};
-use crate::runtime::record::{ContainerId, Exit};
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::container::{FoundContainer, Task};
 
 use super::state::{Busy, Instance, Life, Now, PodState};
 

@@ -5,8 +5,8 @@ use tokio::time::Instant;
 
 use super::super::fixtures::{self, exit};
 use super::*;
-use crate::pod::PodUid;
-use crate::runtime::record::{ContainerIdentity, ContainerState, Recorded};
+use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
+use limpet_model::pod::PodUid;
 
 fn pod() -> PodState {
     fixtures::pod("Always", &[], &["a"])

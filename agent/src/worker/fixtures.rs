@@ -13,12 +13,12 @@ use tokio::time::Instant;
 
 use super::plan::Surroundings;
 use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState};
-use crate::network::PodAddresses;
-use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
-use crate::runtime::image::LocalImage;
-use crate::runtime::record::{ContainerId, Exit};
-use crate::runtime::sandbox::Sandbox;
-use crate::source::SourceKind;
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::image::LocalImage;
+use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use limpet_model::sandbox::PodAddresses;
+use limpet_model::sandbox::Sandbox;
+use limpet_model::source::SourceKind;
 
 /// Everything a pod needs is there.
 pub(crate) const READY: Surroundings = Surroundings { runtime_ready: true, network_ready: true };

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use super::plan;
 use super::state::{ContainerSlot, Instance, Life, PodState};
-use crate::pod::PodRecord;
-use crate::runtime::record::{ContainerId, Exit};
 use crate::status::observed::ObservedPod;
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::pod::PodRecord;
 
 /// What an update in place does to the containers of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -96,8 +96,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::pod::restore;
-    use crate::source::SourceKind;
+    use limpet_model::manifest::restore;
+    use limpet_model::source::SourceKind;
 
     fn record(policy: &str, images: [&str; 3]) -> Arc<PodRecord> {
         let manifest = json!({ "metadata": { "name": "web" }, "spec": {

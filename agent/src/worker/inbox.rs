@@ -8,11 +8,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-use crate::lifecycle::kernel::{ProcessName, Sender};
-use crate::object::PodObjects;
-use crate::pod::PodRecord;
-use crate::runtime::container::FoundContainer;
-use crate::runtime::record::ContainerId;
+use limpet_model::container::ContainerId;
+use limpet_model::container::FoundContainer;
+use limpet_model::object::PodObjects;
+use limpet_model::pod::PodRecord;
+use limpet_model::process::{ProcessName, Sender};
 
 /// What is wanted of a pod.
 #[derive(Debug, Clone)]

@@ -11,9 +11,9 @@ use super::fixtures::{READY, sandbox};
 use super::outcome::{self, Failure, Outcome};
 use super::plan::{Action, Step, plan};
 use super::state::{CONFIG_ERROR, FAILED_MOUNT, ImageState, Now, PodState, SandboxState};
-use crate::object::{ObjectKind, PodObjects};
-use crate::pod::PodRecord;
-use crate::source::SourceKind;
+use limpet_model::object::{ObjectKind, PodObjects};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
 
 /// A pod that mounts the ConfigMap `m` and pulls with the Secret `s`.
 fn pod() -> PodState {
@@ -22,14 +22,14 @@ fn pod() -> PodState {
         "volumes": [{"name": "v", "configMap": {"name": "m"}}], "imagePullSecrets": [{"name": "s"}],
     }});
     let record: PodRecord =
-        crate::pod::restore(pod.to_string().as_bytes(), "web.yaml", SourceKind::File, "node").unwrap();
+        limpet_model::manifest::restore(pod.to_string().as_bytes(), "web.yaml", SourceKind::File, "node").unwrap();
     PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
 }
 
 /// What there is when the ConfigMap says `value`.
 fn objects(pod: &PodState, value: &str) -> Arc<PodObjects> {
     let map: Value = json!({"metadata": {"name": "m"}, "data": {"k": value}});
-    let map = Arc::new(crate::object::decode(&map, ObjectKind::ConfigMap, Arc::from("m.yaml")).0.unwrap());
+    let map = Arc::new(limpet_model::object::decode(&map, ObjectKind::ConfigMap, Arc::from("m.yaml")).0.unwrap());
     Arc::new(PodObjects::of(&pod.record, |key| (*key == map.key).then(|| Arc::clone(&map))))
 }
 

@@ -9,8 +9,8 @@ use super::state::{
     Busy, CONFIG_ERROR, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
     SandboxState, Stopping, Trouble,
 };
-use crate::runtime::image::LocalImage;
-use crate::runtime::record::{ContainerId, Exit};
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::image::LocalImage;
 
 /// Why an action did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -25,14 +25,12 @@ use super::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, S
 use crate::config::Config;
 use crate::lifecycle::followed::Followed;
 use crate::network::Network;
-use crate::pod::{PodKey, PodRecord, PodUid};
 use crate::runtime::cgroup::Cgroups;
 use crate::runtime::client::Client;
-use crate::runtime::container::{Containers, FoundContainer, Task};
+use crate::runtime::container::Containers;
 use crate::runtime::error::RuntimeError;
 use crate::runtime::image::Images;
 use crate::runtime::log::LogPaths;
-use crate::runtime::record::{ContainerId, Exit};
 use crate::runtime::sandbox::Sandboxes;
 use crate::runtime::spec::NodeFacts;
 use crate::runtime::user::AccountsCache;
@@ -41,6 +39,9 @@ use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::status::observed::Observed;
 use crate::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_message};
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::container::{FoundContainer, Task};
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
@@ -165,7 +166,7 @@ impl Performer {
         };
         let exit = self.complete_exit(pod, &pod.containers[index], instance, exit.clone()).await;
         let state =
-            crate::runtime::record::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
+            limpet_model::container::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
         let reaped = async {
             self.containers.write_state(&instance.id, &state).await?;
             self.containers.delete_task(&instance.id).await?;
@@ -191,7 +192,7 @@ impl Performer {
     pub(super) async fn witness(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, exit: Exit) -> Exit {
         let exit = self.complete_exit(pod, slot, instance, exit).await;
         let state =
-            crate::runtime::record::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
+            limpet_model::container::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
         if let Err(error) = self.containers.write_state(&instance.id, &state).await {
             // Its task is still there, and tells the same until the end is written at the reaping.
             tracing::debug!(pod = %pod.record.key, %error, "an end is not written down yet");
@@ -317,7 +318,12 @@ impl Performer {
             .iter()
             .max_by_key(|container| (container.recorded.state.started_at, container.recorded.identity.attempt))?;
         let identity = &newest.recorded.identity;
-        match crate::pod::restore(&newest.recorded.manifest, &identity.origin, identity.source(), &self.node.name) {
+        match limpet_model::manifest::restore(
+            &newest.recorded.manifest,
+            &identity.origin,
+            identity.source(),
+            &self.node.name,
+        ) {
             Ok(mut record) => {
                 record.uid = PodUid::new(identity.uid.as_str());
                 record.key = PodKey::new(identity.namespace.as_str(), identity.pod.as_str());

@@ -6,8 +6,8 @@ use super::super::fixtures::{READY, exit, image, instance, pod, ready, version};
 use super::super::state::{Now, Stopping, Trouble};
 use super::ending::KILL_AGAIN;
 use super::*;
-use crate::pod::PodUid;
-use crate::runtime::record::ContainerId;
+use limpet_model::container::ContainerId;
+use limpet_model::pod::PodUid;
 
 fn running(pod: &mut PodState, index: usize) {
     let instance = instance(&pod.containers[index], 0);

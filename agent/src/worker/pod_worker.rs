@@ -18,12 +18,12 @@ use super::perform::Performer;
 use super::plan::{Action, Step, Surroundings, plan};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use super::state::{ContainerSlot, Now, PodState, SandboxState};
-use crate::lifecycle::kernel::{ProcessName, Sender};
-use crate::object::PodObjects;
-use crate::pod::{PodKey, PodRecord};
 use crate::runtime::client::watched;
-use crate::runtime::container::{FoundContainer, Task};
-use crate::runtime::record::ContainerId;
+use limpet_model::container::ContainerId;
+use limpet_model::container::{FoundContainer, Task};
+use limpet_model::object::PodObjects;
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::process::{ProcessName, Sender};
 
 /// How long an action may wait for one call before people are told which.
 const HANGS_AFTER: Duration = Duration::from_secs(10);

@@ -12,9 +12,9 @@ use super::inbox::Inbox;
 use super::perform::Performer;
 use super::state::{Life, PodState};
 use crate::lifecycle::process;
-use crate::runtime::container::Task;
 use crate::runtime::error::RuntimeError;
-use crate::runtime::record::ContainerId;
+use limpet_model::container::ContainerId;
+use limpet_model::container::Task;
 
 /// How long containerd may take to tell of an end that the kernel has told.
 const SAID_WITHIN: Duration = Duration::from_secs(5);

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use crate::merge::DesiredPods;
-use crate::pod::{PodKey, PodRecord};
-use crate::source::SourceKind;
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 
 /// The pods found running whose source has not been heard, by key, and the sources this node has.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::status::observed::tests::record;
+    use limpet_model::fixtures::record;
 
     use SourceKind::{File, Http, Push};
 

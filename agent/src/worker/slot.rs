@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::backoff;
 use super::state::{Now, Trouble};
-use crate::lifecycle::kernel::{ProcessName, Sender};
-use crate::runtime::image::LocalImage;
-use crate::runtime::record::{ContainerId, Exit};
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::image::LocalImage;
+use limpet_model::process::{ProcessName, Sender};
 
 /// How a container's image stands.
 #[derive(Debug, Clone, Default)]

@@ -12,12 +12,12 @@ use tokio::time::Instant;
 
 use super::backoff;
 pub use super::slot::{Busy, ContainerSlot, ImageState, Instance, Life, Stopping};
-use crate::network::PodAddresses;
-use crate::object::{PodObjects, references};
-use crate::pod::authored::{Authored, AuthoredContainer};
-use crate::pod::{Fingerprint, PodDiff, PodRecord};
-use crate::runtime::image::normalize;
-use crate::runtime::sandbox::Sandbox;
+use limpet_model::image_name::normalize;
+use limpet_model::object::{PodObjects, references};
+use limpet_model::pod::authored::{Authored, AuthoredContainer};
+use limpet_model::pod::{Fingerprint, PodDiff, PodRecord};
+use limpet_model::sandbox::PodAddresses;
+use limpet_model::sandbox::Sandbox;
 
 /// kubelet's reason when a volume cannot be put in place.
 pub const FAILED_MOUNT: &str = "FailedMount";

@@ -16,17 +16,17 @@ use super::plan::Surroundings;
 use super::pod_worker::PodWorker;
 use super::provisional::Provisional;
 use super::state::{Now, PodState};
-use crate::lifecycle::LifecycleEvent;
 use crate::merge::{DesiredPods, Merged, PodChange};
 use crate::network::NetworkStatus;
-use crate::object::PodObjects;
-use crate::pod::{PodKey, PodRecord, PodUid};
-use crate::runtime::container::FoundContainer;
 use crate::runtime::error::RuntimeError;
-use crate::runtime::image::normalize;
-use crate::runtime::record::ContainerId;
 use crate::server::Heartbeat;
-use crate::source::SourceKind;
+use limpet_model::container::ContainerId;
+use limpet_model::container::FoundContainer;
+use limpet_model::image_name::normalize;
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::object::PodObjects;
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
+use limpet_model::source::SourceKind;
 
 /// After a look at containerd's state that failed, while its events still come.
 const READ_AGAIN: Duration = Duration::from_secs(1);

@@ -1,18 +1,20 @@
 //! The process that is killed: all sources, the store and the merge, told what to do line by line.
 
+use limpet_model::manifest;
 use std::io::{BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 
 use limpet::merge::slot::Slots;
 use limpet::merge::{self, Desired, Merged};
-use limpet::object::{ObjectKey, ObjectKind, ObjectRecord};
-use limpet::pod::{self, PodKey, PodRecord};
+use limpet::source::Decoder;
 use limpet::source::file::FileSource;
 use limpet::source::http::{Address, HttpSettings, HttpSource};
 use limpet::source::push::{self, PushSource, Pusher, Surroundings};
-use limpet::source::{Decoder, SourceKind};
 use limpet::store::Store;
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -24,7 +26,7 @@ pub(crate) const DIRECTORY: &str = "LIMPET_KILLED_DIRECTORY";
 /// Names the URL's port.
 pub(crate) const PORT: &str = "LIMPET_KILLED_PORT";
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 const NODE: &str = "edge1";
 
 /// Runs until it is killed or told to stop.

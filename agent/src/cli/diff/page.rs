@@ -4,11 +4,11 @@ use serde_json::Value;
 
 use super::super::screen::{Screen, Tone, printable};
 use super::super::validate;
-use crate::pod::{Fault, Severity};
 use crate::server::diff::document::{
     DiffDocument, DiffFile, FieldDocument, ImageDocument, ObjectDiffDocument, PodDiffDocument, ValueDocument,
 };
 use crate::server::document::{DEFAULT_NAMESPACE, FaultDocument, RejectionDocument};
+use limpet_model::pod::{Fault, Severity};
 
 /// Characters of one value that are shown.
 const MAX_VALUE: usize = 60;

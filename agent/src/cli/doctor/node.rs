@@ -47,7 +47,7 @@ pub(super) fn configuration(flags: &RunFlags) -> (Config, Vec<Finding>) {
             (config, findings)
         }
         Err(ConfigError::Faults(faults)) => {
-            let failed = |fault: &crate::pod::Fault| Finding::failed("configuration", fault.to_string(), "");
+            let failed = |fault: &limpet_model::pod::Fault| Finding::failed("configuration", fault.to_string(), "");
             (Config::default(), faults.iter().map(failed).collect())
         }
         Err(error) => (Config::default(), vec![Finding::failed("configuration", error.to_string(), "")]),

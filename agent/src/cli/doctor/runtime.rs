@@ -14,9 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::Finding;
 use crate::config::Config;
-use crate::lifecycle::{self, LifecycleEvent};
+use crate::lifecycle;
 use crate::runtime::client::Client;
 use crate::runtime::peer;
+use limpet_model::lifecycle::LifecycleEvent;
 
 /// The oldest containerd that is tested against.
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);

@@ -11,8 +11,8 @@ use super::Finding;
 use super::kernel::{PATIENCE, refused};
 use super::scratch::Scratch;
 use crate::config::ManifestWatch;
-use crate::watch::actor::Actor;
 use crate::watch::trial;
+use limpet_model::actor::Actor;
 
 const FANOTIFY: &str = "fanotify";
 const PROGRAMS: &str = "watch programs";

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{QosClass, Tenant};
+use super::Tenant;
 use crate::config::CgroupDriver;
-use crate::pod::PodUid;
+use limpet_model::pod::PodUid;
+use limpet_model::pod::qos::QosClass;
 
 /// Every class, in the order in which a pod's group is looked for.
 pub(super) const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];

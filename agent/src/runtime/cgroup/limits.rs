@@ -1,6 +1,6 @@
 //! A group's limits as files of v1 and v2, and as properties of a slice.
 
-use crate::runtime::spec::{CPU_PERIOD, PodLimits};
+use limpet_model::pod::compute_resources::{CPU_PERIOD, PodLimits};
 
 /// The controllers that limits of pods need.
 pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 
 use super::layout::CLASSES;
 use super::{Cgroups, files, limits};
-use crate::pod::{PodRecord, PodUid};
+use limpet_model::pod::{PodRecord, PodUid};
 
 impl Cgroups {
     /// How many processes of a container the kernel has killed for want of memory; `None` when its cgroup is gone
@@ -77,12 +77,13 @@ mod tests {
 
     use serde_json::json;
 
+    use super::super::Shared;
     use super::super::hierarchy::Hierarchies;
     use super::super::layout::Layout;
-    use super::super::{QosClass, Shared};
     use super::*;
     use crate::config::CgroupDriver;
-    use crate::runtime::spec::tests::record;
+    use limpet_model::fixtures::record_of_spec as record;
+    use limpet_model::pod::qos::QosClass;
 
     /// A directory that looks like cgroup v2.
     struct Tree {

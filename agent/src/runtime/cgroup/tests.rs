@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::runtime::spec::tests::record;
+use limpet_model::fixtures::record_of_spec as record;
 
 /// A cgroup root that goes with the test.
 struct Root(PathBuf);

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use super::document::{self, Document, MAX_DOCUMENT, MAX_LAYERS};
 use super::error::ImageError;
 use super::platform::HostPlatform;
-use super::reference::normalize;
+use limpet_model::image_name::normalize;
 
 /// The most entries an archive may have.
 const MAX_ENTRIES: usize = 16_384;
@@ -302,7 +302,7 @@ fn name_of(descriptor: &Descriptor) -> Result<Option<String>, ImageError> {
         let name = annotations.get("org.opencontainers.image.ref.name");
         name.filter(|name| name.contains(['/', ':']))
     });
-    name.map(|name| normalize(name)).transpose()
+    Ok(name.map(|name| normalize(name)).transpose()?)
 }
 
 #[cfg(test)]

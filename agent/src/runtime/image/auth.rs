@@ -12,7 +12,7 @@ use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use serde::Deserialize;
 
-use crate::object::ObjectRecord;
+use limpet_model::object::ObjectRecord;
 
 /// The largest `config.json` that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -329,7 +329,8 @@ mod tests {
     fn secret(kind: &str, key: &str, text: &str) -> Arc<ObjectRecord> {
         let value = serde_json::json!({"kind": "Secret", "metadata": {"name": "pull"},
             "type": format!("kubernetes.io/{kind}"), "stringData": {key: text}});
-        let decoded = crate::object::decode(&value, crate::object::ObjectKind::Secret, Arc::from("f.yaml"));
+        let decoded =
+            limpet_model::object::decode(&value, limpet_model::object::ObjectKind::Secret, Arc::from("f.yaml"));
         Arc::new(decoded.0.unwrap())
     }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use tonic::{Code, Status};
 
 use crate::runtime::error::judged;
+use limpet_model::image_name::InvalidImageName;
 
 /// containerd refused or failed a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,13 +51,8 @@ impl CallError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// The reference cannot be parsed; no retry helps.
-    #[error("couldn't parse image name \"{image}\": {cause}")]
-    InvalidName {
-        /// The reference as written in the Pod.
-        image: String,
-        /// What is wrong with it.
-        cause: String,
-    },
+    #[error(transparent)]
+    InvalidName(#[from] InvalidImageName),
     /// The registry answered that it has no such image.
     #[error("failed to pull image \"{image}\": {image}: not found ({cause})")]
     NotFound {
@@ -145,7 +141,7 @@ impl ImageError {
     /// The waiting reason kubelet shows for it.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::InvalidName { .. } => "InvalidImageName",
+            Self::InvalidName(_) => "InvalidImageName",
             Self::Unreachable { .. } => "RegistryUnavailable",
             _ => "ErrImagePull",
         }
@@ -153,7 +149,7 @@ impl ImageError {
 
     /// The Pod's `image:` is no image name.
     pub fn is_invalid_name(&self) -> bool {
-        matches!(self, Self::InvalidName { .. })
+        matches!(self, Self::InvalidName(_))
     }
 
     /// containerd itself did not answer: nothing is known about the image.

@@ -6,12 +6,12 @@ use containerd_client::types;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::LocalImage;
 use super::archive::{self, Contents, Found, Piece, Stored, Target};
 use super::content::{Blob, Completed, Labels, Opened, Store};
 use super::document;
 use super::error::{CallError, ImageError};
 use super::local::lease_id;
+use limpet_model::image::LocalImage;
 
 /// Pieces between the reader and the writer: enough to keep both busy.
 const QUEUE: usize = 4;

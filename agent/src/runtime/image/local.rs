@@ -9,12 +9,12 @@ use oci_spec::image::{ImageConfiguration, ImageManifest};
 use prost_types::FieldMask;
 use tonic::Code;
 
-use super::LocalImage;
 use super::content::{Labels, Store};
 use super::document::{self, Document};
 use super::error::{CallError, ImageError};
 use super::platform::HostPlatform;
 use super::unpack::Layer;
+use limpet_model::image::LocalImage;
 
 /// How many indexes may stand between a name and its manifest.
 pub(super) const MAX_DEPTH: usize = 4;

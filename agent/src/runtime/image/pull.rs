@@ -10,6 +10,7 @@ use futures_util::TryStreamExt as _;
 use futures_util::stream;
 use oci_spec::image::{Descriptor, ImageManifest};
 
+use super::Config;
 use super::content::{Blob, Completed, Ingest, Labels, Opened, Store};
 use super::document::{self, Document};
 use super::error::ImageError;
@@ -17,7 +18,7 @@ use super::local::{MAX_DEPTH, lease_id};
 use super::platform::HostPlatform;
 use super::progress::{BlobMeter, Meter};
 use super::registry::{Fetched, Session};
-use super::{Config, LocalImage};
+use limpet_model::image::LocalImage;
 
 /// Layers that are downloaded at once.
 const PARALLEL_LAYERS: usize = 3;

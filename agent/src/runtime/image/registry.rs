@@ -14,8 +14,8 @@ use super::auth::Keyring;
 use super::certs::{self, Endpoint};
 use super::document;
 use super::error::ImageError;
-use super::reference::ImageName;
 use super::token::Login;
+use limpet_model::image_name::ImageName;
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::config::Config;
-use crate::pod::{PodRecord, PodUid};
+use limpet_model::pod::{PodRecord, PodUid};
 
 /// Longest file name; kubelet cuts its links' names to it.
 const NAME_LIMIT: usize = 255;
@@ -204,8 +204,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::pod::{Fingerprint, PodKey};
-    use crate::source::SourceKind;
+    use limpet_model::pod::{Fingerprint, PodKey};
+    use limpet_model::source::SourceKind;
 
     fn record(uid: &str) -> PodRecord {
         PodRecord {

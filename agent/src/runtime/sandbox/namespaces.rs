@@ -8,8 +8,9 @@ use std::path::Path;
 
 use rustix::thread::UnshareFlags;
 
-use super::{Namespaces, SandboxError, SandboxRequest, loopback, sysctl};
-use crate::pod::PodUid;
+use super::{SandboxError, SandboxRequest, loopback, sysctl};
+use limpet_model::pod::PodUid;
+use limpet_model::sandbox::Namespaces;
 
 /// What containerd 2 sets in every pod's own network namespace (`enable_unprivileged_icmp`,
 /// `enable_unprivileged_ports`) unless the Pod says otherwise: anyone may ping, and listen below port 1024.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
 
-use super::downward::{NodeLimits, metadata_field, resource_field};
 use super::host::HostInput;
 use super::{SpecError, SpecInput, expansion};
-use crate::object::{Entry, ObjectKind, ObjectRecord};
+use limpet_model::object::{Entry, ObjectKind, ObjectRecord};
+use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
 /// What containerd gives a container whose image names no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

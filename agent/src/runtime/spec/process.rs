@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use oci_spec::runtime::{Capabilities, Process, User};
 
 use super::host::HostInput;
-use super::resources::oom_score_adj;
 use super::{SpecError, SpecInput, capabilities, environment, expansion, is_privileged};
+use limpet_model::pod::compute_resources::oom_score_adj;
 
 /// `process`, with `granted` as its capabilities.
 ///

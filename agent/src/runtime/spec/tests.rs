@@ -8,30 +8,9 @@ use oci_spec::runtime::{Capabilities, Capability, LinuxDevice};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::pod::{Fingerprint, PodKey, PodUid};
-use crate::runtime::sandbox::Namespaces;
-use crate::source::SourceKind;
 use crate::volume::{self, Propagation};
-
-/// A record of a pod with this `spec`, from a file.
-pub(crate) fn record(spec: Value) -> PodRecord {
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": "web-node", "namespace": "shop", "uid": "0123456789abcdef0123456789abcdef",
-                     "labels": {"app": "web"}, "annotations": {"team/a": "b c"}},
-        "spec": spec,
-    });
-    PodRecord {
-        key: PodKey::new("shop", "web-node"),
-        uid: PodUid::new("0123456789abcdef0123456789abcdef"),
-        fingerprint: Fingerprint([0; 16]),
-        immutable_fingerprint: Fingerprint([0; 16]),
-        source: SourceKind::File,
-        origin: "web.yaml".into(),
-        manifest: b"{}".as_slice().into(),
-        pod: serde_json::from_value(pod).unwrap(),
-    }
-}
+use limpet_model::fixtures::record_of_spec as record;
+use limpet_model::sandbox::Namespaces;
 
 /// Everything a spec is made of, with plain defaults.
 pub(crate) struct Fixture {

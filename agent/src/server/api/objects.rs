@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 
 use super::refused::Refused;
 use super::{MAX_BODY, Refusal, stored_response};
-use crate::object::{KEYS_ANNOTATION, ObjectKey, ObjectKind, ObjectRecord};
-use crate::pod::PodKey;
 use crate::server::ServerState;
 use crate::server::pods::json as answer;
-use crate::source::SourceKind;
 use crate::source::push::{PushError, Resource};
+use limpet_model::object::{KEYS_ANNOTATION, ObjectKey, ObjectKind, ObjectRecord};
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
 
 /// Pods a warning names.
 const MAX_NAMED: usize = 8;

@@ -5,9 +5,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusCause, StatusDetails};
 
-use crate::pod::{Fault, Severity};
 use crate::server::pods::json;
 use crate::source::push::{PushError, Resource};
+use limpet_model::pod::{Fault, Severity};
 
 /// A refusal on its way to the client.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,8 +101,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pod::PodKey;
-    use crate::source::SourceKind;
+    use limpet_model::pod::PodKey;
+    use limpet_model::source::SourceKind;
 
     #[test]
     fn refusals_are_what_an_apiserver_would_say() {

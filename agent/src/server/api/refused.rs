@@ -4,11 +4,11 @@ use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 
 use super::refusal::Refusal;
-use crate::pod::{Fault, PodKey, PodRecord, identity};
 use crate::server::ServerState;
-use crate::source::SourceKind;
 use crate::source::push::{PushError, Resource};
 use crate::status::rejection;
+use limpet_model::pod::{Fault, PodKey, PodRecord, identity};
+use limpet_model::source::SourceKind;
 
 /// What was to be pushed.
 pub(super) struct Refused<'a> {

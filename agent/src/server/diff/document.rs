@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast, ValueChange};
-use crate::pod::Edit;
 use crate::server::document::RejectionDocument;
 use crate::server::view;
 use crate::source::Rejection;
+use limpet_model::pod::Edit;
 
 /// Manifests to compare with what runs.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -219,7 +219,7 @@ fn field(edit: &Edit) -> FieldDocument {
 impl ObjectDiffDocument {
     fn of(object: &ObjectForecast) -> Option<Self> {
         let record = object.record()?;
-        let names = |keys: &[crate::pod::PodKey]| keys.iter().map(ToString::to_string).collect();
+        let names = |keys: &[limpet_model::pod::PodKey]| keys.iter().map(ToString::to_string).collect();
         Some(Self {
             kind: record.key.kind.as_str().to_owned(),
             namespace: record.key.namespace.to_string(),

@@ -1,6 +1,7 @@
 //! The routes on a real socket.
 #![allow(clippy::unwrap_used)]
 
+use limpet_model::manifest;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -8,10 +9,9 @@ use super::document::{DiffDocument, DiffFile, DiffRequest};
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::forecast::as_if_running;
-use crate::pod;
 use crate::source::SourceSnapshot;
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -37,7 +37,7 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
     let running = Proposal {
         source: SourceKind::File,
         name: Arc::from("web.yaml"),
-        manifest: pod::read(pod_text("a:1").as_bytes(), "web.yaml", SourceKind::File, "edge1"),
+        manifest: manifest::read(pod_text("a:1").as_bytes(), "web.yaml", SourceKind::File, "edge1"),
     };
     let snapshots = propose(&Snapshots::default(), vec![running], false).snapshots;
     let snapshot = SourceSnapshot { health: Health::Good, ..SourceSnapshot::clone(&snapshots[0]) };

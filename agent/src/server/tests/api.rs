@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cli::error::CliError;
+use limpet_model::manifest;
 
 /// A server with a push source of its own.
 struct Bench {
@@ -14,7 +15,7 @@ struct Bench {
 
 impl Bench {
     fn new(name: &str) -> Self {
-        let decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+        let decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
         let dir = TempDir::new(&format!("push-{name}"));
         let store = Arc::new(crate::store::Store::open(&dir.0.join("limpet.db")).unwrap().0);
         let (pusher, inbox) = push::channel("edge1", decoder);

@@ -9,7 +9,9 @@ fn pod(name: &str, image: &str, labels: &str, origin: &str) -> Arc<PodRecord> {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"l": labels}},
         "spec": {"containers": [{"name": "web", "image": image}]},
     });
-    Arc::new(crate::pod::restore(manifest.to_string().as_bytes(), origin, SourceKind::File, "edge1").unwrap())
+    Arc::new(
+        limpet_model::manifest::restore(manifest.to_string().as_bytes(), origin, SourceKind::File, "edge1").unwrap(),
+    )
 }
 
 fn snapshot(pods: &[Arc<PodRecord>], rejected: &[(&str, &str, &[&Arc<PodRecord>])]) -> SourceSnapshot {
@@ -31,7 +33,7 @@ fn snapshot(pods: &[Arc<PodRecord>], rejected: &[(&str, &str, &[&Arc<PodRecord>]
 fn restore(origin: &str, kept: &Kept) -> Contents {
     let mut contents = Contents::default();
     for manifest in &kept.manifests {
-        let pod = crate::pod::restore(manifest, origin, SourceKind::File, "edge1").unwrap();
+        let pod = limpet_model::manifest::restore(manifest, origin, SourceKind::File, "edge1").unwrap();
         contents.pods.insert(pod.key.clone(), Arc::new(pod));
     }
     contents

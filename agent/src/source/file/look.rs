@@ -12,9 +12,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use super::names::{NameClass, class, looks_like_manifest};
-use crate::pod::{Fault, Manifest};
-use crate::source::{Decoder, SourceKind};
-use crate::watch::{DirectoryId, file_system};
+use crate::source::Decoder;
+use crate::watch::directory_id;
+use crate::watch::file_system;
+use limpet_model::directory_id::DirectoryId;
+use limpet_model::manifest::Manifest;
+use limpet_model::pod::Fault;
+use limpet_model::source::SourceKind;
 
 /// Bytes of one manifest file, as kubelet has it.
 pub(super) const MAX_FILE: u64 = 10 << 20;
@@ -204,7 +208,7 @@ impl Place {
     }
 
     fn list(&self, told: &BTreeSet<String>) -> io::Result<Listing> {
-        let id = DirectoryId::of(&self.directory)?;
+        let id = directory_id(&self.directory)?;
         let unseen = file_system::hides_changes(&self.directory);
         let mut listing = Listing { id, names: BTreeSet::new(), skipped: Vec::new(), excess: 0, unseen };
         for entry in self.directory.read_dir()? {

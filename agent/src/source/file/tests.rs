@@ -12,7 +12,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid, Restored};
+use limpet_model::manifest::Restored;
+use limpet_model::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid};
 
 /// A language of one pod a line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
 fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {

@@ -3,8 +3,9 @@
 use std::io::Read;
 
 use super::failure::Failure;
-use crate::pod::Manifest;
-use crate::source::{Decoder, SourceKind};
+use crate::source::Decoder;
+use limpet_model::manifest::Manifest;
+use limpet_model::source::SourceKind;
 
 /// Bytes of an answer, as it comes and unpacked, as kubelet has it.
 pub(super) const MAX_BODY: usize = 10 << 20;

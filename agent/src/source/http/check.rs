@@ -1,15 +1,18 @@
 //! What must hold of any answer, for the fuzz target: bounded, refused only with a reason, and what is accepted is what
 //! comes back after a restart.
 
+use limpet_model::manifest;
 use std::sync::Arc;
 
 use super::answer::{Form, MAX_BODY, read};
-use crate::object;
-use crate::pod::{self, Manifest, Restored, Severity};
 use crate::source::view::{Contents, View};
-use crate::source::{Decoder, Health, SourceKind, SourceSnapshot};
+use crate::source::{Decoder, Health, SourceSnapshot};
+use limpet_model::manifest::{Manifest, Restored};
+use limpet_model::object;
+use limpet_model::pod::Severity;
+use limpet_model::source::SourceKind;
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 const ORIGIN: &str = "https://fleet.example/pods";
 const NODE: &str = "node";
 /// What the URL had answered before.

@@ -3,17 +3,17 @@
 mod certificates;
 mod server;
 
+use limpet_model::manifest;
 use std::io::Write;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::pod;
-use crate::pod::PodRecord;
+use limpet_model::pod::PodRecord;
 use server::{Asked, Reply, Server};
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 /// Enough for a machine that is busy with other tests.
 const PATIENCE: Patience =
     Patience { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::Resource;
-use crate::pod::{Fault, PodKey, Severity};
-use crate::source::SourceKind;
+use limpet_model::pod::{Fault, PodKey, Severity};
+use limpet_model::source::SourceKind;
 
 /// Why a push was refused. Nothing has changed then.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{DeletedObject, PushError, PushSource, Resource, Stored, Verb};
-use crate::object::{ObjectKey, ObjectRecord, references};
-use crate::source::{SourceKind, SourceSnapshot};
+use crate::source::SourceSnapshot;
+use limpet_model::object::{ObjectKey, ObjectRecord, references};
+use limpet_model::source::SourceKind;
 
 impl PushSource {
     pub(super) async fn put_object(

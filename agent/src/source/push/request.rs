@@ -6,10 +6,12 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{PushError, Resource};
-use crate::object::{ObjectKey, ObjectRecord};
-use crate::pod::{Manifest, PodKey, PodRecord, Severity, is_dns_label};
-use crate::source::{Decoder, SourceKind};
-use crate::watch::actor::Actor;
+use crate::source::Decoder;
+use limpet_model::actor::Actor;
+use limpet_model::manifest::Manifest;
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::{PodKey, PodRecord, Severity, is_dns_label};
+use limpet_model::source::SourceKind;
 
 /// Requests that may wait; those who come then wait to be let in.
 const INBOX: usize = 32;

@@ -1,6 +1,6 @@
 //! What can be pushed, under the names an apiserver has for it.
 
-use crate::object::ObjectKind;
+use limpet_model::object::ObjectKind;
 
 /// The kinds that are pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

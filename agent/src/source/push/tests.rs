@@ -1,15 +1,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use limpet_model::manifest;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
-use crate::pod;
 use crate::status::observed::ObservedPod;
 use crate::status::observed::tests::observed;
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 
-const DECODER: Decoder = Decoder { read: pod::read, restore: pod::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 
 fn text(name: &str, image: &str) -> Vec<u8> {
     let spec = format!("{{containers: [{{name: a, image: '{image}'}}], terminationGracePeriodSeconds: 20}}");
@@ -138,8 +138,8 @@ async fn what_runs_is_ended_within_the_grace_asked_for() {
 async fn what_cannot_be_taken_is_refused_with_the_reason() {
     let mut bench = Bench::new();
     bench.start().await;
-    let file = pod::read(&text("web", "x:1"), "web.yaml", SourceKind::File, "edge1").pods.remove(0);
-    let http = pod::read(&text("cam", "x:1"), "http://x", SourceKind::Http, "edge1").pods.remove(0);
+    let file = manifest::read(&text("web", "x:1"), "web.yaml", SourceKind::File, "edge1").pods.remove(0);
+    let http = manifest::read(&text("cam", "x:1"), "http://x", SourceKind::Http, "edge1").pods.remove(0);
     for record in [file, http] {
         let pods = imbl::OrdMap::unit(record.key.clone(), Arc::clone(&record));
         let snapshot = SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() };
@@ -243,7 +243,8 @@ async fn objects_are_kept_as_pods_are_and_say_who_refers_to_them() {
 async fn an_object_that_cannot_be_taken_is_refused_with_the_reason() {
     let mut bench = Bench::new();
     bench.start().await;
-    let of_file = pod::read(&object("ConfigMap", "f", "v", ""), "f.yaml", SourceKind::File, "edge1").objects.remove(0);
+    let of_file =
+        manifest::read(&object("ConfigMap", "f", "v", ""), "f.yaml", SourceKind::File, "edge1").objects.remove(0);
     let objects = imbl::OrdMap::unit(of_file.key.clone(), of_file);
     let snapshot = SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() };
     bench.around.slots.publish(SourceKind::File, Arc::new(snapshot));

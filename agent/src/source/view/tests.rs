@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
-use crate::object::ObjectKind;
-use crate::pod::{Fingerprint, PodUid};
-use crate::source::SourceKind;
+use limpet_model::object::ObjectKind;
+use limpet_model::pod::{Fingerprint, PodUid};
+use limpet_model::source::SourceKind;
 
 fn pod(name: &str, version: u8, origin: &str) -> Arc<PodRecord> {
     Arc::new(PodRecord {
@@ -133,7 +133,7 @@ fn map(name: &str, value: &str, fixed: bool) -> Arc<ObjectRecord> {
     let value = serde_json::json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": value}, "immutable": fixed,
     });
-    Arc::new(crate::object::decode(&value, ObjectKind::ConfigMap, Arc::from("f")).0.unwrap())
+    Arc::new(limpet_model::object::decode(&value, ObjectKind::ConfigMap, Arc::from("f")).0.unwrap())
 }
 
 /// `name=value` of every object, then `!file` of every rejection.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
-use crate::pod::Fault;
+use limpet_model::pod::Fault;
 
 /// What kind of container was started, as kubelet's label `container_type` says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -62,7 +62,7 @@ fn a_scrape_tells_what_happened_and_what_is() {
     file.pods.insert(pod.record.key.clone(), Arc::clone(&pod.record));
     let http = SourceSnapshot { health: Health::Unavailable("timeout".into()), ..SourceSnapshot::default() };
 
-    let twice = crate::pod::Fault::error("metadata.name", "pod default/web is defined in a.yaml already");
+    let twice = limpet_model::pod::Fault::error("metadata.name", "pod default/web is defined in a.yaml already");
     metrics.manifest_rejected(SourceKind::File, RejectionReason::of(&twice));
 
     let page = metrics.render(

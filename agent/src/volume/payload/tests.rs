@@ -9,7 +9,7 @@ use super::*;
 pub(in crate::volume) fn objects(pod: &PodRecord, values: &[Value]) -> PodObjects {
     let decode = |value: &Value| {
         let kind = ObjectKind::from_name(value["kind"].as_str().unwrap()).unwrap();
-        let (object, faults) = crate::object::decode(value, kind, Arc::from("f.yaml"));
+        let (object, faults) = limpet_model::object::decode(value, kind, Arc::from("f.yaml"));
         Arc::new(object.unwrap_or_else(|| panic!("{faults:?}")))
     };
     let all: Vec<_> = values.iter().map(decode).collect();

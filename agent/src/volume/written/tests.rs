@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::object::SecretBytes;
+use limpet_model::object::SecretBytes;
 
 fn volume(dir: &Path, files: &[(&str, &str, u32)]) -> WrittenVolume {
     let file = |(path, text, mode): &(&str, &str, u32)| {

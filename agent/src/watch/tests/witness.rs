@@ -9,7 +9,7 @@ use rustix::thread::CapabilitySet;
 
 use super::*;
 use crate::config::ManifestWatch;
-use crate::watch::actor::Resident;
+use limpet_model::actor::Resident;
 
 /// Says who lives where, and remembers what it is told.
 #[derive(Debug, Default)]
@@ -244,7 +244,7 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     while watch.backend() != Backend::Ebpf {
         next(&mut watch).await;
     }
-    let id = DirectoryId::of(&place.directory).unwrap();
+    let id = directory_id(&place.directory).unwrap();
     assert_eq!(*shown.borrow_and_update(), BTreeSet::from([id]));
 
     // The programs tell of a process, which is not the one that wrote.

@@ -7,9 +7,10 @@ use std::task::Poll;
 use super::super::outcome::Failure;
 use super::super::state::{ContainerSlot, PodState};
 use super::Performer;
-use crate::object::ObjectKind;
-use crate::runtime::image::{ImageError, LocalImage, PullSecrets};
+use crate::runtime::image::{ImageError, PullSecrets};
 use crate::status::event::EventType;
+use limpet_model::image::LocalImage;
+use limpet_model::object::ObjectKind;
 
 impl Performer {
     pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {

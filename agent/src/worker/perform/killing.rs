@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::state::{Instance, Life};
-use crate::lifecycle::kernel::{SIGKILL, Sender};
-use crate::runtime::record::Exit;
+use limpet_model::container::Exit;
+use limpet_model::process::{SIGKILL, Sender};
 
 /// An end this soon after another process of the container was killed is taken for its consequence.
 const CONSEQUENCE: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ fn told(sender: &Sender) -> String {
 mod tests {
     use super::super::super::fixtures::{exit, instance, pod};
     use super::*;
-    use crate::lifecycle::kernel::ProcessName;
+    use limpet_model::process::ProcessName;
 
     fn running() -> Instance {
         let mut running = instance(&pod("Always", &[], &["a"]).containers[0], 0);

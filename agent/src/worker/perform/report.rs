@@ -8,13 +8,13 @@ use super::super::plan::{self, KillCause, Surroundings};
 use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
 use super::Performer;
 use crate::merge::{DesiredPods, Duplicate, PodChange};
-use crate::pod::{PodKey, PodRecord};
-use crate::runtime::record::ContainerId;
-use crate::runtime::spec::qos_class;
 use crate::status::event::EventType;
 use crate::status::generate::generate;
 use crate::status::metrics::MergeChange;
 use crate::status::observed::{ObservedContainer, ObservedPod};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::qos::qos_class;
+use limpet_model::pod::{PodKey, PodRecord};
 
 impl Performer {
     /// Publishes what readers see of the pod, if it differs from what they saw.

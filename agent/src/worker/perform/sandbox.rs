@@ -8,13 +8,15 @@ use super::super::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
 use super::start::START_ERROR;
 use super::{Performer, failure, sandbox_of};
 use crate::leftover;
-use crate::network::{AttachRequest, PodAddresses};
-use crate::pod::{PodRecord, PodUid};
+use crate::network::AttachRequest;
 use crate::runtime::client::calling;
-use crate::runtime::record::ContainerId;
-use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, Sandbox, SandboxRequest, sysctl};
+use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use crate::status::event::EventType;
 use crate::volume::{VolumeError, pod_hostname};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::sandbox::PodAddresses;
+use limpet_model::sandbox::Sandbox;
 
 const FAILED: &str = "FailedCreatePodSandBox";
 

@@ -15,14 +15,15 @@ use super::super::state::{
 };
 use super::{Performer, failure, sandbox_of};
 use crate::leftover;
-use crate::runtime::container::{NewContainer, Rootfs, Task};
+use crate::runtime::container::{NewContainer, Rootfs};
 use crate::runtime::error::RuntimeError;
-use crate::runtime::image::LocalImage;
-use crate::runtime::record::{ContainerId, ContainerIdentity, ContainerState, Exit};
 use crate::runtime::spec::{self, ProcessUser, SpecInput};
 use crate::runtime::user::{self, UserRequest, read_accounts};
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
+use limpet_model::container::Task;
+use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit};
+use limpet_model::image::LocalImage;
 
 /// kubelet's exit code for a container whose process could not be started.
 const START_ERROR_CODE: i32 = 128;

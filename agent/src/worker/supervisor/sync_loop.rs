@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::merge::PodChange;
-use crate::pod::{PodDiff, PodRecord};
-use crate::source::SourceKind;
+use limpet_model::pod::{PodDiff, PodRecord};
+use limpet_model::source::SourceKind;
 
 /// One line per verb and source, as kubelet's sync loop has it; one per pod where there is something to say of what
 /// changed.

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::object::PodObjects;
 use crate::runtime::spec::tests::Fixture;
+use limpet_model::object::PodObjects;
 
 fn env(container: Value, image: Value) -> Result<Vec<String>, SpecError> {
     let fixture = Fixture::new(container, json!({"Cmd": ["run"], "Env": image}));
@@ -118,7 +118,7 @@ fn with_objects(container: Value, objects: &[Value]) -> Result<Vec<String>, Spec
         let kind = ObjectKind::from_name(value["kind"].as_str().unwrap()).unwrap();
         let mut value = value.clone();
         value["metadata"]["namespace"] = "shop".into();
-        Arc::new(crate::object::decode(&value, kind, Arc::from("f.yaml")).0.unwrap())
+        Arc::new(limpet_model::object::decode(&value, kind, Arc::from("f.yaml")).0.unwrap())
     };
     let objects: Vec<_> = objects.iter().map(decode).collect();
     fixture.objects = PodObjects::of(&fixture.pod, |key| objects.iter().find(|object| object.key == *key).cloned());

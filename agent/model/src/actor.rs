@@ -1,0 +1,126 @@
+//! Who changed something: a process, as far as it is known. What is not known is left out and never guessed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A process that did something, and whom it belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Actor {
+    /// Its number in the agent's own pid namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its parent's number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<u32>,
+    /// Its real user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// That user's name on the node; a container's user of the same number may be another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// What it calls itself: `/proc/<pid>/comm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// The program it runs, as its own mount namespace names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executable: Option<String>,
+    /// Its cgroup, from the root of the hierarchy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
+    /// The pod whose cgroup that is or lies in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Resident>,
+}
+
+/// A pod of this node, and the container within it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resident {
+    /// The pod's UID.
+    pub uid: String,
+    /// `namespace/name`; absent when no pod of that UID is known any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The container's name; absent for a process of none, or of one that is not known any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+}
+
+impl Actor {
+    /// The same one without the numbers of this very process: what it does again is the same again.
+    pub fn without_numbers(&self) -> Self {
+        Self { pid: None, parent: None, ..self.clone() }
+    }
+
+    /// Somebody of whom nothing is known.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// `ansible (uid 1001, pid 4711, python3)`; `unknown` for what is not known.
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.user.as_deref().unwrap_or("unknown"))?;
+        let facts =
+            [self.uid.map(|uid| format!("uid {uid}")), self.pid.map(|pid| format!("pid {pid}")), self.command.clone()];
+        let facts: Vec<String> = facts.into_iter().flatten().collect();
+        if !facts.is_empty() {
+            write!(f, " ({})", facts.join(", "))?;
+        }
+        match &self.resident {
+            Some(resident) => write!(f, " in {resident}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `pod default/web-edge1, container app`.
+impl fmt::Display for Resident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.pod {
+            Some(pod) => write!(f, "pod {pod}")?,
+            None => write!(f, "a pod that is gone (uid {})", self.uid)?,
+        }
+        match &self.container {
+            Some(container) => write!(f, ", container {container}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::actor::*;
+
+    #[test]
+    fn an_actor_in_words_says_what_is_not_known() {
+        let whole = Actor {
+            pid: Some(4711),
+            parent: Some(1),
+            uid: Some(1001),
+            user: Some("ansible".to_owned()),
+            command: Some("python3".to_owned()),
+            ..Actor::default()
+        };
+        assert_eq!(whole.to_string(), "ansible (uid 1001, pid 4711, python3)");
+        assert_eq!(Actor::default().to_string(), "unknown");
+        assert!(Actor::default().is_unknown() && !whole.is_unknown());
+        assert_eq!(whole.without_numbers().to_string(), "ansible (uid 1001, python3)");
+        let container = Some("app".to_owned());
+        let of = |pod: Option<&str>| Resident {
+            uid: "u1".to_owned(),
+            pod: pod.map(str::to_owned),
+            container: container.clone(),
+        };
+        let in_pod = Actor { pid: Some(7), resident: Some(of(Some("default/web"))), ..Actor::default() };
+        assert_eq!(in_pod.to_string(), "unknown (pid 7) in pod default/web, container app");
+        let gone = Actor { resident: Some(of(None)), ..whole.clone() };
+        assert!(gone.to_string().ends_with(" in a pod that is gone (uid u1), container app"), "{gone}");
+        let read: Actor = serde_json::from_slice(&serde_json::to_vec(&in_pod).unwrap()).unwrap();
+        assert_eq!(read, in_pod);
+    }
+}

@@ -1,0 +1,19 @@
+//! limpet's types, and how bytes become them: pods, objects, containers, images, sources.
+//!
+//! Everything here is pure: no I/O, no clock, no runtime. The crates above exchange these values and nothing else:
+//! `limpet-core` decides on them, `limpet-host`, `limpet-containerd` and `limpet-attribution` make them true.
+
+pub mod actor;
+pub mod container;
+pub mod directory_id;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+pub mod image;
+pub mod image_name;
+pub mod lifecycle;
+pub mod manifest;
+pub mod object;
+pub mod pod;
+pub mod process;
+pub mod sandbox;
+pub mod source;

@@ -1,0 +1,333 @@
+//! What one file, one answer or one push holds, as pods, objects and faults.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
+use crate::pod::yaml::{self, Document};
+use crate::pod::{
+    Fault, PodKey, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate,
+};
+use crate::source::SourceKind;
+
+/// What one file, one answer or one push held.
+#[derive(Debug, Default)]
+pub struct Manifest {
+    /// The pods that can be taken.
+    pub pods: Vec<Arc<PodRecord>>,
+    /// The ConfigMaps and Secrets that can be taken.
+    pub objects: Vec<Arc<ObjectRecord>>,
+    /// Everything to say about them, in the order of the text. With an error among it, something was refused.
+    pub faults: Vec<Fault>,
+    /// The pods that were refused, as far as they can be told: their last good versions stay.
+    pub refused: BTreeSet<PodKey>,
+    /// The same for objects.
+    pub refused_objects: BTreeSet<ObjectKey>,
+    /// Of `objects`, those whose documents name no namespace.
+    pub unplaced: BTreeSet<ObjectKey>,
+    /// Something was refused that cannot be told to be this pod or that.
+    pub unknown_pod_refused: bool,
+    /// The same for objects.
+    pub unknown_object_refused: bool,
+}
+
+impl Manifest {
+    /// One that could not be read at all.
+    pub fn broken(fault: Fault) -> Self {
+        Self { faults: vec![fault], unknown_pod_refused: true, unknown_object_refused: true, ..Self::default() }
+    }
+
+    /// Notes all that a refused item may be.
+    fn refuse(&mut self, item: &Item<'_>, node_name: &str) {
+        let (pod, kinds) = item.candidates();
+        match item.name() {
+            Some((namespace, name)) => {
+                self.refused.extend(pod.then(|| identity::key(namespace, name, node_name)));
+                let namespace = namespace.unwrap_or("default");
+                self.refused_objects.extend(kinds.iter().map(|kind| ObjectKey::new(*kind, namespace, name)));
+            }
+            None => {
+                self.unknown_pod_refused |= pod;
+                self.unknown_object_refused |= !kinds.is_empty();
+            }
+        }
+    }
+
+    fn take_pod(
+        &mut self,
+        item: &Item<'_>,
+        origin: &Arc<str>,
+        source: SourceKind,
+        node_name: &str,
+        keys: &mut BTreeSet<PodKey>,
+    ) -> Vec<Fault> {
+        let (pod, mut faults) = item.pod(origin, source, node_name);
+        if pod.is_none() {
+            self.refuse(item, node_name);
+        }
+        let pod = pod.filter(|pod| first("pod ", &pod.key, keys, &mut faults));
+        self.pods.extend(pod.map(Arc::new));
+        faults
+    }
+
+    fn take_object(
+        &mut self,
+        item: &Item<'_>,
+        kind: ObjectKind,
+        origin: &Arc<str>,
+        node_name: &str,
+        keys: &mut BTreeSet<ObjectKey>,
+    ) -> Vec<Fault> {
+        let (object, mut faults) = object::decode(item.value, kind, Arc::clone(origin));
+        let duplicates = item.duplicates().collect::<Vec<_>>();
+        let object = object.filter(|_| duplicates.is_empty());
+        faults.extend(duplicates);
+        if object.is_none() {
+            self.refuse(item, node_name);
+        }
+        let object = object.filter(|object| first("", &object.key, keys, &mut faults));
+        if let Some(object) = object.as_ref().filter(|_| item.name().is_some_and(|(namespace, _)| namespace.is_none()))
+        {
+            self.unplaced.insert(object.key.clone());
+        }
+        self.objects.extend(object.map(Arc::new));
+        faults
+    }
+}
+
+/// Reads a manifest as authored: every document, and every item of a list.
+///
+/// `origin` is the file's name or the URL; `node_name` is part of the pods' names and UIDs.
+pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
+    let mut manifest = Manifest::default();
+    let origin: Arc<str> = Arc::from(origin);
+    let (documents, faults) = yaml::documents(text);
+    let unread = !faults.is_empty();
+    manifest.faults = faults;
+    let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
+    // What stands twice in a list itself leaves open which items are meant.
+    let (unclear, documents): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| outer(document).is_some());
+    manifest.unknown_pod_refused = unread || !unclear.is_empty();
+    manifest.unknown_object_refused = manifest.unknown_pod_refused;
+    manifest.faults.extend(unclear.iter().filter_map(outer).cloned());
+    for item in documents.iter().flat_map(items) {
+        let faults = match item.object_kind() {
+            Some(kind) => manifest.take_object(&item, kind, &origin, node_name, &mut objects),
+            None => manifest.take_pod(&item, &origin, source, node_name, &mut keys),
+        };
+        manifest.faults.extend(faults.into_iter().map(|fault| item.place(fault)));
+    }
+    for fault in &mut manifest.faults {
+        fault.origin = Arc::clone(&origin);
+    }
+    manifest.faults.sort_by_key(|fault| fault.position);
+    manifest
+}
+
+/// Whether `key` comes for the first time; if not, that is a fault.
+fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>, faults: &mut Vec<Fault>) -> bool {
+    let new = known.insert(key.clone());
+    if !new {
+        let message = format!("{what}{key} is defined twice in this file; the first one counts");
+        faults.push(Fault::error("metadata.name", message));
+    }
+    new
+}
+
+/// Makes a pod of a manifest that was accepted once and kept by limpet. It is not judged again: a version that
+/// refuses more than the one before must not stop what runs.
+///
+/// # Errors
+/// The bytes are no Pod.
+pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
+    let value: Value =
+        serde_json::from_slice(manifest).map_err(|error| vec![Fault::error("", format!("kept manifest: {error}"))])?;
+    let (pod, faults) = decode::decode(&value);
+    match pod {
+        Some(pod) => Ok(record(&value, pod, Arc::from(origin), source, node_name)),
+        None => Err(faults),
+    }
+}
+
+/// What was accepted once and kept by limpet.
+#[derive(Debug)]
+pub enum Restored {
+    /// A pod.
+    Pod(Box<PodRecord>),
+    /// A ConfigMap or Secret.
+    Object(ObjectRecord),
+}
+
+/// Makes a pod or an object of a manifest that was accepted once, as [`restore`] does.
+///
+/// # Errors
+/// The bytes are neither.
+pub fn restore_kept(
+    manifest: &[u8],
+    origin: &str,
+    source: SourceKind,
+    node_name: &str,
+) -> Result<Restored, Vec<Fault>> {
+    let value: Value =
+        serde_json::from_slice(manifest).map_err(|error| vec![Fault::error("", format!("kept manifest: {error}"))])?;
+    match object::restore(&value, origin) {
+        Some(object) => object.map(Restored::Object),
+        None => restore(manifest, origin, source, node_name).map(Box::new).map(Restored::Pod),
+    }
+}
+
+fn record(
+    value: &Value,
+    mut pod: k8s_openapi::api::core::v1::Pod,
+    origin: Arc<str>,
+    source: SourceKind,
+    node_name: &str,
+) -> PodRecord {
+    let metadata = &pod.metadata;
+    let key = identity::key(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default(), node_name);
+    let canonical = fingerprint::canonical(value);
+    let immutable = fingerprint::immutable(value);
+    let written = metadata.uid.as_deref().filter(|uid| !uid.is_empty());
+    let uid = written.map_or_else(|| identity::derive_uid(node_name, source, &key, immutable), PodUid::new);
+    default::default(&mut pod);
+    identity::settle(&mut pod, &key, &uid, source, node_name);
+    PodRecord {
+        fingerprint: fingerprint::hash(&canonical),
+        immutable_fingerprint: immutable,
+        manifest: Arc::from(canonical),
+        key,
+        uid,
+        source,
+        origin,
+        pod,
+    }
+}
+
+/// One object of a document, and where it stands there.
+struct Item<'a> {
+    document: &'a Document<'a>,
+    value: &'a Value,
+    /// `items[3]` for an item of a list, empty for a document of its own.
+    path: String,
+}
+
+fn is_list(document: &Document<'_>) -> bool {
+    let kinds = ["List", "PodList", "ConfigMapList", "SecretList"];
+    document.value["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// A key that is written twice in a list and in none of its items.
+fn outer<'d>(document: &'d Document<'_>) -> Option<&'d Fault> {
+    document.duplicates.iter().find(|fault| is_list(document) && !fault.path.starts_with("items["))
+}
+
+/// The objects of a document: itself, or the items of a list.
+fn items<'d>(document: &'d Document<'d>) -> Vec<Item<'d>> {
+    let value = &document.value;
+    match value["items"].as_array() {
+        Some(items) if is_list(document) => items
+            .iter()
+            .enumerate()
+            .map(|(index, value)| Item { document, value, path: format!("items[{index}]") })
+            .collect(),
+        _ => vec![Item { document, value, path: String::new() }],
+    }
+}
+
+impl Item<'_> {
+    /// The kind of a local object; `None` for everything else.
+    fn object_kind(&self) -> Option<ObjectKind> {
+        let kind = ObjectKind::from_name(self.value["kind"].as_str()?)?;
+        (self.value["apiVersion"] == "v1").then_some(kind)
+    }
+
+    /// The name and namespace an item goes by; `None` when it does not say them.
+    fn name(&self) -> Option<(Option<&str>, &str)> {
+        let metadata = &self.value["metadata"];
+        let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
+        match &metadata["namespace"] {
+            Value::Null => Some((None, name)),
+            Value::String(namespace) => Some((Some(&**namespace).filter(|namespace| !namespace.is_empty()), name)),
+            _ => None,
+        }
+    }
+
+    /// What an item that is refused may be: a pod, an object of these kinds.
+    fn candidates(&self) -> (bool, &'static [ObjectKind]) {
+        match self.value["kind"].as_str() {
+            Some("Pod") => (true, &[]),
+            Some("ConfigMap") => (false, &[ObjectKind::ConfigMap]),
+            Some("Secret") => (false, &[ObjectKind::Secret]),
+            _ => (true, &[ObjectKind::ConfigMap, ObjectKind::Secret]),
+        }
+    }
+
+    /// The pod, if there is no error, and everything to say about it.
+    fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
+        if let Some(fault) = self.kind_fault() {
+            return (None, vec![fault]);
+        }
+        let (pod, mut faults) = decode::decode(self.value);
+        faults.extend(self.duplicates());
+        let Some(pod) = pod else { return (None, faults) };
+        let refused = |faults: &[Fault]| faults.iter().any(|fault| fault.severity == Severity::Error);
+        let record = record(self.value, pod, Arc::clone(origin), source, node_name);
+        // A field of the wrong type was left out: what follows from its absence would only confuse.
+        if !refused(&faults) {
+            faults.extend(validate::validate(&record));
+        }
+        faults.extend(unsupported::check(self.value, source));
+        let taken = !refused(&faults);
+        (taken.then_some(record), faults)
+    }
+
+    /// Keys written twice within this item.
+    fn duplicates(&self) -> impl Iterator<Item = Fault> {
+        let within = |fault: &&Fault| {
+            let rest = fault.path.strip_prefix(self.path.as_str());
+            self.path.is_empty() || rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        let own = self.document.duplicates.iter().filter(within).cloned();
+        own.map(|fault| Fault { path: fault.path[self.path.len()..].trim_start_matches('.').to_owned(), ..fault })
+    }
+
+    /// Anything but a v1 Pod.
+    fn kind_fault(&self) -> Option<Fault> {
+        let text = |key: &str| self.value[key].as_str().unwrap_or_default();
+        let (version, kind) = (text("apiVersion"), text("kind"));
+        match (version, kind) {
+            ("v1", "Pod") => None,
+            ("", "") => Some(
+                Fault::error("", "is no Kubernetes object: apiVersion and kind are missing")
+                    .with_remedy("begin it with apiVersion: v1 and kind: Pod"),
+            ),
+            ("v1", "") => Some(Fault::error("kind", "required").with_remedy("kind: Pod")),
+            ("", "Pod" | "ConfigMap" | "Secret") => {
+                Some(Fault::error("apiVersion", "required").with_remedy("apiVersion: v1"))
+            }
+            (_, "Pod") => Some(Fault::error("apiVersion", format!("{version} has no Pod; it must be v1"))),
+            (_, "ConfigMap" | "Secret") => {
+                Some(Fault::error("apiVersion", format!("{version} has no {kind}")).with_remedy("apiVersion: v1"))
+            }
+            _ => Some(
+                Fault::error("kind", format!("{kind} is not taken: a node runs Pods"))
+                    .with_remedy("write its pod template as a Pod of its own"),
+            ),
+        }
+    }
+
+    /// The fault with its place in the file and, of a list's item, its whole path.
+    fn place(&self, mut fault: Fault) -> Fault {
+        let path = match (self.path.is_empty(), fault.path.is_empty()) {
+            (true, _) => fault.path.clone(),
+            (false, true) => self.path.clone(),
+            (false, false) => format!("{}.{}", self.path, fault.path),
+        };
+        fault.position = fault.position.or_else(|| self.document.position(&path)).or(self.document.position(""));
+        fault.path = path;
+        fault
+    }
+}

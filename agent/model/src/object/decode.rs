@@ -1,0 +1,263 @@
+//! A document becomes an object, strictly, as an apiserver would take it.
+//!
+//! Written by hand: a decoder's own words quote the value that does not fit, which must not happen to a Secret.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Map, Value};
+
+use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
+use crate::pod::{Fault, Severity, is_dns_label, is_dns_subdomain, strict};
+
+/// All values of one object together, as Kubernetes bounds them.
+const MAX_DATA: usize = 1 << 20;
+const MAX_KEY: usize = 253;
+const DEFAULT_NAMESPACE: &str = "default";
+const OPAQUE: &str = "Opaque";
+const TOKEN: &str = "kubernetes.io/service-account-token";
+/// On a Secret that was read from the agent: the names of its keys, in place of its data.
+pub const KEYS_ANNOTATION: &str = "limpet.dev/keys";
+const KEY_RULE: &str = "letters, digits, -, _ and ., at most 253 characters, not beginning with ..";
+
+/// The keys a Secret of each of Kubernetes' own types must have; of several one is enough.
+const REQUIRED_KEYS: [(&str, &[&str], bool); 5] = [
+    ("kubernetes.io/basic-auth", &["username", "password"], false),
+    ("kubernetes.io/dockercfg", &[".dockercfg"], true),
+    ("kubernetes.io/dockerconfigjson", &[".dockerconfigjson"], true),
+    ("kubernetes.io/ssh-auth", &["ssh-privatekey"], true),
+    ("kubernetes.io/tls", &["tls.crt", "tls.key"], true),
+];
+
+/// Reads a ConfigMap or Secret. The object, if there is no error, and everything to say about it.
+pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, Vec<Fault>) {
+    let mut faults = Vec::new();
+    let Some(document) = value.as_object() else {
+        return (None, vec![Fault::error("", "must be a map")]);
+    };
+    unknown_fields(document, kind, &mut faults);
+    let key = key(document, kind, &mut faults);
+    let immutable = flag(document, "immutable", &mut faults);
+    let data = match kind {
+        ObjectKind::ConfigMap => config_map_data(document, &mut faults),
+        ObjectKind::Secret => secret_data(document, &mut faults),
+    };
+    let size: usize = data.values().map(|entry| entry.bytes.len()).sum();
+    if size > MAX_DATA {
+        faults.push(Fault::error("data", format!("{size} bytes are more than the {MAX_DATA} an object may hold")));
+    }
+    let secret_type = match kind {
+        ObjectKind::ConfigMap => "",
+        ObjectKind::Secret => secret_type(document, &data, &mut faults),
+    };
+    let record = ObjectRecord { key, origin, immutable, secret_type: Arc::from(secret_type), data };
+    let taken = !faults.iter().any(|fault| fault.severity == Severity::Error);
+    (taken.then_some(record), faults)
+}
+
+/// The object kept by limpet as [`ObjectRecord::manifest`]; `None` when `value` is another kind's.
+pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<Fault>>> {
+    let kind = ObjectKind::from_name(value["kind"].as_str()?)?;
+    let (record, faults) = decode(value, kind, Arc::from(origin));
+    Some(record.ok_or(faults))
+}
+
+fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>) {
+    let own: &[&str] = match kind {
+        ObjectKind::ConfigMap => &["data", "binaryData", "immutable"],
+        ObjectKind::Secret => &["data", "stringData", "immutable", "type"],
+    };
+    let known = || own.iter().chain(&["apiVersion", "kind", "metadata"]);
+    for field in document.keys().filter(|field| !known().any(|known| known == field)) {
+        let near = known().find(|known| strsim::jaro_winkler(known, field) > 0.85);
+        let fault = Fault::error(field, "no such field");
+        faults.push(match near {
+            Some(near) => fault.with_remedy(format!("did you mean {near}?")),
+            None => fault.with_remedy(format!("a {} has {}", kind.as_str(), own.join(", "))),
+        });
+    }
+}
+
+fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>) -> ObjectKey {
+    let metadata = metadata(document, faults);
+    let name = metadata.name.unwrap_or_default();
+    if name.is_empty() && metadata.generate_name.is_some() {
+        faults.push(
+            Fault::error("metadata.generateName", "only an apiserver makes up names")
+                .with_remedy("write metadata.name"),
+        );
+    } else if name.is_empty() {
+        faults.push(Fault::error("metadata.name", "required"));
+    } else if !is_dns_subdomain(&name) {
+        faults.push(
+            Fault::error("metadata.name", format!("{name:?} is no name of a {}", kind.as_str()))
+                .with_remedy("lower-case letters, digits, - and ., at most 253 characters"),
+        );
+    }
+    let namespace = metadata.namespace.filter(|namespace| !namespace.is_empty());
+    let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+    if !is_dns_label(&namespace) {
+        faults.push(Fault::error("metadata.namespace", format!("{namespace:?} is no namespace")));
+    }
+    if metadata.annotations.is_some_and(|annotations| annotations.contains_key(KEYS_ANNOTATION)) {
+        let message = format!("{KEYS_ANNOTATION} is on Secrets as limpet shows them, without their values");
+        faults.push(Fault::error("metadata.annotations", message).with_remedy("write the values, and remove it"));
+    }
+    for (path, used) in [
+        ("metadata.finalizers", metadata.finalizers.is_some_and(|list| !list.is_empty())),
+        ("metadata.ownerReferences", metadata.owner_references.is_some_and(|list| !list.is_empty())),
+    ] {
+        if used {
+            faults.push(Fault::warning(path, "has no effect on a node without an apiserver"));
+        }
+    }
+    ObjectKey::new(kind, namespace, name)
+}
+
+/// The metadata. An annotation may hold a copy of the object (`kubectl apply` leaves one), so no value is quoted here
+/// either.
+fn metadata(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> ObjectMeta {
+    let Some(value) = document.get("metadata").filter(|value| !value.is_null()) else { return ObjectMeta::default() };
+    let (read, unknown) = strict::read(value);
+    faults.extend(unknown.into_iter().map(|unknown| {
+        let suggestion = unknown.suggestion().unwrap_or_default();
+        Fault::error(format!("metadata.{}", unknown.path), "no such field").with_remedy(suggestion)
+    }));
+    read.unwrap_or_else(|misfit| {
+        let path = if misfit.path.is_empty() { "metadata".to_owned() } else { format!("metadata.{}", misfit.path) };
+        faults.push(Fault::error(path, "is of the wrong type"));
+        ObjectMeta::default()
+    })
+}
+
+fn flag(document: &Map<String, Value>, field: &str, faults: &mut Vec<Fault>) -> bool {
+    match document.get(field) {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(flag)) => *flag,
+        Some(other) => {
+            faults.push(Fault::error(field, format!("must be true or false, not {}", type_name(other))));
+            false
+        }
+    }
+}
+
+fn config_map_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BTreeMap<String, Entry> {
+    let mut data = values(document, "data", false, faults);
+    for (key, entry) in values(document, "binaryData", true, faults) {
+        if data.insert(key.clone(), Entry { binary: true, ..entry }).is_some() {
+            faults.push(Fault::error(path("binaryData", &key), "is in data too; a key stands in one of them"));
+        }
+    }
+    data
+}
+
+/// `stringData` wins over `data`, as an apiserver merges them.
+fn secret_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BTreeMap<String, Entry> {
+    let mut data = values(document, "data", true, faults);
+    data.extend(values(document, "stringData", false, faults));
+    data
+}
+
+/// One map of values; what is wrong is told and left out.
+fn values(
+    document: &Map<String, Value>,
+    field: &str,
+    encoded: bool,
+    faults: &mut Vec<Fault>,
+) -> BTreeMap<String, Entry> {
+    let map = match document.get(field) {
+        None | Some(Value::Null) => return BTreeMap::new(),
+        Some(Value::Object(map)) => map,
+        Some(other) => {
+            faults.push(Fault::error(field, format!("must be a map, not {}", type_name(other))));
+            return BTreeMap::new();
+        }
+    };
+    let mut found = BTreeMap::new();
+    for (key, value) in map {
+        if !is_key(key) {
+            faults.push(Fault::error(path(field, key), format!("{key:?} is no key")).with_remedy(KEY_RULE));
+        }
+        match bytes(value, encoded) {
+            Ok(bytes) => drop(found.insert(key.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false })),
+            Err(fault) => faults.push(Fault { path: path(field, key), ..fault }),
+        }
+    }
+    found
+}
+
+fn bytes(value: &Value, encoded: bool) -> Result<Vec<u8>, Fault> {
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::String(text) if encoded => {
+            let text: Vec<u8> = text.bytes().filter(|byte| !matches!(byte, b'\n' | b'\r')).collect();
+            let remedy = "encode it (base64 -w0), or in a Secret write it as it is under stringData";
+            STANDARD.decode(text).map_err(|_| Fault::error("", "is not base64").with_remedy(remedy))
+        }
+        Value::String(text) => Ok(text.as_bytes().to_vec()),
+        other => Err(Fault::error("", format!("must be a string, not {}", type_name(other))).with_remedy("quote it")),
+    }
+}
+
+fn secret_type<'a>(
+    document: &'a Map<String, Value>,
+    data: &BTreeMap<String, Entry>,
+    faults: &mut Vec<Fault>,
+) -> &'a str {
+    let kind = match document.get("type") {
+        None | Some(Value::Null) => OPAQUE,
+        Some(Value::String(text)) if text.is_empty() => OPAQUE,
+        Some(Value::String(text)) => text,
+        Some(other) => {
+            faults.push(Fault::error("type", format!("must be a string, not {}", type_name(other))));
+            OPAQUE
+        }
+    };
+    if kind == TOKEN {
+        let fault = Fault::error("type", format!("{TOKEN}: only an apiserver issues tokens of service accounts"));
+        faults.push(fault.with_remedy("write what the pod needs as a Secret of type Opaque"));
+    }
+    let rule = REQUIRED_KEYS.iter().find(|(name, ..)| *name == kind);
+    if let Some((_, keys, all)) = rule {
+        let missing: Vec<&str> = keys.iter().copied().filter(|key| !data.contains_key(*key)).collect();
+        if !missing.is_empty() && (*all || missing.len() == keys.len()) {
+            let word = if *all { " and " } else { " or " };
+            faults.push(Fault::error("data", format!("a Secret of type {kind} needs {}", missing.join(word))));
+        }
+    }
+    if matches!(kind, "kubernetes.io/dockercfg" | "kubernetes.io/dockerconfigjson") {
+        for (key, entry) in data.iter().filter(|(key, _)| key.starts_with(".docker")) {
+            if serde_json::from_slice::<serde::de::IgnoredAny>(entry.bytes.expose()).is_err() {
+                faults.push(Fault::error(path("data", key), "is no JSON document"));
+            }
+        }
+    }
+    kind
+}
+
+/// Kubernetes' rule for the keys of both kinds: each may become a file's name.
+fn is_key(key: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(plain) && key != "." && !key.starts_with("..")
+}
+
+fn path(field: &str, key: &str) -> String {
+    crate::pod::field_path(field, key)
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "nothing",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a map",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! An object as the sources hand it on.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+use zeroize::Zeroizing;
+
+use crate::object::SecretBytes;
+use crate::pod::Fault;
+
+/// The kinds of local object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectKind {
+    /// `v1 ConfigMap`.
+    ConfigMap,
+    /// `v1 Secret`.
+    Secret,
+}
+
+impl ObjectKind {
+    /// The kind as manifests write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+        }
+    }
+
+    /// The kind as an apiserver's "not found" has it.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "configmap",
+            Self::Secret => "secret",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::ConfigMap, Self::Secret].into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
+/// Kind, namespace and name: what a reference leads to. The parts have passed Kubernetes' name rules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// ConfigMap or Secret.
+    pub kind: ObjectKind,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl ObjectKey {
+    /// Makes a key.
+    pub fn new(kind: ObjectKind, namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { kind, namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind.as_str(), self.namespace, self.name)
+    }
+}
+
+/// One value of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// What it says.
+    pub bytes: SecretBytes,
+    /// It comes from a ConfigMap's `binaryData`: a file may have it, the environment may not.
+    pub binary: bool,
+}
+
+/// One accepted version of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectRecord {
+    /// Which object it is.
+    pub key: ObjectKey,
+    /// Where in the source it comes from: a file's name, a URL.
+    pub origin: Arc<str>,
+    /// Its data may not change any more.
+    pub immutable: bool,
+    /// A Secret's type; empty for a ConfigMap.
+    pub secret_type: Arc<str>,
+    /// Its values by key.
+    pub data: BTreeMap<String, Entry>,
+}
+
+impl ObjectRecord {
+    /// Whether `other` gives pods the same.
+    pub fn same_content(&self, other: &Self) -> bool {
+        self.data == other.data && self.secret_type == other.secret_type
+    }
+
+    /// Why `next` may not come in its place: what is immutable keeps its data, and that it is immutable.
+    pub fn forbids(&self, next: &Self) -> Option<Fault> {
+        let allowed = !self.immutable || (next.immutable && self.same_content(next));
+        let fault = || {
+            let message = format!("{} is immutable: its data stays as it was", self.key);
+            Fault::error("data", message).with_remedy("give the changed object another name")
+        };
+        (!allowed).then(fault)
+    }
+
+    /// The same object in another namespace.
+    #[must_use]
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, ..self.clone() }
+    }
+
+    /// The object as one JSON document that [`super::restore`] reads: what is kept on disk. It holds the values.
+    pub fn manifest(&self) -> Arc<[u8]> {
+        let (mut text, mut binary) = (Map::new(), Map::new());
+        for (key, entry) in &self.data {
+            let encoded = || Value::String(STANDARD.encode(entry.bytes.expose()));
+            match (self.key.kind, entry.binary, entry.bytes.expose_text()) {
+                (ObjectKind::ConfigMap, false, Some(plain)) => {
+                    text.insert(key.clone(), Value::String(plain.to_owned()))
+                }
+                (ObjectKind::ConfigMap, ..) => binary.insert(key.clone(), encoded()),
+                (ObjectKind::Secret, ..) => text.insert(key.clone(), encoded()),
+            };
+        }
+        let mut manifest = json!({
+            "apiVersion": "v1", "kind": self.key.kind.as_str(), "immutable": self.immutable,
+            "metadata": {"name": &*self.key.name, "namespace": &*self.key.namespace}, "data": text,
+        });
+        match self.key.kind {
+            ObjectKind::ConfigMap => manifest["binaryData"] = Value::Object(binary),
+            ObjectKind::Secret => manifest["type"] = Value::String(self.secret_type.to_string()),
+        }
+        Arc::from(Zeroizing::new(manifest.to_string().into_bytes()).as_slice())
+    }
+}

@@ -1,0 +1,120 @@
+//! Which objects a pod refers to.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
+
+use crate::object::{ObjectKey, ObjectKind};
+use crate::pod::PodRecord;
+
+/// Every object the pod takes values from: environment, volumes, pull secrets. All are of the pod's own namespace.
+pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
+    let mut found = BTreeSet::new();
+    let mut add = |kind, name: &str| {
+        if !name.is_empty() {
+            found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+        }
+    };
+    let spec = pod.spec();
+    for container in containers(spec) {
+        of_container(container, &mut add);
+    }
+    for volume in spec.volumes.iter().flatten() {
+        of_volume(volume, &mut add);
+    }
+    for secret in spec.image_pull_secrets.iter().flatten() {
+        add(ObjectKind::Secret, &secret.name);
+    }
+    found
+}
+
+/// The objects that files of the pod's volumes are made of: those follow an edit at once.
+pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
+    let mut found = BTreeSet::new();
+    let mut add = |kind, name: &str| {
+        found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+    };
+    pod.spec().volumes.iter().flatten().for_each(|volume| of_volume(volume, &mut add));
+    found
+}
+
+fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    spec.init_containers.iter().flatten().chain(&spec.containers)
+}
+
+fn of_container(container: &Container, add: &mut impl FnMut(ObjectKind, &str)) {
+    for source in container.env_from.iter().flatten() {
+        if let Some(map) = &source.config_map_ref {
+            add(ObjectKind::ConfigMap, &map.name);
+        }
+        if let Some(secret) = &source.secret_ref {
+            add(ObjectKind::Secret, &secret.name);
+        }
+    }
+    for source in container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref()) {
+        if let Some(map) = &source.config_map_key_ref {
+            add(ObjectKind::ConfigMap, &map.name);
+        }
+        if let Some(secret) = &source.secret_key_ref {
+            add(ObjectKind::Secret, &secret.name);
+        }
+    }
+}
+
+fn of_volume(volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
+    if let Some(map) = &volume.config_map {
+        add(ObjectKind::ConfigMap, &map.name);
+    }
+    if let Some(secret) = &volume.secret {
+        add(ObjectKind::Secret, secret.secret_name.as_deref().unwrap_or_default());
+    }
+    for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
+        if let Some(map) = &source.config_map {
+            add(ObjectKind::ConfigMap, &map.name);
+        }
+        if let Some(secret) = &source.secret {
+            add(ObjectKind::Secret, &secret.name);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use crate::object::reference::*;
+    use crate::source::SourceKind;
+
+    #[test]
+    fn every_place_that_names_an_object() {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n"}, "spec": {
+            "initContainers": [{"name": "i", "image": "x", "envFrom": [{"secretRef": {"name": "init"}}]}],
+            "containers": [{"name": "c", "image": "x", "envFrom": [{"configMapRef": {"name": "a"}}], "env": [
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "b", "key": "k"}}},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "b", "key": "k"}}},
+            ]}],
+            "volumes": [
+                {"name": "v", "configMap": {"name": "c"}},
+                {"name": "w", "secret": {"secretName": "d"}},
+                {"name": "x", "projected": {"sources": [{"configMap": {"name": "e"}}, {"secret": {"name": "f"}}]}},
+                {"name": "y", "emptyDir": {}},
+            ],
+            "imagePullSecrets": [{"name": "pull"}, {}],
+        }});
+        let pod = crate::manifest::restore(pod.to_string().as_bytes(), "p.yaml", SourceKind::File, "node").unwrap();
+        let names: Vec<String> = references(&pod).iter().map(ToString::to_string).collect();
+        let wanted = [
+            "ConfigMap n/a",
+            "ConfigMap n/b",
+            "ConfigMap n/c",
+            "ConfigMap n/e",
+            "Secret n/b",
+            "Secret n/d",
+            "Secret n/f",
+            "Secret n/init",
+            "Secret n/pull",
+        ];
+        assert_eq!(names, wanted);
+    }
+}

@@ -1,0 +1,40 @@
+//! A manifest becomes a pod: decode, default, validate, identity, fingerprint, diff.
+//!
+//! Everything here is pure: bytes and names in, values and faults out. No I/O, no clock.
+
+pub mod authored;
+pub mod compute_resources;
+#[cfg(test)]
+mod corpus_tests;
+pub(crate) mod decode;
+pub(crate) mod default;
+pub mod diff;
+pub mod downward;
+pub mod edit;
+pub mod fault;
+pub(crate) mod fingerprint;
+pub mod identity;
+pub mod key;
+pub mod qos;
+pub mod quantity;
+pub mod record;
+pub mod strict;
+mod totals;
+pub(crate) mod unsupported;
+pub(crate) mod validate;
+pub(crate) mod yaml;
+
+pub use decode::from_value;
+pub use diff::{Part, PodDiff};
+pub use edit::{Edit, edits};
+pub use fault::{Fault, Reason, Severity};
+pub use key::{PodKey, PodUid};
+pub use record::{Fingerprint, PodRecord};
+pub use validate::{is_dns_label, is_dns_subdomain};
+pub(crate) use yaml::join as field_path;
+
+/// What the annotation begins with that was an AppArmor profile before there was a field; the container's name follows.
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+#[cfg(test)]
+mod kubelet_tests;

@@ -1,0 +1,150 @@
+//! A pod's requests and limits as the kernel takes them: shares, quota, memory, OOM score (kubelet's formulas).
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+
+use super::qos::{CPU, MEMORY, QosClass, all_containers, amount, limit, qos_class, request};
+use crate::pod::PodRecord;
+use crate::pod::quantity::Amount;
+use crate::source::SourceKind;
+
+/// The least and the most CPU shares the kernel takes.
+const SHARES: (u64, u64) = (2, 262_144);
+
+/// Length of a CPU quota's period in microseconds.
+pub const CPU_PERIOD: u64 = 100_000;
+
+/// The least CPU quota in microseconds.
+const MIN_QUOTA: i64 = 1_000;
+
+/// `oom_score_adj` of guaranteed pods and of those the node cannot do without.
+const GUARANTEED_OOM_SCORE: i64 = -997;
+
+/// `oom_score_adj` of pods that request nothing.
+const BEST_EFFORT_OOM_SCORE: i64 = 1_000;
+
+/// From this priority on a pod is critical (`system-cluster-critical` and above).
+const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
+/// CPU shares of a request in millicores: 1,024 a core, between 2 and 262,144.
+pub fn cpu_shares(milli_cpu: i64) -> u64 {
+    let shares = u64::try_from(milli_cpu).unwrap_or(0).saturating_mul(1_024) / 1_000;
+    shares.clamp(SHARES.0, SHARES.1)
+}
+
+/// CPU quota in microseconds per [`CPU_PERIOD`] of a limit in millicores; `None` without a limit.
+pub fn cpu_quota(milli_cpu: i64) -> Option<i64> {
+    (milli_cpu > 0).then(|| (milli_cpu.saturating_mul(100_000) / 1_000).max(MIN_QUOTA))
+}
+
+/// What a pod's own cgroup is to allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodLimits {
+    /// CPU shares.
+    pub cpu_shares: u64,
+    /// CPU quota in microseconds per [`CPU_PERIOD`]; `None`: no limit.
+    pub cpu_quota: Option<i64>,
+    /// Bytes of memory; `None`: no limit.
+    pub memory: Option<i64>,
+}
+
+/// A pod's limits (kubelet's `ResourceConfigForPod`): a limit holds for the pod when every container has one.
+pub fn pod_limits(spec: &PodSpec) -> PodLimits {
+    if qos_class(spec) == QosClass::BestEffort {
+        return PodLimits { cpu_shares: SHARES.0, cpu_quota: None, memory: None };
+    }
+    PodLimits {
+        cpu_shares: cpu_shares(pod_request(spec, CPU).milli()),
+        cpu_quota: pod_limit(spec, CPU).and_then(|amount| cpu_quota(amount.milli())),
+        memory: pod_limit(spec, MEMORY).map(Amount::units),
+    }
+}
+
+/// Millicores a pod requests in all.
+pub fn pod_cpu_request(spec: &PodSpec) -> i64 {
+    pod_request(spec, CPU).milli()
+}
+
+fn pod_request(spec: &PodSpec, name: &str) -> Amount {
+    let own = spec.resources.as_ref().map(|resources| request(resources, name)).unwrap_or_default();
+    let needed = if own.is_zero() { together(spec, |resources| request(resources, name)) } else { own };
+    needed + amount(spec.overhead.as_ref(), name)
+}
+
+fn pod_limit(spec: &PodSpec, name: &str) -> Option<Amount> {
+    let own = spec.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
+    let declared =
+        all_containers(spec).all(|c| c.resources.as_ref().is_some_and(|resources| !limit(resources, name).is_zero()));
+    let needed = match (own.is_zero(), declared) {
+        (false, _) => own,
+        (true, true) => together(spec, |resources| limit(resources, name)),
+        (true, false) => return None,
+    };
+    Some(needed + amount(spec.overhead.as_ref(), name))
+}
+
+/// The most that containers need at any one time: init containers run one by one, each beside the sidecars before it.
+fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
+    let need = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
+    let (mut sidecars, mut peak) = (Amount::ZERO, Amount::ZERO);
+    for container in spec.init_containers.iter().flatten() {
+        if is_sidecar(container) {
+            sidecars = sidecars + need(container);
+            peak = peak.max(sidecars);
+        } else {
+            peak = peak.max(sidecars + need(container));
+        }
+    }
+    peak.max(sidecars + spec.containers.iter().map(need).sum())
+}
+
+fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// How readily the kernel kills a container when memory runs out (kubelet's `GetContainerOOMScoreAdjust`).
+pub fn oom_score_adj(pod: &PodRecord, container: &Container, memory_capacity: u64) -> i32 {
+    let spec = pod.spec();
+    let score = match qos_class(spec) {
+        _ if is_node_critical(pod) => GUARANTEED_OOM_SCORE,
+        QosClass::Guaranteed => GUARANTEED_OOM_SCORE,
+        QosClass::BestEffort => BEST_EFFORT_OOM_SCORE,
+        QosClass::Burstable => burstable_oom_score(spec, container, memory_capacity),
+    };
+    i32::try_from(score).unwrap_or(BEST_EFFORT_OOM_SCORE as i32) // every branch is within ±1,000
+}
+
+/// The more a burstable container requests of the node's memory, the safer it is; always between the other classes.
+fn burstable_oom_score(spec: &PodSpec, container: &Container, memory_capacity: u64) -> i64 {
+    let memory = |container: &Container| {
+        container.resources.as_ref().map(|resources| request(resources, MEMORY)).unwrap_or_default()
+    };
+    let mut requested = memory(container);
+    let in_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
+    if in_init && is_sidecar(container) {
+        // A sidecar is not to die before those it serves.
+        requested = requested.max(spec.containers.iter().map(memory).min().unwrap_or_default());
+    }
+    let pod_level = spec.resources.as_ref().map(|resources| request(resources, MEMORY)).unwrap_or_default();
+    if !pod_level.is_zero() {
+        let rest = (pod_level - all_containers(spec).map(memory).sum()).max(Amount::ZERO);
+        let share = rest.units() / i64::try_from(all_containers(spec).count().max(1)).unwrap_or(i64::MAX);
+        return burstable_formula(requested.units().saturating_add(share), memory_capacity);
+    }
+    burstable_formula(requested.units(), memory_capacity)
+}
+
+fn burstable_formula(requested: i64, memory_capacity: u64) -> i64 {
+    let share = 1_000 * i128::from(requested) / i128::from(memory_capacity.max(1));
+    let score = i64::try_from(1_000 - share).unwrap_or(i64::MIN);
+    score.clamp(1_000 + GUARANTEED_OOM_SCORE, BEST_EFFORT_OOM_SCORE - 1)
+}
+
+/// `system-node-critical` and entitled to it: a pod of the node's own, or one whose class the apiserver has admitted.
+fn is_node_critical(pod: &PodRecord) -> bool {
+    let spec = pod.spec();
+    spec.priority_class_name.as_deref() == Some("system-node-critical")
+        && (pod.source != SourceKind::Api || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+#![allow(clippy::unwrap_used)]
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixtures::record_of_spec as record;
+
+#[test]
+fn shares_follow_millicores() {
+    for (milli, shares) in [
+        (-5, 2),
+        (0, 2),
+        (1, 2),
+        (2, 2),
+        (100, 102),
+        (999, 1_022),
+        (1_000, 1_024),
+        (256_000, 262_144),
+        (i64::MAX, 262_144),
+    ] {
+        assert_eq!(cpu_shares(milli), shares, "{milli}");
+    }
+}
+
+#[test]
+fn quota_follows_millicores() {
+    for (milli, quota) in [
+        (0, None),
+        (1, Some(1_000)),
+        (5, Some(1_000)),
+        (10, Some(1_000)),
+        (50, Some(5_000)),
+        (100, Some(10_000)),
+        (1_500, Some(150_000)),
+        (10_000, Some(1_000_000)),
+    ] {
+        assert_eq!(cpu_quota(milli), quota, "{milli}");
+    }
+}
+
+fn container(name: &str, requests: Value, limits: Value) -> Value {
+    json!({"name": name, "resources": {"requests": requests, "limits": limits}})
+}
+
+#[test]
+fn pods_are_limited_when_all_their_containers_are() {
+    let requests = json!({"cpu": "100m", "memory": "100Mi"});
+    let limits = json!({"cpu": "200m", "memory": "200Mi"});
+    let none = json!({});
+    let mebi = 1 << 20;
+    let cases = [
+        ("best effort", json!({"containers": [container("c", none.clone(), none.clone())]}), (2, None, None)),
+        ("requests alone", json!({"containers": [container("c", requests.clone(), none.clone())]}), (102, None, None)),
+        (
+            "one container",
+            json!({"containers": [container("c", requests.clone(), limits.clone())]}),
+            (102, Some(20_000), Some(200 * mebi)),
+        ),
+        (
+            "one of two limited",
+            json!({"containers": [container("a", requests.clone(), limits.clone()), container("b", requests.clone(), none.clone())]}),
+            (204, None, None),
+        ),
+        (
+            "memory limited in both",
+            json!({"containers": [container("a", requests.clone(), limits.clone()), container("b", requests.clone(), json!({"memory": "1Gi"}))]}),
+            (204, None, Some(1_224 * mebi)),
+        ),
+        (
+            "guaranteed",
+            json!({"containers": [container("c", limits.clone(), limits.clone())]}),
+            (204, Some(20_000), Some(200 * mebi)),
+        ),
+        (
+            "an init container that needs more",
+            json!({"containers": [container("c", requests.clone(), limits.clone())],
+                   "initContainers": [container("i", json!({"cpu": "1"}), json!({"cpu": "2", "memory": "50Mi"}))]}),
+            (1_024, Some(200_000), Some(200 * mebi)),
+        ),
+        (
+            "an init container without limits",
+            json!({"containers": [container("c", requests.clone(), limits.clone())], "initContainers": [container("i", none.clone(), none.clone())]}),
+            (102, None, None),
+        ),
+        (
+            "overhead",
+            json!({"containers": [container("c", requests.clone(), limits.clone())], "overhead": {"cpu": "50m", "memory": "1Mi"}}),
+            (153, Some(25_000), Some(201 * mebi)),
+        ),
+        (
+            "pod level",
+            json!({"containers": [container("c", none.clone(), none.clone())],
+                   "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}}}),
+            (1_024, Some(200_000), Some(1_024 * mebi)),
+        ),
+    ];
+    for (case, spec, (cpu_shares, cpu_quota, memory)) in cases {
+        let made = pod_limits(&serde_json::from_value(spec).unwrap());
+        assert_eq!(made, PodLimits { cpu_shares, cpu_quota, memory }, "{case}");
+    }
+}
+
+#[test]
+fn sidecars_run_beside_all_that_follow() {
+    let sidecar = |cpu: &str| json!({"name": cpu, "restartPolicy": "Always", "resources": {"requests": {"cpu": cpu}}});
+    let plain = |cpu: &str| json!({"name": cpu, "resources": {"requests": {"cpu": cpu}}});
+    let cases = [
+        (json!([sidecar("100m"), plain("300m")]), json!([plain("200m")]), 400),
+        (json!([plain("300m"), sidecar("100m")]), json!([plain("250m")]), 350),
+        (json!([sidecar("1"), sidecar("1")]), json!([plain("1")]), 3_000),
+        (json!([]), json!([plain("1"), plain("500m")]), 1_500),
+    ];
+    for (init, regular, milli) in cases {
+        let spec = json!({"initContainers": init, "containers": regular});
+        assert_eq!(pod_cpu_request(&serde_json::from_value(spec.clone()).unwrap()), milli, "{spec}");
+    }
+}
+
+const CAPACITY: u64 = 4_000_000_000;
+
+#[test]
+fn oom_scores_follow_class_and_request() {
+    let limits = json!({"cpu": "1", "memory": "1G"});
+    let of = |memory: &str| json!({"containers": [container("c", json!({"memory": memory}), json!({}))]});
+    let cases = [
+        ("best effort", json!({"containers": [{"name": "c"}]}), 1_000),
+        ("guaranteed", json!({"containers": [container("c", json!({}), limits)]}), -997),
+        ("no memory", json!({"containers": [container("c", json!({"cpu": "1"}), json!({}))]}), 999),
+        ("a tiny request", of("1"), 999),
+        ("half the node", of("2G"), 500),
+        ("nearly all", of("3999M"), 3),
+        ("more than all", of("8G"), 3),
+        (
+            "a pod's share",
+            json!({"containers": [container("c", json!({"memory": "1G"}), json!({})), {"name": "d"}],
+                   "resources": {"requests": {"memory": "3G"}}}),
+            500,
+        ),
+    ];
+    for (case, spec, score) in cases {
+        let pod = record(spec);
+        assert_eq!(oom_score_adj(&pod, &pod.spec().containers[0], CAPACITY), score, "{case}");
+    }
+}
+
+#[test]
+fn a_sidecar_outlives_those_it_serves() {
+    let pod = record(json!({
+        "initContainers": [{"name": "s", "restartPolicy": "Always", "resources": {"requests": {"memory": "1M"}}}],
+        "containers": [container("a", json!({"memory": "1G"}), json!({})), container("b", json!({"memory": "2G"}), json!({}))],
+    }));
+    let sidecar = &pod.spec().init_containers.as_ref().unwrap()[0];
+    assert_eq!(oom_score_adj(&pod, sidecar, CAPACITY), 750);
+}
+
+#[test]
+fn what_the_node_needs_is_spared() {
+    let spec = |priority: Value| json!({"containers": [{"name": "c"}], "priorityClassName": "system-node-critical", "priority": priority});
+    let score = |pod: &PodRecord| oom_score_adj(pod, &pod.spec().containers[0], CAPACITY);
+    let mut pod = record(spec(Value::Null));
+    assert_eq!(score(&pod), -997);
+    pod.source = SourceKind::Api;
+    assert_eq!(score(&pod), 1_000, "an apiserver's pod needs the priority, too");
+    let mut pod = record(spec(2_000_001_000.into()));
+    pod.source = SourceKind::Api;
+    assert_eq!(score(&pod), -997);
+}

@@ -1,0 +1,195 @@
+//! The corpus: of every manifest in it limpet says what a real apiserver said (`cargo xtask corpus` asked it), and makes
+//! the same object of it. What differs on purpose stands here with its reason.
+
+#![allow(clippy::unwrap_used)]
+
+use crate::manifest;
+use std::collections::BTreeSet;
+
+use limpet_tests::corpus::{self, Answer, Answers, Case};
+use serde_json::Value;
+
+use super::{Reason, Severity, decode, default, quantity};
+use crate::source::SourceKind;
+
+/// Cases on whose verdict limpet differs, and why.
+const VERDICTS: &[(&str, &str)] = &[
+    ("metadata/annotations just fit", "the node adds annotations of its own, as kubelet does"),
+    ("pod/nodeName in capitals", "the node writes its own name there"),
+    ("security/root and no root", "kubelet takes it and never starts it; limpet says so at once"),
+    ("volume/claim of an ephemeral volume", "the pod's name has the node's in it, and so have its claims"),
+    ("volume/hostPath that is relative", "relative to what? kubelet takes its own working directory"),
+];
+
+/// Places of objects where limpet differs, by case, and why.
+const OBJECTS: &[(&str, &str, &str)] = &[
+    ("scheduling/pod affinity of keys", "/spec/affinity", "nothing schedules here: the selector stays as it is"),
+    ("scheduling/spread of keys", "/spec/topologySpreadConstraints", "the same"),
+];
+
+/// Fields that the apiserver calls otherwise than they are written: by case, its words and limpet's.
+const FIELDS: &[(&str, &str, &str)] = &[
+    ("metadata/seccomp", "metadata.annotations.", "metadata.annotations"),
+    ("pod/hostUsers", "spec.HostPID", "spec.hostPID"),
+    ("pod/hostUsers", "spec.HostIPC", "spec.hostIPC"),
+    ("projected/two files", PROJECTED, "spec.volumes.projected.sources.secret.items.path"),
+    (
+        "projected/certificate of one path",
+        PROJECTED,
+        "spec.volumes.projected.sources.podCertificate.certificateChainPath",
+    ),
+    ("projected/token", "spec.volumes.projected.path", "spec.volumes.projected.sources.serviceAccountToken.path"),
+    (
+        "projected/downwardAPI",
+        "spec.volumes.projected.sources.downwardAPI",
+        "spec.volumes.projected.sources.downwardAPI.items",
+    ),
+    ("resources/pod limits", "spec.resources.containers.limits", "spec.containers.resources.limits"),
+    (
+        "scheduling/pod affinity of an odd namespace",
+        "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution.namespace",
+        "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution.namespaces",
+    ),
+    ("volume/downwardAPI", "spec.volumes.downwardAPI", "spec.volumes.downwardAPI.items"),
+    ("volume/csi", "spec.volumes.csi.name", "spec.volumes.csi.nodePublishSecretRef.name"),
+    ("volume/iscsi", "spec.volumes.iscsi.initiatorname", "spec.volumes.iscsi.initiatorName"),
+    ("volume/gce", "spec.volumes.persistentDisk", "spec.volumes.gcePersistentDisk"),
+];
+const PROJECTED: &str = "spec.volumes.projected";
+
+/// Limpet's errors about the manifest, without those about what it does not do yet.
+fn refused_fields(pod: &Value) -> BTreeSet<String> {
+    let read = manifest::read(pod.to_string().as_bytes(), "case.json", SourceKind::File, "n");
+    let own = [Reason::Unsupported, Reason::NeedsApiserver];
+    let errors = read.faults.into_iter().filter(|fault| fault.severity == Severity::Error);
+    errors.filter(|fault| !own.contains(&fault.reason)).map(|fault| outline(&fault.path)).collect()
+}
+
+/// A path without indices and keys.
+fn outline(path: &str) -> String {
+    let mut depth = 0;
+    path.chars()
+        .filter(|c| {
+            depth += i32::from(*c == '[');
+            let keep = depth == 0;
+            depth -= i32::from(*c == ']');
+            keep
+        })
+        .collect()
+}
+
+fn manifest_of(case: &Case) -> Value {
+    let mut pod = corpus::base().unwrap();
+    corpus::apply(&mut pod, &case.patch);
+    pod
+}
+
+#[test]
+fn every_case_has_an_answer_and_every_answer_a_case() {
+    let (cases, answers) = (corpus::cases().unwrap(), Answers::read().unwrap());
+    assert!(cases.len() >= 300, "{}", cases.len());
+    let asked: BTreeSet<&String> = cases.iter().map(|case| &case.id).collect();
+    assert_eq!(asked, answers.cases.keys().collect(), "run: cargo xtask corpus");
+    for case in &cases {
+        let accepted = matches!(answers.cases[&case.id], Answer::Object(_));
+        assert_eq!(accepted, case.good, "{}: the author thought otherwise than the apiserver", case.id);
+    }
+}
+
+#[test]
+fn limpet_judges_as_the_apiserver() {
+    let answers = Answers::read().unwrap();
+    let mut wrong = Vec::new();
+    for case in corpus::cases().unwrap() {
+        let fields = refused_fields(&manifest_of(&case));
+        let on_purpose = VERDICTS.iter().any(|(id, _)| *id == case.id);
+        match &answers.cases[&case.id] {
+            Answer::Object(_) if fields.is_empty() == on_purpose => {
+                wrong.push(format!("{}: accepted by the apiserver; limpet refuses {fields:?}", case.id));
+            }
+            Answer::Refused(theirs) if fields.is_empty() != on_purpose => {
+                wrong.push(format!("{}: refused by the apiserver for {theirs:?}; limpet accepts it", case.id));
+            }
+            Answer::Refused(theirs) if !theirs.is_empty() && !on_purpose => {
+                let theirs: BTreeSet<String> = theirs.iter().map(|field| renamed(&case.id, &outline(field))).collect();
+                if fields != theirs {
+                    wrong.push(format!("{}:\n  apiserver {theirs:?}\n  limpet    {fields:?}", case.id));
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The apiserver's name of a field in limpet's words; a word that ends in a dot stands for all that begins with it.
+fn renamed(case: &str, field: &str) -> String {
+    let rename = |(_, theirs, ours): &(&str, &str, &str)| match field.strip_prefix(theirs) {
+        Some(_) if theirs.ends_with('.') => Some((*ours).to_owned()),
+        Some(rest) if rest.is_empty() || rest.starts_with('.') => Some(format!("{ours}{rest}")),
+        _ => None,
+    };
+    FIELDS.iter().filter(|(id, ..)| case.starts_with(id)).find_map(rename).unwrap_or_else(|| field.to_owned())
+}
+
+#[test]
+fn limpet_fills_in_what_the_apiserver_fills_in() {
+    let answers = Answers::read().unwrap();
+    let mut wrong = Vec::new();
+    for case in corpus::cases().unwrap() {
+        let Answer::Object(changes) = &answers.cases[&case.id] else { continue };
+        let mut theirs = answers.base.clone();
+        corpus::apply(&mut theirs, &case.patch);
+        corpus::change(&mut theirs, changes);
+        let (pod, faults) = decode::decode(&manifest_of(&case));
+        let mut pod = pod.unwrap_or_else(|| panic!("{}: {faults:?}", case.id));
+        default::default(&mut pod);
+        let ours = serde_json::to_value(&pod).unwrap();
+        let mut differences = Vec::new();
+        for part in ["spec", "metadata"] {
+            compare(&ours[part], &theirs[part], &format!("/{part}"), &mut differences);
+        }
+        let on_purpose = |at: &str| OBJECTS.iter().any(|(id, place, _)| *id == case.id && at.starts_with(place));
+        differences.retain(|difference| !difference.starts_with("/metadata/name") && !on_purpose(difference));
+        wrong.extend(differences.into_iter().map(|difference| format!("{}: {difference}", case.id)));
+    }
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Notes where two objects differ. What Go leaves out because it is empty is the same as absent; quantities are
+/// compared as amounts, which the apiserver rounds up to thousandths.
+fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>) {
+    match (ours, theirs) {
+        (Value::Object(own), Value::Object(other)) => {
+            let keys: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
+            for key in keys {
+                let (own, other) = (own.get(key).unwrap_or(&Value::Null), other.get(key).unwrap_or(&Value::Null));
+                compare(own, other, &format!("{at}/{key}"), differences);
+            }
+        }
+        (Value::Array(own), Value::Array(other)) if own.len() == other.len() => {
+            for (index, (own, other)) in own.iter().zip(other).enumerate() {
+                compare(own, other, &format!("{at}/{index}"), differences);
+            }
+        }
+        (Value::String(own), Value::String(other)) if same_amount(own, other, at) => {}
+        (own, other)
+            if own == other || (other.is_null() && is_zero(own, at)) || (own.is_null() && is_zero(other, at)) => {}
+        (own, other) => differences.push(format!("{at}: limpet {own}, apiserver {other}")),
+    }
+}
+
+/// What Go does not write, or writes for nothing.
+fn is_zero(value: &Value, at: &str) -> bool {
+    *value == Value::Bool(false)
+        || *value == 0
+        || *value == ""
+        || (*value == "0" && at.ends_with("/divisor"))
+        || value.as_array().is_some_and(Vec::is_empty)
+}
+
+fn same_amount(own: &str, other: &str, at: &str) -> bool {
+    let places = ["/limits/", "/requests/", "/overhead/", "/sizeLimit", "/divisor"];
+    let milli = |text: &str| quantity::parse(text).map(quantity::Amount::milli);
+    places.iter().any(|place| at.contains(place)) && milli(own).is_ok() && milli(own) == milli(other)
+}

@@ -1,0 +1,115 @@
+//! Defaults of containers, of their probes and hooks.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    AppArmorProfile, Container, ContainerPort, EnvVar, EphemeralContainer, HTTPGetAction, Lifecycle,
+    ObjectFieldSelector, PodSpec, Probe, ResourceRequirements, SecurityContext,
+};
+
+use crate::pod::APPARMOR_ANNOTATION;
+use crate::pod::default::{pull_policy, resources, set, text};
+
+/// Fills in a container or init container.
+pub(super) fn container(one: &mut Container, host_network: bool) {
+    text(&mut one.image_pull_policy, pull_policy(one.image.as_deref()));
+    text(&mut one.termination_message_path, "/dev/termination-log");
+    text(&mut one.termination_message_policy, "File");
+    resources::requests_from_limits(one.resources.get_or_insert_default());
+    ports(one.ports.iter_mut().flatten(), host_network);
+    env(one.env.iter_mut().flatten());
+    [&mut one.liveness_probe, &mut one.readiness_probe, &mut one.startup_probe].into_iter().flatten().for_each(probe);
+    one.lifecycle.iter_mut().for_each(lifecycle);
+}
+
+/// Fills in an ephemeral container, whose resources and host ports are not.
+pub(super) fn ephemeral(one: &mut EphemeralContainer) {
+    text(&mut one.image_pull_policy, pull_policy(one.image.as_deref()));
+    text(&mut one.termination_message_path, "/dev/termination-log");
+    text(&mut one.termination_message_policy, "File");
+    set(&mut one.resources, ResourceRequirements::default());
+    ports(one.ports.iter_mut().flatten(), false);
+    env(one.env.iter_mut().flatten());
+    [&mut one.liveness_probe, &mut one.readiness_probe, &mut one.startup_probe].into_iter().flatten().for_each(probe);
+    one.lifecycle.iter_mut().for_each(lifecycle);
+}
+
+fn ports<'a>(ports: impl Iterator<Item = &'a mut ContainerPort>, host_network: bool) {
+    for port in ports {
+        text(&mut port.protocol, "TCP");
+        if host_network && port.host_port.unwrap_or(0) == 0 {
+            port.host_port = Some(port.container_port);
+        }
+    }
+}
+
+fn env<'a>(variables: impl Iterator<Item = &'a mut EnvVar>) {
+    for source in variables.filter_map(|variable| variable.value_from.as_mut()) {
+        source.field_ref.iter_mut().for_each(field);
+        source.file_key_ref.iter_mut().for_each(|file| set(&mut file.optional, false));
+    }
+}
+
+/// Fills in which version of the API a field is named by.
+pub(super) fn field(selector: &mut ObjectFieldSelector) {
+    text(&mut selector.api_version, "v1");
+}
+
+fn probe(probe: &mut Probe) {
+    for (field, value) in [
+        (&mut probe.timeout_seconds, 1),
+        (&mut probe.period_seconds, 10),
+        (&mut probe.success_threshold, 1),
+        (&mut probe.failure_threshold, 3),
+    ] {
+        if field.unwrap_or(0) == 0 {
+            *field = Some(value);
+        }
+    }
+    probe.http_get.iter_mut().for_each(http_get);
+    probe.grpc.iter_mut().for_each(|grpc| set(&mut grpc.service, String::new()));
+}
+
+fn lifecycle(hooks: &mut Lifecycle) {
+    for hook in [&mut hooks.post_start, &mut hooks.pre_stop].into_iter().flatten() {
+        hook.http_get.iter_mut().for_each(http_get);
+    }
+}
+
+fn http_get(get: &mut HTTPGetAction) {
+    text(&mut get.path, "/");
+    text(&mut get.scheme, "HTTP");
+}
+
+/// AppArmor profiles were annotations once: one whose container says nothing else becomes its field.
+pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String>) {
+    if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
+        return;
+    }
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.clone());
+    let inits = spec.init_containers.iter_mut().flatten();
+    let own = inits.chain(&mut spec.containers).map(|one| (&one.name, &mut one.security_context));
+    let ephemeral = spec.ephemeral_containers.iter_mut().flatten().map(|one| (&one.name, &mut one.security_context));
+    for (name, context) in own.chain(ephemeral) {
+        let value = annotations.get(&format!("{APPARMOR_ANNOTATION}{name}"));
+        let profile = value.and_then(|value| apparmor_profile(value));
+        let said = context.as_ref().is_some_and(|context| context.app_armor_profile.is_some());
+        if !said && profile.is_some() && profile != of_pod {
+            context.get_or_insert_with(SecurityContext::default).app_armor_profile = profile;
+        }
+    }
+}
+
+fn apparmor_profile(value: &str) -> Option<AppArmorProfile> {
+    let of = |type_: &str, name: Option<&str>| {
+        Some(AppArmorProfile { type_: type_.to_owned(), localhost_profile: name.map(str::to_owned) })
+    };
+    match value {
+        "unconfined" => of("Unconfined", None),
+        "runtime/default" => of("RuntimeDefault", None),
+        value => value
+            .strip_prefix("localhost/")
+            .filter(|name| !name.trim().is_empty())
+            .and_then(|name| of("Localhost", Some(name))),
+    }
+}

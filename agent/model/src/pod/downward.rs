@@ -1,0 +1,64 @@
+//! What a pod may learn of itself (the downward API), in its environment or in files.
+
+use k8s_openapi::api::core::v1::{Container, ResourceFieldSelector};
+
+use crate::pod::PodRecord;
+use crate::pod::qos::{all_containers, limit, request};
+use crate::pod::quantity::{Amount, parse};
+
+/// What an unlimited container may use.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeLimits {
+    /// Processors.
+    pub cpus: u64,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+/// A field of the pod's metadata, as both environment and files may have it; `None`: `path` is none.
+pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
+    let metadata = &pod.pod.metadata;
+    match path {
+        "metadata.name" => return Some(pod.key.name().to_owned()),
+        "metadata.namespace" => return Some(pod.key.namespace().to_owned()),
+        "metadata.uid" => return Some(pod.uid.as_str().to_owned()),
+        _ => {}
+    }
+    let (map, key) = path.strip_suffix("']")?.split_once("['")?;
+    let values = match map {
+        "metadata.labels" => metadata.labels.as_ref(),
+        "metadata.annotations" => metadata.annotations.as_ref(),
+        _ => return None,
+    };
+    Some(values.and_then(|values| values.get(key)).cloned().unwrap_or_default())
+}
+
+/// A request or limit of a container (`resourceFieldRef`); what is not limited is limited by the node. `own` is meant
+/// when the selector names no container. `None`: there is no such container or resource.
+pub fn resource_field(
+    pod: &PodRecord,
+    own: Option<&Container>,
+    selector: &ResourceFieldSelector,
+    node: NodeLimits,
+) -> Option<String> {
+    let container = match selector.container_name.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) => all_containers(pod.spec()).find(|other| other.name == name)?,
+        None => own?,
+    };
+    let resources = container.resources.clone().unwrap_or_default();
+    let (kind, name) = selector.resource.split_once('.')?;
+    let amount = match kind {
+        "requests" => request(&resources, name),
+        "limits" => match (limit(&resources, name), name) {
+            (Amount::ZERO, "cpu") => Amount::from_units(node.cpus),
+            (Amount::ZERO, "memory") => Amount::from_units(node.memory),
+            (limit, _) => limit,
+        },
+        _ => return None,
+    };
+    let divisor = match selector.divisor.as_ref().map(|divisor| divisor.0.as_str()) {
+        None | Some("") => Amount::ZERO,
+        Some(text) => parse(text).ok()?,
+    };
+    Some(amount.divided_by(divisor).to_string())
+}

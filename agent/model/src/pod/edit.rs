@@ -1,0 +1,173 @@
+//! Which fields differ between two versions of a manifest as authored: what people read before and after an edit.
+//!
+//! Items of lists are known by what Kubernetes knows them by (a container by its name), so that an item that moved or
+//! came is no change of those behind it.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use crate::pod::{PodRecord, field_path, fingerprint};
+
+/// By which key the items of a list are known, as the Pod API's merge keys have it.
+const ITEM_KEYS: [(&str, &str); 16] = [
+    ("containers", "name"),
+    ("initContainers", "name"),
+    ("ephemeralContainers", "name"),
+    ("volumes", "name"),
+    ("env", "name"),
+    ("ports", "containerPort"),
+    ("volumeMounts", "mountPath"),
+    ("volumeDevices", "devicePath"),
+    ("imagePullSecrets", "name"),
+    ("hostAliases", "ip"),
+    ("items", "key"),
+    ("options", "name"),
+    ("resourceClaims", "name"),
+    ("schedulingGates", "name"),
+    ("sysctls", "name"),
+    ("claims", "name"),
+];
+
+/// One field that is not as it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// The field: `spec.containers[web].env[BAUD]`.
+    pub path: String,
+    /// The field of the Pod API that holds it: `env`.
+    pub field: String,
+    /// As it was; `None`: not there.
+    pub old: Option<Value>,
+    /// As it is; `None`: not there any more.
+    pub new: Option<Value>,
+    /// Whether the pod goes on with it.
+    pub in_place: bool,
+}
+
+/// Every field that differs, in the order of their names.
+pub fn edits(old: &PodRecord, new: &PodRecord) -> Vec<Edit> {
+    let read = |record: &PodRecord| serde_json::from_slice::<Value>(&record.manifest).unwrap_or_default();
+    let (old, new) = (read(old), read(new));
+    let mut found = Vec::new();
+    compare(&Place::default(), Some(&old), Some(&new), &mut found);
+    found
+}
+
+/// Where in the manifest: for people, and as steps, `*` for any item of a list.
+#[derive(Debug, Clone, Default)]
+struct Place<'a> {
+    path: String,
+    steps: Vec<&'a str>,
+}
+
+impl<'a> Place<'a> {
+    fn field(&self, name: &'a str) -> Self {
+        Self { path: field_path(&self.path, name), steps: [&self.steps, &[name][..]].concat() }
+    }
+
+    fn item(&self, name: &str) -> Self {
+        Self { path: format!("{}[{name}]", self.path), steps: [&self.steps, &["*"][..]].concat() }
+    }
+
+    fn is_item(&self) -> bool {
+        self.steps.last() == Some(&"*")
+    }
+
+    fn edit(&self, old: Option<&Value>, new: Option<&Value>) -> Edit {
+        let field = match self.steps[..] {
+            ["spec", list, "*", field, ..] if fingerprint::CONTAINER_LISTS.contains(&list) => field,
+            [_, field, ..] | [field] => field,
+            [] => "",
+        };
+        Edit {
+            path: self.path.clone(),
+            field: field.to_owned(),
+            old: old.cloned(),
+            new: new.cloned(),
+            in_place: fingerprint::is_in_place(&self.steps),
+        }
+    }
+}
+
+fn compare<'a>(place: &Place<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
+    if old == new {
+        return;
+    }
+    let before = found.len();
+    if let (Some(old), Some(new)) = (fields(place, old), fields(place, new)) {
+        for name in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
+            compare(&place.field(name), old.get(name), new.get(name), found);
+        }
+    } else if let (Some(old), Some(new)) = (items(place, old), items(place, new)) {
+        lists(place, &old, &new, found);
+    }
+    // No field of it differs, or it has none: `{}` came, a scalar became a list.
+    if found.len() == before {
+        found.push(place.edit(old, new));
+    }
+}
+
+/// The fields of a map. One that is not there has none, so that what came or went is told field by field, but for an
+/// item of a list, which is told whole.
+fn fields<'a>(place: &Place<'_>, value: Option<&'a Value>) -> Option<&'a Map<String, Value>> {
+    static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+    match value {
+        Some(value) => value.as_object(),
+        None => (!place.is_item()).then_some(&NONE),
+    }
+}
+
+type Items<'a> = Vec<(String, &'a Value)>;
+
+/// The items of a list by what they are known by; `None`: they are not known by anything, or two by the same.
+fn items<'a>(place: &Place<'_>, value: Option<&'a Value>) -> Option<Items<'a>> {
+    let (_, key) = ITEM_KEYS.iter().find(|(list, _)| place.steps.last() == Some(list))?;
+    let Some(value) = value else { return Some(Vec::new()) };
+    let mut known = BTreeSet::new();
+    let item = |item: &'a Value| {
+        let name = match &item[*key] {
+            Value::String(name) => name.clone(),
+            Value::Number(number) => number.to_string(),
+            _ => return None,
+        };
+        known.insert(name.clone()).then_some((name, item))
+    };
+    value.as_array()?.iter().map(item).collect()
+}
+
+fn lists<'a>(place: &Place<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Vec<Edit>) {
+    let find = |list: &Items<'a>, name: &str| list.iter().find(|(other, _)| other == name).map(|(_, item)| *item);
+    for (name, item) in new {
+        one_item(&place.item(name), find(old, name), Some(item), found);
+    }
+    for (name, item) in old.iter().filter(|(name, _)| find(new, name).is_none()) {
+        one_item(&place.item(name), Some(item), None, found);
+    }
+    let order = |list: &Items<'a>, other: &Items<'a>| -> Vec<Value> {
+        let stays = list.iter().filter(|(name, _)| find(other, name).is_some());
+        stays.map(|(name, _)| Value::from(name.as_str())).collect()
+    };
+    let (before, after) = (order(old, new), order(new, old));
+    if before != after {
+        found.push(place.edit(Some(&Value::Array(before)), Some(&Value::Array(after))));
+    }
+}
+
+/// An environment variable that is nothing but a value is told by that.
+fn one_item<'a>(place: &Place<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
+    let is_variable = place.steps.len() > 1 && place.steps[place.steps.len() - 2] == "env";
+    let plain = |item: Option<&'a Value>| match item.and_then(Value::as_object) {
+        Some(fields) if fields.keys().all(|key| key == "name" || key == "value") => Some(fields.get("value")),
+        Some(_) => None,
+        None => Some(None),
+    };
+    match (plain(old), plain(new)) {
+        (Some(before), Some(after)) if is_variable && before != after => found.push(place.edit(before, after)),
+        _ => compare(place, old, new, found),
+    }
+}
+
+#[cfg(test)]
+#[path = "edit_tests.rs"]
+mod tests;

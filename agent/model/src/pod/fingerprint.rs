@@ -1,0 +1,154 @@
+//! The canonical form of a manifest as authored, and hashes of it. Fixed for good: a pod's identity rests on it.
+//!
+//! Canonical: JSON without white space, keys in byte order, `null` and an absent key the same, numbers and quantities
+//! as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is the first
+//! half of SHA-256.
+
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::pod::Fingerprint;
+
+/// Fields of the pod that can change in place; of every container, [`CONTAINER_IN_PLACE`]. Frozen: a change of these
+/// lists would give every pod another UID.
+const POD_IN_PLACE: [&str; 2] = ["activeDeadlineSeconds", "tolerations"];
+const METADATA_IN_PLACE: [&str; 2] = ["annotations", "labels"];
+const CONTAINER_IN_PLACE: [&str; 2] = ["image", "resources"];
+pub(super) const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
+
+/// The canonical form of `manifest`; its `status` is nobody's wish and left out.
+pub(crate) fn canonical(manifest: &Value) -> Vec<u8> {
+    without(manifest, |steps| *steps == ["status"])
+}
+
+/// The canonical form of what is left of `manifest` without the fields that `is_left_out` names by the steps that lead
+/// there; `*` stands for an item of a list.
+fn without(manifest: &Value, is_left_out: impl Fn(&[&str]) -> bool) -> Vec<u8> {
+    let mut text = Vec::with_capacity(1024);
+    write(manifest, &mut Vec::new(), &is_left_out, &mut text);
+    text
+}
+
+fn write<'a>(value: &'a Value, steps: &mut Vec<&'a str>, is_left_out: &impl Fn(&[&str]) -> bool, text: &mut Vec<u8>) {
+    match value {
+        Value::Object(map) => {
+            let mut fields: Vec<(&String, &Value)> = map.iter().filter(|(_, value)| !value.is_null()).collect();
+            fields.sort_unstable_by_key(|(key, _)| *key);
+            text.push(b'{');
+            let mut first = true;
+            for (key, value) in fields {
+                steps.push(key);
+                if !is_left_out(steps) {
+                    if !std::mem::take(&mut first) {
+                        text.push(b',');
+                    }
+                    write_leaf(key, text);
+                    text.push(b':');
+                    write(value, steps, is_left_out, text);
+                }
+                steps.pop();
+            }
+            text.push(b'}');
+        }
+        Value::Array(items) => {
+            text.push(b'[');
+            steps.push("*");
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    text.push(b',');
+                }
+                write(item, steps, is_left_out, text);
+            }
+            steps.pop();
+            text.push(b']');
+        }
+        leaf => write_leaf(leaf, text),
+    }
+}
+
+fn write_leaf(leaf: &impl Serialize, text: &mut Vec<u8>) {
+    // A text or number into memory: there is nothing that could fail.
+    let _ = serde_json::to_writer(text, leaf);
+}
+
+/// The hash of some bytes.
+pub(crate) fn hash(bytes: &[u8]) -> Fingerprint {
+    let digest = Sha256::digest(bytes);
+    let mut half = [0; 16];
+    half.copy_from_slice(&digest[..16]);
+    Fingerprint(half)
+}
+
+/// The hash of what of `manifest` cannot change in place.
+pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
+    hash(&without(manifest, is_in_place))
+}
+
+/// Whether a pod goes on when what is at `steps` changes; `*` stands for an item of a list.
+pub(super) fn is_in_place(steps: &[&str]) -> bool {
+    match steps {
+        ["status", ..] => true,
+        ["metadata", field, ..] => METADATA_IN_PLACE.contains(field),
+        ["spec", list, "*", field, ..] if CONTAINER_LISTS.contains(list) => CONTAINER_IN_PLACE.contains(field),
+        ["spec", field, ..] => POD_IN_PLACE.contains(field),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use crate::pod::fingerprint::*;
+
+    #[test]
+    fn the_canonical_form_is_pinned() {
+        let manifest = json!({
+            "status": {"phase": "Running"},
+            "spec": {"b": 1.5, "a": "ä\n\"", "n": null, "l": [1, null, {"z": 0, "y": []}]},
+            "x": {}
+        });
+        assert_eq!(
+            String::from_utf8(canonical(&manifest)).unwrap(),
+            "{\"spec\":{\"a\":\"ä\\n\\\"\",\"b\":1.5,\"l\":[1,null,{\"y\":[],\"z\":0}]},\"x\":{}}"
+        );
+        assert_eq!(hash(&canonical(&json!({}))).to_string(), "44136fa355b3678a1146ad16f7e8649e");
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i32>().prop_map(Value::from),
+            "[a-z]{0,4}".prop_map(Value::from)
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec(("[a-z]{1,3}", inner), 0..4)
+                    .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// Reading the canonical form again gives the canonical form: nothing but nulls and order is lost.
+        #[test]
+        fn the_canonical_form_is_stable(value in value()) {
+            let text = canonical(&value);
+            let again: Value = serde_json::from_slice(&text).unwrap();
+            prop_assert_eq!(canonical(&again), text);
+        }
+
+        #[test]
+        fn a_null_is_an_absent_key(value in value(), key in "[A-Z]{1,3}") {
+            prop_assume!(value.is_object());
+            let mut with = value.clone();
+            with[key.as_str()] = Value::Null;
+            prop_assert_eq!(canonical(&with), canonical(&value));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A pod as the sources hand it on: decoded, defaulted, validated, named, and never copied again.
+
+use std::fmt;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::pod::{PodKey, PodUid};
+use crate::source::SourceKind;
+
+/// 128-bit hash of a manifest's canonical form as authored (ARCHITECTURE.md, identity).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint(pub [u8; 16]);
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One accepted version of one pod. Shared by `Arc` from the source to the worker.
+#[derive(Debug, Clone)]
+pub struct PodRecord {
+    /// Namespace and node-suffixed name.
+    pub key: PodKey,
+    /// Derived from node, source, key and the fields that cannot change in place; or the manifest's own.
+    pub uid: PodUid,
+    /// Hash of the whole manifest as authored: differs when anything differs.
+    pub fingerprint: Fingerprint,
+    /// Hash of the fields that cannot change in place: differs when the pod has to be made again.
+    pub immutable_fingerprint: Fingerprint,
+    /// The source that published it.
+    pub source: SourceKind,
+    /// Where in the source it comes from: a file's name, a URL.
+    pub origin: Arc<str>,
+    /// The manifest as authored, canonical JSON: what is kept on disk and on the container.
+    pub manifest: Arc<[u8]>,
+    /// The defaulted Kubernetes object, with name, namespace, uid, nodeName and annotations settled.
+    pub pod: Pod,
+}
+
+impl PodRecord {
+    /// The pod's spec. Validation refuses a manifest without one, so it is always there.
+    pub fn spec(&self) -> &PodSpec {
+        static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
+        self.pod.spec.as_ref().unwrap_or(&EMPTY)
+    }
+
+    /// Whether `other` can be reached without ending the pod. A UID written in the manifest stays while the pod does
+    /// not, so the fingerprint decides as well.
+    pub fn is_same_incarnation(&self, other: &Self) -> bool {
+        self.uid == other.uid && self.immutable_fingerprint == other.immutable_fingerprint
+    }
+
+    /// Whether its source asks for its graceful end.
+    pub fn is_deleting(&self) -> bool {
+        self.pod.metadata.deletion_timestamp.is_some()
+    }
+
+    /// When its source wants it gone, and how many seconds it has for that.
+    pub fn deletion(&self) -> (Option<&Time>, Option<i64>) {
+        let metadata = &self.pod.metadata;
+        (metadata.deletion_timestamp.as_ref(), metadata.deletion_grace_period_seconds)
+    }
+
+    /// Whether the pod shares the host's network namespace.
+    pub fn host_network(&self) -> bool {
+        self.spec().host_network.unwrap_or(false)
+    }
+
+    /// Seconds between SIGTERM and SIGKILL, at least 1 (kubelet-semantics 4.1).
+    pub fn grace_seconds(&self) -> u64 {
+        u64::try_from(self.spec().termination_grace_period_seconds.unwrap_or(30)).unwrap_or(0).max(1)
+    }
+}
+
+/// Two records are equal when they are the same version of the same pod; the spec is not walked, its fingerprint
+/// stands for it.
+impl PartialEq for PodRecord {
+    fn eq(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+            && self.uid == other.uid
+            && self.key == other.key
+            && self.source == other.source
+            && self.origin == other.origin
+            && self.deletion() == other.deletion()
+            && self.pod.status == other.pod.status
+    }
+}
+
+/// With it, two `Arc`s of one record are equal without a look inside.
+impl Eq for PodRecord {}

@@ -1,0 +1,364 @@
+//! A value is read as a type of the Kubernetes API: what is of the wrong type is told with its place, and what is no field
+//! is noted, with what its author may have meant.
+//!
+//! One deserializer does it all, of the Pods of manifests and of those the agent answers with: the types' own code is
+//! generated once for each deserializer there is, and it is large.
+
+use std::cell::{Cell, RefCell};
+
+use serde::de::value::{BorrowedStrDeserializer, StringDeserializer};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, forward_to_deserialize_any};
+use serde_json::{Error, Map, Value, map};
+
+use crate::pod::field_path;
+
+/// How like a field's name an unknown one must be to name that field.
+const LIKENESS: f64 = 0.65;
+/// The type of amounts, which may be written as numbers: `cpu: 1`.
+const QUANTITY: &str = "Quantity";
+
+/// The names of an object's fields.
+pub(super) type Fields = &'static [&'static str];
+
+/// Something that is no field of the object it stands in.
+#[derive(Debug)]
+pub struct Unknown {
+    /// Where, with its name.
+    pub path: String,
+    name: String,
+    /// The fields there are.
+    pub(super) fields: Fields,
+    /// The place around it that has a field of this name.
+    around: Option<String>,
+}
+
+impl Unknown {
+    /// What its author may have meant: the place around it that has such a field, or a field whose name is like it.
+    pub fn suggestion(&self) -> Option<String> {
+        if let Some(around) = &self.around {
+            return Some(format!("it is a field of {around}"));
+        }
+        let name = self.name.to_ascii_lowercase();
+        let likeness = |known: &str| strsim::normalized_damerau_levenshtein(&name, &known.to_ascii_lowercase());
+        let known = self.fields.iter().map(|known| (likeness(known), *known));
+        let closest = known.filter(|(likeness, _)| *likeness >= LIKENESS).max_by(|(a, _), (b, _)| a.total_cmp(b));
+        closest.map(|(_, known)| format!("did you mean {known}?"))
+    }
+}
+
+/// What cannot be read as what it must be.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {error}")]
+pub struct Misfit {
+    /// Where: empty for the document itself.
+    pub path: String,
+    /// The same, step by step.
+    pub(super) steps: Vec<Step>,
+    /// How it does not fit, in serde's words, which may quote it.
+    pub(super) error: Error,
+}
+
+/// One step down into a document.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// To a field or key.
+    Name(String),
+    /// To an item of a list.
+    Item(usize),
+}
+
+/// Reads a `T`, and what in `value` is no field of it. After a misfit not all of those are known.
+pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, Misfit>, Vec<Unknown>) {
+    let notes = Notes::default();
+    let read = T::deserialize(Reader { value, place: &Place::Root, notes: &notes });
+    let read = read.map_err(|error| {
+        let (path, steps) = notes.misfit.take().unwrap_or_default();
+        Misfit { path, steps, error }
+    });
+    (read, notes.unknown.take())
+}
+
+/// What is found beside the value.
+#[derive(Default)]
+struct Notes {
+    unknown: RefCell<Vec<Unknown>>,
+    /// Where the first misfit is; it ends the reading.
+    misfit: Cell<Option<(String, Vec<Step>)>>,
+}
+
+/// Where in the document a value lies, by way of all that it lies in.
+enum Place<'p> {
+    Root,
+    /// `fields` are those of the object it is in; a map of free keys has none.
+    Field {
+        of: &'p Place<'p>,
+        fields: Option<Fields>,
+        name: &'p str,
+    },
+    Item {
+        of: &'p Place<'p>,
+        index: usize,
+    },
+}
+
+impl Place<'_> {
+    fn path(&self) -> String {
+        match self {
+            Self::Root => String::new(),
+            Self::Field { of, name, .. } => field_path(&of.path(), name),
+            Self::Item { of, index } => format!("{}[{index}]", of.path()),
+        }
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let (of, step) = match self {
+            Self::Root => return Vec::new(),
+            Self::Field { of, name, .. } => (of, Step::Name((*name).to_owned())),
+            Self::Item { of, index } => (of, Step::Item(*index)),
+        };
+        let mut steps = of.steps();
+        steps.push(step);
+        steps
+    }
+
+    /// The path of all places like this one: `spec.containers[]`.
+    fn kind(&self) -> String {
+        match self {
+            Self::Root => String::new(),
+            Self::Field { of, name, .. } => field_path(&of.kind(), name),
+            Self::Item { of, .. } => format!("{}[]", of.kind()),
+        }
+    }
+
+    /// The nearest object around this one, but for the document itself, that has a field called `name`.
+    fn around_with(&self, name: &str) -> Option<&Place<'_>> {
+        match self {
+            Self::Root => None,
+            Self::Item { of, .. } => of.around_with(name),
+            Self::Field { of: Place::Root, .. } => None,
+            Self::Field { of, fields: Some(fields), .. } if fields.contains(&name) => Some(*of),
+            Self::Field { of, .. } => of.around_with(name),
+        }
+    }
+}
+
+/// Reads one value.
+struct Reader<'a, 'p> {
+    value: &'a Value,
+    place: &'p Place<'p>,
+    notes: &'p Notes,
+}
+
+impl<'a, 'p> Reader<'a, 'p> {
+    /// Reads it as `seed` wants it. What lies innermost notes its place first.
+    fn read<S: DeserializeSeed<'a>>(self, seed: S) -> Result<S::Value, Error> {
+        let (place, notes) = (self.place, self.notes);
+        seed.deserialize(self).inspect_err(|_| {
+            let known = notes.misfit.take();
+            notes.misfit.set(known.or_else(|| Some((place.path(), place.steps()))));
+        })
+    }
+
+    fn entries(self, map: &'a Map<String, Value>, fields: Option<Fields>) -> Entries<'a, 'p> {
+        Entries { of: self.place, notes: self.notes, fields, rest: map.iter(), value: None }
+    }
+}
+
+impl<'a> Deserializer<'a> for Reader<'a, '_> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Object(map) => visitor.visit_map(self.entries(map, None)),
+            Value::Array(items) => {
+                visitor.visit_seq(Items { of: self.place, notes: self.notes, rest: items.iter().enumerate() })
+            }
+            scalar => scalar.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'a>>(
+        self,
+        _name: &'static str,
+        fields: Fields,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Object(map) => visitor.visit_map(self.entries(map, Some(fields))),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'a>>(self, name: &'static str, visitor: V) -> Result<V::Value, Error> {
+        match self.value {
+            Value::Number(amount) if name == QUANTITY => {
+                visitor.visit_newtype_struct(StringDeserializer::new(amount.to_string()))
+            }
+            _ => visitor.visit_newtype_struct(self),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'a>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        self.value.deserialize_enum(name, variants, visitor)
+    }
+
+    forward_to_deserialize_any! {
+        <V: Visitor<'a>>
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+/// The entries of an object or map.
+struct Entries<'a, 'p> {
+    of: &'p Place<'p>,
+    notes: &'p Notes,
+    fields: Option<Fields>,
+    rest: map::Iter<'a>,
+    /// The entry whose key was read last.
+    value: Option<(&'a str, &'a Value)>,
+}
+
+impl<'a> MapAccess<'a> for Entries<'a, '_> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'a>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
+        for (key, value) in self.rest.by_ref() {
+            match self.fields {
+                Some(fields) if !fields.contains(&key.as_str()) => {
+                    let path = field_path(&self.of.path(), key);
+                    let around = self.of.around_with(key).map(Place::kind);
+                    self.notes.unknown.borrow_mut().push(Unknown { path, name: key.clone(), fields, around });
+                }
+                _ => {
+                    self.value = Some((key.as_str(), value));
+                    return seed.deserialize(BorrowedStrDeserializer::new(key)).map(Some);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'a>>(&mut self, seed: S) -> Result<S::Value, Error> {
+        let (name, value) = self.value.take().unwrap_or(("", &Value::Null));
+        let place = Place::Field { of: self.of, fields: self.fields, name };
+        Reader { value, place: &place, notes: self.notes }.read(seed)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.rest.len())
+    }
+}
+
+/// The items of a list.
+struct Items<'a, 'p> {
+    of: &'p Place<'p>,
+    notes: &'p Notes,
+    rest: std::iter::Enumerate<std::slice::Iter<'a, Value>>,
+}
+
+impl<'a> SeqAccess<'a> for Items<'a, '_> {
+    type Error = Error;
+
+    fn next_element_seed<S: DeserializeSeed<'a>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
+        let Some((index, value)) = self.rest.next() else { return Ok(None) };
+        let place = Place::Item { of: self.of, index };
+        Reader { value, place: &place, notes: self.notes }.read(seed).map(Some)
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.rest.len())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::json;
+
+    use crate::pod::strict::*;
+
+    #[test]
+    fn a_suggestion_fits_its_place() {
+        let container = |field: &str| json!({"spec": {"containers": [{field: 0}]}});
+        for (value, path, expected) in [
+            (container("imag"), "spec.containers[0].imag", Some("did you mean image?")),
+            (container("imagePullpolicy"), "spec.containers[0].imagePullpolicy", Some("did you mean imagePullPolicy?")),
+            (container("restartpolicy"), "spec.containers[0].restartpolicy", Some("did you mean restartPolicy?")),
+            (container("nodeSelector"), "spec.containers[0].nodeSelector", Some("it is a field of spec")),
+            (
+                json!({"spec": {"containers": [{}, {"ports": [{"readinessProbe": 0}]}]}}),
+                "spec.containers[1].ports[0].readinessProbe",
+                Some("it is a field of spec.containers[]"),
+            ),
+            (json!({"spec": {"image": 0}}), "spec.image", None),
+            (json!({"sepc": {}}), "sepc", Some("did you mean spec?")),
+        ] {
+            let (read, unknown) = read::<Pod>(&value);
+            read.unwrap();
+            let [unknown] = &unknown[..] else { panic!("{path}: {unknown:?}") };
+            assert_eq!((unknown.path.as_str(), unknown.suggestion().as_deref()), (path, expected));
+        }
+    }
+
+    #[test]
+    fn every_place_knows_its_own_fields_and_a_map_of_free_keys_has_none() {
+        let pod = json!({
+            "metadata": {"labels": {"anything": "goes", "with.a/slash": "too"}},
+            "spec": {
+                "volumes": [{"projected": {"sources": [{}, {"secret": {"items": [{"qqq": 0}]}}]}}],
+                "affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
+            },
+        });
+        let (_, unknown) = read::<Pod>(&pod);
+        let found: Vec<_> = unknown.iter().map(|unknown| unknown.path.as_str()).collect();
+        let [term, item] = &unknown[..] else { panic!("{found:?}") };
+        let terms = "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution";
+        assert_eq!(
+            found,
+            [format!("{terms}[0].weight").as_str(), "spec.volumes[0].projected.sources[1].secret.items[0].qqq"]
+        );
+        assert!(term.fields.contains(&"topologyKey") && !term.fields.contains(&"mode"), "{:?}", term.fields);
+        assert!(item.fields.contains(&"mode") && !item.fields.contains(&"topologyKey"), "{:?}", item.fields);
+    }
+
+    #[test]
+    fn a_misfit_is_told_where_it_lies_innermost() {
+        for (value, expected) in [
+            (json!(7), ": invalid type: integer `7`, expected Pod"),
+            (json!([]), ": invalid type: sequence, expected Pod"),
+            (
+                json!({"spec": {"containers": [{}, 5]}}),
+                "spec.containers[1]: invalid type: integer `5`, expected Container",
+            ),
+            (
+                json!({"spec": {"hostNetwork": "yes"}}),
+                "spec.hostNetwork: invalid type: string \"yes\", expected a boolean",
+            ),
+            (
+                json!({"metadata": {"labels": {"a.b/c": 1}}}),
+                "metadata.labels[a.b/c]: invalid type: integer `1`, expected a string",
+            ),
+            (
+                json!({"spec": {"terminationGracePeriodSeconds": 1.5}}),
+                "spec.terminationGracePeriodSeconds: invalid type: floating point `1.5`, expected i64",
+            ),
+        ] {
+            assert_eq!(read::<Pod>(&value).0.unwrap_err().to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What the containers of a pod take together at most.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::pod::quantity::{self, Amount};
+
+/// Amounts of resources as a manifest has them.
+pub(super) type Amounts = BTreeMap<String, Quantity>;
+
+/// The sums of `of`, limits or requests: all main containers and sidecars, or one init container beside the sidecars
+/// before it, whatever is more. What is no quantity counts as absent.
+pub(super) fn totals(
+    spec: &PodSpec,
+    of: impl Fn(&ResourceRequirements) -> Option<&Amounts>,
+) -> BTreeMap<String, Amount> {
+    let amounts_of = |one: &Container| -> BTreeMap<String, Amount> {
+        let amounts = one.resources.as_ref().and_then(&of).into_iter().flatten();
+        amounts.filter_map(|(name, value)| Some((name.clone(), quantity::parse(&value.0).ok()?))).collect()
+    };
+    let mut running = BTreeMap::new();
+    spec.containers.iter().for_each(|one| add(&mut running, &amounts_of(one)));
+    let (mut sidecars, mut most) = (BTreeMap::new(), BTreeMap::<String, Amount>::new());
+    for one in spec.init_containers.iter().flatten() {
+        let mut now = amounts_of(one);
+        if one.restart_policy.as_deref() == Some("Always") {
+            add(&mut running, &now);
+            add(&mut sidecars, &now);
+            now.clone_from(&sidecars);
+        } else {
+            add(&mut now, &sidecars);
+        }
+        for (name, amount) in now {
+            raise(&mut most, name, amount);
+        }
+    }
+    for (name, amount) in most {
+        raise(&mut running, name, amount);
+    }
+    running
+}
+
+fn add(into: &mut BTreeMap<String, Amount>, other: &BTreeMap<String, Amount>) {
+    for (name, amount) in other {
+        let sum = into.entry(name.clone()).or_default();
+        *sum = *sum + *amount;
+    }
+}
+
+fn raise(into: &mut BTreeMap<String, Amount>, name: String, amount: Amount) {
+    let entry = into.entry(name).or_default();
+    *entry = (*entry).max(amount);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use crate::pod::totals::*;
+
+    #[test]
+    fn an_init_container_runs_beside_the_sidecars_before_it() {
+        let one = |policy: Option<&str>, cpu: &str| json!({"name": "a", "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}});
+        let spec: PodSpec = serde_json::from_value(json!({
+            "initContainers": [one(Some("Always"), "1"), one(None, "5"), one(Some("Always"), "1"), one(None, "3")],
+            "containers": [one(None, "1"), one(None, "500m")]
+        }))
+        .unwrap();
+        let sums = totals(&spec, |resources| resources.requests.as_ref());
+        assert_eq!(sums["cpu"], quantity::parse("6").unwrap(), "1 + 5 while the first init container runs");
+        let spec = PodSpec { init_containers: spec.init_containers.map(|list| list[..1].to_vec()), ..spec };
+        assert_eq!(totals(&spec, |resources| resources.requests.as_ref())["cpu"], quantity::parse("2.5").unwrap());
+    }
+}

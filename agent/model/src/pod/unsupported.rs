@@ -1,0 +1,284 @@
+//! The one table of fields limpet does not act on: a Pod that uses one is refused with the field's name, never run
+//! without it. So is what only an apiserver has, unless the Pod comes from one. Fields that mean nothing on a node
+//! without an apiserver are taken with a warning.
+
+use serde_json::Value;
+
+use crate::pod::{Fault, Reason};
+use crate::source::SourceKind;
+
+/// When a field counts as used. `null`, an empty text, list or map never does.
+#[derive(Debug, Clone, Copy)]
+enum Used {
+    /// Whatever it says.
+    Always,
+    /// Unless it is `false`.
+    True,
+    /// Only when it is `false`.
+    False,
+    /// Unless it says one of these.
+    Unless(&'static [&'static str]),
+}
+
+use Used::{Always, False, True, Unless};
+
+/// Fields limpet does not act on yet. `C` stands for every container and init container.
+const REFUSED: &[(&str, Used)] = &[
+    // Life
+    ("spec.C.livenessProbe", Always),
+    ("spec.C.readinessProbe", Always),
+    ("spec.C.startupProbe", Always),
+    ("spec.C.lifecycle", Always),
+    ("spec.initContainers[].restartPolicy", Always),
+    ("spec.C.restartPolicy", Always),
+    ("spec.C.restartPolicyRules", Always),
+    ("spec.C.resizePolicy", Always),
+    ("spec.C.stdin", True),
+    ("spec.C.stdinOnce", True),
+    ("spec.activeDeadlineSeconds", Always),
+    ("spec.ephemeralContainers", Always),
+    ("spec.readinessGates", Always),
+    ("spec.schedulingGates", Always),
+    ("spec.evictionResponders", Always),
+    // Network and names
+    ("spec.C.ports[].hostPort", Always),
+    ("spec.setHostnameAsFQDN", True),
+    // Environment
+    ("spec.C.env[].valueFrom.fileKeyRef", Always),
+    // Volumes; every kind but emptyDir, hostPath, configMap, secret, downwardAPI and projections of the last three
+    ("spec.volumes[].awsElasticBlockStore", Always),
+    ("spec.volumes[].azureDisk", Always),
+    ("spec.volumes[].azureFile", Always),
+    ("spec.volumes[].cephfs", Always),
+    ("spec.volumes[].cinder", Always),
+    ("spec.volumes[].csi", Always),
+    ("spec.volumes[].fc", Always),
+    ("spec.volumes[].flexVolume", Always),
+    ("spec.volumes[].flocker", Always),
+    ("spec.volumes[].gcePersistentDisk", Always),
+    ("spec.volumes[].gitRepo", Always),
+    ("spec.volumes[].glusterfs", Always),
+    ("spec.volumes[].image", Always),
+    ("spec.volumes[].iscsi", Always),
+    ("spec.volumes[].nfs", Always),
+    ("spec.volumes[].photonPersistentDisk", Always),
+    ("spec.volumes[].portworxVolume", Always),
+    ("spec.volumes[].quobyte", Always),
+    ("spec.volumes[].rbd", Always),
+    ("spec.volumes[].scaleIO", Always),
+    ("spec.volumes[].storageos", Always),
+    ("spec.volumes[].vsphereVolume", Always),
+    ("spec.volumes[].configMap.defaultUser", Always),
+    ("spec.volumes[].configMap.items[].user", Always),
+    ("spec.volumes[].secret.defaultUser", Always),
+    ("spec.volumes[].secret.items[].user", Always),
+    ("spec.volumes[].downwardAPI.defaultUser", Always),
+    ("spec.volumes[].downwardAPI.items[].user", Always),
+    ("spec.volumes[].projected.defaultUser", Always),
+    ("spec.volumes[].projected.sources[].configMap.items[].user", Always),
+    ("spec.volumes[].projected.sources[].secret.items[].user", Always),
+    ("spec.volumes[].projected.sources[].downwardAPI.items[].user", Always),
+    ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
+    ("spec.C.volumeMounts[].subPathExpr", Always),
+    ("spec.C.volumeMounts[].recursiveReadOnly", Unless(&["Disabled"])),
+    ("spec.C.volumeMounts[].bindMountOptions", Always),
+    ("spec.C.volumeDevices", Always),
+    // Resources
+    ("spec.C.resources.limits.ephemeral-storage", Always),
+    ("spec.overhead", Always),
+    // Security
+    ("spec.shareProcessNamespace", True),
+    ("spec.hostUsers", False),
+    ("spec.runtimeClassName", Always),
+    ("spec.os.name", Unless(&["linux"])),
+    ("spec.securityContext.seLinuxOptions", Always),
+    ("spec.securityContext.seLinuxChangePolicy", Always),
+    ("spec.securityContext.windowsOptions", Always),
+    ("spec.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
+    ("spec.C.securityContext.seLinuxOptions", Always),
+    ("spec.C.securityContext.windowsOptions", Always),
+    ("spec.C.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
+    ("spec.C.securityContext.procMount", Unless(&["Default"])),
+];
+
+/// What only an apiserver can serve, and what that is.
+const NEEDS_APISERVER: &[(&str, &str)] = &[
+    ("spec.serviceAccountName", "a service account's token"),
+    ("spec.serviceAccount", "a service account's token"),
+    ("spec.volumes[].persistentVolumeClaim", "a claim on a PersistentVolume"),
+    ("spec.volumes[].ephemeral", "a claim on a PersistentVolume"),
+    ("spec.volumes[].projected.sources[].serviceAccountToken", "a service account's token"),
+    ("spec.volumes[].projected.sources[].clusterTrustBundle", "a bundle of the cluster's certificates"),
+    ("spec.volumes[].projected.sources[].podCertificate", "a certificate from the cluster"),
+    ("spec.resourceClaims", "a ResourceClaim"),
+    ("spec.C.resources.claims", "a ResourceClaim"),
+];
+
+/// The same fields when the Pod does come from an apiserver: not acted on yet.
+const APISERVER_NOT_YET: &[&str] = &[
+    "spec.serviceAccountName",
+    "spec.serviceAccount",
+    "spec.volumes[].persistentVolumeClaim",
+    "spec.volumes[].ephemeral",
+    "spec.volumes[].projected.sources[].serviceAccountToken",
+    "spec.volumes[].projected.sources[].clusterTrustBundle",
+    "spec.volumes[].projected.sources[].podCertificate",
+    "spec.resourceClaims",
+    "spec.C.resources.claims",
+];
+
+/// Fields that mean nothing on a node without an apiserver, or without a scheduler.
+const NO_EFFECT: &[&str] = &[
+    "metadata.finalizers",
+    "metadata.generateName",
+    "metadata.ownerReferences",
+    "spec.affinity",
+    "spec.automountServiceAccountToken",
+    "spec.nodeSelector",
+    "spec.preemptionPolicy",
+    "spec.priority",
+    "spec.priorityClassName",
+    "spec.schedulerName",
+    "spec.schedulingGroup",
+    "spec.tolerations",
+    "spec.topologySpreadConstraints",
+];
+
+/// Every field of `manifest` that is refused or has no effect for a pod of `source`.
+pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
+    let local = source != SourceKind::Api;
+    let used = |pattern: &'static str, used: Used| {
+        select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)
+    };
+    let lacking = NEEDS_APISERVER.iter().filter(|_| local);
+    let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
+    let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
+    let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
+    let profiles = select(manifest, "metadata.annotations").into_iter().flat_map(apparmor);
+    let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
+    let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
+    let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
+    let mut faults: Vec<Fault> =
+        lacking.chain(not_yet).chain(refused).chain(profiles).chain(huge).chain(disk).chain(silent).collect();
+    faults.dedup_by(|a, b| a.path == b.path);
+    faults
+}
+
+fn no_effect(path: String) -> Fault {
+    Fault::warning(path, "has no effect on a node without an apiserver").because(Reason::NoEffect)
+}
+
+fn needs_apiserver(path: String, what: &str) -> Fault {
+    Fault::error(path, format!("needs {what}, which only an apiserver has; this Pod comes from none"))
+        .with_remedy("remove the field, or create this Pod through an apiserver")
+        .because(Reason::NeedsApiserver)
+}
+
+fn refuse(path: String) -> Fault {
+    Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
+        .with_remedy("remove the field, or keep this Pod on a node that supports it")
+        .because(Reason::Unsupported)
+}
+
+/// AppArmor profiles by annotation, as by field.
+fn apparmor((path, annotations): (String, &Value)) -> Vec<Fault> {
+    let annotations = annotations.as_object().into_iter().flatten();
+    let used = annotations
+        .filter(|(key, value)| key.starts_with(super::APPARMOR_ANNOTATION) && is_used(value, Unless(&["unconfined"])));
+    used.map(|(key, _)| refuse(super::yaml::join(&path, key))).collect()
+}
+
+/// Huge pages and devices: no resource but these is limited.
+fn huge_pages((path, limits): (String, &Value)) -> Vec<Fault> {
+    let known = ["cpu", "memory", "ephemeral-storage"];
+    let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
+    names.filter(|name| !known.contains(&name.as_str())).map(|name| refuse(super::yaml::join(&path, name))).collect()
+}
+
+/// A limit on a disk directory that nothing enforces.
+fn unenforced_size((path, empty_dir): (String, &Value)) -> Option<Fault> {
+    let on_disk = empty_dir["medium"].as_str().unwrap_or_default().is_empty();
+    (on_disk && is_used(&empty_dir["sizeLimit"], Always)).then(|| {
+        Fault::error(format!("{path}.sizeLimit"), "is not supported yet on the default medium")
+            .with_remedy("use medium: Memory, whose limit the kernel keeps, or remove the limit")
+            .because(Reason::Unsupported)
+    })
+}
+
+fn is_used(value: &Value, used: Used) -> bool {
+    let empty = match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(_) | Value::Bool(_) | Value::Number(_) => false,
+    };
+    !empty
+        && match used {
+            Always => true,
+            True => value != &Value::Bool(false),
+            False => value == &Value::Bool(false),
+            Unless(texts) => !value.as_str().is_some_and(|text| texts.contains(&text)),
+        }
+}
+
+/// Every value that `pattern` leads to, with its path. Nothing is allocated for a pattern that leads nowhere: most do.
+fn select<'a>(value: &'a Value, pattern: &str) -> Vec<(String, &'a Value)> {
+    let mut found = Vec::new();
+    follow(value, pattern, None, &mut found);
+    found
+}
+
+/// The way to a value: one step, and those before it.
+#[derive(Clone, Copy)]
+struct Way<'w> {
+    before: Option<&'w Way<'w>>,
+    name: &'w str,
+    item: Option<usize>,
+}
+
+impl Way<'_> {
+    fn path(self) -> String {
+        let before = self.before.map(|before| before.path()).unwrap_or_default();
+        let path = super::yaml::join(&before, self.name);
+        match self.item {
+            Some(item) => format!("{path}[{item}]"),
+            None => path,
+        }
+    }
+}
+
+fn follow<'a>(value: &'a Value, pattern: &str, before: Option<&Way<'_>>, found: &mut Vec<(String, &'a Value)>) {
+    let (part, rest) = pattern.split_once('.').map_or((pattern, None), |(part, rest)| (part, Some(rest)));
+    if part == "C" {
+        for name in ["containers", "initContainers"] {
+            each_item(value, name, rest, before, found);
+        }
+    } else if let Some(name) = part.strip_suffix("[]") {
+        each_item(value, name, rest, before, found);
+    } else if let Some(inner) = value.get(part) {
+        go_on(inner, rest, Way { before, name: part, item: None }, found);
+    }
+}
+
+fn each_item<'a>(
+    value: &'a Value,
+    name: &str,
+    rest: Option<&str>,
+    before: Option<&Way<'_>>,
+    found: &mut Vec<(String, &'a Value)>,
+) {
+    let items = value.get(name).and_then(Value::as_array);
+    for (index, item) in items.into_iter().flatten().enumerate() {
+        go_on(item, rest, Way { before, name, item: Some(index) }, found);
+    }
+}
+
+fn go_on<'a>(value: &'a Value, rest: Option<&str>, way: Way<'_>, found: &mut Vec<(String, &'a Value)>) {
+    match rest {
+        Some(rest) => follow(value, rest, Some(&way), found),
+        None => found.push((way.path(), value)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

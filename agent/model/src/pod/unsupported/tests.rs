@@ -1,0 +1,159 @@
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use crate::pod::unsupported::*;
+use crate::pod::{Severity, strict};
+
+fn refused(spec: Value) -> Vec<String> {
+    let faults = check(&json!({"spec": spec}), SourceKind::File);
+    faults.into_iter().filter(|fault| fault.severity == Severity::Error).map(|fault| fault.path).collect()
+}
+
+#[test]
+fn what_is_not_acted_on_is_refused_by_name() {
+    let spec = json!({
+        "initContainers": [{"name": "i", "restartPolicy": "Always"}],
+        "containers": [
+            {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
+            {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
+             "env": [{"name": "X", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}],
+             "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
+        ],
+        "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {}}]}}, {"name": "e", "emptyDir": {"sizeLimit": "1Mi"}}]
+    });
+    let mut refused = refused(spec);
+    refused.sort();
+    assert_eq!(
+        refused,
+        [
+            "spec.containers[0].livenessProbe",
+            "spec.containers[0].stdin",
+            "spec.containers[1].env[0].valueFrom.fileKeyRef",
+            "spec.containers[1].ports[1].hostPort",
+            "spec.containers[1].resources.limits.hugepages-2Mi",
+            "spec.containers[1].resources.limits[example.com/gpu]",
+            "spec.initContainers[0].restartPolicy",
+            "spec.volumes[0].projected.sources[1].serviceAccountToken",
+            "spec.volumes[1].emptyDir.sizeLimit",
+        ]
+    );
+}
+
+#[test]
+fn an_apparmor_profile_by_annotation_is_refused_too() {
+    let of = |value: &str| {
+        let key = format!("{}c", crate::pod::APPARMOR_ANNOTATION);
+        check(&json!({"metadata": {"annotations": {key: value, "other": "x"}}}), SourceKind::File).len()
+    };
+    assert_eq!((of("localhost/a"), of("runtime/default"), of("unconfined")), (1, 1, 0));
+}
+
+#[test]
+fn a_field_that_says_nothing_is_not_used() {
+    let spec = json!({
+        "containers": [{"name": "a", "stdin": false, "livenessProbe": null, "envFrom": [],
+            "securityContext": {"procMount": "Default"}}],
+        "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
+        "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
+    });
+    assert_eq!(refused(spec), Vec::<String>::new());
+}
+
+#[test]
+fn what_only_a_scheduler_reads_is_a_warning() {
+    let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}});
+    assert!(check(&manifest, SourceKind::Api).is_empty(), "a Pod of an apiserver was scheduled by them");
+    let faults = check(&manifest, SourceKind::File);
+    let told: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
+    assert_eq!(told, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
+}
+
+#[test]
+fn what_only_an_apiserver_has_is_refused_with_the_reason() {
+    let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
+    let manifest = json!({"spec": {
+        "serviceAccountName": "s",
+        "volumes": [{"name": "p", "persistentVolumeClaim": {"claimName": "c"}}, {"name": "t", "projected": token}]
+    }});
+    let of = |source, reason| -> Vec<String> {
+        let faults = check(&manifest, source).into_iter().filter(|fault| fault.reason == reason);
+        faults.map(|fault| fault.path).collect()
+    };
+    assert_eq!(
+        of(SourceKind::Push, Reason::NeedsApiserver),
+        [
+            "spec.serviceAccountName",
+            "spec.volumes[0].persistentVolumeClaim",
+            "spec.volumes[1].projected.sources[0].serviceAccountToken",
+        ]
+    );
+    assert_eq!(of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
+    assert!(of(SourceKind::Api, Reason::Unsupported).contains(&"spec.serviceAccountName".to_owned()));
+}
+
+/// Every field of the Pod API's central objects is acted on, refused, or known to have no effect.
+#[test]
+fn every_field_is_in_one_of_the_tables() {
+    const ACTED_ON: &[&str] = &[
+        "spec.containers",
+        "spec.initContainers",
+        "spec.volumes",
+        "spec.dnsConfig",
+        "spec.imagePullSecrets",
+        "spec.dnsPolicy",
+        "spec.enableServiceLinks",
+        "spec.hostAliases",
+        "spec.hostIPC",
+        "spec.hostNetwork",
+        "spec.hostPID",
+        "spec.hostname",
+        "spec.hostnameOverride",
+        "spec.nodeName",
+        "spec.resources",
+        "spec.restartPolicy",
+        "spec.securityContext",
+        "spec.subdomain",
+        "spec.terminationGracePeriodSeconds",
+        "spec.os",
+        "spec.volumes[].configMap",
+        "spec.volumes[].downwardAPI",
+        "spec.volumes[].emptyDir",
+        "spec.volumes[].hostPath",
+        "spec.volumes[].name",
+        "spec.volumes[].projected",
+        "spec.volumes[].secret",
+        "spec.C.args",
+        "spec.C.command",
+        "spec.C.env",
+        "spec.C.envFrom",
+        "spec.C.image",
+        "spec.C.imagePullPolicy",
+        "spec.C.name",
+        "spec.C.ports",
+        "spec.C.resources",
+        "spec.C.securityContext",
+        "spec.C.terminationMessagePath",
+        "spec.C.terminationMessagePolicy",
+        "spec.C.tty",
+        "spec.C.volumeMounts",
+        "spec.C.workingDir",
+    ];
+    let fields_of = |pod: Value| strict::read::<Pod>(&pod).1[0].fields;
+    let fields = fields_of(json!({"spec": {"?": 0}})).iter().map(|field| format!("spec.{field}"));
+    let container = fields_of(json!({"spec": {"containers": [{"?": 0}]}}));
+    let fields = fields.chain(container.iter().map(|field| format!("spec.C.{field}")));
+    let volumes = fields_of(json!({"spec": {"volumes": [{"?": 0}]}}));
+    let volumes = volumes.iter().map(|field| format!("spec.volumes[].{field}"));
+    let fields: Vec<String> = fields.chain(volumes).collect();
+    assert!(fields.len() > 90, "{fields:?}");
+    let covers = |pattern: &str, field: &str| {
+        pattern == field || pattern.starts_with(&format!("{field}.")) || pattern.starts_with(&format!("{field}[]"))
+    };
+    for field in fields {
+        let acted_on = ACTED_ON.contains(&field.as_str());
+        let refused = REFUSED.iter().any(|(pattern, _)| covers(pattern, &field));
+        let silent = NO_EFFECT.iter().any(|pattern| covers(pattern, &field));
+        let lacking = NEEDS_APISERVER.iter().any(|(pattern, _)| covers(pattern, &field));
+        assert!(acted_on || refused || lacking || silent, "{field} is in no table");
+    }
+}

@@ -1,0 +1,216 @@
+//! The lists of containers: what holds among the containers of one, and between the lists.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, PodSpec};
+
+use crate::pod::validate::container::{self, Pod};
+use crate::pod::validate::field::{At, Faults, items, text};
+use crate::pod::validate::{probe, restart};
+
+/// Containers of one pod; Kubernetes has no limit, a file has one.
+const MAX_CONTAINERS: usize = 1_000;
+const NOT_A_SIDECAR: &str = "may not be set for init containers without restartPolicy=Always";
+const NOT_EPHEMERAL: &str = "cannot be set for an Ephemeral Container";
+
+/// Every container with the name of its list and its index there, as Kubernetes visits them.
+pub(super) fn each_container(spec: &PodSpec) -> impl Iterator<Item = (&'static str, usize, Cow<'_, Container>)> {
+    let inits = items(&spec.init_containers).map(|(index, one)| ("initContainers", index, Cow::Borrowed(one)));
+    let mains = spec.containers.iter().enumerate().map(|(index, one)| ("containers", index, Cow::Borrowed(one)));
+    let ephemeral = items(&spec.ephemeral_containers)
+        .map(|(index, one)| ("ephemeralContainers", index, Cow::Owned(as_container(one))));
+    inits.chain(mains).chain(ephemeral)
+}
+
+/// Whether an init container runs on beside the others.
+pub(super) fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// Judges every container.
+pub(super) fn containers(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
+    let spec = pod.spec;
+    if spec.containers.is_empty() {
+        faults.required(&at.field("containers"), "a Pod needs at least one container");
+    }
+    let count = each_count(spec);
+    if count > MAX_CONTAINERS {
+        return faults.too_many(&at.field("containers"), count, MAX_CONTAINERS);
+    }
+    mains(pod, &at.field("containers"), faults);
+    inits(pod, &at.field("initContainers"), faults);
+    ephemerals(pod, &at.field("ephemeralContainers"), faults);
+}
+
+fn each_count(spec: &PodSpec) -> usize {
+    let others = [spec.init_containers.as_ref().map(Vec::len), spec.ephemeral_containers.as_ref().map(Vec::len)];
+    spec.containers.len() + others.into_iter().flatten().sum::<usize>()
+}
+
+fn mains(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
+    let (mut names, mut ports) = (BTreeSet::new(), BTreeSet::new());
+    for (index, one) in pod.spec.containers.iter().enumerate() {
+        let at = at.index(index);
+        container::container(pod, &at, one, faults);
+        container::image_is_trimmed(&at, one, faults);
+        if !names.insert(one.name.as_str()) && !one.name.is_empty() {
+            faults.duplicate(&at.field("name"), &one.name);
+        }
+        probe::lifecycle_and_probes(pod, &at, one, faults);
+        restart::policy(&at, one, faults);
+        host_ports(&at, one, &mut ports, faults);
+    }
+}
+
+fn inits(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
+    let mut names: BTreeSet<&str> = pod.spec.containers.iter().map(|one| one.name.as_str()).collect();
+    for (index, one) in items(&pod.spec.init_containers) {
+        let at = at.index(index);
+        container::container(pod, &at, one, faults);
+        container::image_is_trimmed(&at, one, faults);
+        restart::policy(&at, one, faults);
+        if !names.insert(&one.name) && !one.name.is_empty() {
+            faults.duplicate(&at.field("name"), &one.name);
+        }
+        host_ports(&at, one, &mut BTreeSet::new(), faults);
+        if is_sidecar(one) {
+            probe::lifecycle_and_probes(pod, &at, one, faults);
+        } else {
+            not_of_a_sidecar(&at, one, faults);
+        }
+    }
+}
+
+fn not_of_a_sidecar(at: &At<'_>, one: &Container, faults: &mut Faults) {
+    let fields = [
+        ("lifecycle", one.lifecycle.is_some()),
+        ("livenessProbe", one.liveness_probe.is_some()),
+        ("readinessProbe", one.readiness_probe.is_some()),
+        ("startupProbe", one.startup_probe.is_some()),
+    ];
+    fields.iter().filter(|(_, set)| *set).for_each(|(field, _)| faults.forbidden(&at.field(field), NOT_A_SIDECAR));
+    for (index, policy) in items(&one.resize_policy) {
+        if policy.restart_policy == "RestartContainer" {
+            let list = at.field("resizePolicy");
+            let detail = "must not be set to 'RestartContainer' for non-sidecar initContainers";
+            faults.invalid(&list.index(index).field("restartPolicy"), &policy.restart_policy, detail);
+        }
+    }
+}
+
+/// A port of the host serves one port of the pod for each protocol and address.
+fn host_ports(at: &At<'_>, one: &Container, seen: &mut BTreeSet<String>, faults: &mut Faults) {
+    for (index, port) in items(&one.ports) {
+        let Some(number) = port.host_port.filter(|number| *number != 0) else { continue };
+        let key = format!("{}/{}/{number}", text(&port.protocol), text(&port.host_ip));
+        if seen.contains(&key) {
+            let list = at.field("ports");
+            faults.duplicate(&list.index(index).field("hostPort"), &key);
+        }
+        seen.insert(key);
+    }
+}
+
+fn ephemerals(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
+    let inits = pod.spec.init_containers.iter().flatten();
+    let others: BTreeSet<&str> = pod.spec.containers.iter().chain(inits).map(|one| one.name.as_str()).collect();
+    let mut names = others.clone();
+    for (index, one) in items(&pod.spec.ephemeral_containers) {
+        let at = at.index(index);
+        let as_container = as_container(one);
+        container::container(pod, &at, &as_container, faults);
+        container::image_is_trimmed(&at, &as_container, faults);
+        if !names.insert(&one.name) {
+            faults.duplicate(&at.field("name"), &one.name);
+        }
+        let target = text(&one.target_container_name);
+        if !target.is_empty() && !others.contains(target) {
+            faults.not_found(&at.field("targetContainerName"), target, "");
+        }
+        not_of_an_ephemeral(&at, one, faults);
+    }
+}
+
+fn not_of_an_ephemeral(at: &At<'_>, one: &EphemeralContainer, faults: &mut Faults) {
+    let resources = one.resources.as_ref();
+    let fields = [
+        ("ports", one.ports.is_some()),
+        ("resources", resources.is_some_and(|resources| *resources != Default::default())),
+        ("resizePolicy", one.resize_policy.is_some()),
+        ("restartPolicy", one.restart_policy.is_some()),
+        ("restartPolicyRules", one.restart_policy_rules.is_some()),
+        ("livenessProbe", one.liveness_probe.is_some()),
+        ("readinessProbe", one.readiness_probe.is_some()),
+        ("startupProbe", one.startup_probe.is_some()),
+        ("lifecycle", one.lifecycle.is_some()),
+    ];
+    fields.iter().filter(|(_, set)| *set).for_each(|(field, _)| faults.forbidden(&at.field(field), NOT_EPHEMERAL));
+    for (index, mount) in items(&one.volume_mounts) {
+        let list = at.field("volumeMounts");
+        for (field, value) in [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)] {
+            if !text(value).is_empty() {
+                faults.forbidden(&list.index(index).field(field), NOT_EPHEMERAL);
+            }
+        }
+    }
+}
+
+/// The part of an ephemeral container that it shares with the others.
+fn as_container(one: &EphemeralContainer) -> Container {
+    let EphemeralContainer {
+        args,
+        command,
+        env,
+        env_from,
+        image,
+        image_pull_policy,
+        lifecycle,
+        liveness_probe,
+        name,
+        ports,
+        readiness_probe,
+        resize_policy,
+        resources,
+        restart_policy,
+        restart_policy_rules,
+        security_context,
+        startup_probe,
+        stdin,
+        stdin_once,
+        target_container_name: _,
+        termination_message_path,
+        termination_message_policy,
+        tty,
+        volume_devices,
+        volume_mounts,
+        working_dir,
+    } = one.clone();
+    Container {
+        args,
+        command,
+        env,
+        env_from,
+        image,
+        image_pull_policy,
+        lifecycle,
+        liveness_probe,
+        name,
+        ports,
+        readiness_probe,
+        resize_policy,
+        resources,
+        restart_policy,
+        restart_policy_rules,
+        security_context,
+        startup_probe,
+        stdin,
+        stdin_once,
+        termination_message_path,
+        termination_message_policy,
+        tty,
+        volume_devices,
+        volume_mounts,
+        working_dir,
+    }
+}

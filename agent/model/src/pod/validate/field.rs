@@ -1,0 +1,286 @@
+//! Where validation stands in a manifest, and what it has found there, in Kubernetes' words.
+
+use std::fmt;
+
+use crate::pod::Fault;
+
+/// Faults told of one pod: an author mends them one by one, and a manifest can hold a million.
+const MAX_FAULTS: usize = 100;
+/// Characters of a value that a fault shows.
+const MAX_SHOWN: usize = 64;
+
+/// The path of a field. Costs nothing until a fault is told.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum At<'a> {
+    /// `metadata` or `spec`.
+    Root(&'a str),
+    /// A field of what is there.
+    Field(&'a At<'a>, &'a str),
+    /// An item of a list.
+    Index(&'a At<'a>, usize),
+    /// An entry of a map.
+    Key(&'a At<'a>, &'a str),
+}
+
+impl<'a> At<'a> {
+    /// The field `name` of it.
+    pub(super) fn field(&'a self, name: &'a str) -> At<'a> {
+        Self::Field(self, name)
+    }
+
+    /// Its item `index`.
+    pub(super) fn index(&'a self, index: usize) -> At<'a> {
+        Self::Index(self, index)
+    }
+
+    /// Its entry `key`.
+    pub(super) fn key(&'a self, key: &'a str) -> At<'a> {
+        Self::Key(self, key)
+    }
+}
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root(name) => f.write_str(name),
+            Self::Field(parent, name) => write!(f, "{parent}.{name}"),
+            Self::Index(parent, index) => write!(f, "{parent}[{index}]"),
+            Self::Key(parent, key) => write!(f, "{parent}[{key}]"),
+        }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    list: Vec<Fault>,
+    /// How many were found, told or not.
+    found: usize,
+}
+
+impl Faults {
+    /// Everything, with a word on what was left out.
+    pub(super) fn finish(mut self) -> Vec<Fault> {
+        if self.found > self.list.len() {
+            let message = format!("{} more faults are not shown", self.found - self.list.len());
+            self.list.push(Fault::error("", message));
+        }
+        self.list
+    }
+
+    /// How many were found so far.
+    pub(super) fn found(&self) -> usize {
+        self.found
+    }
+
+    #[cfg_attr(test, track_caller)]
+    fn push(&mut self, at: &At<'_>, message: String, remedy: &str) {
+        #[cfg(test)]
+        fired::note();
+        self.found += 1;
+        if self.list.len() < MAX_FAULTS {
+            self.list.push(Fault::error(at.to_string(), message).with_remedy(remedy));
+        }
+    }
+
+    /// A value that must be there is not. `detail` may be empty.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn required(&mut self, at: &At<'_>, detail: &str) {
+        self.push(at, with_detail("Required value", detail), "");
+    }
+
+    /// A value breaks a rule.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn invalid(&mut self, at: &At<'_>, value: impl fmt::Debug, detail: &str) {
+        self.push(at, with_detail(&format!("Invalid value: {}", shown(&value)), detail), "");
+    }
+
+    /// A value breaks a rule that `remedy` spells out.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn malformed(&mut self, at: &At<'_>, value: &str, detail: &str, remedy: &str) {
+        self.push(at, with_detail(&format!("Invalid value: {}", shown(&value)), detail), remedy);
+    }
+
+    /// A value is none of those that are allowed.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn unsupported(&mut self, at: &At<'_>, value: &str, allowed: &[&str]) {
+        let allowed: Vec<String> = allowed.iter().map(|value| format!("{value:?}")).collect();
+        let message = format!("Unsupported value: {}: supported values: {}", shown(&value), allowed.join(", "));
+        self.push(at, message, "");
+    }
+
+    /// A value that must be unique is there already.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn duplicate(&mut self, at: &At<'_>, value: &str) {
+        self.push(at, format!("Duplicate value: {}", shown(&value)), "");
+    }
+
+    /// A value names what does not exist; `detail` says what does.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn not_found(&mut self, at: &At<'_>, value: &str, remedy: &str) {
+        self.push(at, format!("Not found: {}", shown(&value)), remedy);
+    }
+
+    /// A field that may not be set here.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn forbidden(&mut self, at: &At<'_>, detail: &str) {
+        self.push(at, with_detail("Forbidden", detail), "");
+    }
+
+    /// A text longer than `limit` bytes.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn too_long(&mut self, at: &At<'_>, limit: usize) {
+        self.push(at, format!("Too long: may not be more than {limit} bytes"), "");
+    }
+
+    /// A list of more than `limit` items.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn too_many(&mut self, at: &At<'_>, count: usize, limit: usize) {
+        self.push(at, format!("Too many: {count}: must have at most {limit} items"), "");
+    }
+
+    /// A text that must be one of `allowed`; absent or empty it is `required`.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn one_of(&mut self, at: &At<'_>, value: Option<&str>, allowed: &[&str]) {
+        match value.unwrap_or_default() {
+            "" => self.required(at, ""),
+            value if allowed.contains(&value) => {}
+            value => self.unsupported(at, value, allowed),
+        }
+    }
+
+    /// A text that, when it is there, must be one of `allowed`.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn if_set_one_of(&mut self, at: &At<'_>, value: Option<&str>, allowed: &[&str]) {
+        if let Some(value) = value.filter(|value| !allowed.contains(value)) {
+            self.unsupported(at, value, allowed);
+        }
+    }
+
+    /// A text that must not be empty.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn not_empty(&mut self, at: &At<'_>, value: &str) {
+        if value.is_empty() {
+            self.required(at, "");
+        }
+    }
+
+    /// A number that must lie between two others.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn in_range(&mut self, at: &At<'_>, value: i64, from: i64, to: i64) {
+        if !(from..=to).contains(&value) {
+            self.invalid(at, value, &format!("must be between {from} and {to}, inclusive"));
+        }
+    }
+
+    /// A number that must not be negative.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn not_negative(&mut self, at: &At<'_>, value: i64) {
+        if value < 0 {
+            self.invalid(at, value, "must be greater than or equal to 0");
+        }
+    }
+}
+
+/// Which places of the rules have told a fault on this thread: for the test that looks for a rule no case breaks.
+#[cfg(test)]
+pub(super) mod fired {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+    use std::panic::Location;
+
+    thread_local! {
+        static PLACES: RefCell<BTreeSet<(&'static str, u32)>> = const { RefCell::new(BTreeSet::new()) };
+    }
+
+    /// The rule that calls, past the methods of `Faults`.
+    #[track_caller]
+    pub(super) fn note() {
+        let place = Location::caller();
+        PLACES.with_borrow_mut(|places| places.insert((place.file(), place.line())));
+    }
+
+    /// File and line of every place, and forgets them.
+    pub(in super::super) fn take() -> BTreeSet<(&'static str, u32)> {
+        PLACES.take()
+    }
+}
+
+fn with_detail(message: &str, detail: &str) -> String {
+    if detail.is_empty() { message.to_owned() } else { format!("{message}: {detail}") }
+}
+
+/// A value as a fault shows it, cut when it is long: nothing beyond the cut is written.
+fn shown(value: &dyn fmt::Debug) -> String {
+    let mut cut = Cut { text: String::new(), left: MAX_SHOWN };
+    if fmt::write(&mut cut, format_args!("{value:?}")).is_err() {
+        cut.text.push('…');
+    }
+    cut.text
+}
+
+/// Takes so many characters and no more.
+struct Cut {
+    text: String,
+    left: usize,
+}
+
+impl fmt::Write for Cut {
+    #[cfg_attr(test, track_caller)]
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for c in text.chars() {
+            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
+            self.text.push(c);
+        }
+        Ok(())
+    }
+}
+
+/// The text of an optional field; absent and empty are the same.
+pub(super) fn text(field: &Option<String>) -> &str {
+    field.as_deref().unwrap_or_default()
+}
+
+/// The items of an optional list with their indices.
+pub(super) fn items<T>(list: &Option<Vec<T>>) -> impl Iterator<Item = (usize, &T)> {
+    list.iter().flatten().enumerate()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pod::validate::field::*;
+
+    #[test]
+    fn faults_are_written_as_kubernetes_writes_them() {
+        let spec = At::Root("spec");
+        let containers = spec.field("containers");
+        let first = containers.index(0);
+        let mut faults = Faults::default();
+        faults.required(&first.field("image"), "");
+        faults.invalid(&first.field("name"), "A", "must be lower case");
+        faults.invalid(&spec.field("x"), 7, "must be 6");
+        faults.unsupported(&spec.field("dnsPolicy"), "None?", &["Default", "None"]);
+        faults.duplicate(&spec.field("limits").key("cpu"), "1");
+        let told: Vec<String> = faults.finish().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "spec.containers[0].image: Required value",
+                "spec.containers[0].name: Invalid value: \"A\": must be lower case",
+                "spec.x: Invalid value: 7: must be 6",
+                "spec.dnsPolicy: Unsupported value: \"None?\": supported values: \"Default\", \"None\"",
+                "spec.limits[cpu]: Duplicate value: \"1\"",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_flood_of_faults_and_a_long_value_are_cut() {
+        let mut faults = Faults::default();
+        (0..MAX_FAULTS + 5).for_each(|_| faults.invalid(&At::Root("spec"), "ä".repeat(1000).as_str(), ""));
+        let told = faults.finish();
+        assert_eq!(told.len(), MAX_FAULTS + 1);
+        assert_eq!(told[MAX_FAULTS].message, "5 more faults are not shown");
+        assert!(told[0].message.len() < 200, "{}", told[0].message);
+    }
+}

@@ -1,0 +1,142 @@
+//! The pod's volumes: each has a name and one source.
+
+mod claim;
+mod device;
+mod file;
+mod projected;
+mod remote;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{PodSpec, Volume};
+
+use crate::pod::validate::field::{At, Faults, items, text};
+use crate::pod::validate::name::is_dns_subdomain;
+
+/// Bytes of a volume's name and its portal, of which an iSCSI interface gets its name.
+const MAX_ISCSI_NAME: usize = 64;
+
+/// Judges the volumes; returns the good ones by name. `pod_name`: as authored, claims of ephemeral volumes bear it.
+pub(super) fn volumes<'a>(
+    spec: &'a PodSpec,
+    pod_name: &str,
+    at: &At<'_>,
+    faults: &mut Faults,
+) -> BTreeMap<&'a str, &'a Volume> {
+    let mut good = BTreeMap::new();
+    for (index, volume) in items(&spec.volumes) {
+        let item = at.index(index);
+        let before = faults.found();
+        source(&item, volume, faults);
+        faults.required_dns_label(&item.field("name"), &volume.name);
+        if good.contains_key(volume.name.as_str()) {
+            faults.duplicate(&item.field("name"), &volume.name);
+        }
+        if volume.ephemeral.is_some() && !volume.name.is_empty() {
+            let claim = format!("{pod_name}-{}", volume.name);
+            if !is_dns_subdomain(&claim) {
+                faults.invalid(
+                    &item.field("name"),
+                    &volume.name,
+                    &format!("PVC name {claim:?}: must be a DNS subdomain"),
+                );
+            }
+        }
+        if faults.found() == before {
+            good.insert(volume.name.as_str(), volume);
+        }
+    }
+    let ephemeral = spec.volumes.iter().flatten().filter(|volume| volume.ephemeral.is_some());
+    let made: BTreeSet<String> = ephemeral.map(|volume| format!("{pod_name}-{}", volume.name)).collect();
+    for (index, volume) in items(&spec.volumes) {
+        let Some(claim) = &volume.persistent_volume_claim else { continue };
+        if made.contains(&claim.claim_name) {
+            let item = at.index(index);
+            let at = item.field("persistentVolumeClaim");
+            let detail = "must not reference a PVC that gets created for an ephemeral volume";
+            faults.invalid(&at.field("claimName"), &claim.claim_name, detail);
+        }
+    }
+    good
+}
+
+/// Judges the one source of a volume; a second one is refused unread.
+struct Sources<'a> {
+    at: &'a At<'a>,
+    count: usize,
+    faults: &'a mut Faults,
+}
+
+impl Sources<'_> {
+    fn of<T>(&mut self, field: &str, source: &Option<T>, judge: impl FnOnce(&At<'_>, &T, &mut Faults)) {
+        let Some(source) = source else { return };
+        self.count += 1;
+        let at = self.at.field(field);
+        match self.count {
+            1 => judge(&at, source, self.faults),
+            _ => self.faults.forbidden(&at, "may not specify more than 1 volume type"),
+        }
+    }
+}
+
+fn source(at: &At<'_>, volume: &Volume, faults: &mut Faults) {
+    let mut sources = Sources { at, count: 0, faults };
+    sources.of("emptyDir", &volume.empty_dir, file::empty_dir);
+    sources.of("hostPath", &volume.host_path, file::host_path);
+    sources.of("gitRepo", &volume.git_repo, file::git_repo);
+    sources.of("gcePersistentDisk", &volume.gce_persistent_disk, device::gce_persistent_disk);
+    sources.of("awsElasticBlockStore", &volume.aws_elastic_block_store, device::aws_elastic_block_store);
+    sources.of("secret", &volume.secret, file::secret);
+    sources.of("nfs", &volume.nfs, remote::nfs);
+    sources.of("iscsi", &volume.iscsi, device::iscsi);
+    sources.of("glusterfs", &volume.glusterfs, remote::glusterfs);
+    sources.of("flocker", &volume.flocker, remote::flocker);
+    sources.of("persistentVolumeClaim", &volume.persistent_volume_claim, |at, claim, faults| {
+        faults.not_empty(&at.field("claimName"), &claim.claim_name);
+    });
+    sources.of("rbd", &volume.rbd, device::rbd);
+    sources.of("cinder", &volume.cinder, device::cinder);
+    sources.of("cephfs", &volume.cephfs, |at, ceph, faults| {
+        if ceph.monitors.is_empty() {
+            faults.required(&at.field("monitors"), "");
+        }
+    });
+    sources.of("quobyte", &volume.quobyte, remote::quobyte);
+    sources.of("downwardAPI", &volume.downward_api, file::downward_api);
+    sources.of("fc", &volume.fc, device::fc);
+    sources.of("flexVolume", &volume.flex_volume, remote::flex);
+    sources.of("configMap", &volume.config_map, file::config_map);
+    sources.of("azureFile", &volume.azure_file, |at, file, faults| {
+        faults.not_empty(&at.field("secretName"), &file.secret_name);
+        faults.not_empty(&at.field("shareName"), &file.share_name);
+    });
+    sources.of("vsphereVolume", &volume.vsphere_volume, |at, disk, faults| {
+        faults.not_empty(&at.field("volumePath"), &disk.volume_path);
+    });
+    sources.of("photonPersistentDisk", &volume.photon_persistent_disk, |at, disk, faults| {
+        faults.not_empty(&at.field("pdID"), &disk.pd_id);
+    });
+    sources.of("portworxVolume", &volume.portworx_volume, |at, portworx, faults| {
+        faults.not_empty(&at.field("volumeID"), &portworx.volume_id);
+    });
+    sources.of("azureDisk", &volume.azure_disk, device::azure_disk);
+    sources.of("storageos", &volume.storageos, remote::storage_os);
+    sources.of("projected", &volume.projected, projected::projected);
+    sources.of("scaleIO", &volume.scale_io, |at, scale, faults| {
+        faults.not_empty(&at.field("gateway"), &scale.gateway);
+        faults.not_empty(&at.field("system"), &scale.system);
+        faults.not_empty(&at.field("volumeName"), text(&scale.volume_name));
+    });
+    sources.of("csi", &volume.csi, remote::csi);
+    sources.of("ephemeral", &volume.ephemeral, claim::ephemeral);
+    sources.of("image", &volume.image, file::image);
+    if sources.count == 0 {
+        faults.required(at, "must specify a volume type");
+    }
+    let named = volume.iscsi.as_ref().filter(|iscsi| iscsi.initiator_name.is_some());
+    if named.is_some_and(|iscsi| volume.name.len() + 1 + iscsi.target_portal.len() > MAX_ISCSI_NAME) {
+        let detail = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \
+            iscsi.initiatorName is specified.";
+        faults.invalid(&at.field("name"), &volume.name, detail);
+    }
+}

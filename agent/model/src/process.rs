@@ -1,0 +1,59 @@
+//! Processes of containers, as the kernel names them.
+
+use std::fmt;
+
+use crate::container::ContainerId;
+
+/// SIGKILL, which the OOM killer sends, too.
+pub const SIGKILL: u32 = 9;
+
+/// A process as the kernel names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessName {
+    /// Its number, in the initial namespace.
+    pub pid: u32,
+    /// The first 15 bytes of its program's name.
+    pub command: String,
+}
+
+impl fmt::Display for ProcessName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.command, self.pid)
+    }
+}
+
+/// Who sent a signal that ends a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sender {
+    /// The signal's number.
+    pub signal: u32,
+    /// The process; `None`: the kernel itself, for a fault or for lack of memory.
+    pub process: Option<ProcessName>,
+    /// The process's user.
+    pub uid: u32,
+}
+
+/// The container id in the text of `/proc/<pid>/cgroup`: the 64 digits of `…/<id>` or `…/limpet-<id>.scope`.
+pub fn container_in_cgroups(cgroups: &str) -> Option<ContainerId> {
+    let parts = cgroups.split(['/', '\n', '-', '.']);
+    let is_id = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    parts.filter(is_id).map(ContainerId::new).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_is_found_in_the_cgroups_of_both_drivers() {
+        let id = "0123456789abcdef".repeat(4);
+        for text in [
+            format!("4:memory:/kubepods/burstable/pod1-2/{id}\n"),
+            format!("0::/kubepods.slice/kubepods-pod1_2.slice/limpet-{id}.scope\n"),
+            format!("0::/kubepods/pod1/{id}/nested\n"),
+        ] {
+            assert_eq!(container_in_cgroups(&text), Some(ContainerId::new(id.as_str())), "{text}");
+        }
+        assert_eq!(container_in_cgroups("0::/system.slice/ssh.service\n"), None);
+    }
+}

@@ -1,0 +1,40 @@
+//! A pod's sandbox as its containers see it: the namespaces they join, shared memory, hostname, addresses.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+/// The namespaces a pod's containers join. `None` means the host's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Namespaces {
+    /// Pin of the network namespace; `None` for `hostNetwork`.
+    pub network: Option<PathBuf>,
+    /// Pin of the IPC namespace; `None` for `hostIPC`.
+    pub ipc: Option<PathBuf>,
+    /// Pin of the UTS namespace; `None` for `hostNetwork`.
+    pub uts: Option<PathBuf>,
+}
+
+impl Namespaces {
+    /// The pins there are to be, in the order they are bound.
+    pub fn pins(&self) -> impl Iterator<Item = &Path> {
+        [&self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
+    }
+}
+
+/// A prepared sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sandbox {
+    /// The namespaces to join.
+    pub namespaces: Namespaces,
+    /// The pod's `/dev/shm`, a tmpfs of its own; the host's with `hostIPC`.
+    pub shm: PathBuf,
+    /// The pod's hostname: its own, or the node's with `hostNetwork`.
+    pub hostname: String,
+}
+
+/// The addresses a pod answers to, the primary one first; the node's for `hostNetwork`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodAddresses {
+    /// Primary address first.
+    pub ips: Vec<IpAddr>,
+}
