@@ -21,8 +21,7 @@ use crate::cli::run::{Prepared, service};
 use crate::config::{CgroupDriver, Config, ManifestWatch};
 use crate::lifecycle;
 use crate::manifest_guard::{self, GuardRefusal, Teller};
-use crate::merge::slot::Slots;
-use crate::merge::{self, Desired};
+use crate::merge_loop;
 use crate::network::Network;
 use crate::runtime::cgroup::Cgroups;
 use crate::runtime::client::Client;
@@ -36,19 +35,22 @@ use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
 use crate::server::{self, Health, Heartbeat, ServerState, Sources};
+use crate::source::Pulse;
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{self, PushSource, Surroundings};
-use crate::source::{Decoder, Pulse};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::status::observed::Observed;
 use crate::store::Store;
 use crate::volume::Volumes;
 use crate::watch::{Feed, Onlooker, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
+use limpet_core::merge::Desired;
+use limpet_core::merge::slot::Slots;
+use limpet_core::source::Decoder;
+use limpet_core::status::observed::Observed;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::source::SourceKind;
 use onlooker::NodeOnlooker;
@@ -99,7 +101,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let hands = Arc::new(performer(&shared, node).await?);
     guard(&shared, &hands.cgroups).await?;
     if let Err(error) = lifecycle::process::probe() {
-        tracing::warn!(%error, "pidfd_open is refused: {}", lifecycle::process::UNHELD);
+        tracing::warn!(%error, "pidfd_open is refused: {}", lifecycle::process::WITHOUT_PIDFDS);
     }
     // After the guard: an earlier one, strict, need not know this executable.
     let store = open_store(&config).await?;
@@ -382,7 +384,7 @@ fn supervise(
     let (merging, merged) = mpsc::channel(1);
     let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
-    shared.tasks.spawn(merge::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
+    shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling.clone(), stop.clone()));
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
     shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&hands.followed), stop.clone()));

@@ -7,12 +7,11 @@
 pub mod app;
 pub mod cli;
 pub mod config;
-pub mod forecast;
 pub mod fuzz;
 pub mod leftover;
 pub mod lifecycle;
 pub mod manifest_guard;
-pub mod merge;
+pub mod merge_loop;
 pub mod network;
 pub mod node;
 pub mod runtime;

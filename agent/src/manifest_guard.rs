@@ -17,8 +17,8 @@ use crate::config::Config;
 use crate::lifecycle::{kernel_types, memory};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
-use crate::status::observed::Observed;
 use crate::watch::cgroup;
+use limpet_core::status::observed::Observed;
 use limpet_model::pod::{PodKey, PodUid};
 
 /// Where the guard's links are pinned: one guard a machine, as there is one agent.

@@ -16,12 +16,12 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::merge::Desired;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
-use crate::status::observed::Observed;
 use crate::watch::Onlooker;
+use limpet_core::merge::Desired;
+use limpet_core::status::observed::Observed;
 
 mod api;
 mod configz;

@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use jiff::Timestamp;
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
-use crate::source::ManifestChange;
+use limpet_core::last_good::LastGood;
+use limpet_core::source::ManifestChange;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
@@ -34,32 +34,6 @@ use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, wr
 
 /// Pages kept in memory. The database is read once at the start and written rarely.
 const CACHE: usize = 256 << 10;
-/// Manifests of one file or URL, canonical JSON, in order.
-pub type Manifests = Vec<Arc<[u8]>>;
-
-/// What was last good of one file or URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// Its manifests.
-    pub manifests: Manifests,
-    /// What else the source has to know of it at its next start, such as a URL's ETag; may be empty.
-    pub mark: String,
-    /// When it was accepted, by the node's clock.
-    pub accepted: Timestamp,
-}
-
-impl Kept {
-    /// Manifests accepted now.
-    pub fn now(manifests: Manifests) -> Self {
-        Self { manifests, mark: String::new(), accepted: Timestamp::now() }
-    }
-
-    /// Whether it says the same, whenever it was accepted.
-    fn same(&self, other: &Self) -> bool {
-        self.manifests == other.manifests && self.mark == other.mark
-    }
-}
-
 /// Why the database could not be used. All are worth another try at the next change.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -116,7 +90,7 @@ pub struct SetAside {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// By origin; `None` forgets the origin.
-    pub last_good: BTreeMap<Arc<str>, Option<Kept>>,
+    pub last_good: BTreeMap<Arc<str>, Option<LastGood>>,
     /// The directory accepted at a path.
     pub directory: Option<(Arc<str>, DirectoryId)>,
     /// What changed, the oldest first.
@@ -145,7 +119,7 @@ pub(crate) fn check_record(bytes: &[u8]) {
             let (sequence, source, origin) = (record.sequence, record.source, record.origin.as_str());
             let again = match &record.content {
                 Content::Gone => record::encode(sequence, source, origin, None),
-                Content::Kept(kept) => record::encode(sequence, source, origin, Some(kept)),
+                Content::LastGood(kept) => record::encode(sequence, source, origin, Some(kept)),
                 Content::Directory(id) => record::encode_directory(sequence, source, origin, *id),
             };
             assert!(bytes.starts_with(&again), "a record is read otherwise than it was written");
@@ -189,7 +163,7 @@ impl Store {
     ///
     /// # Errors
     /// Reading failed.
-    pub fn last_good(&self, source: SourceKind) -> Result<BTreeMap<Arc<str>, Kept>, StoreError> {
+    pub fn last_good(&self, source: SourceKind) -> Result<BTreeMap<Arc<str>, LastGood>, StoreError> {
         self.transact("read", |database| {
             let mut all = BTreeMap::new();
             let Some(table) = open_last_good(&database.begin_read()?)? else { return Ok(all) };
@@ -200,7 +174,7 @@ impl Store {
                     break;
                 }
                 match record::decode(value.value()).map(|record| record.content) {
-                    Some(Content::Kept(kept)) => drop(all.insert(Arc::from(origin), kept)),
+                    Some(Content::LastGood(kept)) => drop(all.insert(Arc::from(origin), kept)),
                     Some(Content::Gone | Content::Directory(_)) => {}
                     None => {
                         tracing::error!(%source, origin, "a last good manifest is damaged in the database, left out")

@@ -3,21 +3,9 @@
 //! [`state`] is what is known of one pod, [`plan`] the whole policy as a pure function of it, [`perform`] the hands,
 //! [`pod_worker`] the task that joins them, [`supervisor`] the owner of all such tasks.
 
-pub mod adopt;
-pub mod backoff;
-pub mod forecast;
+pub mod clock;
 pub mod inbox;
-pub mod outcome;
 pub mod perform;
-pub mod plan;
 pub mod pod_worker;
 pub mod process_watch;
-pub mod provisional;
-pub mod slot;
-pub mod state;
 pub mod supervisor;
-
-#[cfg(test)]
-pub(crate) mod fixtures;
-#[cfg(test)]
-mod objects_tests;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use imbl::OrdMap;
-use limpet::merge::slot::Slots;
-use limpet::merge::{self, Desired, Merged, PodChange};
-use limpet::source::SourceSnapshot;
+use limpet::merge_loop;
+use limpet_core::merge::slot::Slots;
+use limpet_core::merge::{Desired, Merged, PodChange};
+use limpet_core::source::SourceSnapshot;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
 use serde_json::json;
@@ -56,7 +57,7 @@ impl Running {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (sender, merged) = mpsc::channel(1);
         let slots = Arc::<Slots>::default();
-        runtime.spawn(merge::run(Arc::clone(&slots), Desired::default(), sender, CancellationToken::new()));
+        runtime.spawn(merge_loop::run(Arc::clone(&slots), Desired::default(), sender, CancellationToken::new()));
         Self { runtime, slots, merged }
     }
 

@@ -6,10 +6,12 @@ use std::thread;
 use std::time::Instant;
 
 use imbl::OrdMap;
-use limpet::merge::slot::{Slots, Snapshots};
-use limpet::merge::table::MergeTable;
-use limpet::merge::{self, Desired, Merged};
-use limpet::source::SourceSnapshot;
+use limpet::merge_loop;
+use limpet_core::merge::slot::Slots;
+use limpet_core::merge::table::MergeTable;
+use limpet_core::merge::{Desired, Merged};
+use limpet_core::source::Snapshots;
+use limpet_core::source::SourceSnapshot;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use tokio::runtime::Runtime;
@@ -58,7 +60,7 @@ impl Running {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (sender, mut merged) = mpsc::channel(1);
         let (slots, desired) = (Arc::<Slots>::default(), Desired::default());
-        runtime.spawn(merge::run(Arc::clone(&slots), desired.clone(), sender, CancellationToken::new()));
+        runtime.spawn(merge_loop::run(Arc::clone(&slots), desired.clone(), sender, CancellationToken::new()));
         let all = snapshots(pods);
         let (source, _) = pods.changing;
         let own = &all[source.index()].pods;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use limpet::merge::slot::Slots;
-use limpet::merge::{self, Desired};
-use limpet::source::Decoder;
+use limpet::merge_loop;
 use limpet::source::file::FileSource;
 use limpet::store::Store;
+use limpet_core::merge::Desired;
+use limpet_core::merge::slot::Slots;
+use limpet_core::source::Decoder;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 use tokio::sync::mpsc;
@@ -59,7 +60,7 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     let source = FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: manifest::restore_kept });
     let (slots, stop) = (Arc::<Slots>::default(), CancellationToken::new());
     let (sender, mut merged) = mpsc::channel(1);
-    tokio::spawn(merge::run(Arc::clone(&slots), Desired::default(), sender, stop.clone()));
+    tokio::spawn(merge_loop::run(Arc::clone(&slots), Desired::default(), sender, stop.clone()));
     let reading = tokio::spawn({
         let stop = stop.clone();
         async move { source.run(move |snapshot| slots.publish(SourceKind::File, snapshot), stop).await }

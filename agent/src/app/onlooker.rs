@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use crate::runtime::cgroup::{Cgroups, Tenant};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::status::observed::Observed;
 use crate::watch::{Backend, Onlooker};
+use limpet_core::status::observed::Observed;
 use limpet_model::actor::{Actor, Resident};
 use limpet_model::pod::{PodKey, PodUid};
 

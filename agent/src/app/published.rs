@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
 
-use crate::merge::slot::Slots;
 use crate::server::{SourceView, Sources};
-use crate::source::{ChangeKind, ManifestChange, Pulse, Rejection, SourceSnapshot};
+use crate::source::Pulse;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::status::observed::Observed;
 use crate::status::rejection;
 use crate::store::{Store, chain};
+use limpet_core::merge::slot::Slots;
+use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
+use limpet_core::status::observed::Observed;
 use limpet_model::actor::Actor;
 use limpet_model::pod::{PodKey, Severity};
 use limpet_model::source::SourceKind;
@@ -135,7 +136,7 @@ impl Sources for ConfiguredSources {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::source::Health;
+    use limpet_core::source::Health;
     use limpet_model::pod::Fault;
 
     #[test]

@@ -11,7 +11,7 @@ use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::validate;
 use crate::server::{OUTCOME, document};
-use crate::source::push::Resource;
+use limpet_core::source::resource::Resource;
 use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{Fault, PodRecord, Severity};

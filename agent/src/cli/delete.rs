@@ -15,7 +15,7 @@ use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::{completion, target};
 use crate::server::document::{DEFAULT_NAMESPACE, PodChange, PodNames};
-use crate::source::push::Resource;
+use limpet_core::source::resource::Resource;
 use limpet_model::pod::PodKey;
 
 /// Arguments of `limpet delete`.

@@ -6,7 +6,7 @@ use limpet_model::manifest;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 use super::apply::complain;
 use super::client::SocketClient;
@@ -14,10 +14,10 @@ use super::error::{CliError, EXIT_FAULTS, EXIT_USAGE};
 use super::output::DocumentFormat;
 use super::screen::Screen;
 use super::validate;
-use crate::forecast::{as_if_running, forecast, only};
-use crate::merge::slot::Snapshots;
 use crate::server::diff::document::{DiffDocument, DiffFile, DiffRequest};
-use crate::source::proposal::{Proposal, Proposed, propose};
+use limpet_core::forecast::{as_if_running, forecast, only};
+use limpet_core::source::Snapshots;
+use limpet_core::source::proposal::{Proposal, Proposed, propose};
 use limpet_model::source::SourceKind;
 
 const PATH: &str = "/limpet/v1/diff";

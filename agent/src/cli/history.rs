@@ -10,7 +10,7 @@ use super::screen::{Screen, Tone};
 use super::table::{Cell, Table};
 use super::{age, completion, target};
 use crate::server::document::HistoryDocument;
-use crate::source::{ChangeKind, ManifestChange};
+use limpet_core::source::{ChangeKind, ManifestChange};
 
 /// Arguments of `limpet history`.
 #[derive(Debug, clap::Args)]

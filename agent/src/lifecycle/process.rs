@@ -1,20 +1,23 @@
-//! The end of a process, told by the kernel whatever became of the shim above it.
+//! References to processes (pidfds): the kernel reports their end, whatever became of the shim above them.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
+use limpet_core::process::{ProcessHandle, Processes};
 use limpet_model::container::ContainerId;
 
-/// What is lost where processes cannot be held.
-pub const UNHELD: &str =
+/// What is lost without pidfds.
+pub const WITHOUT_PIDFDS: &str =
     "ends of containers are told by containerd alone, and processes that a crash has left are not ended";
 
-/// Whether processes can be held: by a descriptor of this very process.
+/// Whether the kernel gives pidfds, tried with this very process.
 ///
 /// # Errors
 /// The kernel is older than 5.3, or a filter of system calls refuses.
@@ -22,10 +25,37 @@ pub fn probe() -> io::Result<()> {
     Ok(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop)?)
 }
 
-/// Whether the process `pid` is one of the container's: it is in its cgroup. For where it is not held.
-pub fn is_of(pid: u32, container: &ContainerId) -> bool {
-    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    is_named(&cgroups, container.as_str())
+/// The processes of this host.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostProcesses;
+
+impl Processes for HostProcesses {
+    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
+        let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        Some(Arc::new(PidfdHandle(Arc::new(pidfd))))
+    }
+
+    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
+        let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        is_named(&cgroups, container.as_str())
+    }
+}
+
+/// A process by its pidfd.
+#[derive(Debug)]
+struct PidfdHandle(Arc<OwnedFd>);
+
+impl ProcessHandle for PidfdHandle {
+    fn is_alive(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&at_once)), Ok(0))
+    }
+
+    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
+        Box::pin(ended(Arc::clone(&self.0)))
+    }
 }
 
 /// Whether the container is in a process's list of cgroups: `…/<id>`, or `…/limpet-<id>.scope`.
@@ -38,7 +68,7 @@ fn is_named(cgroups: &str, container: &str) -> bool {
 /// # Errors
 /// The reactor takes no more descriptors, or has ended.
 #[allow(unsafe_code)]
-pub async fn ended(process: Arc<OwnedFd>) -> io::Result<()> {
+async fn ended(process: Arc<OwnedFd>) -> io::Result<()> {
     // SAFETY: an `OwnedFd` keeps its descriptor, and the `AsyncFd` owns a share of it for as long as it is registered.
     let process = unsafe { AsyncFd::register_with_interest(process, Interest::READABLE)? };
     loop {
@@ -55,8 +85,6 @@ pub async fn ended(process: Arc<OwnedFd>) -> io::Result<()> {
 mod tests {
     use std::process::Command;
 
-    use rustix::process::Pid;
-
     use super::*;
 
     #[test]
@@ -70,19 +98,20 @@ mod tests {
         ] {
             assert_eq!(is_named(&cgroups, &id), is, "{cgroups}");
         }
-        assert!(!is_of(std::process::id(), &ContainerId::new(id)) && probe().is_ok());
+        assert!(!HostProcesses.is_in_container(std::process::id(), &ContainerId::new(id)) && probe().is_ok());
     }
 
     #[tokio::test]
     async fn a_process_ends_once_and_stays_ended() {
         let mut child =
             Command::new("sh").args(["-c", "read -r line"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let process = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap());
-        let mut waiting = std::pin::pin!(ended(Arc::clone(&process)));
-        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        let process = HostProcesses.open(child.id()).unwrap();
+        let mut waiting = Arc::clone(&process).ended();
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending() && process.is_alive());
         drop(child.stdin.take());
         waiting.await.unwrap();
-        ended(process).await.unwrap();
+        assert!(!process.is_alive());
+        process.ended().await.unwrap();
         child.wait().unwrap();
     }
 }

@@ -20,12 +20,13 @@ use tokio::time::{Instant, timeout};
 
 use super::pods::json;
 use super::sources::{SourceView, Sources};
-use crate::forecast::{Forecast, forecast, images};
-use crate::merge::slot::Snapshots;
-use crate::source::proposal::{Proposal, propose};
-use crate::source::{Decoder, Health, Rejection, file};
-use crate::status::observed::Observed;
+use crate::source::file;
 use document::{DiffDocument, DiffRequest};
+use limpet_core::forecast::{Forecast, forecast, images};
+use limpet_core::source::Snapshots;
+use limpet_core::source::proposal::{Proposal, propose};
+use limpet_core::source::{Decoder, Health, Rejection};
+use limpet_core::status::observed::Observed;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 
@@ -111,7 +112,7 @@ impl DiffState {
         let after = propose(&before, proposals, whole).snapshots;
         let rejected = after.iter().flat_map(|snapshot| snapshot.rejected.values());
         let rejected = rejected.map(|refused| Rejection::clone(refused)).collect();
-        let forecast = forecast(&self.observed.load(), &before, &after, true, Instant::now());
+        let forecast = forecast(&self.observed.load(), &before, &after, true, Instant::now().into_std());
         Found { forecast, rejected, remarks }
     }
 
@@ -135,7 +136,7 @@ impl DiffState {
             return Err("a URL has one answer: compare one file with it".to_owned());
         }
         let proposed = propose(&before, proposals, whole);
-        let forecast = forecast(&self.observed.load(), &before, &proposed.snapshots, false, Instant::now());
+        let forecast = forecast(&self.observed.load(), &before, &proposed.snapshots, false, Instant::now().into_std());
         Ok(Found { forecast, rejected: proposed.rejected, remarks: Vec::new() })
     }
 

@@ -11,7 +11,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::source::ManifestChange;
+use limpet_core::source::ManifestChange;
 use limpet_model::pod;
 
 /// The namespace of a pod that names none.

@@ -16,7 +16,7 @@ use axum::routing::get;
 use tokio_util::sync::CancellationToken;
 
 use crate::runtime::client::Client;
-use crate::status::observed::Observed;
+use limpet_core::status::observed::Observed;
 use limpet_model::pod::PodKey;
 
 pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Wants, parse_status, size as size_message};

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::watch;
 
 use crate::runtime::log::{LogStream, ReadOptions, exists, previous_attempt, read};
-use crate::status::observed::{Observed, ObservedPod};
+use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_model::pod::PodKey;
 
 /// Whose log is asked for.

@@ -12,9 +12,9 @@ use super::document::{DescribeDocument, HistoryDocument, PodsDocument, SourceDoc
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView};
-use crate::merge::DesiredPods;
-use crate::source::ManifestChange;
 use crate::status::metrics::CONTENT_TYPE;
+use limpet_core::merge::DesiredPods;
+use limpet_core::source::ManifestChange;
 use limpet_model::pod::PodKey;
 
 /// The query of routes that can be watched.

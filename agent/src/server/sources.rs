@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::source::{ManifestChange, SourceSnapshot};
+use limpet_core::source::{ManifestChange, SourceSnapshot};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 

@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, SourceDocument};
 use super::*;
 use crate::cli::client::SocketClient;
-use crate::merge::{DesiredPods, Duplicate};
-use crate::source::{Decoder, Health as SourceHealth, Rejection, SourceSnapshot, push};
+use crate::source::push;
 use crate::status::event::{Event, EventType};
-use crate::status::observed::ObservedPod;
-use crate::status::observed::tests::observed;
+use limpet_core::fixtures::observed;
+use limpet_core::merge::{DesiredPods, Duplicate};
+use limpet_core::source::{Decoder, Health as SourceHealth, Rejection, SourceSnapshot};
+use limpet_core::status::observed::ObservedPod;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 

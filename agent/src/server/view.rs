@@ -14,10 +14,10 @@ use super::document::{
     ContainerDocument, DescribeDocument, FaultDocument, PodEntry, PodNames, RejectionDocument, SourceDocument,
 };
 use super::sources::SourceView;
-use crate::merge::{DesiredPods, Duplicate};
-use crate::source::{Health, Rejection};
 use crate::status::event::{Event, EventType};
-use crate::status::observed::{ObservedPod, ObservedPods};
+use limpet_core::merge::{DesiredPods, Duplicate};
+use limpet_core::source::{Health, Rejection};
+use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 

@@ -16,7 +16,7 @@ use super::ServerState;
 use super::document::PodChange;
 use super::view::{self, Row};
 use crate::status::event::Event;
-use crate::status::observed::Changes;
+use limpet_core::status::observed::Changes;
 use limpet_model::pod::PodKey;
 
 /// Where a stream takes its lines from.

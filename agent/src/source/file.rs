@@ -23,13 +23,16 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::source::change::Ledger;
+use crate::source::Pulse;
 use crate::source::keep::Keeper;
-use crate::source::told::Told;
-use crate::source::view::{Contents, View};
-use crate::source::{Decoder, Health, Pulse, SourceSnapshot};
-use crate::store::{Kept, Store};
+use crate::store::Store;
 use crate::watch::{DirectoryWatch, Feed, WatchSettings};
+use jiff::Timestamp;
+use limpet_core::last_good::LastGood;
+use limpet_core::source::change::ChangeLog;
+use limpet_core::source::rejection_log::RejectionLog;
+use limpet_core::source::view::{Contents, View};
+use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
@@ -76,7 +79,7 @@ pub struct FileSource {
     resync: Instant,
     view: View,
     known: KnownFiles,
-    last_good: BTreeMap<Arc<str>, Kept>,
+    last_good: BTreeMap<Arc<str>, LastGood>,
     accepted: Option<DirectoryId>,
     /// Names that are gone, not yet for certain, and who removed them.
     vanishing: BTreeMap<Arc<str>, Option<Arc<Actor>>>,
@@ -86,8 +89,8 @@ pub struct FileSource {
     links: BTreeSet<Arc<str>>,
     /// Skipped names already spoken of.
     told_skipped: BTreeSet<String>,
-    told: Told,
-    ledger: Ledger,
+    told: RejectionLog,
+    ledger: ChangeLog,
     ready: bool,
     health: Health,
     keeper: Keeper,
@@ -123,8 +126,8 @@ impl FileSource {
             confirm_at: None,
             links: BTreeSet::new(),
             told_skipped: BTreeSet::new(),
-            told: Told::new(SourceKind::File),
-            ledger: Ledger::new(SourceKind::File),
+            told: RejectionLog::new(SourceKind::File),
+            ledger: ChangeLog::new(SourceKind::File),
             ready: false,
             health: Health::Starting,
             keeper: Keeper::new(store, SourceKind::File, Arc::clone(&pulse)),
@@ -259,7 +262,7 @@ impl FileSource {
         let (place, last_good) = (&self.place, &self.last_good);
         self.view.accept(&name, manifest, || restore(place, &name, last_good.get(&name)));
         let manifests = self.view.manifests(&name);
-        self.keeper.put(name, manifests.map(Kept::now));
+        self.keeper.put(name, manifests.map(|manifests| LastGood::new(manifests, Timestamp::now())));
     }
 
     fn vanish(&mut self, name: Arc<str>) {
@@ -379,7 +382,10 @@ impl FileSource {
     fn keep_again(&mut self) {
         if self.keeper.must_begin_again() {
             for name in self.view.names() {
-                self.keeper.put(Arc::clone(name), self.view.manifests(name).map(Kept::now));
+                self.keeper.put(
+                    Arc::clone(name),
+                    self.view.manifests(name).map(|manifests| LastGood::new(manifests, Timestamp::now())),
+                );
             }
             self.accepted.into_iter().for_each(|id| self.keeper.put_directory(Arc::clone(&self.path_key), id));
             self.keeper.write();
@@ -390,8 +396,8 @@ impl FileSource {
         self.pulse.set_backend(self.backend());
         let (place, actors) = (&self.place, std::mem::take(&mut self.actors));
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            let restore = |name: &str, kept: &Kept| restore(place, name, Some(kept));
-            let snapshot = self.ledger.enter(snapshot, restore, |origin| actors.get(origin).cloned());
+            let restore = |name: &str, kept: &LastGood| restore(place, name, Some(kept));
+            let snapshot = self.ledger.enter(snapshot, Timestamp::now(), restore, |origin| actors.get(origin).cloned());
             self.keeper.put_history(&snapshot.changes);
             self.told.snapshot(&snapshot);
             publish(snapshot);
@@ -403,7 +409,7 @@ impl FileSource {
 }
 
 /// What a file's last good manifests hold.
-fn restore(place: &Place, name: &str, kept: Option<&Kept>) -> Contents {
+fn restore(place: &Place, name: &str, kept: Option<&LastGood>) -> Contents {
     let manifests = kept.map_or(&[][..], |kept| kept.manifests.as_slice());
     place.decoder.restore_all(manifests, name, SourceKind::File, &place.node_name)
 }

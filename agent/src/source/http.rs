@@ -23,16 +23,18 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::source::change::Ledger;
+use crate::source::Pulse;
 use crate::source::keep::Keeper;
-use crate::source::told::Told;
-use crate::source::view::{Contents, View};
-use crate::source::{Decoder, Health, Pulse, SourceSnapshot};
-use crate::store::{Kept, Store};
+use crate::store::Store;
 pub(crate) use check::check_answer;
 use client::Patience;
 use failure::Failure;
 use fetch::{Answer, Fetcher, Validators};
+use limpet_core::last_good::LastGood;
+use limpet_core::source::change::ChangeLog;
+use limpet_core::source::rejection_log::RejectionLog;
+use limpet_core::source::view::{Contents, View};
+use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::manifest::Manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
@@ -61,8 +63,8 @@ pub struct HttpSource {
     ready: bool,
     health: Health,
     keeper: Keeper,
-    told: Told,
-    ledger: Ledger,
+    told: RejectionLog,
+    ledger: ChangeLog,
     pulse: Arc<Pulse>,
 }
 
@@ -96,8 +98,8 @@ impl HttpSource {
             ready: false,
             health: Health::Starting,
             keeper: Keeper::new(store, SourceKind::Http, Arc::clone(&pulse)),
-            told: Told::new(SourceKind::Http),
-            ledger: Ledger::new(SourceKind::Http),
+            told: RejectionLog::new(SourceKind::Http),
+            ledger: ChangeLog::new(SourceKind::Http),
             pulse,
         }
     }
@@ -214,7 +216,8 @@ impl HttpSource {
 
     fn keep(&mut self, mark: String) {
         let manifests = self.view.manifests(&self.origin).unwrap_or_default();
-        self.keeper.put(Arc::clone(&self.kept_as), Some(Kept { mark, ..Kept::now(manifests) }));
+        self.keeper
+            .put(Arc::clone(&self.kept_as), Some(LastGood { mark, ..LastGood::new(manifests, Timestamp::now()) }));
     }
 
     /// After the database had to be replaced: what this source knows is put into the new one.
@@ -249,11 +252,11 @@ impl HttpSource {
 
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            let restore = |_: &str, kept: &Kept| {
+            let restore = |_: &str, kept: &LastGood| {
                 self.decoder.restore_all(&kept.manifests, &self.origin, SourceKind::Http, &self.node_name)
             };
             // Who changed what a server answers is known there.
-            let snapshot = self.ledger.enter(snapshot, restore, |_| None);
+            let snapshot = self.ledger.enter(snapshot, Timestamp::now(), restore, |_| None);
             self.keeper.put_history(&snapshot.changes);
             self.told.snapshot(&snapshot);
             publish(snapshot);

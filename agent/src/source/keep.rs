@@ -6,8 +6,10 @@ use std::sync::Arc;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
-use crate::source::{ManifestChange, Pulse};
-use crate::store::{Changes, Kept, Store, StoreError, chain};
+use crate::source::Pulse;
+use crate::store::{Changes, Store, StoreError, chain};
+use limpet_core::last_good::LastGood;
+use limpet_core::source::ManifestChange;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::source::SourceKind;
 
@@ -54,7 +56,7 @@ impl Keeper {
     }
 
     /// Notes what is good of a file or URL now; `None`: nothing.
-    pub(super) fn put(&mut self, origin: Arc<str>, kept: Option<Kept>) {
+    pub(super) fn put(&mut self, origin: Arc<str>, kept: Option<LastGood>) {
         self.pending.last_good.insert(origin, kept);
     }
 
@@ -128,8 +130,8 @@ impl Keeper {
 mod tests {
     use super::*;
 
-    fn kept(manifest: &[u8]) -> Kept {
-        Kept { accepted: jiff::Timestamp::UNIX_EPOCH, ..Kept::now(vec![Arc::from(manifest)]) }
+    fn kept(manifest: &[u8]) -> LastGood {
+        LastGood::new(vec![Arc::from(manifest)], jiff::Timestamp::UNIX_EPOCH)
     }
 
     #[test]

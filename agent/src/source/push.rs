@@ -5,10 +5,8 @@
 //! on disk: written and synced first, published next, answered last. There is nothing to read from elsewhere, so a
 //! restart begins with what the store holds and is ready at once.
 
-mod error;
 mod objects;
 mod request;
-mod resource;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -19,16 +17,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::merge::slot::{Slots, Snapshots};
-use crate::source::{Decoder, Health, ManifestChange, Pulse, SourceSnapshot};
-use crate::status::observed::Observed;
-use crate::store::{Changes, Kept, Manifests, Store, StoreError, chain};
-pub use error::PushError;
+use crate::source::Pulse;
+use crate::store::{Changes, Store, StoreError, chain};
+use limpet_core::last_good::{LastGood, Manifests};
+use limpet_core::merge::slot::Slots;
+use limpet_core::source::first_claim;
+use limpet_core::source::push_error::PushError;
+use limpet_core::source::resource::Resource;
+use limpet_core::source::{Decoder, Health, ManifestChange, SourceSnapshot};
+use limpet_core::status::observed::Observed;
 use limpet_model::pod::{PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
 use request::{By, Request};
 pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
-pub use resource::Resource;
 
 /// What the push source asks of the rest of the node.
 #[derive(Debug, Clone)]
@@ -195,7 +196,7 @@ impl PushSource {
         change: Option<Arc<ManifestChange>>,
     ) -> Result<(), PushError> {
         let name: Arc<str> = Arc::from(key.to_string());
-        let kept = manifests.map(Kept::now);
+        let kept = manifests.map(|manifests| LastGood::new(manifests, Timestamp::now()));
         let changes = Changes {
             last_good: BTreeMap::from([(Arc::clone(&name), kept.clone())]),
             history: change.into_iter().collect(),
@@ -224,11 +225,13 @@ impl PushSource {
     }
 
     /// All that is to be kept now, under the names it is kept by.
-    fn everything(&self) -> BTreeMap<Arc<str>, Option<Kept>> {
+    fn everything(&self) -> BTreeMap<Arc<str>, Option<LastGood>> {
         let staying = self.snapshot.pods.iter().filter(|(key, _)| !self.ending.contains(key));
         let pods = staying.map(|(key, pod)| (key.to_string(), Arc::clone(&pod.manifest)));
         let objects = self.snapshot.objects.iter().map(|(key, object)| (key.to_string(), object.manifest()));
-        pods.chain(objects).map(|(name, manifest)| (Arc::from(name), Some(Kept::now(vec![manifest])))).collect()
+        pods.chain(objects)
+            .map(|(name, manifest)| (Arc::from(name), Some(LastGood::new(vec![manifest], Timestamp::now()))))
+            .collect()
     }
 
     /// The pod of that name, as the node or as its manifest calls it.
@@ -269,11 +272,6 @@ impl PushSource {
             publish(Arc::new(self.snapshot.clone()));
         }
     }
-}
-
-/// The pod of that key of a source that comes before pushes.
-pub(super) fn first_claim<'a>(snapshots: &'a Snapshots, key: &PodKey) -> Option<&'a Arc<PodRecord>> {
-    snapshots[..SourceKind::Push.index()].iter().find_map(|snapshot| snapshot.pods.get(key))
 }
 
 /// What a pod of that name may be called here.

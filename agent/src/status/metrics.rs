@@ -22,13 +22,13 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
-use super::observed::ObservedPods;
-use crate::source::SourceSnapshot;
 use labels::{
     BackendLabel, ChangeLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels, SourceLabel,
     StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, MergeChange, RejectionReason};
+use limpet_core::source::SourceSnapshot;
+use limpet_core::status::observed::ObservedPods;
 use limpet_model::source::SourceKind;
 
 /// The content type of [`Metrics::render`].

@@ -1,7 +1,7 @@
 //! A manifest that was refused, told to whoever looks at events and metrics, whatever source it came by.
 
-use super::event::{EventType, Events};
 use super::metrics::{Metrics, RejectionReason};
+use crate::status::event::{EventType, Events};
 use limpet_model::pod::{Fault, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 

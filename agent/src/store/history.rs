@@ -9,7 +9,7 @@ use redb::{
 };
 
 use super::tables::META;
-use crate::source::{ChangeKind, ManifestChange};
+use limpet_core::source::{ChangeKind, ManifestChange};
 
 /// (`namespace/name`, number) -> a change. Numbers grow over all pods.
 const HISTORY: TableDefinition<'static, (&str, u64), &[u8]> = TableDefinition::new("history");

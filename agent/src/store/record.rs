@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
-use super::Kept;
+use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::source::SourceKind;
 
@@ -35,7 +35,7 @@ pub(super) enum Content {
     /// Nothing is kept of it any more.
     Gone,
     /// What was last good of it.
-    Kept(Kept),
+    LastGood(LastGood),
     /// It is a path, and this is the directory last accepted there.
     Directory(DirectoryId),
 }
@@ -45,7 +45,7 @@ const KEPT: u8 = 1;
 const DIRECTORY: u8 = 2;
 
 /// The bytes of a record of a file or URL; `None`: nothing is kept of it any more.
-pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, kept: Option<&Kept>) -> Vec<u8> {
+pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, kept: Option<&LastGood>) -> Vec<u8> {
     let mut body = begin(sequence, source, origin, if kept.is_some() { KEPT } else { GONE });
     if let Some(kept) = kept {
         body.extend_from_slice(&kept.accepted.as_millisecond().to_be_bytes());
@@ -110,14 +110,14 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
         origin,
         content: match (*content, body) {
             (GONE, []) => Content::Gone,
-            (KEPT, body) => Content::Kept(kept(body)?),
+            (KEPT, body) => Content::LastGood(kept(body)?),
             (DIRECTORY, body) => Content::Directory(directory(body)?),
             _ => return None,
         },
     })
 }
 
-fn kept(body: &[u8]) -> Option<Kept> {
+fn kept(body: &[u8]) -> Option<LastGood> {
     let (accepted, mut body) = body.split_first_chunk::<8>()?;
     let accepted = Timestamp::from_millisecond(i64::from_be_bytes(*accepted)).ok()?;
     let mark = String::from_utf8(take(&mut body)?.to_vec()).ok()?;
@@ -125,7 +125,7 @@ fn kept(body: &[u8]) -> Option<Kept> {
     while !body.is_empty() {
         manifests.push(Arc::from(take(&mut body)?));
     }
-    Some(Kept { manifests, mark, accepted })
+    Some(LastGood { manifests, mark, accepted })
 }
 
 fn directory(body: &[u8]) -> Option<DirectoryId> {
@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn what_is_encoded_is_decoded_and_no_damaged_byte_passes() {
         let manifests: Vec<Arc<[u8]>> = vec![Arc::from(&b"{}"[..]), Arc::from(&b""[..]), Arc::from(&b"{\"a\":1}"[..])];
-        let kept = Kept { manifests, mark: "etag".to_owned(), accepted: Timestamp::UNIX_EPOCH };
+        let kept = LastGood { manifests, mark: "etag".to_owned(), accepted: Timestamp::UNIX_EPOCH };
         let record = encode(7, SourceKind::Http, "https://x", Some(&kept));
         let (source, origin) = (SourceKind::Http, "https://x".to_owned());
-        let whole = Record { sequence: 7, source, origin, content: Content::Kept(kept) };
+        let whole = Record { sequence: 7, source, origin, content: Content::LastGood(kept) };
         assert_eq!(decode(&record), Some(whole.clone()));
         assert_eq!(decode(&[&record[..], b"and more"].concat()), Some(whole));
         assert_eq!(gone(&record), None);

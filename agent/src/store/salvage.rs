@@ -73,7 +73,7 @@ fn fill(path: &Path, records: &Records) -> Result<usize, StoreError> {
         transaction.open_table(META)?.insert(SEQUENCE, sequence)?;
         for Record { source, origin, content, .. } in records.values() {
             match content {
-                Content::Kept(kept) => {
+                Content::LastGood(kept) => {
                     write_records(&transaction, *source, &[(origin, Some(kept))])?;
                     count += 1;
                 }

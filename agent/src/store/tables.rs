@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, WriteTransaction};
 
+use super::Changes;
 use super::record::{self, Content, Record};
-use super::{Changes, Kept};
+use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::source::SourceKind;
 
@@ -35,7 +36,7 @@ pub(super) fn not_kept<'a>(
     database: &Database,
     source: SourceKind,
     changes: &'a Changes,
-) -> Result<Vec<(&'a str, Option<&'a Kept>)>, redb::Error> {
+) -> Result<Vec<(&'a str, Option<&'a LastGood>)>, redb::Error> {
     let table = open_last_good(&database.begin_read()?)?;
     let mut missing = Vec::new();
     for (origin, wanted) in &changes.last_good {
@@ -45,7 +46,7 @@ pub(super) fn not_kept<'a>(
             (None, Some(_)) => false,
             (Some(entry), wanted) => match (record::decode(entry.value()).map(|record| record.content), wanted) {
                 (Some(Content::Gone), None) => true,
-                (Some(Content::Kept(kept)), Some(wanted)) => kept.same(wanted),
+                (Some(Content::LastGood(kept)), Some(wanted)) => kept.same(wanted),
                 _ => false,
             },
         };
@@ -68,7 +69,7 @@ pub(super) fn is_accepted(
 pub(super) fn write_records(
     transaction: &WriteTransaction,
     source: SourceKind,
-    records: &[(&str, Option<&Kept>)],
+    records: &[(&str, Option<&LastGood>)],
 ) -> Result<(), redb::Error> {
     let sequence = next_sequence(transaction)?;
     let mut table = transaction.open_table(LAST_GOOD)?;

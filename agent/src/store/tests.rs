@@ -6,13 +6,15 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::tables::MAX_GONE;
 use super::*;
+use jiff::Timestamp;
+use limpet_core::last_good::Manifests;
 
 fn manifests(texts: &[&str]) -> Manifests {
     texts.iter().map(|text| Arc::from(text.as_bytes())).collect()
 }
 
 fn put(origin: &str, texts: &[&str]) -> Changes {
-    let kept = Kept { mark: format!("mark of {origin}"), ..Kept::now(manifests(texts)) };
+    let kept = LastGood { mark: format!("mark of {origin}"), ..LastGood::new(manifests(texts), Timestamp::now()) };
     Changes { last_good: BTreeMap::from([(Arc::from(origin), Some(kept))]), directory: None, ..Changes::default() }
 }
 
@@ -244,7 +246,7 @@ fn nobody_else_reads_what_is_kept_also_where_it_was_made_readable() {
     }
 }
 
-fn change(pod: &str, kind: crate::source::ChangeKind, what: &str) -> Arc<ManifestChange> {
+fn change(pod: &str, kind: limpet_core::source::ChangeKind, what: &str) -> Arc<ManifestChange> {
     let text = serde_json::json!({
         "at": "2026-01-01T00:00:00Z", "source": "file", "origin": "a.yaml", "change": kind, "pod": pod, "uid": "u",
         "touched": [what],
@@ -258,7 +260,7 @@ fn touched(store: &Store, pod: &str) -> Vec<String> {
 
 #[test]
 fn a_history_is_kept_with_the_manifest_in_order_and_after_reopening() {
-    use crate::source::ChangeKind::{Edited, Rejected};
+    use limpet_core::source::ChangeKind::{Edited, Rejected};
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     {
@@ -281,7 +283,7 @@ fn a_history_is_kept_with_the_manifest_in_order_and_after_reopening() {
 
 #[test]
 fn a_history_is_bounded_per_pod_and_in_all() {
-    use crate::source::ChangeKind::Edited;
+    use limpet_core::source::ChangeKind::Edited;
     let (_root, store) = {
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(&root.path().join("limpet.db")).unwrap().0;

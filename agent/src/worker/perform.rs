@@ -3,27 +3,22 @@
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
 mod image;
-mod killing;
 mod report;
 mod sandbox;
 mod start;
 
 use std::collections::HashSet;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{PidfdFlags, Signal};
+use rustix::process::Signal;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use self::start::START_ERROR;
-use super::adopt::{adopt, seen_end, unknown_end};
-use super::outcome::{Failure, Outcome};
-use super::plan::{Action, KillCause};
-use super::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
 use crate::config::Config;
 use crate::lifecycle::followed::Followed;
+use crate::lifecycle::process::HostProcesses;
 use crate::network::Network;
 use crate::runtime::cgroup::Cgroups;
 use crate::runtime::client::Client;
@@ -37,8 +32,14 @@ use crate::runtime::user::AccountsCache;
 use crate::server::Health;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::status::observed::Observed;
 use crate::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_message};
+use crate::worker::clock;
+use limpet_core::adopt::{adopt, seen_end, unknown_end};
+use limpet_core::exit_cause::judge;
+use limpet_core::outcome::{Failure, Outcome};
+use limpet_core::plan::{Action, KillCause};
+use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
+use limpet_core::status::observed::Observed;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
@@ -119,7 +120,7 @@ impl Performer {
     async fn terminate(&self, pod: &PodState, index: usize, grace: Duration, cause: KillCause) -> Outcome {
         let slot = &pod.containers[index];
         self.report_killing(pod, slot, cause);
-        let stopping = Stopping { kill_at: Instant::now() + grace, killed_at: None };
+        let stopping = Stopping { kill_at: clock::now().mono + grace, killed_at: None };
         let result = self.signal(slot, Signal::TERM, false).await;
         Outcome::Signalled { index, stopping, result }
     }
@@ -127,7 +128,7 @@ impl Performer {
     async fn kill(&self, pod: &PodState, index: usize) -> Outcome {
         let slot = &pod.containers[index];
         tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
-        let now = Instant::now();
+        let now = clock::now().mono;
         let mut result = self.signal(slot, Signal::KILL, true).await;
         let again = matches!(
             slot.instance.as_ref().map(|instance| &instance.life),
@@ -144,7 +145,7 @@ impl Performer {
         let Some(instance) = &slot.instance else { return Ok(None) };
         let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
         Ok(match task {
-            None => Some(unknown_end(Now::read())),
+            None => Some(unknown_end(clock::now())),
             Some(Task::Stopped { code, at }) => Some(seen_end(code, at)),
             Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => None,
         })
@@ -203,7 +204,7 @@ impl Performer {
     /// What the kernel and the container itself have to say about an end: OOM and termination message.
     async fn complete_exit(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, mut exit: Exit) -> Exit {
         let counted = self.cgroups.ended_out_of_memory(&pod.record, instance.id.as_str(), instance.oom_kills_survived);
-        let killing = killing::judge(&mut exit, instance, counted, Instant::now());
+        let killing = judge(&mut exit, instance, counted, clock::now().mono);
         if exit.message.is_empty()
             && let Some(container) = pod.container_spec(&slot.name)
         {
@@ -282,7 +283,7 @@ impl Performer {
     /// Brings `pod` in line with what containerd has of it: see [`adopt`].
     pub fn adopt(&self, pod: &mut PodState, found: Vec<FoundContainer>, now: Now) -> Vec<ContainerId> {
         let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
-        let never_ran = adopt(pod, found, &|pid| self.open_process(pid), now);
+        let never_ran = adopt(pod, found, &HostProcesses, now);
         let record = Arc::clone(&pod.record);
         self.cgroups.begin_oom_account(&record.uid);
         let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
@@ -291,12 +292,6 @@ impl Performer {
             instance.oom_kills_survived = self.oom_kills(&record, &instance.id);
         }
         never_ran
-    }
-
-    /// The process of a pid, as long as it is there.
-    pub fn open_process(&self, pid: u32) -> Option<Arc<OwnedFd>> {
-        let pid = rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)?;
-        rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok().map(Arc::new)
     }
 
     /// containerd's whole state; `first`: what a crash in mid-start left is swept before.
@@ -361,7 +356,7 @@ fn failure(reason: &'static str, error: &RuntimeError) -> Failure {
 }
 
 /// The sandbox of a pod that has one.
-fn sandbox_of(pod: &PodState) -> Option<Arc<super::state::PodSandbox>> {
+fn sandbox_of(pod: &PodState) -> Option<Arc<limpet_core::state::PodSandbox>> {
     match &pod.sandbox {
         SandboxState::Ready(sandbox) => Some(Arc::clone(sandbox)),
         _ => None,

@@ -11,14 +11,15 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::adopt::{seen_end, unknown_end};
 use super::inbox::{Inbox, Mail, Wish};
-use super::outcome::{self, Outcome};
 use super::perform::Performer;
-use super::plan::{Action, Step, Surroundings, plan};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
-use super::state::{ContainerSlot, Now, PodState, SandboxState};
 use crate::runtime::client::watched;
+use crate::worker::clock;
+use limpet_core::adopt::{seen_end, unknown_end};
+use limpet_core::outcome::{self, Outcome};
+use limpet_core::plan::{Action, Step, Surroundings, plan};
+use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::object::PodObjects;
@@ -95,7 +96,7 @@ impl PodWorker {
     /// Works until the pod is gone and nothing more is wished, or the agent stops. Returns the pod's key.
     pub async fn run(mut self) -> PodKey {
         loop {
-            let now = Now::read();
+            let now = clock::now();
             let mail = self.inbox.take();
             self.read(mail, now);
             self.processes.follow(self.current.as_ref(), &self.hands, &self.inbox);
@@ -125,10 +126,10 @@ impl PodWorker {
     }
 
     /// Waits for mail, an outcome, other surroundings, or `until`. True: the agent stops.
-    async fn wait(&mut self, until: Option<tokio::time::Instant>) -> bool {
+    async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = async {
             match until {
-                Some(until) => tokio::time::sleep_until(until).await,
+                Some(until) => tokio::time::sleep_until(until.into()).await,
                 None => std::future::pending().await,
             }
         };
@@ -166,7 +167,7 @@ impl PodWorker {
                     Outcome::Ended { id, .. } => Some(id.clone()),
                     _ => None,
                 };
-                let now = Now::read();
+                let now = clock::now();
                 let Some(pod) = &mut self.current else { return };
                 if let Outcome::OutOfMemorySurvived { index, id, kills } = &outcome {
                     self.hands.report_survived(pod, *index, id, *kills);
@@ -336,7 +337,7 @@ impl PodWorker {
                 ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt()) == id && slot.busy.is_none()
             });
             let Some((index, slot)) = slot else { continue };
-            slot.busy = Some(super::state::Busy::Reaping);
+            slot.busy = Some(limpet_core::state::Busy::Reaping);
             let (hands, generation) = (Arc::clone(&self.hands), self.generation);
             self.jobs.spawn(async move { (generation, hands.discard(index, id).await) });
         }
@@ -344,7 +345,7 @@ impl PodWorker {
 
     /// A process ended, and containerd did not say so: what it says when it is asked.
     fn unsaid(&mut self, (id, pid): ProcessKey, answer: Answer) {
-        let now = Now::read();
+        let now = clock::now();
         match answer {
             Ok(Some(Task::Stopped { code, at })) => {
                 tracing::warn!(pod = %self.key, container = %id, "containerd's word of an end was lost");

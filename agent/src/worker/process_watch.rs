@@ -2,7 +2,6 @@
 //! kernel tells and containerd does not is looked into: an event that was lost, or a shim that hangs.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +9,9 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::inbox::Inbox;
 use super::perform::Performer;
-use super::state::{Life, PodState};
-use crate::lifecycle::process;
 use crate::runtime::error::RuntimeError;
+use limpet_core::process::ProcessHandle;
+use limpet_core::state::{Life, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::Task;
 
@@ -27,6 +26,9 @@ pub type Answer = Result<Option<Task>, RuntimeError>;
 /// A process: its container's id in containerd, and its number.
 pub type ProcessKey = (ContainerId, u32);
 
+/// What runs of a pod: the container's name, and the handle of its first process, where the kernel gives one.
+type RunningProcesses<'a> = HashMap<ProcessKey, (&'a str, Option<&'a Arc<dyn ProcessHandle>>)>;
+
 /// The ends that are waited for.
 #[derive(Debug, Default)]
 pub struct ProcessWatch {
@@ -37,7 +39,7 @@ pub struct ProcessWatch {
 impl ProcessWatch {
     /// Waits for the end of what runs of `pod`, and for nothing else any more.
     pub fn follow(&mut self, pod: Option<&PodState>, hands: &Arc<Performer>, inbox: &Arc<Inbox>) {
-        let running: HashMap<ProcessKey, (&str, Option<&Arc<OwnedFd>>)> = pod.map(running).unwrap_or_default();
+        let running: RunningProcesses<'_> = pod.map(running).unwrap_or_default();
         self.followed.retain(|key, wait| {
             let runs = running.contains_key(key);
             if !runs {
@@ -46,10 +48,10 @@ impl ProcessWatch {
             }
             runs
         });
-        for (key, (container, pidfd)) in running {
+        for (key, (container, process)) in running {
             if !self.followed.contains_key(&key) {
                 hands.followed.add(key.1, key.0.clone());
-                let look = look_for_end(key.clone(), container.to_owned(), pidfd.cloned(), hands, inbox);
+                let look = look_for_end(key.clone(), container.to_owned(), process.cloned(), hands, inbox);
                 self.followed.insert(key, self.waiting.spawn(look));
             }
         }
@@ -73,10 +75,10 @@ impl ProcessWatch {
 }
 
 /// What runs, and the hold on it, where the kernel gives one.
-fn running(pod: &PodState) -> HashMap<ProcessKey, (&str, Option<&Arc<OwnedFd>>)> {
+fn running(pod: &PodState) -> RunningProcesses<'_> {
     let instances = pod.containers.iter().filter_map(|slot| Some((slot.name.as_str(), slot.instance.as_ref()?)));
     let processes = instances.filter_map(|(name, instance)| match &instance.life {
-        Life::Running { pid, pidfd, .. } if *pid > 0 => Some(((instance.id.clone(), *pid), (name, pidfd.as_ref()))),
+        Life::Running { pid, process, .. } if *pid > 0 => Some(((instance.id.clone(), *pid), (name, process.as_ref()))),
         _ => None,
     });
     processes.collect()
@@ -86,14 +88,14 @@ fn running(pod: &PodState) -> HashMap<ProcessKey, (&str, Option<&Arc<OwnedFd>>)>
 fn look_for_end(
     key: ProcessKey,
     container: String,
-    pidfd: Option<Arc<OwnedFd>>,
+    process: Option<Arc<dyn ProcessHandle>>,
     hands: &Arc<Performer>,
     inbox: &Arc<Inbox>,
 ) -> impl Future<Output = (ProcessKey, Answer)> + Send + use<> {
     let (hands, inbox) = (Arc::clone(hands), Arc::clone(inbox));
     async move {
-        let ended = match pidfd {
-            Some(pidfd) => process::ended(pidfd).await,
+        let ended = match process {
+            Some(process) => process.ended().await,
             None => Err(std::io::Error::other("there is no hold on it")),
         };
         if let Err(error) = ended {

@@ -12,14 +12,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::inbox::{Inbox, Wish};
 use super::perform::Performer;
-use super::plan::Surroundings;
 use super::pod_worker::PodWorker;
-use super::provisional::Provisional;
-use super::state::{Now, PodState};
-use crate::merge::{DesiredPods, Merged, PodChange};
 use crate::network::NetworkStatus;
 use crate::runtime::error::RuntimeError;
 use crate::server::Heartbeat;
+use crate::worker::clock;
+use limpet_core::merge::{DesiredPods, Merged, PodChange};
+use limpet_core::plan::Surroundings;
+use limpet_core::provisional::Provisional;
+use limpet_core::state::PodState;
 use limpet_model::container::ContainerId;
 use limpet_model::container::FoundContainer;
 use limpet_model::image_name::normalize;
@@ -319,7 +320,7 @@ impl Supervisor {
 
     /// A worker for a pod that was found running.
     async fn adopt(&mut self, key: PodKey, containers: Vec<FoundContainer>) {
-        let now = Now::read();
+        let now = clock::now();
         let mut by_uid: BTreeMap<String, Vec<FoundContainer>> = BTreeMap::new();
         for container in &containers {
             by_uid.entry(container.recorded.identity.uid.clone()).or_default().push(container.clone());
@@ -329,7 +330,7 @@ impl Supervisor {
         for found in by_uid.into_values() {
             let Some(record) = self.hands.restore(&found) else { continue };
             let mut pod = PodState::new(Arc::new(record), now.wall);
-            pod.sandbox = super::state::SandboxState::Absent { dirty: true };
+            pod.sandbox = limpet_core::state::SandboxState::Absent { dirty: true };
             self.hands.find_sandbox(&mut pod).await;
             // What never ran is found again, and removed, when the worker reads its mail.
             self.hands.adopt(&mut pod, found, now);

@@ -5,13 +5,14 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use limpet::merge::slot::Slots;
-use limpet::merge::{self, Desired, Merged};
-use limpet::source::Decoder;
+use limpet::merge_loop;
 use limpet::source::file::FileSource;
 use limpet::source::http::{Address, HttpSettings, HttpSource};
 use limpet::source::push::{self, PushSource, Pusher, Surroundings};
 use limpet::store::Store;
+use limpet_core::merge::slot::Slots;
+use limpet_core::merge::{Desired, Merged};
+use limpet_core::source::Decoder;
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -42,7 +43,8 @@ async fn serve(dir: &Path) {
         (Arc::new(Slots::default()), Desired::default(), CancellationToken::new(), TaskTracker::new());
     let file = FileSource::new(&dir.join("manifests"), NODE, Arc::clone(&store), DECODER);
     let http = HttpSource::new(settings(), NODE, Arc::clone(&store), DECODER);
-    let around = Surroundings { slots: Arc::clone(&slots), observed: limpet::status::observed::Observed::default() };
+    let around =
+        Surroundings { slots: Arc::clone(&slots), observed: limpet_core::status::observed::Observed::default() };
     let push = PushSource::new(NODE, Arc::clone(&store), DECODER, around);
     let (pusher, inbox) = push::channel(NODE, DECODER);
     let (pushed, mut pushes) = mpsc::channel(1);
@@ -52,7 +54,7 @@ async fn serve(dir: &Path) {
     tasks.spawn(async move { http.run(|snapshot| to.publish(SourceKind::Http, snapshot), halt).await });
     let (to, halt) = (Arc::clone(&slots), stop.clone());
     tasks.spawn(async move {
-        let publish = |snapshot: Arc<limpet::source::SourceSnapshot>| {
+        let publish = |snapshot: Arc<limpet_core::source::SourceSnapshot>| {
             // Only the first one is waited for.
             let _ = pushed.try_send(state(snapshot.pods.values(), snapshot.objects.values()));
             to.publish(SourceKind::Push, snapshot);
@@ -60,7 +62,7 @@ async fn serve(dir: &Path) {
         push.run(inbox, publish, halt).await;
     });
     let (changes, mut merged) = mpsc::channel::<Merged>(1);
-    tasks.spawn(merge::run(Arc::clone(&slots), desired.clone(), changes, stop.clone()));
+    tasks.spawn(merge_loop::run(Arc::clone(&slots), desired.clone(), changes, stop.clone()));
     let stands = || {
         let pushed = &slots.load()[SourceKind::Push.index()];
         state(desired.load().pods.values(), pushed.objects.values())

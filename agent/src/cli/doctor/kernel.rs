@@ -89,7 +89,7 @@ fn ends_of_processes(probed: io::Result<()>) -> Finding {
         Ok(()) => Finding::ok(name, "told by the kernel (pidfd)"),
         Err(error) => Finding::degraded(
             name,
-            format!("pidfd_open: {error}; {}", process::UNHELD),
+            format!("pidfd_open: {error}; {}", process::WITHOUT_PIDFDS),
             "Use Linux 5.3 or newer, and a seccomp profile that allows pidfd_open",
         ),
     }

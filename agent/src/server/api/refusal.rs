@@ -6,7 +6,8 @@ use axum::response::{IntoResponse, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusCause, StatusDetails};
 
 use crate::server::pods::json;
-use crate::source::push::{PushError, Resource};
+use limpet_core::source::push_error::PushError;
+use limpet_core::source::resource::Resource;
 use limpet_model::pod::{Fault, Severity};
 
 /// A refusal on its way to the client.

@@ -5,8 +5,9 @@ use axum::response::{IntoResponse, Response};
 
 use super::refusal::Refusal;
 use crate::server::ServerState;
-use crate::source::push::{PushError, Resource};
 use crate::status::rejection;
+use limpet_core::source::push_error::PushError;
+use limpet_core::source::resource::Resource;
 use limpet_model::pod::{Fault, PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
 

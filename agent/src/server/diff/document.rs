@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast, ValueChange};
 use crate::server::document::RejectionDocument;
 use crate::server::view;
-use crate::source::Rejection;
+use limpet_core::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast, ValueChange};
+use limpet_core::source::Rejection;
 use limpet_model::pod::Edit;
 
 /// Manifests to compare with what runs.

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use super::document::{DiffDocument, DiffFile, DiffRequest};
 use super::*;
 use crate::cli::client::SocketClient;
-use crate::forecast::as_if_running;
-use crate::source::SourceSnapshot;
+use limpet_core::forecast::as_if_running;
+use limpet_core::source::SourceSnapshot;
 
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 

@@ -7,8 +7,8 @@ use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
 
 use super::*;
-use crate::status::observed::ObservedContainer;
-use crate::status::observed::tests::observed;
+use limpet_core::fixtures::observed;
+use limpet_core::status::observed::ObservedContainer;
 
 fn query(text: &str) -> Vec<(String, String)> {
     form_urlencoded::parse(text.as_bytes()).into_owned().collect()

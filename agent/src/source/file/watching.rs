@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::FileSource;
-use crate::source::{Health, SourceSnapshot};
 use crate::watch::{DirectoryWatch, WatchEvent};
+use limpet_core::source::{Health, SourceSnapshot};
 
 impl FileSource {
     pub(super) async fn handle(&mut self, event: std::io::Result<WatchEvent>, publish: &impl Fn(Arc<SourceSnapshot>)) {

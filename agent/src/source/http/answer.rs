@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::failure::Failure;
-use crate::source::Decoder;
+use limpet_core::source::Decoder;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 

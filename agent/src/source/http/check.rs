@@ -5,8 +5,8 @@ use limpet_model::manifest;
 use std::sync::Arc;
 
 use super::answer::{Form, MAX_BODY, read};
-use crate::source::view::{Contents, View};
-use crate::source::{Decoder, Health, SourceSnapshot};
+use limpet_core::source::view::{Contents, View};
+use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::manifest::{Manifest, Restored};
 use limpet_model::object;
 use limpet_model::pod::Severity;

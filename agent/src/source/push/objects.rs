@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{DeletedObject, PushError, PushSource, Resource, Stored, Verb};
-use crate::source::SourceSnapshot;
+use super::{DeletedObject, PushSource, Stored, Verb};
+use limpet_core::source::SourceSnapshot;
+use limpet_core::source::push_error::PushError;
+use limpet_core::source::resource::Resource;
 use limpet_model::object::{ObjectKey, ObjectRecord, references};
 use limpet_model::source::SourceKind;
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{PushError, Resource};
-use crate::source::Decoder;
+use limpet_core::source::Decoder;
+use limpet_core::source::push_error::PushError;
+use limpet_core::source::resource::Resource;
 use limpet_model::actor::Actor;
 use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKey, ObjectRecord};

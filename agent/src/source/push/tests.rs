@@ -5,8 +5,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::status::observed::ObservedPod;
-use crate::status::observed::tests::observed;
+use limpet_core::fixtures::observed;
+use limpet_core::status::observed::ObservedPod;
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };

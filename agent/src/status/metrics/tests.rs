@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
-use crate::source::Health;
-use crate::status::observed::Observed;
-use crate::status::observed::tests::observed;
+use limpet_core::fixtures::observed;
+use limpet_core::source::Health;
+use limpet_core::status::observed::Observed;
 
 /// Checks a page as an OpenMetrics parser would and returns its samples.
 fn parse(page: &str) -> Vec<(String, f64)> {

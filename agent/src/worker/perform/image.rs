@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::super::outcome::Failure;
-use super::super::state::{ContainerSlot, PodState};
 use super::Performer;
 use crate::runtime::image::{ImageError, PullSecrets};
 use crate::status::event::EventType;
+use limpet_core::outcome::Failure;
+use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 

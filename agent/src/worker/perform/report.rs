@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::plan::{self, KillCause, Surroundings};
-use super::super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
 use super::Performer;
-use crate::merge::{DesiredPods, Duplicate, PodChange};
 use crate::status::event::EventType;
-use crate::status::generate::generate;
 use crate::status::metrics::MergeChange;
-use crate::status::observed::{ObservedContainer, ObservedPod};
+use crate::worker::clock;
+use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
+use limpet_core::plan::{self, KillCause, Surroundings};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
+use limpet_core::status::generate::generate;
+use limpet_core::status::observed::{ObservedContainer, ObservedPod};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord};
@@ -64,7 +65,7 @@ impl Performer {
         if self.events.emit(pod, None, EventType::Warning, "OutOfpods", message.clone()) == 1 {
             tracing::warn!(pod = %record.key, message, "pod waits");
         }
-        let now = Now::read();
+        let now = clock::now();
         let mut waiting = PodState::new(Arc::clone(record), now.wall);
         waiting.trouble = Some(Trouble::passing("OutOfpods", message, now.mono));
         self.publish(&waiting, Surroundings { runtime_ready: true, network_ready: true }, now);

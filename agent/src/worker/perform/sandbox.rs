@@ -3,8 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::super::outcome::Failure;
-use super::super::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
 use super::start::START_ERROR;
 use super::{Performer, failure, sandbox_of};
 use crate::leftover;
@@ -13,6 +11,8 @@ use crate::runtime::client::calling;
 use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use crate::status::event::EventType;
 use crate::volume::{VolumeError, pod_hostname};
+use limpet_core::outcome::Failure;
+use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;

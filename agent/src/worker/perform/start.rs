@@ -8,19 +8,20 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
-use super::super::adopt::seen_end;
-use super::super::outcome::{Failure, Outcome};
-use super::super::state::{
-    CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, Trouble,
-};
 use super::{Performer, failure, sandbox_of};
 use crate::leftover;
+use crate::lifecycle::process::HostProcesses;
 use crate::runtime::container::{NewContainer, Rootfs};
 use crate::runtime::error::RuntimeError;
 use crate::runtime::spec::{self, ProcessUser, SpecInput};
 use crate::runtime::user::{self, UserRequest, read_accounts};
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
+use crate::worker::clock;
+use limpet_core::adopt::seen_end;
+use limpet_core::outcome::{Failure, Outcome};
+use limpet_core::process::Processes as _;
+use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, Trouble};
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit};
 use limpet_model::image::LocalImage;
@@ -291,7 +292,7 @@ impl Performer {
     async fn started(&self, start: &Start<'_>, pid: u32, began: Instant, created: Duration) -> Instance {
         let now = Timestamp::now();
         let took = began.elapsed();
-        let pidfd = self.open_process(pid);
+        let process = HostProcesses.open(pid);
         let state = ContainerState { started_at: Some(now), exit: None };
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
             tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its start is not written down");
@@ -304,7 +305,7 @@ impl Performer {
         );
         self.event(start.pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
         self.event(start.pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
-        self.instance(start, Some(now), Life::Running { pid, pidfd, stopping: None })
+        self.instance(start, Some(now), Life::Running { pid, process, stopping: None })
     }
 
     /// It was started by a try before this one, whose answer was lost: it is not started again, whatever it has done.
@@ -317,20 +318,21 @@ impl Performer {
         let mut instance = self.started(start, pid, began, Duration::ZERO).await;
         if let Some(exit) = end {
             let exit = self.witness(start.pod, start.slot, &instance, exit).await;
-            instance.end(exit, Now::read());
+            instance.end(exit, clock::now());
         }
         instance
     }
 
     /// runc could not run it: an attempt that ended before it began, written down as any other end.
     async fn start_error(&self, start: &Start<'_>, message: String) -> Instance {
-        let now = Now::read();
+        let now = clock::now();
         let exit = Exit { code: START_ERROR_CODE, reason: START_ERROR.to_owned(), message, finished_at: now.wall };
         let state = ContainerState { started_at: Some(now.wall), exit: Some(exit.clone()) };
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
             tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its end is not written down");
         }
-        let mut instance = self.instance(start, Some(now.wall), Life::Running { pid: 0, pidfd: None, stopping: None });
+        let mut instance =
+            self.instance(start, Some(now.wall), Life::Running { pid: 0, process: None, stopping: None });
         instance.end(exit, now);
         instance
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::merge::PodChange;
+use limpet_core::merge::PodChange;
 use limpet_model::pod::{PodDiff, PodRecord};
 use limpet_model::source::SourceKind;
 

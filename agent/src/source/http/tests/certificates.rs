@@ -103,7 +103,7 @@ async fn the_own_authority_is_trusted_and_a_client_certificate_is_read_again_whe
     put(&key, &second.key);
     wait_for(|| server.asked().last().unwrap().certificate == Some(der(&second.certificate))).await;
     bench.until_good(&["a-edge1 x:1"]).await;
-    assert!(bench.seen.lock().unwrap().iter().all(|snapshot| snapshot.health == crate::source::Health::Good));
+    assert!(bench.seen.lock().unwrap().iter().all(|snapshot| snapshot.health == limpet_core::source::Health::Good));
     bench.stop().await;
 }
 

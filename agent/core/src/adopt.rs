@@ -1,0 +1,153 @@
+//! Taking over what runs: containerd's view of a pod's containers becomes, or corrects, the worker's state.
+//!
+//! Pure but for the look at processes, which is handed in. A container whose end nobody saw ended with 137, `ContainerStatusUnknown`;
+//! one that was made and never started is made again.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::process::Processes;
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::container::{FoundContainer, Task};
+
+use super::state::{Busy, Instance, Life, Now, PodState};
+
+/// The reason of an end nobody saw.
+pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
+
+/// Brings `pod` in line with what containerd has of it. Returns containers that never ran and are to be removed.
+pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Processes, now: Now) -> Vec<ContainerId> {
+    let mut never_ran = Vec::new();
+    pod.outlived_connection = true;
+    mark_missing(pod, &found, processes, now);
+    let mut found: Vec<FoundContainer> =
+        found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
+    found.sort_by_key(|container| container.recorded.identity.attempt);
+    for container in found {
+        let identity = &container.recorded.identity;
+        let Some(slot) =
+            pod.containers.iter_mut().find(|slot| slot.name == identity.container && slot.init == identity.init)
+        else {
+            continue;
+        };
+        if matches!(&slot.busy, Some(Busy::Starting(id)) if *id == container.id) {
+            continue; // Its own start will tell.
+        }
+        if let Some(known) = slot.instances_mut().find(|instance| instance.id == container.id) {
+            refresh(known, &container, processes, now);
+            continue;
+        }
+        match instance(&container, processes, now) {
+            Some(instance) => slot.succeed(instance),
+            None => {
+                // An attempt was passed over to come to this one.
+                slot.attempt_floor = slot.attempt_floor.max(identity.attempt);
+                never_ran.push(container.id.clone());
+            }
+        }
+    }
+    if let Some(first) = pod.containers.iter().filter_map(|slot| slot.instance.as_ref()?.started_at).min() {
+        pod.start_time = pod.start_time.min(first);
+    }
+    never_ran
+}
+
+/// A known running instance that containerd does not have any more was removed behind limpet's back, or its shim died.
+fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Processes, now: Now) {
+    for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
+        // One that was started after the state was read is not in it, and lives.
+        if instance.is_running()
+            && !lives(instance, processes)
+            && !found.iter().any(|container| container.id == instance.id)
+        {
+            instance.end(unknown_end(now), now);
+        }
+    }
+}
+
+/// Corrects a known instance by what containerd says now.
+fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Processes, now: Now) {
+    if !known.is_running() {
+        return;
+    }
+    match container.task {
+        Some(Task::Stopped { code, at }) => known.end(seen_end(code, at), now),
+        Some(Task::Running { .. } | Task::Created) => {}
+        // containerd cannot tell (yet): the process itself can.
+        Some(Task::Unknown { .. }) | None => {
+            if !lives(known, processes) {
+                let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_end(now));
+                known.end(exit, now);
+            }
+        }
+    }
+}
+
+/// The instance a found container stands for; `None` when it never ran.
+fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> Option<Instance> {
+    let identity = &container.recorded.identity;
+    let state = &container.recorded.state;
+    let mut instance = Instance {
+        id: container.id.clone(),
+        attempt: identity.attempt,
+        fingerprint: identity.fingerprint.clone(),
+        image: identity.image.clone(),
+        image_digest: identity.image_digest.clone(),
+        log_path: PathBuf::from(&identity.log_path),
+        started_at: state.started_at,
+        pause: Duration::from_secs(identity.backoff_seconds),
+        oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
+        life: Life::Running { pid: 0, process: None, stopping: None },
+    };
+    match (container.task, &state.exit) {
+        (Some(Task::Running { pid } | Task::Unknown { pid }), _) => {
+            instance.life = Life::Running { pid, process: processes.open(pid), stopping: None };
+        }
+        (_, Some(exit)) => {
+            let left = container.task.is_some() || container.has_snapshot;
+            instance.end(exit.clone(), now);
+            if let Life::Exited { reaped, .. } = &mut instance.life {
+                *reaped = !left;
+            }
+        }
+        (Some(Task::Stopped { code, at }), None) => instance.end(seen_end(code, at), now),
+        (Some(Task::Created), None) => return None,
+        (None, None) => {
+            state.started_at?;
+            instance.pause = Duration::ZERO; // Not its fault: after a reboot it starts at once.
+            instance.end(unknown_end(now), now);
+        }
+    }
+    Some(instance)
+}
+
+/// The end of a process that containerd saw.
+pub fn seen_end(code: i32, at: jiff::Timestamp) -> Exit {
+    let reason = if code == 0 { "Completed" } else { "Error" };
+    Exit { code, reason: reason.to_owned(), message: String::new(), finished_at: at }
+}
+
+/// The end of a process that nobody saw.
+pub fn unknown_end(now: Now) -> Exit {
+    Exit {
+        code: 137,
+        reason: STATUS_UNKNOWN.to_owned(),
+        message: "the container could not be located when its end was looked for".to_owned(),
+        finished_at: now.wall,
+    }
+}
+
+/// Whether the first process of a running instance is there: without a hold on it, whatever has its number in its cgroup.
+fn lives(instance: &Instance, processes: &dyn Processes) -> bool {
+    match &instance.life {
+        Life::Running { process: Some(process), .. } => process.is_alive(),
+        Life::Running { pid, process: None, .. } => processes.is_in_container(*pid, &instance.id),
+        Life::Exited { .. } => false,
+    }
+}
+
+#[cfg(test)]
+#[path = "adopt_tests.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+#![allow(clippy::unwrap_used)]
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::process::ProcessHandle;
+use jiff::Timestamp;
+use std::time::Instant;
+
+use super::super::fixtures::{self, exit};
+use super::*;
+use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
+use limpet_model::pod::PodUid;
+
+fn pod() -> PodState {
+    fixtures::pod("Always", &[], &["a"])
+}
+
+fn now() -> Now {
+    Now { mono: Instant::now(), wall: Timestamp::from_second(1000).unwrap() }
+}
+
+fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundContainer {
+    let identity = ContainerIdentity {
+        namespace: "default".into(),
+        pod: "web-node".into(),
+        uid: "0123".into(),
+        container: "a".into(),
+        init: false,
+        attempt,
+        source: "file".into(),
+        origin: "web.yaml".into(),
+        fingerprint: "f".into(),
+        image: "app:1".into(),
+        image_digest: "sha256:1".into(),
+        log_path: String::new(),
+        backoff_seconds: 40,
+    };
+    FoundContainer {
+        id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
+        recorded: Recorded { identity, state, manifest: Arc::from(&b"{}"[..]) },
+        task,
+        has_snapshot: false,
+    }
+}
+
+fn started() -> ContainerState {
+    ContainerState { started_at: Some(Timestamp::from_second(500).unwrap()), exit: None }
+}
+
+fn ended(code: i32) -> ContainerState {
+    let exit = Exit { finished_at: Timestamp::from_second(990).unwrap(), ..exit(code) };
+    ContainerState { exit: Some(exit), ..started() }
+}
+
+/// A kernel without references to processes, in which no process is in a container's cgroup.
+struct NoHandles;
+
+impl Processes for NoHandles {
+    fn open(&self, _: u32) -> Option<Arc<dyn ProcessHandle>> {
+        None
+    }
+
+    fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
+        false
+    }
+}
+
+/// Every process lives.
+#[derive(Debug)]
+struct AllAlive;
+
+impl ProcessHandle for AllAlive {
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+impl Processes for AllAlive {
+    fn open(&self, _: u32) -> Option<Arc<dyn ProcessHandle>> {
+        Some(Arc::new(Self))
+    }
+
+    fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
+        true
+    }
+}
+
+fn adopted(found: Vec<FoundContainer>) -> (PodState, Vec<ContainerId>) {
+    let mut pod = pod();
+    let removed = adopt(&mut pod, found, &NoHandles, now());
+    (pod, removed)
+}
+
+#[test]
+fn a_running_task_is_taken_over_with_its_attempt_and_predecessor() {
+    let (pod, removed) =
+        adopted(vec![container(1, started(), Some(Task::Running { pid: 7 })), container(0, ended(1), None)]);
+    let slot = &pod.containers[0];
+    assert!(slot.is_running() && removed.is_empty());
+    assert_eq!((slot.instance.as_ref().unwrap().attempt, slot.previous.as_ref().unwrap().attempt), (1, 0));
+    assert!(matches!(slot.previous.as_ref().unwrap().life, Life::Exited { reaped: true, .. }));
+    assert_eq!(pod.start_time, Timestamp::UNIX_EPOCH);
+}
+
+#[test]
+fn an_end_that_was_written_down_stands_and_its_pause_goes_on() {
+    let (pod, _) = adopted(vec![container(0, ended(3), None)]);
+    let Life::Exited { exit, retry_at, reaped } = &pod.containers[0].instance.as_ref().unwrap().life else { panic!() };
+    assert_eq!((exit.code, *reaped), (3, true));
+    // Ten of its forty seconds are over.
+    let left = retry_at.duration_since(Instant::now());
+    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(28), "{left:?}");
+}
+
+#[test]
+fn a_dead_container_that_still_has_its_snapshot_is_cleared_once_more() {
+    let found = FoundContainer { has_snapshot: true, ..container(0, ended(0), None) };
+    let (pod, _) = adopted(vec![found]);
+    let instance = pod.containers[0].instance.as_ref().unwrap();
+    assert!(matches!(instance.life, Life::Exited { reaped: false, .. }));
+}
+
+#[test]
+fn an_end_nobody_saw_is_137_and_restarts_at_once() {
+    let (pod, _) = adopted(vec![container(0, started(), None)]);
+    let instance = pod.containers[0].instance.as_ref().unwrap();
+    let exit = instance.exit().unwrap();
+    assert_eq!((exit.code, exit.reason.as_str()), (137, STATUS_UNKNOWN));
+    let Life::Exited { retry_at, .. } = instance.life else { panic!() };
+    assert!(retry_at <= Instant::now());
+}
+
+#[test]
+fn a_task_that_ended_while_nobody_looked_is_read_from_containerd() {
+    let at = Timestamp::from_second(995).unwrap();
+    let (pod, _) = adopted(vec![container(0, started(), Some(Task::Stopped { code: 0, at }))]);
+    let instance = pod.containers[0].instance.as_ref().unwrap();
+    assert_eq!(instance.exit().unwrap().reason, "Completed");
+    assert!(matches!(instance.life, Life::Exited { reaped: false, .. }));
+}
+
+#[test]
+fn what_never_ran_is_made_again() {
+    for task in [None, Some(Task::Created)] {
+        let (pod, removed) = adopted(vec![container(0, ContainerState::default(), task)]);
+        assert!(pod.containers[0].instance.is_none());
+        assert_eq!(removed.len(), 1);
+    }
+}
+
+#[test]
+fn after_a_reconnect_what_still_runs_is_left_alone_and_what_is_gone_has_ended() {
+    let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
+    adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &NoHandles, now());
+    assert!(pod.containers[0].is_running());
+    adopt(&mut pod, Vec::new(), &NoHandles, now());
+    assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
+}
+
+#[test]
+fn a_task_containerd_has_lost_lives_on_while_its_process_does() {
+    let mut pod = pod();
+    adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &AllAlive, now());
+    adopt(&mut pod, vec![container(0, started(), None)], &AllAlive, now());
+    assert!(pod.containers[0].is_running());
+}

@@ -1,0 +1,129 @@
+//! Pods in the states that tests begin with, for all who read [`super::state`].
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use oci_spec::image::ImageConfiguration;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::time::Instant;
+
+use super::plan::Surroundings;
+use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState};
+use crate::status::observed::ObservedPod;
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::image::LocalImage;
+use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use limpet_model::sandbox::PodAddresses;
+use limpet_model::sandbox::Sandbox;
+use limpet_model::source::SourceKind;
+
+/// Everything a pod needs is there.
+pub const READY: Surroundings = Surroundings { runtime_ready: true, network_ready: true };
+
+/// The beginning of time for people, now for pauses.
+pub fn now() -> Now {
+    Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH }
+}
+
+fn container(name: &str) -> Container {
+    Container { name: name.into(), image: Some("app:1".into()), ..Container::default() }
+}
+
+/// A pod of these containers, all of one image.
+pub fn record(policy: &str, inits: &[&str], mains: &[&str]) -> Arc<PodRecord> {
+    let spec = PodSpec {
+        restart_policy: Some(policy.into()),
+        init_containers: (!inits.is_empty()).then(|| inits.iter().map(|name| container(name)).collect()),
+        containers: mains.iter().map(|name| container(name)).collect(),
+        ..PodSpec::default()
+    };
+    version(Pod { spec: Some(spec), ..Pod::default() })
+}
+
+/// A record whose manifest says what its pod says.
+pub fn version(pod: Pod) -> Arc<PodRecord> {
+    let manifest = serde_json::to_vec(&pod).unwrap();
+    let mut fingerprint = [0; 16];
+    fingerprint.copy_from_slice(&Sha256::digest(&manifest)[..16]);
+    Arc::new(PodRecord {
+        key: PodKey::new("default", "web-node"),
+        uid: PodUid::new("0123"),
+        fingerprint: Fingerprint(fingerprint),
+        immutable_fingerprint: Fingerprint([1; 16]),
+        source: SourceKind::File,
+        origin: Arc::from("web.yaml"),
+        manifest: Arc::from(manifest),
+        pod,
+    })
+}
+
+/// The pod nothing runs of.
+pub fn pod(policy: &str, inits: &[&str], mains: &[&str]) -> PodState {
+    PodState::new(record(policy, inits, mains), Timestamp::UNIX_EPOCH)
+}
+
+/// A sandbox that answers to these addresses.
+pub fn sandbox(ips: &[&str]) -> Arc<PodSandbox> {
+    let addresses = PodAddresses { ips: ips.iter().map(|ip| ip.parse().unwrap()).collect() };
+    Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses })
+}
+
+/// An image that is here, for the first attempt.
+pub fn image() -> ImageState {
+    let image = LocalImage {
+        name: Arc::from("app:1"),
+        digest: Arc::from("sha256:1"),
+        chain_id: Arc::from("sha256:2"),
+        config: ImageConfiguration::default(),
+        size: 1,
+    };
+    ImageState::Ready { image: Arc::new(image), attempt: 0 }
+}
+
+/// The pod with its sandbox and its images.
+pub fn ready(mut pod: PodState) -> PodState {
+    pod.sandbox = SandboxState::Ready(sandbox(&[]));
+    pod.containers.iter_mut().for_each(|slot| slot.image = image());
+    pod
+}
+
+/// An attempt at the container, running as it is desired.
+pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
+    Instance {
+        id: ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt),
+        attempt,
+        fingerprint: slot.fingerprint.clone(),
+        image: "app:1".into(),
+        image_digest: "sha256:1".into(),
+        log_path: PathBuf::new(),
+        started_at: Some(Timestamp::UNIX_EPOCH),
+        pause: Duration::ZERO,
+        oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
+        life: Life::Running { pid: 1, process: None, stopping: None },
+    }
+}
+
+/// An end with that code.
+pub fn exit(code: i32) -> Exit {
+    Exit { code, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH }
+}
+
+/// The pod of a manifest, observed with the manifest's own status.
+pub fn observed(manifest: Value) -> Arc<ObservedPod> {
+    let record = limpet_model::fixtures::record(manifest);
+    Arc::new(ObservedPod {
+        status: record.pod.status.clone().unwrap_or_default(),
+        record,
+        note: None,
+        terminating_since: None,
+        containers: BTreeMap::new(),
+    })
+}

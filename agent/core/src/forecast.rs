@@ -1,0 +1,225 @@
+//! What other manifests would change, before they do: which pods start, stop, are made anew or go on, and which of
+//! their containers restart.
+//!
+//! Nothing is judged here a second time: the sources' own view says what would be accepted, the merge who would run, the
+//! worker's plan what would restart. Pure.
+
+mod objects;
+pub mod replacement;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStatus, PodStatus,
+};
+use std::time::Instant;
+
+use crate::forecast::replacement::{Replacement, replacement};
+use crate::merge::table::MergeTable;
+use crate::merge::{DesiredPods, Duplicate};
+use crate::source::Snapshots;
+use crate::source::SourceSnapshot;
+use crate::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::pod::{Edit, PodDiff, PodKey, PodRecord, edits};
+use limpet_model::source::SourceKind;
+pub use objects::{ObjectForecast, ValueChange};
+
+/// What becomes of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// It runs from then on.
+    Starts,
+    /// It goes on; the containers that restart are named, which may be none.
+    InPlace(Replacement),
+    /// It ends and another one starts.
+    Recreates {
+        /// What cannot change in place, a phrase each.
+        why: Vec<String>,
+        /// What the old one has to end in.
+        grace: Duration,
+    },
+    /// It ends.
+    Stops {
+        /// What it has to end in.
+        grace: Duration,
+    },
+    /// It does not run: another pod comes first.
+    Loses,
+}
+
+/// What becomes of one pod.
+#[derive(Debug, Clone)]
+pub struct PodForecast {
+    /// The version that runs; `None`: none does.
+    pub old: Option<Arc<PodRecord>>,
+    /// The version that would; `None`: none would.
+    pub new: Option<Arc<PodRecord>>,
+    /// The fields that differ.
+    pub edits: Vec<Edit>,
+    /// What that does.
+    pub effect: Effect,
+    /// Other claims to its name or its UID, a sentence each.
+    pub remarks: Vec<String>,
+}
+
+impl PodForecast {
+    /// The version to name it by.
+    pub fn record(&self) -> Option<&Arc<PodRecord>> {
+        self.new.as_ref().or(self.old.as_ref())
+    }
+}
+
+/// What would change.
+#[derive(Debug, Clone, Default)]
+pub struct Forecast {
+    /// Pods, by key.
+    pub pods: Vec<PodForecast>,
+    /// ConfigMaps and Secrets, by source and key.
+    pub objects: Vec<ObjectForecast>,
+}
+
+/// Compares what runs with what would, once the sources publish `after` instead of `before`. `all`: also what is under
+/// way already.
+pub fn forecast(observed: &ObservedPods, before: &Snapshots, after: &Snapshots, all: bool, now: Instant) -> Forecast {
+    let mut table = MergeTable::default();
+    table.absorb(before.clone());
+    let was = table.desired().clone();
+    let outcome = table.absorb(after.clone());
+    let will = table.desired();
+    let mut keys: BTreeSet<PodKey> = outcome.contested.into_iter().collect();
+    keys.extend(outcome.changes.iter().map(|change| change.record().key.clone()));
+    if all {
+        keys.extend(observed.pods.keys().cloned());
+        keys.extend(will.pods.keys().cloned());
+    }
+    let pods = keys.iter().filter_map(|key| one_pod(key, observed.pods.get(key), &was, will, now));
+    Forecast { pods: pods.collect(), objects: objects::changes(before, after, will) }
+}
+
+fn one_pod(
+    key: &PodKey,
+    observed: Option<&Arc<ObservedPod>>,
+    was: &DesiredPods,
+    will: &DesiredPods,
+    now: Instant,
+) -> Option<PodForecast> {
+    let new = will.pods.get(key).cloned();
+    let old = observed.map(|pod| Arc::clone(&pod.record));
+    let remarks = new_claims(key, was, will);
+    let (effect, edits) = match (observed, &new) {
+        (Some(observed), Some(new)) if new.is_deleting() => {
+            (Effect::Stops { grace: grace(new) }, edits(&observed.record, new))
+        }
+        (Some(observed), Some(new)) => (change(observed, new, now), edits(&observed.record, new)),
+        (Some(observed), None) => (Effect::Stops { grace: grace(&observed.record) }, Vec::new()),
+        (None, Some(new)) if new.is_deleting() => return None,
+        (None, Some(_)) => (Effect::Starts, Vec::new()),
+        (None, None) if remarks.is_empty() => return None,
+        (None, None) => (Effect::Loses, Vec::new()),
+    };
+    // A file's other name, or a container that would restart anyway, is no change.
+    let unchanged = matches!(effect, Effect::InPlace(_)) && edits.is_empty() && remarks.is_empty();
+    let ends_already =
+        matches!(effect, Effect::Stops { .. }) && observed.is_some_and(|pod| pod.terminating_since.is_some());
+    (!unchanged && !ends_already).then_some(PodForecast { old, new, edits, effect, remarks })
+}
+
+fn change(observed: &ObservedPod, new: &Arc<PodRecord>, now: Instant) -> Effect {
+    let old = &observed.record;
+    let diff = PodDiff::between(old, new);
+    if !diff.needs_new_pod() {
+        return Effect::InPlace(replacement(observed, Arc::clone(new), now));
+    }
+    Effect::Recreates { why: reasons(old, new), grace: grace(old) }
+}
+
+/// What of an edit cannot be reached in place.
+fn reasons(old: &PodRecord, new: &PodRecord) -> Vec<String> {
+    let edits = edits(old, new);
+    let fields: BTreeSet<&str> = edits.iter().filter(|edit| !edit.in_place).map(|edit| edit.field.as_str()).collect();
+    let fields: Vec<&str> = fields.into_iter().collect();
+    let mut reasons = Vec::new();
+    if !fields.is_empty() {
+        reasons.push(format!("{} cannot change in place", fields.join(", ")));
+    }
+    if old.source != new.source {
+        reasons.push(format!("from {} to {}", old.source, new.source));
+    }
+    reasons
+}
+
+fn grace(record: &PodRecord) -> Duration {
+    let asked = record.pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Duration::from_secs(asked.map_or_else(|| record.grace_seconds(), |seconds| seconds.max(1)))
+}
+
+/// Claims to the pod's name or UID that were not there before, as each side is told.
+fn new_claims(key: &PodKey, was: &DesiredPods, will: &DesiredPods) -> Vec<String> {
+    let told = |desired: &DesiredPods| -> Vec<String> {
+        let duplicates = desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter());
+        let told = |duplicate: &Duplicate| match duplicate.winner.key == *key {
+            true => duplicate.told_to_winner(),
+            false => duplicate.told_to_loser(),
+        };
+        duplicates.map(told).collect()
+    };
+    let before = told(was);
+    told(will).into_iter().filter(|claim| !before.contains(claim)).collect()
+}
+
+/// The images that have to be here before the containers that start can: by container, with its pull policy.
+pub fn images(pod: &PodForecast) -> BTreeMap<String, (String, Option<String>)> {
+    let Some(new) = &pod.new else { return BTreeMap::new() };
+    let starts = |name: &str| match &pod.effect {
+        Effect::Starts | Effect::Recreates { .. } => true,
+        Effect::InPlace(Replacement { restarts, .. }) => restarts.iter().any(|restarted| restarted == name),
+        Effect::Stops { .. } | Effect::Loses => false,
+    };
+    let spec = new.spec();
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers
+        .filter(|container| starts(&container.name))
+        .filter_map(|container| {
+            Some((container.name.clone(), (container.image.clone()?, container.image_pull_policy.clone())))
+        })
+        .collect()
+}
+
+/// What would be observed if all that the sources publish ran: to compare two sets of manifests without a node.
+pub fn as_if_running(snapshots: &Snapshots) -> ObservedPods {
+    let mut table = MergeTable::default();
+    table.absorb(snapshots.clone());
+    let run = |(key, record): (&PodKey, &Arc<PodRecord>)| (key.clone(), Arc::new(running(record)));
+    ObservedPods { pods: table.desired().pods.iter().map(run).collect() }
+}
+
+/// The pod with its init containers done and all others running.
+fn running(record: &Arc<PodRecord>) -> ObservedPod {
+    let container = |container: &Container, state: ContainerState| ContainerStatus {
+        name: container.name.clone(),
+        state: Some(state),
+        ..ContainerStatus::default()
+    };
+    let runs = || ContainerState { running: Some(ContainerStateRunning::default()), ..ContainerState::default() };
+    let done = || ContainerState { terminated: Some(ContainerStateTerminated::default()), ..ContainerState::default() };
+    let spec = record.spec();
+    let inits = spec.init_containers.iter().flatten().map(|init| container(init, done()));
+    let status = PodStatus {
+        init_container_statuses: Some(inits.collect()),
+        container_statuses: Some(spec.containers.iter().map(|main| container(main, runs())).collect()),
+        ..PodStatus::default()
+    };
+    ObservedPod { record: Arc::clone(record), status, note: None, terminating_since: None, containers: BTreeMap::new() }
+}
+
+/// The snapshots of a node whose only source is `source`.
+pub fn only(source: SourceKind, snapshot: Arc<SourceSnapshot>) -> Snapshots {
+    let mut snapshots = Snapshots::default();
+    snapshots[source.index()] = snapshot;
+    snapshots
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+//! ConfigMaps and Secrets that change, and the pods that reach.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::merge::DesiredPods;
+use crate::source::Snapshots;
+use limpet_model::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, mounted, references};
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
+
+/// One value of an object that is not as it was. A Secret's, and what is no text, has no words here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValueChange {
+    /// Its key.
+    pub key: String,
+    /// Whether it was there, and what it said.
+    pub old: Option<Option<String>>,
+    /// Whether it is there, and what it says.
+    pub new: Option<Option<String>>,
+}
+
+/// What becomes of one object.
+#[derive(Debug, Clone)]
+pub struct ObjectForecast {
+    /// The source it is of.
+    pub source: SourceKind,
+    /// As it is; `None`: it comes.
+    pub old: Option<Arc<ObjectRecord>>,
+    /// As it would be; `None`: it goes.
+    pub new: Option<Arc<ObjectRecord>>,
+    /// The values that differ.
+    pub values: Vec<ValueChange>,
+    /// Pods with files made of it, which follow at once.
+    pub files_of: Vec<PodKey>,
+    /// Pods that take it at the next start of a container only.
+    pub starts_of: Vec<PodKey>,
+}
+
+impl ObjectForecast {
+    /// The version to name it by.
+    pub fn record(&self) -> Option<&Arc<ObjectRecord>> {
+        self.new.as_ref().or(self.old.as_ref())
+    }
+}
+
+/// Every object whose content differs.
+pub(super) fn changes(before: &Snapshots, after: &Snapshots, will: &DesiredPods) -> Vec<ObjectForecast> {
+    let mut found = Vec::new();
+    for source in SourceKind::ALL {
+        let (old, new) = (&before[source.index()].objects, &after[source.index()].objects);
+        for key in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
+            let (old, new) = (old.get(key), new.get(key));
+            let same = old.zip(new).is_some_and(|(old, new)| old.same_content(new));
+            if !same {
+                found.push(one(source, key, old, new, will));
+            }
+        }
+    }
+    found
+}
+
+fn one(
+    source: SourceKind,
+    key: &ObjectKey,
+    old: Option<&Arc<ObjectRecord>>,
+    new: Option<&Arc<ObjectRecord>>,
+    will: &DesiredPods,
+) -> ObjectForecast {
+    let reached = will.pods.values().filter(|pod| pod.source == source && references(pod).contains(key));
+    let (files_of, starts_of): (Vec<_>, Vec<_>) = reached.partition(|pod| mounted(pod).contains(key));
+    let keys = |pods: Vec<_>| pods.into_iter().map(|pod: &Arc<limpet_model::pod::PodRecord>| pod.key.clone()).collect();
+    ObjectForecast {
+        source,
+        old: old.cloned(),
+        new: new.cloned(),
+        values: values(key.kind, old, new),
+        files_of: keys(files_of),
+        starts_of: keys(starts_of),
+    }
+}
+
+fn values(kind: ObjectKind, old: Option<&Arc<ObjectRecord>>, new: Option<&Arc<ObjectRecord>>) -> Vec<ValueChange> {
+    static NONE: BTreeMap<String, Entry> = BTreeMap::new();
+    let data = |object: Option<&'_ Arc<ObjectRecord>>| object.map_or(&NONE, |object| &object.data).clone();
+    let (old, new) = (data(old), data(new));
+    let shown = |entry: Option<&Entry>| {
+        let text = |entry: &Entry| entry.bytes.expose_text().map(str::to_owned);
+        entry.map(|entry| text(entry).filter(|_| kind == ObjectKind::ConfigMap && !entry.binary))
+    };
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let changed = keys.into_iter().filter(|key| old.get(*key) != new.get(*key));
+    changed.map(|key| ValueChange { key: key.clone(), old: shown(old.get(key)), new: shown(new.get(key)) }).collect()
+}

@@ -1,0 +1,164 @@
+//! What a worker would make of another version of its pod, before it has it: the plan, asked of a state made from what
+//! is observed. Pure.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
+use std::time::Instant;
+
+use crate::plan;
+use crate::state::{ContainerSlot, Instance, Life, PodState};
+use crate::status::observed::ObservedPod;
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::pod::PodRecord;
+
+/// What an update in place does to the containers of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Replacement {
+    /// Made anew, each once its image is here.
+    pub restarts: Vec<String>,
+    /// Run on.
+    pub keeps: Vec<String>,
+}
+
+/// What the worker of `observed` does when `new` comes, which can be reached in place.
+pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Replacement {
+    let mut pod = state(observed, now);
+    pod.update(new);
+    let renewed = plan::renewed(&pod);
+    let name = |index: &usize| pod.containers[*index].name.clone();
+    let kept = |index: &usize| pod.containers[*index].is_running() && !renewed.contains(index);
+    Replacement {
+        restarts: renewed.iter().map(name).collect(),
+        keeps: (0..pod.containers.len()).filter(kept).map(|index| name(&index)).collect(),
+    }
+}
+
+fn state(observed: &ObservedPod, now: Instant) -> PodState {
+    let mut pod = PodState::new(Arc::clone(&observed.record), Timestamp::UNIX_EPOCH);
+    let statuses = || {
+        let status = &observed.status;
+        status.init_container_statuses.iter().chain(&status.container_statuses).flatten()
+    };
+    for slot in &mut pod.containers {
+        let life = statuses().find(|status| status.name == slot.name).and_then(|status| life(status, now));
+        slot.instance = life.map(|life| instance(slot, observed, life));
+    }
+    pod
+}
+
+/// How the newest instance of a container fares; `None`: it was never started.
+fn life(status: &ContainerStatus, now: Instant) -> Option<Life> {
+    let state = status.state.as_ref()?;
+    if state.running.is_some() {
+        return Some(Life::Running { pid: 0, process: None, stopping: None });
+    }
+    // One that waits for its next start shows its end as the last one.
+    let last = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+    state.terminated.as_ref().or(last).map(|end| ended(end, now))
+}
+
+fn ended(end: &ContainerStateTerminated, now: Instant) -> Life {
+    let exit = Exit {
+        code: end.exit_code,
+        reason: end.reason.clone().unwrap_or_default(),
+        message: String::new(),
+        finished_at: Timestamp::UNIX_EPOCH,
+    };
+    Life::Exited { exit, retry_at: now, reaped: true }
+}
+
+fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instance {
+    Instance {
+        id: ContainerId::derive(&observed.record.uid, &slot.name, 0),
+        attempt: 0,
+        fingerprint: slot.fingerprint.clone(),
+        image: String::new(),
+        image_digest: String::new(),
+        log_path: PathBuf::new(),
+        started_at: None,
+        pause: Duration::ZERO,
+        oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
+        life,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use limpet_model::manifest::restore;
+    use limpet_model::source::SourceKind;
+
+    fn record(policy: &str, images: [&str; 3]) -> Arc<PodRecord> {
+        let manifest = json!({ "metadata": { "name": "web" }, "spec": {
+            "restartPolicy": policy,
+            "initContainers": [{ "name": "init", "image": images[0] }],
+            "containers": [{ "name": "a", "image": images[1] }, { "name": "b", "image": images[2] }],
+        }});
+        Arc::new(restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap())
+    }
+
+    /// Each container's state: `run`, `wait`, `crash` (waits after an end), or the code it ended with.
+    fn observed(policy: &str, states: [&str; 3]) -> ObservedPod {
+        let status = |(name, state): (&str, &str)| {
+            let ended = |code: i32| json!({ "terminated": { "exitCode": code } });
+            let (state, last) = match state {
+                "run" => (json!({ "running": {} }), Value::Null),
+                "wait" => (json!({ "waiting": {} }), Value::Null),
+                "crash" => (json!({ "waiting": {} }), ended(1)),
+                code => (ended(code.parse().unwrap()), Value::Null),
+            };
+            let document = json!({ "name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": state, "lastState": last });
+            serde_json::from_value::<ContainerStatus>(document).unwrap()
+        };
+        let [init, a, b] = states;
+        let mut observed = ObservedPod {
+            record: record(policy, ["i:1", "a:1", "b:1"]),
+            status: Default::default(),
+            note: None,
+            terminating_since: None,
+            containers: BTreeMap::new(),
+        };
+        observed.status.init_container_statuses = Some(vec![status(("init", init))]);
+        observed.status.container_statuses = Some([("a", a), ("b", b)].into_iter().map(status).collect());
+        observed
+    }
+
+    #[test]
+    fn only_what_the_plan_replaces_is_said_to_restart() {
+        // Policy, states of init, a and b, which images change, what restarts, what runs on.
+        type Case<'a> = (&'a str, [&'a str; 3], [bool; 3], &'a [&'a str], &'a [&'a str]);
+        let cases: &[Case<'_>] = &[
+            ("Always", ["0", "run", "run"], [false, true, false], &["a"], &["b"]),
+            ("Always", ["0", "run", "run"], [false, true, true], &["a", "b"], &[]),
+            ("Always", ["0", "run", "run"], [false, false, false], &[], &["a", "b"]),
+            ("Always", ["0", "run", "run"], [true, false, false], &[], &["a", "b"]),
+            ("Always", ["run", "wait", "wait"], [true, true, false], &["init"], &[]),
+            ("Always", ["run", "wait", "wait"], [false, true, false], &[], &["init"]),
+            ("Always", ["0", "crash", "run"], [false, true, false], &["a"], &["b"]),
+            ("Never", ["0", "1", "run"], [false, true, false], &[], &["b"]),
+            ("OnFailure", ["0", "0", "run"], [false, true, true], &["b"], &[]),
+            ("OnFailure", ["0", "1", "run"], [false, true, false], &["a"], &["b"]),
+            ("Never", ["0", "0", "0"], [false, true, true], &[], &[]),
+        ];
+        for (policy, states, changed, restarts, keeps) in cases {
+            let image = |index: usize| if changed[index] { "new:2" } else { ["i:1", "a:1", "b:1"][index] };
+            let new = record(policy, [image(0), image(1), image(2)]);
+            let found = replacement(&observed(policy, *states), new, Instant::now());
+            let of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let wanted = Replacement { restarts: of(restarts), keeps: of(keeps) };
+            assert_eq!(found, wanted, "{policy} {states:?} {changed:?}");
+        }
+    }
+}

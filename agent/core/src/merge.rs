@@ -1,0 +1,179 @@
+//! Many sources, one desired state: slots, the merge, the snapshots readers see.
+//!
+//! Each source publishes into its own [`slot::Slots`]; one task owns the [`table::MergeTable`] and turns what
+//! differs into [`PodChange`]s; everyone else loads [`DesiredPods`]. Publishing and reading take no lock.
+
+mod exchange;
+mod reference_index;
+pub mod slot;
+mod sync;
+pub mod table;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use imbl::OrdMap;
+
+use limpet_model::object::{ObjectKey, ObjectRecord, PodObjects};
+use limpet_model::pod::{PodDiff, PodKey, PodRecord};
+use limpet_model::source::SourceKind;
+
+/// One difference between two desired states. Holds the records by `Arc`; nothing is copied.
+#[derive(Debug, Clone)]
+pub enum PodChange {
+    /// The pod is not wanted any more, or not as this incarnation.
+    Removed(Arc<PodRecord>),
+    /// A pod that was not wanted before.
+    Added(Arc<PodRecord>),
+    /// The same incarnation, changed in place.
+    Updated {
+        /// As it was.
+        old: Arc<PodRecord>,
+        /// As it is to be.
+        new: Arc<PodRecord>,
+    },
+    /// Its source asks for its graceful end (`deletionTimestamp`), or asks otherwise than before.
+    Deleting {
+        /// As it was.
+        old: Arc<PodRecord>,
+        /// As it is to end.
+        new: Arc<PodRecord>,
+    },
+    /// Only the status its source knows has changed.
+    Reconciled {
+        /// As it was.
+        old: Arc<PodRecord>,
+        /// With the new status.
+        new: Arc<PodRecord>,
+    },
+}
+
+impl PodChange {
+    /// The pod the change is about, in its newest version.
+    pub fn record(&self) -> &Arc<PodRecord> {
+        match self {
+            Self::Removed(record) | Self::Added(record) => record,
+            Self::Updated { new, .. } | Self::Deleting { new, .. } | Self::Reconciled { new, .. } => new,
+        }
+    }
+
+    /// What differs, of a pod that is there before and after.
+    pub fn diff(&self) -> Option<PodDiff<'_>> {
+        match self {
+            Self::Removed(_) | Self::Added(_) => None,
+            Self::Updated { old, new } | Self::Deleting { old, new } | Self::Reconciled { old, new } => {
+                Some(PodDiff::between(old, new))
+            }
+        }
+    }
+
+    /// The word kubelet's log has for it.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Self::Removed(_) => "REMOVE",
+            Self::Added(_) => "ADD",
+            Self::Updated { .. } => "UPDATE",
+            Self::Deleting { .. } => "DELETE",
+            Self::Reconciled { .. } => "RECONCILE",
+        }
+    }
+}
+
+/// Two pods that claim one key, or one UID: who comes first and who does not run.
+#[derive(Debug, Clone)]
+pub struct Duplicate {
+    /// The pod that comes first.
+    pub winner: Arc<PodRecord>,
+    /// The pod that does not run because of it.
+    pub loser: Arc<PodRecord>,
+}
+
+impl Duplicate {
+    /// The sentence for the pod that runs.
+    pub fn told_to_winner(&self) -> String {
+        let Self { winner, loser } = self;
+        if winner.key == loser.key {
+            format!(
+                "{} {} also defines this pod; {} {} comes first",
+                loser.source, loser.origin, winner.source, winner.origin
+            )
+        } else {
+            format!("{} of {} {} has the same uid and does not run", loser.key, loser.source, loser.origin)
+        }
+    }
+
+    /// The sentence for the pod that does not.
+    pub fn told_to_loser(&self) -> String {
+        let Self { winner, loser } = self;
+        if winner.key == loser.key {
+            format!(
+                "not run from {} {}: {} {} defines the pod and comes first",
+                loser.source, loser.origin, winner.source, winner.origin
+            )
+        } else {
+            format!(
+                "not run: its uid {} is that of {}, from {} {}",
+                loser.uid, winner.key, winner.source, winner.origin
+            )
+        }
+    }
+}
+
+/// The merged desired state at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct DesiredPods {
+    /// Every pod that is to run.
+    pub pods: OrdMap<PodKey, Arc<PodRecord>>,
+    /// Under each key the claims its pod won, and those it lost.
+    pub duplicates: OrdMap<PodKey, Arc<[Duplicate]>>,
+    /// The ConfigMaps and Secrets of each source, for its own pods, in the order of [`SourceKind::ALL`].
+    pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
+    /// Which sources have spoken, in the order of [`SourceKind::ALL`].
+    pub ready: [bool; SourceKind::ALL.len()],
+}
+
+impl DesiredPods {
+    /// Whether `source` has spoken: only then is a pod of its that is not here to be ended.
+    pub fn is_ready(&self, source: SourceKind) -> bool {
+        self.ready[source.index()]
+    }
+
+    /// The objects that `record` refers to, those of its own source.
+    pub fn objects_of(&self, record: &PodRecord) -> PodObjects {
+        let objects = &self.objects[record.source.index()];
+        PodObjects::of(record, |key| objects.get(key).cloned())
+    }
+}
+
+/// What the supervisor is told: the changes of one merge, in the order they are to be acted on.
+#[derive(Debug)]
+pub struct Merged {
+    /// Removed, Added, Updated, Deleting, Reconciled.
+    pub changes: Vec<PodChange>,
+    /// Keys of whose duplicates there is something new to say.
+    pub contested: Vec<PodKey>,
+    /// Pods that refer to an object which came, changed or went.
+    pub objects_changed: BTreeSet<PodKey>,
+    /// The state after them.
+    pub desired: Arc<DesiredPods>,
+    /// How long the merge took.
+    pub took: Duration,
+}
+
+/// The snapshot readers see. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Desired(Arc<ArcSwap<DesiredPods>>);
+
+impl Desired {
+    /// The desired state now.
+    pub fn load(&self) -> Arc<DesiredPods> {
+        self.0.load_full()
+    }
+
+    /// Replaces it; what readers hold stays as it is.
+    pub fn store(&self, desired: Arc<DesiredPods>) {
+        self.0.store(desired);
+    }
+}

@@ -1,0 +1,145 @@
+//! Which pods refer to which ConfigMaps and Secrets: an edit of an object concerns those pods and no other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use limpet_model::object::{ObjectKey, references};
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
+
+/// The desired pods by the objects of their source that they refer to, whether those exist or not.
+#[derive(Debug, Default)]
+pub(super) struct ReferenceIndex(BTreeMap<(SourceKind, ObjectKey), BTreeSet<PodKey>>);
+
+impl ReferenceIndex {
+    /// Takes in that one key's desired version is `new` now and was `old`.
+    pub(super) fn replace(&mut self, old: Option<&PodRecord>, new: Option<&PodRecord>) {
+        if let Some(record) = old {
+            for object in references(record) {
+                let place = (record.source, object);
+                if let Some(pods) = self.0.get_mut(&place) {
+                    pods.remove(&record.key);
+                    if pods.is_empty() {
+                        self.0.remove(&place);
+                    }
+                }
+            }
+        }
+        if let Some(record) = new {
+            for object in references(record) {
+                self.0.entry((record.source, object)).or_default().insert(record.key.clone());
+            }
+        }
+    }
+
+    /// The pods that refer to an object of `source`.
+    pub(super) fn pods(&self, source: SourceKind, object: ObjectKey) -> impl Iterator<Item = &PodKey> {
+        self.0.get(&(source, object)).into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::super::table::MergeTable;
+    use super::*;
+    use crate::source::Snapshots;
+    use crate::source::SourceSnapshot;
+    use limpet_model::object::{ObjectKind, ObjectRecord};
+
+    /// A pod that mounts the ConfigMaps `maps`.
+    fn pod(name: &str, maps: &[&str], source: SourceKind) -> Arc<PodRecord> {
+        let volumes: Vec<Value> =
+            maps.iter().map(|map| json!({"name": format!("v-{map}"), "configMap": {"name": map}})).collect();
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"containers": [{"name": "c", "image": "i"}], "volumes": volumes}});
+        Arc::new(limpet_model::manifest::restore(pod.to_string().as_bytes(), "f.yaml", source, "node").unwrap())
+    }
+
+    fn map(name: &str, value: &str) -> Arc<ObjectRecord> {
+        let value = json!({"metadata": {"name": name}, "data": {"k": value}});
+        Arc::new(limpet_model::object::decode(&value, ObjectKind::ConfigMap, Arc::from("f.yaml")).0.unwrap())
+    }
+
+    fn view(pods: &[Arc<PodRecord>], objects: &[Arc<ObjectRecord>]) -> Arc<SourceSnapshot> {
+        Arc::new(SourceSnapshot {
+            pods: pods.iter().map(|pod| (pod.key.clone(), Arc::clone(pod))).collect(),
+            objects: objects.iter().map(|object| (object.key.clone(), Arc::clone(object))).collect(),
+            ready: true,
+            ..SourceSnapshot::default()
+        })
+    }
+
+    /// What a merge of these views of file and http says: the verbs, and whose objects changed.
+    fn absorb(
+        table: &mut MergeTable,
+        file: Arc<SourceSnapshot>,
+        http: Arc<SourceSnapshot>,
+    ) -> (Vec<&'static str>, Vec<String>) {
+        let snapshots: Snapshots = [file, Arc::default(), http, Arc::default()];
+        let outcome = table.absorb(snapshots);
+        let verbs = outcome.changes.iter().map(super::super::PodChange::verb).collect();
+        (verbs, outcome.objects_changed.iter().map(|key| key.name().to_owned()).collect())
+    }
+
+    fn value(table: &MergeTable, pod: &PodRecord, map: &str) -> Option<String> {
+        let objects = table.desired().objects_of(pod);
+        let object = objects.get(ObjectKind::ConfigMap, map)?;
+        Some(object.data["k"].bytes.expose_text().unwrap().to_owned())
+    }
+
+    #[test]
+    fn an_edited_object_concerns_the_pods_of_its_source_that_refer_to_it() {
+        let mut table = MergeTable::default();
+        let (a, b, other) = (
+            pod("a", &["x", "y"], SourceKind::File),
+            pod("b", &["y"], SourceKind::File),
+            pod("other", &["x"], SourceKind::Http),
+        );
+        let pods = [Arc::clone(&a), Arc::clone(&b)];
+        let (x, y) = (map("x", "1"), map("y", "1"));
+        let none = Arc::<SourceSnapshot>::default;
+        let http = view(&[Arc::clone(&other)], &[]);
+        absorb(&mut table, view(&pods, &[Arc::clone(&x)]), Arc::clone(&http));
+        assert_eq!(
+            (value(&table, &a, "x").as_deref(), value(&table, &a, "y"), value(&table, &other, "x")),
+            (Some("1"), None, None)
+        );
+
+        // An object that appears, one that changes, one that goes; the same again; one that nobody refers to.
+        let quiet: Vec<&str> = Vec::new();
+        assert_eq!(
+            absorb(&mut table, view(&pods, &[Arc::clone(&x), Arc::clone(&y)]), Arc::clone(&http)),
+            (quiet.clone(), vec!["a-node".to_owned(), "b-node".to_owned()])
+        );
+        let edited = map("x", "2");
+        assert_eq!(
+            absorb(&mut table, view(&pods, &[Arc::clone(&edited), Arc::clone(&y)]), Arc::clone(&http)),
+            (quiet.clone(), vec!["a-node".to_owned()])
+        );
+        assert_eq!(value(&table, &a, "x").as_deref(), Some("2"));
+        let unused = map("z", "1");
+        let nothing = (quiet.clone(), Vec::<String>::new());
+        let all = [Arc::clone(&edited), Arc::clone(&y), unused];
+        assert_eq!(absorb(&mut table, view(&pods, &all), Arc::clone(&http)), nothing);
+        assert_eq!(absorb(&mut table, view(&pods, &all), http), nothing);
+        assert_eq!(
+            absorb(&mut table, view(&pods, &[edited]), none()),
+            (vec!["REMOVE"], vec!["a-node".to_owned(), "b-node".to_owned()])
+        );
+
+        // A pod that refers to it no more is not told.
+        let without = [pod("a", &["x"], SourceKind::File), Arc::clone(&b)];
+        absorb(&mut table, view(&without, &[]), none());
+        let (_, told) = absorb(&mut table, view(&without, &[y]), none());
+        assert_eq!(told, ["b-node"]);
+        absorb(&mut table, none(), none());
+        let mut index = ReferenceIndex::default();
+        index.replace(None, Some(&a));
+        index.replace(Some(&a), None);
+        assert!(index.0.is_empty());
+    }
+}

@@ -1,0 +1,145 @@
+#![allow(clippy::unwrap_used)]
+//! A pod and its objects: what waits for them, what an edit brings, what is tried again at once.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::fixtures::{READY, now as fixtures_now, sandbox};
+use super::outcome::{self, Failure, Outcome};
+use super::plan::{Action, Step, plan};
+use super::state::{CONFIG_ERROR, FAILED_MOUNT, ImageState, PodState, SandboxState};
+use crate::state::Now;
+use limpet_model::object::{ObjectKind, PodObjects};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
+
+/// A pod that mounts the ConfigMap `m` and pulls with the Secret `s`.
+fn pod() -> PodState {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {
+        "containers": [{"name": "main", "image": "app:1", "envFrom": [{"configMapRef": {"name": "m"}}]}],
+        "volumes": [{"name": "v", "configMap": {"name": "m"}}], "imagePullSecrets": [{"name": "s"}],
+    }});
+    let record: PodRecord =
+        limpet_model::manifest::restore(pod.to_string().as_bytes(), "web.yaml", SourceKind::File, "node").unwrap();
+    PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
+}
+
+/// What there is when the ConfigMap says `value`.
+fn objects(pod: &PodState, value: &str) -> Arc<PodObjects> {
+    let map: Value = json!({"metadata": {"name": "m"}, "data": {"k": value}});
+    let map = Arc::new(limpet_model::object::decode(&map, ObjectKind::ConfigMap, Arc::from("m.yaml")).0.unwrap());
+    Arc::new(PodObjects::of(&pod.record, |key| (*key == map.key).then(|| Arc::clone(&map))))
+}
+
+fn failure(reason: &'static str) -> Failure {
+    Failure { reason, message: "configmap \"m\" not found".to_owned(), passing: false }
+}
+
+fn planned(pod: &PodState, now: Now) -> Vec<Action> {
+    match plan(pod, READY, now.mono) {
+        Step::Do(actions) => actions,
+        Step::Wait(_) | Step::Finished => Vec::new(),
+    }
+}
+
+#[test]
+fn nothing_begins_before_the_source_has_said_what_there_is() {
+    let mut pod = pod();
+    let now = fixtures_now();
+    assert_eq!(plan(&pod, READY, now.mono), Step::Wait(None));
+    pod.take_objects(Arc::default());
+    assert_eq!(planned(&pod, now), [Action::PrepareSandbox, Action::EnsureImage(0)]);
+}
+
+#[test]
+fn an_edit_writes_the_volumes_anew_and_nothing_else() {
+    let mut pod = pod();
+    let now = fixtures_now();
+    pod.take_objects(objects(&pod, "1"));
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    pod.containers[0].image = ImageState::Pulling;
+    // It changes while the sandbox is made from what was there before.
+    pod.take_objects(objects(&pod, "2"));
+    outcome::apply(&mut pod, Outcome::SandboxPrepared(Ok(sandbox(&[]))), now);
+    assert_eq!(planned(&pod, now), [Action::UpdateVolumes]);
+    outcome::begin(&mut pod, &Action::UpdateVolumes);
+    assert_eq!(planned(&pod, now), []);
+    outcome::apply(&mut pod, Outcome::VolumesUpdated(Ok(())), now);
+    assert_eq!(planned(&pod, now), []);
+    pod.take_objects(objects(&pod, "2"));
+    assert_eq!(planned(&pod, now), [], "the same is no change");
+
+    pod.take_objects(Arc::default());
+    outcome::begin(&mut pod, &Action::UpdateVolumes);
+    outcome::apply(&mut pod, Outcome::VolumesUpdated(Err(failure(FAILED_MOUNT))), now);
+    assert!(matches!(plan(&pod, READY, now.mono), Step::Wait(Some(_))), "tried again after a pause");
+    pod.take_objects(objects(&pod, "3"));
+    assert_eq!(planned(&pod, now), [Action::UpdateVolumes], "and at once when something came");
+}
+
+#[test]
+fn an_image_that_came_by_an_archive_is_looked_for_at_once() {
+    let mut pod = pod();
+    let now = fixtures_now();
+    pod.take_objects(objects(&pod, "1"));
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    outcome::begin(&mut pod, &Action::EnsureImage(0));
+    let fingerprint = pod.containers[0].fingerprint.clone();
+    let failed = || {
+        let (fingerprint, result) = (fingerprint.clone(), Err(failure("ErrImagePull")));
+        Outcome::ImageEnsured { index: 0, attempt: 0, fingerprint, result }
+    };
+    outcome::apply(&mut pod, failed(), now);
+    assert_eq!(planned(&pod, now), [], "it waits");
+    pod.take_images(&HashSet::from(["docker.io/library/other:1".to_owned()]));
+    assert_eq!(planned(&pod, now), [], "another image is of no use");
+    let images = HashSet::from(["docker.io/library/app:1".to_owned()]);
+    pod.take_images(&images);
+    assert_eq!(planned(&pod, now), [Action::EnsureImage(0)]);
+
+    outcome::begin(&mut pod, &Action::EnsureImage(0));
+    pod.take_images(&images);
+    outcome::apply(&mut pod, failed(), now);
+    assert_eq!(planned(&pod, now), [Action::EnsureImage(0)], "it came while it was pulled");
+    outcome::begin(&mut pod, &Action::EnsureImage(0));
+    outcome::apply(&mut pod, failed(), now);
+    assert_eq!(planned(&pod, now), [], "once");
+}
+
+#[test]
+fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
+    let mut pod = pod();
+    let now = fixtures_now();
+    pod.take_objects(Arc::default());
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    outcome::apply(&mut pod, Outcome::SandboxPrepared(Err(failure(FAILED_MOUNT))), now);
+    pod.containers[0].image = ImageState::Pulling;
+    assert_eq!(planned(&pod, now), []);
+    pod.take_objects(objects(&pod, "1"));
+    assert_eq!(planned(&pod, now), [Action::PrepareSandbox]);
+    // The object came while it was tried without.
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    pod.take_objects(objects(&pod, "2"));
+    outcome::apply(&mut pod, Outcome::SandboxPrepared(Err(failure(FAILED_MOUNT))), now);
+    assert_eq!(planned(&pod, now), [Action::PrepareSandbox]);
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    outcome::apply(&mut pod, Outcome::SandboxPrepared(Err(failure("FailedCreatePodSandBox"))), now);
+    pod.take_objects(objects(&pod, "3"));
+    assert_eq!(planned(&pod, now), [], "another trouble keeps its pause");
+
+    pod.sandbox = SandboxState::Ready(sandbox(&[]));
+    pod.volumes.written = pod.volumes_version();
+    outcome::begin(&mut pod, &Action::Start(0));
+    let failed = || Outcome::Started { index: 0, result: Err(failure(CONFIG_ERROR)) };
+    outcome::apply(&mut pod, failed(), now);
+    assert!(pod.containers[0].trouble.is_some());
+    pod.take_objects(objects(&pod, "4"));
+    assert!(pod.containers[0].trouble.is_none());
+    outcome::begin(&mut pod, &Action::Start(0));
+    pod.take_objects(objects(&pod, "5"));
+    outcome::apply(&mut pod, failed(), now);
+    assert!(pod.containers[0].trouble.is_none(), "it was tried without what has come meanwhile");
+}

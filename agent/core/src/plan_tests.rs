@@ -1,0 +1,254 @@
+#![allow(clippy::unwrap_used)]
+
+use jiff::Timestamp;
+
+use super::super::fixtures::{READY, exit, image, instance, pod, ready, version};
+use super::super::state::{Now, Stopping, Trouble};
+use super::ending::KILL_AGAIN;
+use super::*;
+use limpet_model::container::ContainerId;
+use limpet_model::pod::PodUid;
+
+fn running(pod: &mut PodState, index: usize) {
+    let instance = instance(&pod.containers[index], 0);
+    pod.containers[index].succeed(instance);
+}
+
+fn exited(pod: &mut PodState, index: usize, code: i32, now: Instant) {
+    exited_with_pause(pod, index, code, Duration::ZERO, now);
+}
+
+fn exited_with_pause(pod: &mut PodState, index: usize, code: i32, pause: Duration, now: Instant) {
+    let slot = &mut pod.containers[index];
+    let mut instance = instance(slot, 0);
+    instance.pause = pause;
+    instance.end(exit(code), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    slot.instance = Some(instance);
+}
+
+fn reaped(pod: &mut PodState, index: usize) {
+    if let Some(Instance { life: Life::Exited { reaped, .. }, .. }) = &mut pod.containers[index].instance {
+        *reaped = true;
+    }
+}
+
+fn actions(pod: &PodState, now: Instant) -> Vec<Action> {
+    match plan(pod, READY, now) {
+        Step::Do(actions) => actions,
+        Step::Wait(_) | Step::Finished => Vec::new(),
+    }
+}
+
+#[test]
+fn sandbox_and_images_are_prepared_side_by_side() {
+    let pod = pod("Always", &["init"], &["a", "b"]);
+    let now = Instant::now();
+    assert_eq!(
+        actions(&pod, now),
+        [Action::PrepareSandbox, Action::EnsureImage(0), Action::EnsureImage(1), Action::EnsureImage(2)]
+    );
+}
+
+#[test]
+fn without_a_network_a_pod_that_needs_one_waits_and_still_gets_its_images() {
+    let state = pod("Always", &[], &["a"]);
+    let around = Surroundings { network_ready: false, ..READY };
+    assert_eq!(plan(&state, around, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
+    let mut spec = state.record.pod.clone();
+    spec.spec.as_mut().unwrap().host_network = Some(true);
+    let host = PodState::new(version(spec), Timestamp::UNIX_EPOCH);
+    assert_eq!(plan(&host, around, Instant::now()), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
+}
+
+#[test]
+fn without_containerd_nothing_is_planned() {
+    let around = Surroundings { runtime_ready: false, ..READY };
+    assert_eq!(plan(&pod("Always", &[], &["a"]), around, Instant::now()), Step::Wait(None));
+}
+
+#[test]
+fn init_containers_run_in_order_then_all_mains_together() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &["i", "j"], &["a", "b"]));
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    running(&mut pod, 0);
+    assert_eq!(actions(&pod, now), []);
+    exited(&mut pod, 0, 0, now);
+    assert_eq!(actions(&pod, now), [Action::Start(1)], "the shim is kept by what starts, then the first is cleared");
+    pod.containers[0].busy = Some(Busy::Reaping);
+    assert_eq!(actions(&pod, now), [], "a start waits for a deletion that is under way");
+    pod.containers[0].busy = None;
+    reaped(&mut pod, 0);
+    exited(&mut pod, 1, 0, now);
+    reaped(&mut pod, 1);
+    assert_eq!(actions(&pod, now), [Action::Start(2), Action::Start(3)]);
+}
+
+#[test]
+fn after_a_shim_may_have_been_killed_one_start_goes_before_the_others() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a", "b"]));
+    exited(&mut pod, 0, 137, now);
+    exited(&mut pod, 1, 137, now);
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    pod.containers[0].busy = Some(Busy::Starting(ContainerId::new("a")));
+    assert_eq!(actions(&pod, now), []);
+    pod.containers[0].busy = None;
+    running(&mut pod, 0);
+    assert_eq!(actions(&pod, now)[0], Action::Start(1));
+
+    let mut adopted = ready(super::super::fixtures::pod("Always", &[], &["a", "b"]));
+    adopted.outlived_connection = true;
+    assert_eq!(actions(&adopted, now), [Action::Start(0)]);
+}
+
+#[test]
+fn a_failed_init_container_is_tried_again_or_fails_the_pod() {
+    let now = Instant::now();
+    let mut again = ready(pod("Always", &["i"], &["a"]));
+    exited(&mut again, 0, 1, now);
+    assert_eq!(actions(&again, now), [Action::Start(0)]);
+
+    let mut never = ready(pod("Never", &["i"], &["a"]));
+    exited(&mut never, 0, 1, now);
+    assert!(is_finished(&never));
+    assert_eq!(actions(&never, now), [Action::Reap(0)]);
+    reaped(&mut never, 0);
+    assert_eq!(actions(&never, now), [Action::ReleaseSandbox]);
+}
+
+#[test]
+fn restart_policy_decides_what_an_exit_means() {
+    let now = Instant::now();
+    for (policy, code, restarts) in
+        [("Always", 0, true), ("Always", 1, true), ("OnFailure", 0, false), ("OnFailure", 1, true), ("Never", 1, false)]
+    {
+        let mut pod = ready(pod(policy, &[], &["a"]));
+        exited(&mut pod, 0, code, now);
+        let expected = if restarts { vec![Action::Start(0)] } else { vec![Action::Reap(0)] };
+        assert_eq!(actions(&pod, now), expected, "{policy} {code}");
+        assert_eq!(is_finished(&pod), !restarts, "{policy} {code}");
+    }
+}
+
+#[test]
+fn a_successor_starts_before_its_predecessor_is_cleared() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited(&mut pod, 0, 1, now);
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    let next = instance(&pod.containers[0], 1);
+    pod.containers[0].succeed(next);
+    assert_eq!(actions(&pod, now), [Action::ReapPrevious(0)]);
+}
+
+#[test]
+fn in_back_off_the_dead_instance_is_cleared_and_the_start_waits() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited_with_pause(&mut pod, 0, 1, Duration::from_secs(20), now);
+    assert_eq!(actions(&pod, now), [Action::Reap(0)]);
+    reaped(&mut pod, 0);
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(20))));
+    assert_eq!(actions(&pod, now + Duration::from_secs(20)), [Action::Start(0)]);
+}
+
+#[test]
+fn an_edited_image_is_fetched_before_the_old_process_is_asked_to_end() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a", "b"]));
+    running(&mut pod, 0);
+    running(&mut pod, 1);
+    let mut edited = pod.record.pod.clone();
+    edited.spec.as_mut().unwrap().containers[1].image = Some("app:2".into());
+    assert_eq!(pod.update(version(edited)), [1]);
+    assert_eq!(actions(&pod, now), [Action::EnsureImage(1)]);
+    let trouble = Trouble::after(None, "ErrImagePull", "no".into(), now);
+    pod.containers[1].image = ImageState::Failed(trouble);
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one runs on");
+    pod.containers[1].image = image();
+    assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::DefinitionChanged)]);
+}
+
+#[test]
+fn an_edit_of_metadata_touches_no_container() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a", "b"]));
+    running(&mut pod, 0);
+    exited_with_pause(&mut pod, 1, 1, Duration::from_secs(300), now);
+    reaped(&mut pod, 1);
+    let before = plan(&pod, READY, now);
+    let mut edited = pod.record.pod.clone();
+    edited.metadata.labels = Some([("app".to_owned(), "shop".to_owned())].into());
+    edited.spec.as_mut().unwrap().active_deadline_seconds = Some(9);
+    assert_eq!(pod.update(version(edited)), [0; 0]);
+    assert_eq!(plan(&pod, READY, now), before, "not even a back-off begins anew");
+    assert_eq!(pod.record.pod.metadata.labels.as_ref().unwrap()["app"], "shop");
+}
+
+#[test]
+fn an_edit_ends_a_crash_back_off() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited_with_pause(&mut pod, 0, 1, Duration::from_secs(300), now);
+    reaped(&mut pod, 0);
+    let mut edited = pod.record.pod.clone();
+    edited.spec.as_mut().unwrap().containers[0].image = Some("app:2".into());
+    pod.update(version(edited));
+    pod.containers[0].image = image();
+    assert_eq!(actions(&pod, now), [Action::Start(0)]);
+    assert_eq!(pod.containers[0].next_pause(), Duration::ZERO);
+}
+
+#[test]
+fn an_image_that_is_always_pulled_is_looked_for_at_each_start() {
+    let now = Instant::now();
+    let mut state = pod("Always", &[], &["a"]);
+    let mut spec = state.record.pod.clone();
+    spec.spec.as_mut().unwrap().containers[0].image_pull_policy = Some("Always".into());
+    state = ready(PodState::new(version(spec), Timestamp::UNIX_EPOCH));
+    exited(&mut state, 0, 1, now);
+    assert_eq!(actions(&state, now), [Action::EnsureImage(0), Action::Reap(0)]);
+}
+
+#[test]
+fn a_pod_ends_by_term_then_kill_then_teardown() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    running(&mut pod, 0);
+    pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(3), KillCause::PodEnds)]);
+    let stop = |pod: &mut PodState, stopping| {
+        pod.containers[0].instance.as_mut().unwrap().life =
+            Life::Running { pid: 1, process: None, stopping: Some(stopping) };
+    };
+    let kill_at = now + Duration::from_secs(3);
+    stop(&mut pod, Stopping { kill_at, killed_at: None });
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(kill_at)));
+    assert_eq!(actions(&pod, kill_at), [Action::Kill(0)]);
+    stop(&mut pod, Stopping { kill_at, killed_at: Some(kill_at) });
+    assert_eq!(plan(&pod, READY, kill_at), Step::Wait(Some(kill_at + KILL_AGAIN)));
+    exited(&mut pod, 0, 137, now);
+    assert_eq!(actions(&pod, now), [Action::TearDown]);
+    pod.sandbox = SandboxState::Gone;
+    assert_eq!(plan(&pod, READY, now), Step::Finished);
+}
+
+#[test]
+fn a_pod_that_ends_waits_for_what_is_under_way() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
+    pod.containers[0].busy = Some(Busy::Starting(id));
+    pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert_eq!(plan(&pod, READY, now), Step::Wait(None));
+}
+
+#[test]
+fn containers_that_outlived_their_sandbox_are_ended_first() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    running(&mut pod, 0);
+    pod.sandbox = SandboxState::Absent { dirty: true };
+    assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(30), KillCause::SandboxLost)]);
+}

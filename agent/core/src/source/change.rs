@@ -1,0 +1,326 @@
+//! One change of a manifest as a source took it: what people are told of it, and what is kept.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, Serialize};
+
+use super::SourceSnapshot;
+use super::view::Contents;
+use crate::last_good::LastGood;
+use limpet_model::actor::Actor;
+use limpet_model::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severity};
+use limpet_model::source::SourceKind;
+
+/// Parts of a pod that are named at most.
+const MOST_PARTS: usize = 12;
+/// What is kept of one text, in characters.
+const MAX_TEXT: usize = 240;
+
+/// What became of a manifest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChangeKind {
+    /// A pod that was not there before.
+    Created,
+    /// Another version of it.
+    Edited,
+    /// It is gone.
+    Removed,
+    /// The newer version was refused.
+    Rejected,
+}
+
+impl fmt::Display for ChangeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Created => "created",
+            Self::Edited => "edited",
+            Self::Removed => "removed",
+            Self::Rejected => "rejected",
+        })
+    }
+}
+
+/// One change. LastGood as it is written out here, so fields are only ever added.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ManifestChange {
+    /// When the agent took it.
+    pub at: Time,
+    /// `file`, `push`, `http` or `api`.
+    pub source: String,
+    /// The file's name or the URL.
+    pub origin: String,
+    /// What became of it.
+    pub change: ChangeKind,
+    /// The pod, as `namespace/name`; absent for a refused manifest of which nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// The pod's UID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// What the change touched, a phrase each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub touched: Vec<String>,
+    /// Containers it restarted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub restarts: Vec<String>,
+    /// It ended the pod, and a new one was started.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recreates: bool,
+    /// Why it was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Who made it; absent: unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actor: Option<Actor>,
+}
+
+impl ManifestChange {
+    /// The change from `old` to `new` of one pod; `None` when neither is there.
+    pub fn between(
+        old: Option<&PodRecord>,
+        new: Option<&PodRecord>,
+        at: Timestamp,
+        actor: Option<Arc<Actor>>,
+    ) -> Option<Self> {
+        let record = new.or(old)?;
+        let mut change = Self::of(record.source, &record.origin, at, actor);
+        change.pod = Some(record.key.to_string());
+        change.uid = Some(record.uid.to_string());
+        change.change = match (old, new) {
+            (None, _) => ChangeKind::Created,
+            (_, None) => ChangeKind::Removed,
+            (Some(old), Some(new)) => {
+                let diff = PodDiff::between(old, new);
+                if diff.is_empty() {
+                    return None;
+                }
+                change.recreates = diff.needs_new_pod();
+                change.touched = touched(&diff, old, new);
+                if !change.recreates {
+                    change.restarts = diff.restarts().take(MOST_PARTS).map(short).collect();
+                }
+                ChangeKind::Edited
+            }
+        };
+        Some(change)
+    }
+
+    fn of(source: SourceKind, origin: &str, at: Timestamp, actor: Option<Arc<Actor>>) -> Self {
+        Self {
+            at: Time(at),
+            source: source.to_string(),
+            origin: short(origin),
+            change: ChangeKind::Rejected,
+            pod: None,
+            uid: None,
+            touched: Vec::new(),
+            restarts: Vec::new(),
+            recreates: false,
+            reason: None,
+            actor: actor.map(|actor| Actor::clone(&actor)),
+        }
+    }
+
+    fn rejected(mut self, record: Option<&PodRecord>, faults: &[Fault]) -> Self {
+        let errors = faults.iter().filter(|fault| fault.severity == Severity::Error);
+        self.reason = Some(short(&errors.map(ToString::to_string).collect::<Vec<_>>().join("; ")));
+        self.pod = record.map(|record| record.key.to_string());
+        self.uid = record.map(|record| record.uid.to_string());
+        self
+    }
+
+    /// The pod it is about.
+    pub fn of_pod(&self) -> Option<(PodKey, PodUid)> {
+        let (namespace, name) = self.pod.as_deref()?.split_once('/')?;
+        Some((PodKey::new(namespace, name), PodUid::new(self.uid.clone()?)))
+    }
+
+    /// Whether it says what `earlier` says, whenever that was and whoever it was.
+    pub fn repeats(&self, earlier: &Self) -> bool {
+        let Self { at, actor, .. } = earlier.clone();
+        Self { at, actor, ..self.clone() } == *earlier
+    }
+
+    /// Who made it, in words.
+    pub fn by(&self) -> String {
+        self.actor.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string)
+    }
+
+    /// What it touched, or why it was refused.
+    pub fn what(&self) -> String {
+        match self.change {
+            ChangeKind::Edited => self.touched.join(", "),
+            ChangeKind::Rejected => format!("rejected: {}", self.reason.as_deref().unwrap_or_default()),
+            ChangeKind::Created | ChangeKind::Removed => self.change.to_string(),
+        }
+    }
+
+    /// What it did to what runs: `restarted web`; empty when nothing.
+    pub fn effect(&self) -> String {
+        match (self.recreates, self.restarts.is_empty()) {
+            (true, _) => "recreated the pod".to_owned(),
+            (false, false) => format!("restarted {}", self.restarts.join(", ")),
+            (false, true) => String::new(),
+        }
+    }
+}
+
+/// The parts in words, images with what they were and are.
+fn touched(diff: &PodDiff<'_>, old: &PodRecord, new: &PodRecord) -> Vec<String> {
+    let mut parts: Vec<String> = diff.parts().iter().take(MOST_PARTS).map(|part| phrase(part, old, new)).collect();
+    if diff.parts().len() > MOST_PARTS {
+        parts.push(format!("and {} more", diff.parts().len() - MOST_PARTS));
+    }
+    parts
+}
+
+fn phrase(part: &Part<'_>, old: &PodRecord, new: &PodRecord) -> String {
+    let Part::Image(container) = part else { return short(&part.to_string()) };
+    let image = |record: &PodRecord| {
+        let spec = record.spec();
+        let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        all.find(|one| one.name == *container).and_then(|one| one.image.clone()).unwrap_or_default()
+    };
+    let (before, after) = (image(old), image(new));
+    // Of two versions of one image only the versions are of interest.
+    let (from, to) = match (before.rsplit_once(':'), after.rsplit_once(':')) {
+        (Some((one, from)), Some((other, to))) if one == other => (from, to),
+        _ => (&*before, &*after),
+    };
+    short(&format!("image of {container} {from} -> {to}"))
+}
+
+fn short(text: &str) -> String {
+    let mut kept: String = text.chars().take(MAX_TEXT).collect();
+    if kept.len() < text.len() {
+        kept.push('…');
+    }
+    kept
+}
+
+/// What a source last published, to say what changed since; at the start what it last accepted.
+#[derive(Debug)]
+pub struct ChangeLog {
+    source: SourceKind,
+    before: SourceSnapshot,
+    /// What an earlier run accepted, as long as it may come back.
+    kept: BTreeMap<Arc<str>, LastGood>,
+    /// All manifests of that.
+    known: HashSet<Arc<[u8]>>,
+}
+
+impl ChangeLog {
+    /// The log of a source that has published nothing.
+    pub fn new(source: SourceKind) -> Self {
+        Self { source, before: SourceSnapshot::default(), kept: BTreeMap::new(), known: HashSet::new() }
+    }
+
+    /// What an earlier run accepted: it is no news when it comes back.
+    pub fn expect(&mut self, kept: &BTreeMap<Arc<str>, LastGood>) {
+        self.kept.clone_from(kept);
+        self.known = kept.values().flat_map(|kept| kept.manifests.iter().cloned()).collect();
+    }
+
+    /// The snapshot with what changed since the one before, as of `at`.
+    pub fn enter(
+        &mut self,
+        snapshot: Arc<SourceSnapshot>,
+        at: Timestamp,
+        restore: impl Fn(&str, &LastGood) -> Contents,
+        who: impl Fn(&str) -> Option<Arc<Actor>>,
+    ) -> Arc<SourceSnapshot> {
+        let changes = self.changes(&snapshot, at, restore, who);
+        if changes.is_empty() {
+            return snapshot;
+        }
+        Arc::new(SourceSnapshot { changes: changes.into(), ..SourceSnapshot::clone(&snapshot) })
+    }
+
+    /// What changed up to `after`. `restore` reads what was kept under a name; `who` changed an origin.
+    fn changes(
+        &mut self,
+        after: &SourceSnapshot,
+        at: Timestamp,
+        restore: impl Fn(&str, &LastGood) -> Contents,
+        who: impl Fn(&str) -> Option<Arc<Actor>>,
+    ) -> Vec<Arc<ManifestChange>> {
+        let mut changes = Vec::new();
+        for difference in self.before.pods.diff(&after.pods) {
+            changes.extend(match difference {
+                DiffItem::Add(_, new) if self.known.contains(&new.manifest) => None,
+                DiffItem::Add(_, new) => {
+                    let kept = self.kept.get(&new.origin).map(|kept| restore(&new.origin, kept));
+                    let old = kept.as_ref().and_then(|contents| contents.pods.get(&new.key));
+                    ManifestChange::between(old.map(|old| &**old), Some(new), at, who(&new.origin))
+                }
+                DiffItem::Update { old: (_, old), new: (_, new) } if Arc::ptr_eq(old, new) => None,
+                DiffItem::Update { old: (_, old), new: (_, new) } => {
+                    ManifestChange::between(Some(old), Some(new), at, who(&new.origin))
+                }
+                DiffItem::Remove(_, old) => ManifestChange::between(Some(old), None, at, who(&old.origin)),
+            });
+        }
+        changes.extend(self.rejections(after, at, &who));
+        if after.ready {
+            changes.extend(self.gone(after, at, restore));
+        }
+        self.before = SourceSnapshot { changes: Arc::default(), ..after.clone() };
+        changes.into_iter().map(Arc::new).collect()
+    }
+
+    fn rejections(
+        &self,
+        after: &SourceSnapshot,
+        at: Timestamp,
+        who: &impl Fn(&str) -> Option<Arc<Actor>>,
+    ) -> Vec<ManifestChange> {
+        let mut changes = Vec::new();
+        for difference in self.before.rejected.diff(&after.rejected) {
+            let (DiffItem::Add(origin, rejection) | DiffItem::Update { new: (origin, rejection), .. }) = difference
+            else {
+                continue;
+            };
+            let change = ManifestChange::of(self.source, origin, at, who(origin));
+            let kept: Vec<_> = rejection.kept.iter().filter_map(|key| after.pods.get(key)).collect();
+            if kept.is_empty() {
+                changes.push(change.rejected(None, &rejection.faults));
+            } else {
+                changes.extend(kept.iter().map(|pod| change.clone().rejected(Some(pod), &rejection.faults)));
+            }
+        }
+        changes
+    }
+
+    /// What was accepted by an earlier run and is not there any more.
+    fn gone(
+        &mut self,
+        after: &SourceSnapshot,
+        at: Timestamp,
+        restore: impl Fn(&str, &LastGood) -> Contents,
+    ) -> Vec<ManifestChange> {
+        let mut changes = Vec::new();
+        let mut missing = std::mem::take(&mut self.known);
+        if !missing.is_empty() {
+            after.pods.values().for_each(|pod| _ = missing.remove(&pod.manifest));
+        }
+        for (name, kept) in std::mem::take(&mut self.kept) {
+            // Most are there: nothing is read of those.
+            if kept.manifests.iter().all(|manifest| !missing.contains(manifest)) {
+                continue;
+            }
+            let lost = restore(&name, &kept).pods.into_values().filter(|pod| !after.pods.contains_key(&pod.key));
+            changes.extend(lost.filter_map(|pod| ManifestChange::between(Some(&pod), None, at, None)));
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests;

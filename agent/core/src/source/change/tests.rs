@@ -1,0 +1,115 @@
+#![allow(clippy::unwrap_used)]
+
+use serde_json::json;
+
+use super::*;
+
+fn pod(name: &str, image: &str, labels: &str, origin: &str) -> Arc<PodRecord> {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"l": labels}},
+        "spec": {"containers": [{"name": "web", "image": image}]},
+    });
+    Arc::new(
+        limpet_model::manifest::restore(manifest.to_string().as_bytes(), origin, SourceKind::File, "edge1").unwrap(),
+    )
+}
+
+fn snapshot(pods: &[Arc<PodRecord>], rejected: &[(&str, &str, &[&Arc<PodRecord>])]) -> SourceSnapshot {
+    let rejections = rejected.iter().map(|(origin, message, kept)| {
+        let origin: Arc<str> = Arc::from(*origin);
+        let kept = kept.iter().map(|pod| pod.key.clone()).collect();
+        let rejection =
+            super::super::Rejection { origin: Arc::clone(&origin), faults: vec![Fault::error("", *message)], kept };
+        (origin, Arc::new(rejection))
+    });
+    SourceSnapshot {
+        pods: pods.iter().map(|pod| (pod.key.clone(), Arc::clone(pod))).collect(),
+        rejected: rejections.collect(),
+        ready: true,
+        ..SourceSnapshot::default()
+    }
+}
+
+fn restore(origin: &str, kept: &LastGood) -> Contents {
+    let mut contents = Contents::default();
+    for manifest in &kept.manifests {
+        let pod = limpet_model::manifest::restore(manifest, origin, SourceKind::File, "edge1").unwrap();
+        contents.pods.insert(pod.key.clone(), Arc::new(pod));
+    }
+    contents
+}
+
+/// `change pod: what; effect; by` of each.
+fn say(ledger: &mut ChangeLog, after: &SourceSnapshot) -> Vec<String> {
+    let cp = Arc::new(Actor { pid: Some(7), user: Some("root".to_owned()), ..Actor::default() });
+    let who = |origin: &str| (origin == "a.yaml").then(|| Arc::clone(&cp));
+    let changes = ledger.changes(after, Timestamp::UNIX_EPOCH, restore, who);
+    let say = |change: &Arc<ManifestChange>| {
+        let pod = change.pod.as_deref().unwrap_or("-");
+        format!("{} {pod}: {}; {}; {}", change.change, change.what(), change.effect(), change.by())
+    };
+    changes.iter().map(say).collect()
+}
+
+#[test]
+fn each_change_says_what_it_touched_what_it_did_and_who_made_it() {
+    let mut ledger = ChangeLog::new(SourceKind::File);
+    let one = pod("web", "proxy:1.4", "a", "a.yaml");
+    assert_eq!(
+        say(&mut ledger, &snapshot(&[Arc::clone(&one)], &[])),
+        ["created default/web-edge1: created; ; root (pid 7)"]
+    );
+    assert_eq!(say(&mut ledger, &snapshot(&[Arc::clone(&one)], &[])), [""; 0], "nothing changed");
+    let two = pod("web", "proxy:1.5", "b", "a.yaml");
+    assert_eq!(
+        say(&mut ledger, &snapshot(&[Arc::clone(&two)], &[])),
+        ["edited default/web-edge1: labels, image of web 1.4 -> 1.5; restarted web; root (pid 7)"]
+    );
+    let refused = [("a.yaml", "no such field", &[&two][..]), ("b.yaml", "not YAML", &[])];
+    assert_eq!(
+        say(&mut ledger, &snapshot(&[Arc::clone(&two)], &refused)),
+        [
+            "rejected default/web-edge1: rejected: no such field; ; root (pid 7)",
+            "rejected -: rejected: not YAML; ; unknown",
+        ]
+    );
+    let moved = pod("web", "proxy:1.5", "b", "b.yaml");
+    assert_eq!(
+        say(&mut ledger, &snapshot(&[moved], &[])),
+        ["edited default/web-edge1: where it comes from; ; unknown"]
+    );
+    assert_eq!(say(&mut ledger, &snapshot(&[], &[])), ["removed default/web-edge1: removed; ; unknown"]);
+}
+
+#[test]
+fn what_an_earlier_run_accepted_is_no_news_and_what_changed_meanwhile_is() {
+    let (same, edited, gone) = (
+        pod("same", "i:1", "a", "same.yaml"),
+        pod("edited", "i:1", "a", "a.yaml"),
+        pod("gone", "i:1", "a", "gone.yaml"),
+    );
+    let mut ledger = ChangeLog::new(SourceKind::File);
+    let kept = |pod: &Arc<PodRecord>| {
+        (Arc::clone(&pod.origin), LastGood::new(vec![Arc::clone(&pod.manifest)], Timestamp::now()))
+    };
+    ledger.expect(&BTreeMap::from([kept(&same), kept(&edited), kept(&gone)]));
+    let now = snapshot(&[same, pod("edited", "i:2", "a", "a.yaml"), pod("new", "i:1", "a", "a.yaml")], &[]);
+    assert_eq!(
+        say(&mut ledger, &now),
+        [
+            "edited default/edited-edge1: image of web 1 -> 2; restarted web; root (pid 7)",
+            "created default/new-edge1: created; ; root (pid 7)",
+            "removed default/gone-edge1: removed; ; unknown",
+        ]
+    );
+    assert_eq!(say(&mut ledger, &now), [""; 0]);
+}
+
+#[test]
+fn texts_are_bounded() {
+    let long = "x".repeat(10_000);
+    let old = pod("web", "i:1", "a", &long);
+    let new = pod("web", &format!("{long}:2"), "a", &long);
+    let change = ManifestChange::between(Some(&old), Some(&new), Timestamp::UNIX_EPOCH, None).unwrap();
+    assert!(serde_json::to_vec(&change).unwrap().len() < 2_000);
+}

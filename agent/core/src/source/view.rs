@@ -1,0 +1,372 @@
+//! What the files of a source make together: which version of each counts, who owns a key that two claim, and the
+//! snapshot of it. Pure: no file is opened here. A URL's answer is one file, and so is each push.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use imbl::OrdMap;
+
+use crate::last_good::Manifests;
+use crate::source::{Health, Rejection, SourceSnapshot};
+use limpet_model::manifest::Manifest;
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
+
+/// What a file holds, its last good versions included.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    /// Its pods.
+    pub pods: BTreeMap<PodKey, Arc<PodRecord>>,
+    /// Its ConfigMaps and Secrets.
+    pub objects: BTreeMap<ObjectKey, Arc<ObjectRecord>>,
+}
+
+impl Contents {
+    fn claims(&self) -> impl Iterator<Item = Claim> {
+        let objects = self.objects.keys().cloned().map(Claim::Object);
+        self.pods.keys().cloned().map(Claim::Pod).chain(objects)
+    }
+
+    /// Takes in what `further` has and this has not.
+    pub fn add(&mut self, further: Self) {
+        for (key, pod) in further.pods {
+            self.pods.entry(key).or_insert(pod);
+        }
+        for (key, object) in further.objects {
+            self.objects.entry(key).or_insert(object);
+        }
+    }
+
+    fn holds(&self, claim: &Claim) -> bool {
+        match claim {
+            Claim::Pod(key) => self.pods.contains_key(key),
+            Claim::Object(key) => self.objects.contains_key(key),
+        }
+    }
+}
+
+/// What two files may claim at the same time.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Claim {
+    Pod(PodKey),
+    Object(ObjectKey),
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(key) => write!(f, "pod {key}"),
+            Self::Object(key) => write!(f, "{key}"),
+        }
+    }
+}
+
+/// One file as it counts now.
+#[derive(Debug, Default)]
+struct Entry {
+    /// What is in it, last good versions of broken documents included.
+    contents: Contents,
+    /// Why it, or a document of it, was refused; empty for a good file.
+    faults: Vec<Fault>,
+    /// The pods of it that are last good versions.
+    kept: Vec<PodKey>,
+    /// Its name is gone from the directory, not yet confirmed: it yields its keys to files that are there.
+    vanishing: bool,
+}
+
+/// All files together.
+#[derive(Debug, Default)]
+pub struct View {
+    files: BTreeMap<Arc<str>, Entry>,
+    claims: BTreeMap<Claim, BTreeSet<Arc<str>>>,
+    snapshot: SourceSnapshot,
+    /// Keys and files whose standing has to be judged again before the next snapshot.
+    touched_keys: BTreeSet<Claim>,
+    touched_files: BTreeSet<Arc<str>>,
+}
+
+impl View {
+    /// Takes what was read from the file `name`. Of a document that was refused, what it was before is kept, and of one
+    /// that cannot be told, everything that has no good version now; `restored` gives that of a file not seen since the
+    /// start.
+    pub fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
+        let previous = self.files.get(name).map_or_else(restored, |entry| entry.contents.clone());
+        let mut faults: Vec<Fault> = read.faults;
+        let mut contents = Contents::default();
+        for object in read.objects {
+            let settled = unless_immutable(object, &previous, name, &mut faults);
+            contents.objects.insert(settled.key.clone(), settled);
+        }
+        for pod in read.pods {
+            // The first of two in one file counts, and a record that is known already stays.
+            let known = previous.pods.get(&pod.key).filter(|before| same_version(before, &pod)).cloned();
+            contents.pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
+        }
+        let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
+        // A document that is gone ends its pod even when another one is broken, unless it may be the broken one.
+        let mut kept = Vec::new();
+        for (key, pod) in previous.pods {
+            if read.unknown_pod_refused || read.refused.contains(&key) {
+                contents.pods.entry(key).or_insert_with_key(|key| {
+                    kept.push(key.clone());
+                    pod
+                });
+            }
+        }
+        for (key, object) in previous.objects {
+            if read.unknown_object_refused || read.refused_objects.contains(&key) {
+                contents.objects.entry(key).or_insert(object);
+            }
+        }
+        let faults = if refused { faults } else { Vec::new() };
+        self.replace(name, Some(Entry { contents, faults, kept, vanishing: false }));
+    }
+
+    /// The view that published `snapshot`, as far as that tells.
+    pub fn of(snapshot: &SourceSnapshot) -> Self {
+        let mut files: BTreeMap<Arc<str>, Contents> = BTreeMap::new();
+        for pod in snapshot.pods.values().chain(snapshot.rivals.values().flat_map(|rivals| rivals.iter())) {
+            let contents = files.entry(Arc::clone(&pod.origin)).or_default();
+            contents.pods.insert(pod.key.clone(), Arc::clone(pod));
+        }
+        for object in snapshot.objects.values() {
+            let contents = files.entry(Arc::clone(&object.origin)).or_default();
+            contents.objects.insert(object.key.clone(), Arc::clone(object));
+        }
+        let mut view = Self::default();
+        for (name, contents) in files {
+            view.restore(&name, contents);
+        }
+        view
+    }
+
+    /// Takes what `read` names, accepted or refused, out of the files that hold it.
+    pub fn take_out(&mut self, read: &Manifest) -> Contents {
+        let pods: BTreeSet<&PodKey> = read.pods.iter().map(|pod| &pod.key).chain(&read.refused).collect();
+        let objects = read.objects.iter().map(|object| &object.key).chain(&read.refused_objects);
+        let objects: BTreeSet<&ObjectKey> = objects.collect();
+        let mut taken = Contents::default();
+        for name in self.files.keys().cloned().collect::<Vec<_>>() {
+            let mut contents = self.files[&name].contents.clone();
+            let out = Contents {
+                pods: contents.pods.extract_if(.., |key, _| pods.contains(key)).collect(),
+                objects: contents.objects.extract_if(.., |key, _| objects.contains(key)).collect(),
+            };
+            if out.claims().next().is_none() {
+                continue;
+            }
+            taken.add(out);
+            if contents.claims().next().is_some() {
+                self.restore(&name, contents);
+            } else {
+                self.remove(&name);
+            }
+        }
+        taken
+    }
+
+    /// Takes the last good version of a file that cannot be looked at.
+    pub fn restore(&mut self, name: &Arc<str>, contents: Contents) {
+        self.replace(name, Some(Entry { contents, ..Entry::default() }));
+    }
+
+    /// Marks a file whose name is gone, or is back.
+    pub fn set_vanishing(&mut self, name: &Arc<str>, vanishing: bool) {
+        if let Some(entry) = self.files.get_mut(name).filter(|entry| entry.vanishing != vanishing) {
+            entry.vanishing = vanishing;
+            self.touched_keys.extend(entry.contents.claims());
+        }
+    }
+
+    /// The file is gone for good.
+    pub fn remove(&mut self, name: &Arc<str>) {
+        self.replace(name, None);
+    }
+
+    /// Names of all files that count.
+    pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.files.keys()
+    }
+
+    /// Whether the file counts.
+    pub fn contains(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
+    /// What has to survive of the file; `None`: nothing.
+    pub fn manifests(&self, name: &str) -> Option<Manifests> {
+        let contents = &self.files.get(name)?.contents;
+        let pods = contents.pods.values().map(|pod| Arc::clone(&pod.manifest));
+        let manifests: Manifests = pods.chain(contents.objects.values().map(|object| object.manifest())).collect();
+        (!manifests.is_empty()).then_some(manifests)
+    }
+
+    /// How many pods there are now.
+    pub fn pods(&self) -> usize {
+        self.claims.keys().filter(|claim| matches!(claim, Claim::Pod(_))).count()
+    }
+
+    /// Whether there is no pod and no object now.
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty()
+    }
+
+    /// The snapshot after all that was taken; `None` when it is the same as before.
+    pub fn settle(&mut self, ready: bool, health: Health) -> Option<Arc<SourceSnapshot>> {
+        let mut changed = self.snapshot.ready != ready || self.snapshot.health != health;
+        self.snapshot.ready = ready;
+        self.snapshot.health = health;
+        for key in std::mem::take(&mut self.touched_keys) {
+            changed |= self.settle_key(key);
+        }
+        for name in std::mem::take(&mut self.touched_files) {
+            changed |= self.settle_file(name);
+        }
+        changed.then(|| Arc::new(self.snapshot.clone()))
+    }
+
+    /// The snapshot as it was settled last.
+    pub fn snapshot(&self) -> Arc<SourceSnapshot> {
+        Arc::new(self.snapshot.clone())
+    }
+
+    fn replace(&mut self, name: &Arc<str>, entry: Option<Entry>) {
+        self.touched_files.insert(Arc::clone(name));
+        let old = match entry {
+            Some(entry) => {
+                for claim in entry.contents.claims() {
+                    self.claims.entry(claim.clone()).or_default().insert(Arc::clone(name));
+                    self.touched_keys.insert(claim);
+                }
+                self.files.insert(Arc::clone(name), entry)
+            }
+            None => self.files.remove(name),
+        };
+        for claim in old.iter().flat_map(|entry| entry.contents.claims()) {
+            let still = self.files.get(name).is_some_and(|entry| entry.contents.holds(&claim));
+            if !still && let Some(claimants) = self.claims.get_mut(&claim) {
+                claimants.remove(name);
+            }
+            self.touched_keys.insert(claim);
+        }
+    }
+
+    /// The first in byte order of the file name, those that are there before those that vanish.
+    fn owner(&self, claim: &Claim) -> Option<&Arc<str>> {
+        let claimants = self.claims.get(claim)?;
+        claimants.iter().min_by_key(|name| (self.is_vanishing(name), *name))
+    }
+
+    fn settle_key(&mut self, claim: Claim) -> bool {
+        self.touched_files.extend(self.claims.get(&claim).into_iter().flatten().cloned());
+        let changed = match &claim {
+            Claim::Pod(key) => self.settle_pod(&claim, key),
+            Claim::Object(key) => {
+                let owner = self.owner(&claim).and_then(|name| self.files.get(name));
+                let object = owner.and_then(|entry| entry.contents.objects.get(key)).map(Arc::clone);
+                publish(&mut self.snapshot.objects, key, object)
+            }
+        };
+        if self.claims.get(&claim).is_some_and(BTreeSet::is_empty) {
+            self.claims.remove(&claim);
+        }
+        changed
+    }
+
+    fn settle_pod(&mut self, claim: &Claim, key: &PodKey) -> bool {
+        let owner = self.owner(claim);
+        let pod = owner.and_then(|name| self.pod(name, key)).map(Arc::clone);
+        let claimants = self.claims.get(claim).into_iter().flatten();
+        let rivals = claimants.filter(|name| Some(*name) != owner && !self.is_vanishing(name));
+        let rivals: Vec<Arc<PodRecord>> = rivals.filter_map(|name| self.pod(name, key)).map(Arc::clone).collect();
+        let contested = self.settle_rivals(key, rivals);
+        publish(&mut self.snapshot.pods, key, pod) || contested
+    }
+
+    fn settle_rivals(&mut self, key: &PodKey, rivals: Vec<Arc<PodRecord>>) -> bool {
+        let known = &mut self.snapshot.rivals;
+        if rivals.is_empty() {
+            return known.remove(key).is_some();
+        }
+        let same =
+            |now: &Arc<[_]>| now.len() == rivals.len() && now.iter().zip(&rivals).all(|(a, b)| Arc::ptr_eq(a, b));
+        if known.get(key).is_some_and(same) {
+            return false;
+        }
+        known.insert(key.clone(), rivals.into());
+        true
+    }
+
+    /// What the file says of the pod.
+    fn pod(&self, name: &str, key: &PodKey) -> Option<&Arc<PodRecord>> {
+        self.files.get(name)?.contents.pods.get(key)
+    }
+
+    fn is_vanishing(&self, name: &str) -> bool {
+        self.files.get(name).is_none_or(|entry| entry.vanishing)
+    }
+
+    fn settle_file(&mut self, name: Arc<str>) -> bool {
+        let rejection = self.files.get(&name).and_then(|entry| self.rejection(&name, entry));
+        match rejection {
+            Some(rejection) => {
+                if self.snapshot.rejected.get(&name).is_some_and(|now| **now == rejection) {
+                    return false;
+                }
+                self.snapshot.rejected.insert(name, Arc::new(rejection));
+                true
+            }
+            None => self.snapshot.rejected.remove(&name).is_some(),
+        }
+    }
+
+    fn rejection(&self, name: &Arc<str>, entry: &Entry) -> Option<Rejection> {
+        let mut faults = entry.faults.clone();
+        for claim in entry.contents.claims() {
+            if let Some(owner) = self.owner(&claim).filter(|owner| *owner != name && !entry.vanishing) {
+                let message = format!("{claim} is defined in {owner} already, which comes first");
+                let mut fault = Fault::error("metadata.name", message).with_remedy("rename or remove one of them");
+                fault.origin = Arc::clone(name);
+                faults.push(fault);
+            }
+        }
+        (!faults.is_empty()).then(|| Rejection { origin: Arc::clone(name), faults, kept: entry.kept.clone() })
+    }
+}
+
+/// Puts `record` into a part of the snapshot. False: it says so already.
+fn publish<K: Ord + Clone, R>(part: &mut OrdMap<K, Arc<R>>, key: &K, record: Option<Arc<R>>) -> bool {
+    match record {
+        Some(record) if part.get(key).is_some_and(|now| Arc::ptr_eq(now, &record)) => false,
+        Some(record) => {
+            part.insert(key.clone(), record);
+            true
+        }
+        None => part.remove(key).is_some(),
+    }
+}
+
+/// An object as read, or as it was where nothing changed. One that is immutable keeps its data, and that it is.
+fn unless_immutable(
+    object: Arc<ObjectRecord>,
+    previous: &Contents,
+    name: &Arc<str>,
+    faults: &mut Vec<Fault>,
+) -> Arc<ObjectRecord> {
+    let Some(before) = previous.objects.get(&object.key) else { return object };
+    if let Some(mut fault) = before.forbids(&object) {
+        fault.origin = Arc::clone(name);
+        faults.push(fault);
+        return Arc::clone(before);
+    }
+    if **before == *object { Arc::clone(before) } else { object }
+}
+
+/// Equal as far as anyone downstream can tell: then the record that is known already stays, and nothing changes.
+fn same_version(a: &PodRecord, b: &PodRecord) -> bool {
+    a.key == b.key && a.uid == b.uid && a.fingerprint == b.fingerprint && a.origin == b.origin && a.pod == b.pod
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,4 @@
+//! What is reported of pods: their Kubernetes status, and the snapshot that readers load.
+
+pub mod generate;
+pub mod observed;

@@ -1,0 +1,269 @@
+//! The Kubernetes status of a pod, from what its worker knows: phase, conditions, container statuses.
+//!
+//! Pure; kubelet's rules (kubelet-semantics 4.7). The status before is taken in only to keep `startTime` and the
+//! times at which conditions changed.
+
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, HostIP,
+    PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::plan::{self, Surroundings};
+use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
+use limpet_model::container::Exit;
+
+/// The status of `pod` now.
+///
+/// `node_ips`: the node's addresses, primary first. `qos_class`: as Kubernetes names it.
+pub fn generate(
+    pod: &PodState,
+    around: Surroundings,
+    node_ips: &[IpAddr],
+    qos_class: &str,
+    now: Now,
+    before: Option<&PodStatus>,
+) -> PodStatus {
+    let phase = phase(pod);
+    let statuses = |init: bool| -> Vec<ContainerStatus> {
+        pod.containers
+            .iter()
+            .filter(|slot| slot.init == init)
+            .map(|slot| container_status(pod, slot, around, now))
+            .collect()
+    };
+    let init_statuses = statuses(true);
+    let mut main_statuses = statuses(false);
+    main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
+    let pod_ips = pod_ips(pod, node_ips);
+    PodStatus {
+        conditions: Some(conditions(pod, &phase, &main_statuses, now.wall, before)),
+        host_ip: node_ips.first().map(IpAddr::to_string),
+        host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
+        init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
+        container_statuses: Some(main_statuses),
+        pod_ip: pod_ips.first().map(IpAddr::to_string),
+        pod_ips: (!pod_ips.is_empty()).then(|| pod_ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
+        phase: Some(phase),
+        qos_class: Some(qos_class.to_owned()),
+        start_time: Some(Time(pod.start_time)),
+        ..PodStatus::default()
+    }
+}
+
+fn pod_ips(pod: &PodState, node_ips: &[IpAddr]) -> Vec<IpAddr> {
+    match &pod.sandbox {
+        SandboxState::Ready(_) if pod.record.host_network() => node_ips.to_vec(),
+        SandboxState::Ready(sandbox) => sandbox.addresses.ips.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// The pod's phase, kubelet's tests in kubelet's order.
+fn phase(pod: &PodState) -> String {
+    let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| !slot.init).collect();
+    let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
+    let phase = if plan::init_failed(pod) {
+        "Failed"
+    } else if !plan::is_initialized(pod) || mains.iter().any(|slot| slot.instance.is_none()) {
+        "Pending"
+    } else if mains.iter().any(|slot| slot.is_running()) || mains.iter().any(|slot| plan::wants_restart(pod, slot)) {
+        "Running"
+    } else if mains.iter().all(|slot| exit(slot) == Some(0)) {
+        "Succeeded"
+    } else {
+        "Failed"
+    };
+    phase.to_owned()
+}
+
+fn container_status(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -> ContainerStatus {
+    let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
+    let state = state(pod, slot, around, now);
+    let ready = match &slot.instance {
+        Some(instance) if slot.init => instance.exit().is_some_and(|exit| exit.code == 0),
+        Some(instance) => instance.is_running(),
+        None => false,
+    };
+    // A waiting container shows how it ended last; a terminated one shows it as its state.
+    let last = match (&slot.instance, &slot.previous) {
+        (Some(instance), _) if state.waiting.is_some() => terminated(instance),
+        (_, Some(previous)) => terminated(previous),
+        _ => None,
+    };
+    ContainerStatus {
+        name: slot.name.clone(),
+        image: slot.instance.as_ref().map_or(spec_image, |instance| instance.image.clone()),
+        image_id: slot.instance.as_ref().map(image_id).unwrap_or_default(),
+        container_id: slot.instance.as_ref().map(|instance| format!("containerd://{}", instance.id)),
+        ready,
+        started: Some(slot.is_running()),
+        restart_count: slot.instance.as_ref().map_or(0, |instance| i32::try_from(instance.attempt).unwrap_or(i32::MAX)),
+        state: Some(state),
+        last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),
+        ..ContainerStatus::default()
+    }
+}
+
+/// kubelet's form: repository and digest.
+fn image_id(instance: &Instance) -> String {
+    let repository = instance.image.split('@').next().unwrap_or_default();
+    let name = match repository.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
+        _ => repository,
+    };
+    format!("{name}@{}", instance.image_digest)
+}
+
+fn state(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -> ContainerState {
+    if let Some(instance) = &slot.instance {
+        if instance.is_running() {
+            let started_at = instance.started_at.map(Time);
+            return ContainerState { running: Some(ContainerStateRunning { started_at }), ..ContainerState::default() };
+        }
+        if pod.ending.is_some() || !plan::wants_restart(pod, slot) || plan::is_finished(pod) {
+            return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
+        }
+    }
+    let (reason, message) = waiting(pod, slot, around, now);
+    let message = (!message.is_empty()).then_some(message);
+    ContainerState {
+        waiting: Some(ContainerStateWaiting { reason: Some(reason), message }),
+        ..ContainerState::default()
+    }
+}
+
+/// Why a container that should run does not.
+fn waiting(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -> (String, String) {
+    if let Some(trouble) = &slot.trouble {
+        return (trouble.reason.to_owned(), trouble.message.clone());
+    }
+    if let ImageState::Failed(trouble) = &slot.image {
+        return (trouble.reason.to_owned(), trouble.message.clone());
+    }
+    if let Some(Instance { life: crate::state::Life::Exited { retry_at, .. }, pause, .. }) = &slot.instance
+        && *retry_at > now.mono
+    {
+        let message = format!(
+            "back-off {}s restarting failed container={} pod={}_{}({})",
+            pause.as_secs(),
+            slot.name,
+            pod.record.key.name(),
+            pod.record.key.namespace(),
+            pod.record.uid
+        );
+        return ("CrashLoopBackOff".to_owned(), message);
+    }
+    if !slot.init && !plan::is_initialized(pod) {
+        return ("PodInitializing".to_owned(), String::new());
+    }
+    let message = match &pod.trouble {
+        Some(trouble) => trouble.message.clone(),
+        None if !around.runtime_ready => "waiting for containerd".to_owned(),
+        None if !around.network_ready && !pod.record.host_network() => {
+            "network is not ready: no CNI configuration".to_owned()
+        }
+        None => String::new(),
+    };
+    ("ContainerCreating".to_owned(), message)
+}
+
+fn terminated(instance: &Instance) -> Option<ContainerStateTerminated> {
+    let exit: &Exit = instance.exit()?;
+    Some(ContainerStateTerminated {
+        container_id: Some(format!("containerd://{}", instance.id)),
+        exit_code: exit.code,
+        finished_at: Some(Time(exit.finished_at)),
+        message: (!exit.message.is_empty()).then(|| exit.message.clone()),
+        reason: Some(exit.reason.clone()),
+        signal: None,
+        started_at: instance.started_at.map(Time),
+    })
+}
+
+/// The conditions kubelet owns, each with the time it last changed.
+fn conditions(
+    pod: &PodState,
+    phase: &str,
+    mains: &[ContainerStatus],
+    now: Timestamp,
+    before: Option<&PodStatus>,
+) -> Vec<PodCondition> {
+    let unready: Vec<&str> = mains.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
+    let uninitialized: Vec<&str> = if plan::is_initialized(pod) {
+        Vec::new()
+    } else {
+        pod.containers.iter().filter(|slot| slot.init && !init_done(slot)).map(|slot| slot.name.as_str()).collect()
+    };
+    let ended = match phase {
+        "Succeeded" => Some("PodCompleted"),
+        "Failed" => Some("PodFailed"),
+        _ => None,
+    };
+    let ready = verdict(ended, "ContainersNotReady", "unready", &unready);
+    let initialized = match ended {
+        Some("PodCompleted") => Verdict { holds: true, reason: Some("PodCompleted".into()), message: None },
+        _ => verdict(None, "ContainersNotInitialized", "incomplete", &uninitialized),
+    };
+    let scheduled = Verdict { holds: true, reason: None, message: None };
+    let sandboxed = Verdict { holds: matches!(pod.sandbox, SandboxState::Ready(_)), reason: None, message: None };
+    [
+        ("PodReadyToStartContainers", sandboxed),
+        ("Initialized", initialized),
+        ("Ready", ready.clone()),
+        ("ContainersReady", ready),
+        ("PodScheduled", scheduled),
+    ]
+    .into_iter()
+    .map(|(name, verdict)| condition(name, verdict, now, before))
+    .collect()
+}
+
+fn init_done(slot: &ContainerSlot) -> bool {
+    slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 0)
+}
+
+#[derive(Debug, Clone)]
+struct Verdict {
+    holds: bool,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+fn verdict(ended: Option<&str>, reason: &str, word: &str, names: &[&str]) -> Verdict {
+    match ended {
+        Some(reason) => Verdict { holds: false, reason: Some(reason.to_owned()), message: None },
+        None if names.is_empty() => Verdict { holds: true, reason: None, message: None },
+        None => Verdict {
+            holds: false,
+            reason: Some(reason.to_owned()),
+            message: Some(format!("containers with {word} status: [{}]", names.join(" "))),
+        },
+    }
+}
+
+fn condition(name: &str, verdict: Verdict, now: Timestamp, before: Option<&PodStatus>) -> PodCondition {
+    let status = if verdict.holds { "True" } else { "False" };
+    let known = before
+        .and_then(|before| before.conditions.as_ref())
+        .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == name));
+    let changed = match known {
+        Some(known) if known.status == status => known.last_transition_time.clone(),
+        _ => Some(Time(now)),
+    };
+    PodCondition {
+        type_: name.to_owned(),
+        status: status.to_owned(),
+        reason: verdict.reason,
+        message: verdict.message,
+        last_transition_time: changed,
+        ..PodCondition::default()
+    }
+}
+
+#[cfg(test)]
+#[path = "generate_tests.rs"]
+mod tests;

@@ -1,0 +1,111 @@
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use std::time::Instant;
+
+use super::*;
+use crate::fixtures::{self, READY, exit, now, sandbox};
+use crate::state::Trouble;
+
+/// A pod with an address: its init containers `i0`…, its containers `m0`….
+fn pod(policy: &str, inits: usize, mains: usize) -> PodState {
+    let names = |letter: &str, count: usize| (0..count).map(|index| format!("{letter}{index}")).collect::<Vec<_>>();
+    let (inits, mains) = (names("i", inits), names("m", mains));
+    let [inits, mains] = [&inits, &mains].map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut state = fixtures::pod(policy, &inits, &mains);
+    state.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2"]));
+    state
+}
+
+/// `None` runs; `Some(code)` ended.
+fn put(pod: &mut PodState, index: usize, end: Option<i32>, pause: Duration) {
+    let slot = &mut pod.containers[index];
+    let mut instance = Instance { image: "registry:5000/app:1".into(), pause, ..fixtures::instance(slot, 2) };
+    if let Some(code) = end {
+        instance.end(exit(code), now());
+    }
+    slot.instance = Some(instance);
+}
+
+fn status(pod: &PodState) -> PodStatus {
+    generate(pod, READY, &["192.0.2.1".parse().unwrap()], "BestEffort", now(), None)
+}
+
+#[test]
+fn phases_follow_kubelets_table() {
+    /// Not made yet, running, or ended with a code.
+    type Main = Option<Option<i32>>;
+    let cases: [(&str, &[Main], &str); 9] = [
+        ("Always", &[None], "Pending"),
+        ("Always", &[Some(None)], "Running"),
+        ("Always", &[Some(None), None], "Pending"),
+        ("Always", &[Some(Some(0))], "Running"),
+        ("OnFailure", &[Some(Some(0))], "Succeeded"),
+        ("OnFailure", &[Some(Some(1))], "Running"),
+        ("Never", &[Some(Some(0))], "Succeeded"),
+        ("Never", &[Some(Some(1)), Some(Some(0))], "Failed"),
+        ("Never", &[Some(Some(1)), Some(None)], "Running"),
+    ];
+    for (policy, mains, phase) in cases {
+        let mut pod = pod(policy, 0, mains.len());
+        for (index, main) in mains.iter().enumerate() {
+            if let Some(end) = main {
+                put(&mut pod, index, *end, Duration::ZERO);
+            }
+        }
+        assert_eq!(status(&pod).phase.unwrap(), phase, "{policy} {mains:?}");
+    }
+}
+
+#[test]
+fn a_crash_loop_waits_with_its_last_end_in_sight() {
+    let mut pod = pod("Always", 0, 1);
+    put(&mut pod, 0, Some(3), Duration::from_secs(20));
+    let status = status(&pod).container_statuses.unwrap().remove(0);
+    let waiting = status.state.unwrap().waiting.unwrap();
+    assert_eq!(waiting.reason.unwrap(), "CrashLoopBackOff");
+    assert!(waiting.message.unwrap().starts_with("back-off 20s restarting failed container=m0 pod=web-node_default("));
+    assert_eq!(status.last_state.unwrap().terminated.unwrap().exit_code, 3);
+    assert_eq!((status.restart_count, status.ready), (2, false));
+    assert_eq!(status.image_id, "registry:5000/app@sha256:1");
+}
+
+#[test]
+fn mains_wait_for_the_init_containers_and_say_so() {
+    let mut pod = pod("Always", 1, 1);
+    put(&mut pod, 0, None, Duration::ZERO);
+    let status = status(&pod);
+    assert_eq!(status.phase.unwrap(), "Pending");
+    let main = &status.container_statuses.unwrap()[0];
+    assert_eq!(main.state.as_ref().unwrap().waiting.as_ref().unwrap().reason.as_deref(), Some("PodInitializing"));
+    let initialized = status.conditions.unwrap().into_iter().find(|c| c.type_ == "Initialized").unwrap();
+    assert_eq!(
+        (initialized.status.as_str(), initialized.reason.as_deref()),
+        ("False", Some("ContainersNotInitialized"))
+    );
+    assert_eq!(initialized.message.unwrap(), "containers with incomplete status: [i0]");
+}
+
+#[test]
+fn an_image_that_cannot_be_had_is_the_reason() {
+    let mut pod = pod("Always", 0, 1);
+    pod.containers[0].image =
+        ImageState::Failed(Trouble::after(None, "ErrImagePull", "not found".into(), Instant::now()));
+    let state = status(&pod).container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
+    assert_eq!((state.reason.as_deref(), state.message.as_deref()), (Some("ErrImagePull"), Some("not found")));
+}
+
+#[test]
+fn a_condition_keeps_the_time_it_changed() {
+    let mut pod = pod("Always", 0, 1);
+    put(&mut pod, 0, None, Duration::ZERO);
+    let first = status(&pod);
+    let later = Now { mono: Instant::now(), wall: Timestamp::from_second(100).unwrap() };
+    let second = generate(&pod, READY, &[], "BestEffort", later, Some(&first));
+    assert_eq!(first.conditions, second.conditions);
+    put(&mut pod, 0, Some(1), Duration::from_secs(10));
+    let third = generate(&pod, READY, &[], "BestEffort", later, Some(&second));
+    let ready = third.conditions.unwrap().into_iter().find(|c| c.type_ == "Ready").unwrap();
+    assert_eq!((ready.status.as_str(), ready.last_transition_time.unwrap().0), ("False", later.wall));
+}
