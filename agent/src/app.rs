@@ -18,18 +18,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cli::run::{Prepared, service};
-use crate::config::{CgroupDriver, Config, ManifestWatch};
+use crate::config::{Config, ManifestWatch};
 use crate::lifecycle;
 use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge_loop;
-use crate::network::Network;
-use crate::runtime::cgroup::Cgroups;
 use crate::runtime::client::Client;
 use crate::runtime::container::{Containers, ContainersConfig};
 use crate::runtime::image::{Images, ImagesConfig};
 use crate::runtime::log::LogPaths;
-use crate::runtime::sandbox::Sandboxes;
-use crate::runtime::spec::NodeFacts;
 use crate::runtime::user::AccountsCache;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
@@ -42,7 +38,6 @@ use crate::source::push::{self, PushSource, Surroundings};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
-use crate::volume::Volumes;
 use crate::watch::{Feed, Onlooker, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
@@ -51,6 +46,14 @@ use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
+use limpet_host::cgroup::CgroupDriver;
+use limpet_host::cgroup::Cgroups;
+use limpet_host::network::Network;
+use limpet_host::sandbox::Sandboxes;
+use limpet_host::volume;
+use limpet_host::volume::ClusterDns;
+use limpet_host::volume::Volumes;
+use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::source::SourceKind;
 use onlooker::NodeOnlooker;
@@ -100,8 +103,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let hands = Arc::new(performer(&shared, node).await?);
     guard(&shared, &hands.cgroups).await?;
-    if let Err(error) = lifecycle::process::probe() {
-        tracing::warn!(%error, "pidfd_open is refused: {}", lifecycle::process::WITHOUT_PIDFDS);
+    if let Err(error) = limpet_host::process::probe() {
+        tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
     }
     // After the guard: an earlier one, strict, need not know this executable.
     let store = open_store(&config).await?;
@@ -215,7 +218,7 @@ fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: Cancellat
             // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
             config.runtime_request_timeout / 2,
         ),
-        volumes: Volumes::new(&config, limits(node)),
+        volumes: Volumes::new(volume_settings(&config, limits(node))),
         slots: Arc::default(),
         desired: Desired::default(),
         events: Events::default(),
@@ -240,6 +243,17 @@ fn has_image(images: Images) -> Arc<HasImage> {
 fn limits(node: &NodeFacts) -> NodeLimits {
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     NodeLimits { cpus, memory: node.memory_capacity }
+}
+
+/// What of the configuration concerns volumes.
+fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
+    volume::Settings {
+        root_dir: config.root_dir.clone(),
+        resolv_conf: config.resolv_conf.clone(),
+        hosts_file: "/etc/hosts".into(),
+        cluster: ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() },
+        limits,
+    }
 }
 
 /// The hands, and the tasks that belong to what they hold: archives, network, resolv.conf.

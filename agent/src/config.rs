@@ -18,6 +18,7 @@ pub use read::load;
 
 use crate::manifest_guard::GuardSettings;
 use crate::source::http::HttpSettings;
+use limpet_host::cgroup::CgroupDriver;
 use limpet_model::pod::Fault;
 
 /// Something in the configuration that has no effect, and why.
@@ -37,16 +38,6 @@ pub enum ConfigError {
     /// All mistakes of the file and the flags, at least one.
     #[error("{}", .0.iter().map(|fault| format!("error: {fault}")).collect::<Vec<_>>().join("\n"))]
     Faults(Vec<Fault>),
-}
-
-/// How cgroups are made (kubelet's `cgroupDriver`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CgroupDriver {
-    /// Directories below the cgroup file system.
-    #[default]
-    Cgroupfs,
-    /// Slices and scopes, made by systemd over D-Bus.
-    Systemd,
 }
 
 /// What tells of changes of manifests, and of who makes them (`manifestWatch`). inotify always watches.

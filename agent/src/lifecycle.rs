@@ -9,7 +9,6 @@ pub mod followed;
 pub mod kernel;
 pub mod kernel_types;
 pub mod memory;
-pub mod process;
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,7 +28,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 
 use crate::runtime::client::Client;
 use crate::runtime::container::{exit_code, timestamp};
-use crate::watch::PathWatch;
+use limpet_host::path_watch::PathWatch;
 use limpet_model::container::ContainerId;
 
 /// The topic limpet publishes on to know that its subscription stands.

@@ -3,7 +3,6 @@
 //! Policy-free: the worker decides, this room does. Calls, their order and their pitfalls follow the facts
 //! recorded in `docs/containerd.md`.
 
-pub mod cgroup;
 pub mod client;
 pub mod container;
 pub mod error;
@@ -11,8 +10,6 @@ pub mod exec;
 pub mod image;
 mod lease;
 pub mod log;
-pub mod peer;
 pub mod record;
-pub mod sandbox;
 pub mod spec;
 pub mod user;

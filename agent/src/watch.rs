@@ -14,8 +14,6 @@ mod backend;
 pub(crate) mod cgroup;
 mod fanotify;
 pub(crate) mod file_system;
-mod inotify;
-mod path_watch;
 mod process;
 pub mod programs;
 mod trail;
@@ -38,9 +36,10 @@ use tokio::time::Instant;
 
 pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
 use inotify::{Change, Queue, Wd};
+use limpet_host::directory::directory_id;
+use limpet_host::inotify;
 use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
-pub(crate) use path_watch::PathWatch;
 pub(crate) use process::actor as actor_behind;
 use trail::Trail;
 use witness::{Place, Witness};
@@ -59,14 +58,6 @@ const GONE: ReadFlags =
     ReadFlags::DELETE_SELF.union(ReadFlags::MOVE_SELF).union(ReadFlags::UNMOUNT).union(ReadFlags::IGNORED);
 /// How often a path that keeps changing under the watch is followed anew before the next event is awaited.
 const SETTLE_ROUNDS: usize = 4;
-
-/// The identity of the directory `path` leads to.
-///
-/// # Errors
-/// The path does not lead to a directory, or may not be searched.
-pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
-    DirectoryId::from_metadata(&path.metadata()?).ok_or_else(|| ErrorKind::NotADirectory.into())
-}
 
 /// Why the whole directory has to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,9 +6,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::process::Processes;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
+use limpet_model::process::Processes;
 
 use super::state::{Busy, Instance, Life, Now, PodState};
 

@@ -4,8 +4,8 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::process::ProcessHandle;
 use jiff::Timestamp;
+use limpet_model::process::ProcessHandle;
 use std::time::Instant;
 
 use super::super::fixtures::{self, exit};

@@ -17,7 +17,6 @@ pub mod merge;
 mod objects_tests;
 pub mod outcome;
 pub mod plan;
-pub mod process;
 pub mod provisional;
 pub mod source;
 pub mod state;

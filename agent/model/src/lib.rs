@@ -12,6 +12,7 @@ pub mod image;
 pub mod image_name;
 pub mod lifecycle;
 pub mod manifest;
+pub mod node;
 pub mod object;
 pub mod pod;
 pub mod process;

@@ -1,6 +1,9 @@
-//! Processes of containers, as the kernel names them.
+//! Processes of containers: how the kernel names them, and references that outlive their numbers.
 
 use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
 
 use crate::container::ContainerId;
 
@@ -38,6 +41,27 @@ pub fn container_in_cgroups(cgroups: &str) -> Option<ContainerId> {
     let parts = cgroups.split(['/', '\n', '-', '.']);
     let is_id = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
     parts.filter(is_id).map(ContainerId::new).next()
+}
+
+/// A reference to one process that stays valid whoever gets its number later.
+pub trait ProcessHandle: fmt::Debug + Send + Sync {
+    /// Whether the process has not ended.
+    fn is_alive(&self) -> bool;
+
+    /// Resolves when the process has ended, all its threads included. Cancel safe.
+    ///
+    /// # Errors
+    /// Its end cannot be waited for here.
+    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+}
+
+/// Looks up processes.
+pub trait Processes {
+    /// The process that has the number `pid` now, where the kernel gives references to processes.
+    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>>;
+
+    /// Whether the process `pid` is in the container's cgroup: for processes without a handle.
+    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool;
 }
 
 #[cfg(test)]

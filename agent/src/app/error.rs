@@ -3,10 +3,10 @@
 use std::io;
 
 use crate::manifest_guard::GuardRefusal;
-use crate::runtime::cgroup::CgroupError;
-use crate::runtime::sandbox::SandboxError;
 use crate::server::ServerError;
 use crate::store::{StoreError, chain};
+use limpet_host::cgroup::CgroupError;
+use limpet_host::sandbox::SandboxError;
 
 /// Why the agent did not start. Each message names what to mend.
 #[derive(Debug, thiserror::Error)]

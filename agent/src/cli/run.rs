@@ -12,7 +12,7 @@ use crate::app;
 use crate::config::{self, Config, RunFlags};
 use crate::lifecycle::memory;
 use crate::node::{self, NameNotice, NodeLock, StartError};
-use crate::runtime::spec::NodeFacts;
+use limpet_model::node::NodeFacts;
 
 /// What the agent is composed of, once it may start.
 #[derive(Debug)]

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use rustix::fs::statfs;
 use rustix::thread::CapabilitySet;
 
-use crate::config::{CgroupDriver, Config};
-use crate::runtime::spec::NodeFacts;
+use crate::config::Config;
+use limpet_host::cgroup::CgroupDriver;
+use limpet_model::node::NodeFacts;
 
 /// The lowest `oom_score_adj` there is; allowed with `CAP_SYS_RESOURCE`.
 const OOM_SCORE_MIN: i32 = -1_000;

@@ -18,7 +18,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
 use crate::config::{Config, ConfigError};
-use crate::runtime::peer;
+use limpet_host::peer;
 pub use others::{OtherAgent, find as other_agent};
 
 /// The lock's file below the root and the run directory.

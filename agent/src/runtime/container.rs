@@ -25,7 +25,7 @@ use tonic::Code;
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record;
-use crate::leftover;
+use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState};
@@ -325,7 +325,7 @@ impl Containers {
     /// behind that it has started.
     pub async fn remove_never_ran(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.remove(id).await?;
-        leftover::end("CONTAINER_ID", id.as_str()).await;
+        orphan_processes::end("CONTAINER_ID", id.as_str()).await;
         Ok(())
     }
 

@@ -24,8 +24,9 @@ use oci_spec::runtime::{
 
 pub use self::host::HostInput;
 
-use crate::volume::Mount;
+use limpet_host::volume::Mount;
 use limpet_model::image::LocalImage;
+use limpet_model::node::NodeFacts;
 use limpet_model::object::{ObjectKey, ObjectKind, PodObjects};
 use limpet_model::pod::PodRecord;
 use limpet_model::sandbox::PodAddresses;
@@ -42,31 +43,6 @@ pub struct ProcessUser {
     pub additional_gids: Vec<u32>,
     /// The user's home directory, for `HOME`; empty when `/etc/passwd` does not know.
     pub home: String,
-}
-
-/// What is true of the node and does not change while the agent runs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NodeFacts {
-    /// The settled node name.
-    pub name: String,
-    /// The node's addresses, for `status.hostIP` and host-network pods; may be empty on a box without network.
-    pub addresses: Vec<std::net::IpAddr>,
-    /// Bytes of memory, for kubelet's OOM score formula.
-    pub memory_capacity: u64,
-    /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
-    pub oom_score_floor: i32,
-    /// The unified (v2) cgroup hierarchy alone is mounted.
-    pub cgroup_v2: bool,
-    /// The cgroup driver is systemd: each container is a scope.
-    pub systemd_cgroup: bool,
-    /// The agent's own systemd service, when it runs as one.
-    pub service: Option<String>,
-    /// The agent's configuration.
-    pub seccomp_default: bool,
-    /// Directory of `Localhost` seccomp profiles: `<root-dir>/seccomp`.
-    pub seccomp_dir: std::path::PathBuf,
-    /// containerd's socket.
-    pub runtime_endpoint: std::path::PathBuf,
 }
 
 /// Everything the spec of one container is made of.

@@ -5,7 +5,8 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::ServerState;
-use crate::config::{CgroupDriver, Config};
+use crate::config::Config;
+use limpet_host::cgroup::CgroupDriver;
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))

@@ -17,9 +17,8 @@ use nix::sys::fanotify::{EventFFlags, InitFlags, MarkFlags, MaskFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::inotify::{OwnsDescriptor, register};
 use super::{Onlooker, process};
-use crate::watch::directory_id;
+use limpet_host::directory::directory_id;
 use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
 
@@ -61,7 +60,6 @@ pub(super) struct Drained {
 }
 
 type Group = nix::sys::fanotify::Fanotify;
-impl OwnsDescriptor for Group {}
 
 /// A directory as events name it: the file handle's type and bytes.
 type Handle = (i32, Vec<u8>);
@@ -102,11 +100,10 @@ impl Fanotify {
             Errno::EINVAL => io::Error::new(io::ErrorKind::Unsupported, "this kernel's fanotify tells no names"),
             errno => errno.into(),
         })?;
-        Ok(Self {
-            group: register(group, Interest::READABLE)?,
-            marks: HashMap::new(),
-            identified: Identified::default(),
-        })
+        // SAFETY: a fanotify group owns its descriptor, never exchanges it, and closes it only when dropped.
+        #[allow(unsafe_code)]
+        let group = unsafe { AsyncFd::register_with_interest(group, Interest::READABLE) };
+        Ok(Self { group: group.map_err(io::Error::from)?, marks: HashMap::new(), identified: Identified::default() })
     }
 
     /// Marks the directory at `path`, which is `id`; a mark that is there already is renewed.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::fanotify::Fanotify;
-use crate::watch::directory_id;
+use limpet_host::directory::directory_id;
 use limpet_model::actor::Actor;
 
 /// The file that is written.

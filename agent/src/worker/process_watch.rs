@@ -10,10 +10,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::inbox::Inbox;
 use super::perform::Performer;
 use crate::runtime::error::RuntimeError;
-use limpet_core::process::ProcessHandle;
 use limpet_core::state::{Life, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::Task;
+use limpet_model::process::ProcessHandle;
 
 /// How long containerd may take to tell of an end that the kernel has told.
 const SAID_WITHIN: Duration = Duration::from_secs(5);

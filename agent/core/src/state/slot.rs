@@ -8,10 +8,10 @@ use jiff::Timestamp;
 use std::time::Instant;
 
 use crate::backoff;
-use crate::process::ProcessHandle;
 use crate::state::{Now, Trouble};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::process::ProcessHandle;
 use limpet_model::process::{ProcessName, Sender};
 
 /// How a container's image stands.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use super::Finding;
-use crate::config::CgroupDriver;
+use limpet_host::cgroup::CgroupDriver;
 
 /// What limits of pods are made of.
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];

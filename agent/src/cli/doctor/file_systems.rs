@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::Finding;
 use crate::config::Config;
-use crate::volume::unescape;
 use crate::watch::file_system::hides_changes;
+use limpet_host::mount_table::unescape;
 
 pub(super) fn examine(config: &Config) -> Finding {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

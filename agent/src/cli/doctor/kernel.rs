@@ -11,8 +11,8 @@ use limpet_bpf::{Kernel, LoadError, Loaded, ProgramState, Purpose, Request};
 use super::scratch::Scratch;
 use super::{Finding, witness};
 use crate::config::Config;
-use crate::lifecycle::process;
 use crate::watch::{DirectoryWatch, WatchEvent};
+use limpet_host::process;
 
 /// How long an event may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Finding;
 use crate::config::Config;
-use crate::network::{Network, NetworkStatus};
+use limpet_host::network::{Network, NetworkStatus};
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![cni(config)];

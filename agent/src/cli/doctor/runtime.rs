@@ -16,7 +16,7 @@ use super::Finding;
 use crate::config::Config;
 use crate::lifecycle;
 use crate::runtime::client::Client;
-use crate::runtime::peer;
+use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
 
 /// The oldest containerd that is tested against.

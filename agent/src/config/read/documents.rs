@@ -8,9 +8,10 @@ use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
 use super::super::url::duration;
-use super::super::{CgroupDriver, Config, ManifestWatch, quantity};
+use super::super::{Config, ManifestWatch, quantity};
 use super::Judge;
 use crate::manifest_guard::GuardSettings;
+use limpet_host::cgroup::CgroupDriver;
 
 /// Images pulled at once where kubelet would set no limit.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;

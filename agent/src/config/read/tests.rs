@@ -6,10 +6,10 @@ use reqwest::header::HeaderMap;
 
 use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
-use crate::config::CgroupDriver;
 use crate::manifest_guard::GuardSettings;
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
+use limpet_host::cgroup::CgroupDriver;
 
 #[derive(Debug, Parser)]
 struct Command {

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
-use crate::watch::PathWatch;
+use limpet_host::path_watch::PathWatch;
 
 /// A private containerd with one running container.
 pub(crate) struct TestContainer {

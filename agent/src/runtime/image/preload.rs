@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::content::Labels;
 use super::error::{CallError, ImageError};
 use super::{Images, document, import};
-use crate::watch::PathWatch;
+use limpet_host::path_watch::PathWatch;
 
 /// Pauses between attempts while containerd is away or the disk is full.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));

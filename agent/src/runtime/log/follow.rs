@@ -8,7 +8,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
-use crate::watch::PathWatch;
+use limpet_host::path_watch::PathWatch;
 
 /// A writer that is silent for so long after its container's end has written what there was.
 const QUIET: Duration = Duration::from_millis(200);

@@ -124,7 +124,7 @@ pub fn main(value: &OsStr) -> ExitCode {
 /// of that logger's pipes open, and nothing will ever come through them.
 fn end_predecessor() {
     if let Ok(id) = std::env::var("CONTAINER_ID") {
-        crate::leftover::end_others("CONTAINER_ID", &id);
+        limpet_host::orphan_processes::end_others("CONTAINER_ID", &id);
     }
 }
 

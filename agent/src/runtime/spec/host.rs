@@ -9,7 +9,7 @@ use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp
 
 use super::seccomp::{self, Profile};
 use super::{SpecError, SpecInput, capabilities};
-use crate::runtime::peer;
+use limpet_host::peer;
 
 /// Largest seccomp profile read.
 const MAX_PROFILE: u64 = 1 << 20;

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use oci_spec::runtime::Mount;
 
 use super::SpecInput;
-use crate::volume::{self, Propagation};
+use limpet_host::volume::{self, Propagation};
 
 /// `spec.mounts`. A volume at the place of a default mount replaces it; one at `/dev` replaces all below it.
 pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {

@@ -8,7 +8,7 @@ use oci_spec::runtime::{Capabilities, Capability, LinuxDevice};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::volume::{self, Propagation};
+use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_model::sandbox::Namespaces;
 

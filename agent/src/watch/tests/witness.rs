@@ -298,7 +298,7 @@ async fn watches_of_inotify_that_end_under_load_are_put_anew_and_nothing_is_miss
             follow(&mut watch, &place, &mut known).await;
         }
         let (main, _) = watch.main.unwrap();
-        watch.queue.lose(main);
+        watch.queue.remove(main);
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     writer.join().unwrap();

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use super::start::START_ERROR;
 use super::{Performer, failure, sandbox_of};
-use crate::leftover;
-use crate::network::AttachRequest;
 use crate::runtime::client::calling;
-use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use crate::status::event::EventType;
-use crate::volume::{VolumeError, pod_hostname};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
+use limpet_host::network::AttachRequest;
+use limpet_host::orphan_processes;
+use limpet_host::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
+use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
@@ -197,7 +197,7 @@ impl Performer {
             }
         }
         if pod.outlived_connection {
-            leftover::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
+            orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
         }
         self.release(&pod.record.uid).await?;
         self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
@@ -223,7 +223,7 @@ impl Performer {
     /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile.
     pub async fn clear(&self, uid: &PodUid) {
         tracing::info!(%uid, "clearing what a pod that is gone left behind");
-        leftover::end_shims(ContainerId::pod_digits(uid)).await;
+        orphan_processes::end_shims(ContainerId::pod_digits(uid)).await;
         if let Err(failure) = self.release(uid).await {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;

@@ -9,8 +9,6 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::{Performer, failure, sandbox_of};
-use crate::leftover;
-use crate::lifecycle::process::HostProcesses;
 use crate::runtime::container::{NewContainer, Rootfs};
 use crate::runtime::error::RuntimeError;
 use crate::runtime::spec::{self, ProcessUser, SpecInput};
@@ -20,11 +18,13 @@ use crate::status::metrics::ContainerType;
 use crate::worker::clock;
 use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::process::Processes as _;
 use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, Trouble};
+use limpet_host::orphan_processes;
+use limpet_host::process::HostProcesses;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::process::Processes as _;
 
 /// kubelet's exit code for a container whose process could not be started.
 const START_ERROR_CODE: i32 = 128;
@@ -234,7 +234,7 @@ impl Performer {
             Err(error @ RuntimeError::Deadline { .. }) => {
                 tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "a shim without other work is ended");
                 let digits = ContainerId::pod_digits(&start.pod.record.uid);
-                leftover::end_idle_shims(digits, start.id.as_str().to_owned()).await;
+                orphan_processes::end_idle_shims(digits, start.id.as_str().to_owned()).await;
                 Err(run_error(error))
             }
             other => other.map_err(run_error),

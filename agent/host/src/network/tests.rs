@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::net::IpAddr;
 
 use super::*;
-use crate::runtime::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
+use crate::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 
 /// One that no other test on the machine has: plugins of a UID that are still at work are ended, wherever they run.
 fn unique_uid() -> PodUid {

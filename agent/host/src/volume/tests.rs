@@ -9,6 +9,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::mount_table;
+use crate::mount_table::is_mount_point;
 use limpet_model::pod::{Fingerprint, PodKey};
 use limpet_model::source::SourceKind;
 

@@ -27,8 +27,8 @@ use self::conflist::Conflist;
 use self::invoke::Plugins;
 use self::record::{NetworkNamespace, Record, Records};
 pub use self::request::{AttachRequest, PortMapping};
-use crate::leftover;
-use crate::watch::PathWatch;
+use crate::orphan_processes;
+use crate::path_watch::PathWatch;
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::PodAddresses;
 
@@ -285,7 +285,7 @@ impl Network {
     async fn end_what_was_cut_short(&self, record: &Record) {
         let netns = record.network_namespace.path.to_string_lossy();
         if record.result.is_none() && !netns.is_empty() {
-            leftover::end("CNI_NETNS", &netns).await;
+            orphan_processes::end("CNI_NETNS", &netns).await;
         }
     }
 

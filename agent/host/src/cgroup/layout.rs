@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::Tenant;
-use crate::config::CgroupDriver;
+use crate::cgroup::CgroupDriver;
 use limpet_model::pod::PodUid;
 use limpet_model::pod::qos::QosClass;
 

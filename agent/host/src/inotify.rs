@@ -21,30 +21,33 @@ const MOST: usize = 4_096;
 
 /// A watch descriptor. The kernel does not use a number twice in one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Wd(i32);
+pub struct Wd(i32);
 
 impl Wd {
     /// No watch has this descriptor.
-    pub(super) const DEAD: Self = Self(-1);
+    pub const DEAD: Self = Self(-1);
 }
 
 /// One event as the kernel sent it.
 #[derive(Debug, Clone)]
-pub(super) struct Change {
-    pub(super) wd: Wd,
-    pub(super) flags: ReadFlags,
-    pub(super) name: Option<OsString>,
+pub struct Change {
+    /// The watch it came by.
+    pub wd: Wd,
+    /// What happened.
+    pub flags: ReadFlags,
+    /// To which entry of the directory; `None`: to the directory itself.
+    pub name: Option<OsString>,
 }
 
 /// Hands an owned descriptor to the reactor.
 #[allow(unsafe_code)]
-pub(super) fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+pub fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     // SAFETY: both types below own their descriptor, never exchange it, and close it only when dropped.
     unsafe { AsyncFd::register_with_interest(owner, interest) }.map_err(io::Error::from)
 }
 
 /// Types whose one descriptor stays open and the same for as long as they live.
-pub(super) trait OwnsDescriptor: AsRawFd {}
+pub trait OwnsDescriptor: AsRawFd {}
 impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for File {}
 
@@ -60,19 +63,23 @@ fn with_limit(error: Errno) -> io::Error {
 
 /// The instance and the paths its watches were put on.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub struct Queue {
     fd: AsyncFd<OwnedFd>,
     paths: HashMap<Wd, PathBuf>,
 }
 
 impl Queue {
-    pub(super) fn new() -> io::Result<Self> {
+    /// An instance without watches.
+    ///
+    /// # Errors
+    /// The kernel gives no instance (`EMFILE`: `fs.inotify.max_user_instances`).
+    pub fn new() -> io::Result<Self> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(with_limit)?;
         Ok(Self { fd: register(fd, Interest::READABLE)?, paths: HashMap::new() })
     }
 
     /// Watches the directory `path` for `mask` besides what it is watched for already.
-    pub(super) fn add(&mut self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
+    pub fn add(&mut self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
         let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
         let wd = Wd(inotify::add_watch(self.fd.get_ref(), path, mask).map_err(with_limit)?);
         self.paths.insert(wd, path.to_owned());
@@ -80,25 +87,19 @@ impl Queue {
     }
 
     /// Ends a watch; one the kernel has ended already is no error.
-    pub(super) fn remove(&mut self, wd: Wd) {
+    pub fn remove(&mut self, wd: Wd) {
         self.paths.remove(&wd);
         let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
     }
 
-    /// As if the kernel had ended the watch of itself.
-    #[cfg(test)]
-    pub(super) fn lose(&self, wd: Wd) {
-        let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
-    }
-
     /// The path a watch was put on.
-    pub(super) fn path(&self, wd: Wd) -> Option<&Path> {
+    pub fn path(&self, wd: Wd) -> Option<&Path> {
         self.paths.get(&wd).map(PathBuf::as_path)
     }
 
     /// Waits for events and takes all there are, up to a bound; and whether these were all. Cancel safe: nothing is taken
     /// before the wait is over.
-    pub(super) async fn drain(&self) -> io::Result<(Vec<Change>, bool)> {
+    pub async fn drain(&self) -> io::Result<(Vec<Change>, bool)> {
         loop {
             let mut ready = self.fd.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); BUFFER];

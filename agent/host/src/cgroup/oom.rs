@@ -81,7 +81,7 @@ mod tests {
     use super::super::hierarchy::Hierarchies;
     use super::super::layout::Layout;
     use super::*;
-    use crate::config::CgroupDriver;
+    use crate::cgroup::CgroupDriver;
     use limpet_model::fixtures::record_of_spec as record;
     use limpet_model::pod::qos::QosClass;
 

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dns::{self, DnsRequest, Resolver};
 use super::{Settings, VolumeError, Volumes, Warning, blocking, files};
-use crate::watch::PathWatch;
+use crate::path_watch::PathWatch;
 use limpet_model::pod::PodRecord;
 
 /// The file's name in a pod's directory.

@@ -29,8 +29,10 @@ pub(super) struct Resolver {
 
 /// What of the configuration matters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ClusterDns {
+pub struct ClusterDns {
+    /// Their addresses.
     pub nameservers: Vec<IpAddr>,
+    /// Its domain; may be empty.
     pub domain: String,
 }
 

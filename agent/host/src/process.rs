@@ -10,8 +10,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-use limpet_core::process::{ProcessHandle, Processes};
 use limpet_model::container::ContainerId;
+use limpet_model::process::{ProcessHandle, Processes};
 
 /// What is lost without pidfds.
 pub const WITHOUT_PIDFDS: &str =

@@ -16,7 +16,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use crate::inotify::register;
 
 /// Symlinks followed from one path, as the kernel bounds them.
 const MAX_LINKS: usize = 40;
@@ -30,7 +33,7 @@ enum Names {
 
 /// An armed watch on one path.
 #[derive(Debug)]
-pub(crate) struct PathWatch {
+pub struct PathWatch {
     path: PathBuf,
     /// Whether every entry of the directory at `path` matters, or only `path` itself.
     entries: bool,
@@ -42,25 +45,23 @@ pub(crate) struct PathWatch {
 
 impl PathWatch {
     /// Watches one file, its symlinks included.
-    pub(crate) fn file(path: &Path) -> io::Result<Self> {
+    pub fn file(path: &Path) -> io::Result<Self> {
         Self::new(path, false, false)
     }
 
     /// Watches a directory: itself and every entry in it.
-    pub(crate) fn directory(path: &Path) -> io::Result<Self> {
+    pub fn directory(path: &Path) -> io::Result<Self> {
         Self::new(path, true, false)
     }
 
     /// Watches a directory for files that are whole: closed by their writer, or moved there.
-    pub(crate) fn complete_files(path: &Path) -> io::Result<Self> {
+    pub fn complete_files(path: &Path) -> io::Result<Self> {
         Self::new(path, true, true)
     }
 
     fn new(path: &Path, entries: bool, complete: bool) -> io::Result<Self> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        // SAFETY: an `OwnedFd` keeps the descriptor it was made with for as long as the `AsyncFd` owns it.
-        #[allow(unsafe_code)]
-        let inotify = unsafe { AsyncFd::register(inotify)? };
+        let inotify = register(inotify, Interest::READABLE)?;
         let mut watch = Self { path: path.to_owned(), entries, complete, inotify, watched: BTreeMap::new() };
         watch.arm()?;
         Ok(watch)
@@ -68,7 +69,7 @@ impl PathWatch {
 
     /// Follows the path anew. Call it after every change, and read only then: what changes after the arming is
     /// reported, what changed before is read.
-    pub(crate) fn arm(&mut self) -> io::Result<()> {
+    pub fn arm(&mut self) -> io::Result<()> {
         let complete = WatchFlags::DELETE
             | WatchFlags::MOVE
             | WatchFlags::CLOSE_WRITE
@@ -95,7 +96,7 @@ impl PathWatch {
     }
 
     /// Resolves when something that matters may have changed.
-    pub(crate) async fn changed(&mut self) -> io::Result<()> {
+    pub async fn changed(&mut self) -> io::Result<()> {
         loop {
             let mut ready = self.inotify.readable().await?;
             let mut buffer = [MaybeUninit::uninit(); 4096];

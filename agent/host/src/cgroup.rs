@@ -19,10 +19,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
 use self::limits::{GroupLimits, REQUIRED_CONTROLLERS};
-use crate::config::CgroupDriver;
 use limpet_model::pod::compute_resources::{cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
+
+/// How cgroups are made (kubelet's `cgroupDriver`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CgroupDriver {
+    /// Directories below the cgroup file system.
+    #[default]
+    Cgroupfs,
+    /// Slices and scopes, made by systemd over D-Bus.
+    Systemd,
+}
 
 /// Why a cgroup could not be made, changed or removed.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 
 /// Whether something is mounted exactly on `path`, which exists and is not a symlink.
-pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
+pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS)?;
     if stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
         return Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
@@ -19,7 +19,7 @@ pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
 }
 
 /// Every mount point of the agent's mount namespace, in the order they were mounted.
-pub(super) fn mount_points() -> io::Result<Vec<PathBuf>> {
+pub fn mount_points() -> io::Result<Vec<PathBuf>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
@@ -30,7 +30,7 @@ fn parse(mountinfo: &[u8]) -> Vec<PathBuf> {
 }
 
 /// A path as the kernel writes it there.
-pub(crate) fn unescape(field: &[u8]) -> PathBuf {
+pub fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {

@@ -292,7 +292,7 @@ fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError> {
 }
 
 fn is_mount_point(path: &Path) -> Result<bool, SandboxError> {
-    crate::volume::is_mount_point(path).map_err(|source| SandboxError::Path {
+    crate::mount_table::is_mount_point(path).map_err(|source| SandboxError::Path {
         operation: "look at",
         path: path.to_owned(),
         source,

@@ -26,7 +26,6 @@ mod files;
 mod host_path;
 mod hostname;
 mod hosts;
-mod mount_table;
 mod mounts;
 mod payload;
 mod preparation;
@@ -43,10 +42,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Container;
 
+pub use self::dns::ClusterDns;
 pub use self::hostname::{PodHostname, pod_hostname};
-pub(crate) use self::mount_table::{is_mount_point, unescape};
 pub use self::termination::{MAX_TERMINATION_MESSAGE, read_termination_message};
-use crate::config::Config;
 use limpet_model::object::{ObjectKind, PodObjects};
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -209,16 +207,19 @@ pub struct Volumes {
     settings: Arc<Settings>,
 }
 
-/// What of the configuration matters here.
+/// Where volumes lie and how names are resolved.
 #[derive(Debug)]
-struct Settings {
-    root_dir: PathBuf,
-    resolv_conf: Option<PathBuf>,
+pub struct Settings {
+    /// What survives a reboot; volumes lie in `pods/<uid>` below it.
+    pub root_dir: PathBuf,
+    /// The node's `resolv.conf`; `None`: pods get an empty one.
+    pub resolv_conf: Option<PathBuf>,
     /// The node's own `/etc/hosts`.
-    hosts_file: PathBuf,
-    cluster: dns::ClusterDns,
+    pub hosts_file: PathBuf,
+    /// The cluster's name servers and domain.
+    pub cluster: ClusterDns,
     /// What an unlimited container may use, for downwardAPI volumes.
-    limits: NodeLimits,
+    pub limits: NodeLimits,
 }
 
 impl Settings {
@@ -232,20 +233,9 @@ impl Settings {
 }
 
 impl Volumes {
-    /// Volumes below `config.root_dir`, with names resolved as `config` says. `limits`: what an unlimited container may
-    /// use. Touches nothing yet.
-    pub fn new(config: &Config, limits: NodeLimits) -> Self {
-        let cluster =
-            dns::ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() };
-        Self {
-            settings: Arc::new(Settings {
-                root_dir: config.root_dir.clone(),
-                resolv_conf: config.resolv_conf.clone(),
-                hosts_file: "/etc/hosts".into(),
-                cluster,
-                limits,
-            }),
-        }
+    /// Volumes as `settings` say. Touches nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings) }
     }
 
     /// Puts every volume and file of the pod in place, from the objects it refers to. `hostname` is what the pod's `/etc/hostname` says: its own

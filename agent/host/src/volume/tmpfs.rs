@@ -7,7 +7,8 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
-use super::{VolumeError, mount_table};
+use super::VolumeError;
+use crate::mount_table;
 
 /// Mounts a tmpfs on `path`, which is made, unless something is mounted there. `data`: the mount's options.
 pub(super) fn mount(path: &Path, data: &str) -> Result<(), VolumeError> {

@@ -14,7 +14,8 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use super::{VolumeError, mount_table};
+use super::VolumeError;
+use crate::mount_table;
 
 /// Directories open at a time, and the depth of the recursion.
 const MAX_DEPTH: usize = 32;

@@ -1,0 +1,15 @@
+//! What limpet does on the host itself, beside containerd: networks, volumes, namespaces, cgroups, processes, file watches.
+//!
+//! Each part does what it is asked and reports what there is; none decides. In and out go the types of `limpet-model`.
+
+pub mod cgroup;
+pub mod directory;
+pub mod inotify;
+pub mod mount_table;
+pub mod network;
+pub mod orphan_processes;
+pub mod path_watch;
+pub mod peer;
+pub mod process;
+pub mod sandbox;
+pub mod volume;
