@@ -22,11 +22,6 @@ use crate::config::{Config, ManifestWatch};
 use crate::lifecycle;
 use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge_loop;
-use crate::runtime::client::Client;
-use crate::runtime::container::{Containers, ContainersConfig};
-use crate::runtime::image::{Images, ImagesConfig};
-use crate::runtime::log::LogPaths;
-use crate::runtime::user::AccountsCache;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
@@ -42,6 +37,12 @@ use crate::watch::{Feed, Onlooker, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
+use limpet_containerd::client::Client;
+use limpet_containerd::container::{Containers, ContainersConfig};
+use limpet_containerd::event_stream;
+use limpet_containerd::image::{Images, ImagesConfig};
+use limpet_containerd::log::LogPaths;
+use limpet_containerd::user::AccountsCache;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::Decoder;
@@ -285,7 +286,7 @@ async fn performer(shared: &Shared, node: NodeFacts) -> Result<Performer, AppErr
         volumes: shared.volumes.clone(),
         cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
         accounts: AccountsCache::default(),
-        logs: LogPaths::new(config),
+        logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         observed: shared.observed.clone(),
@@ -399,7 +400,7 @@ fn supervise(
     let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
     shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
-    shared.tasks.spawn(lifecycle::run(shared.client.clone(), telling.clone(), stop.clone()));
+    shared.tasks.spawn(event_stream::run(shared.client.clone(), telling.clone(), stop.clone()));
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
     shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&hands.followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();

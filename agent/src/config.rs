@@ -18,6 +18,7 @@ pub use read::load;
 
 use crate::manifest_guard::GuardSettings;
 use crate::source::http::HttpSettings;
+use limpet_containerd::log::LogRotation;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::pod::Fault;
 
@@ -67,15 +68,6 @@ impl ManifestWatch {
             Self::Ebpf => "ebpf",
         }
     }
-}
-
-/// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogRotation {
-    /// Bytes after which a new file is begun.
-    pub max_size: u64,
-    /// Files kept, the one being written included.
-    pub max_files: u32,
 }
 
 /// The agent's settled configuration.

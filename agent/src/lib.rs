@@ -12,7 +12,6 @@ pub mod lifecycle;
 pub mod manifest_guard;
 pub mod merge_loop;
 pub mod node;
-pub mod runtime;
 pub mod server;
 pub mod source;
 pub mod status;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use limpet::lifecycle::kernel_types;
-use limpet::runtime::log::writer;
+use limpet_containerd::log::writer;
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: before anything else, because it must stay tiny.

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio_util::sync::CancellationToken;
 
-use crate::runtime::client::Client;
+use limpet_containerd::client::Client;
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::PodKey;
 

@@ -18,16 +18,16 @@ use tokio::time::Instant;
 use self::start::START_ERROR;
 use crate::config::Config;
 use crate::lifecycle::followed::Followed;
-use crate::runtime::client::Client;
-use crate::runtime::container::Containers;
-use crate::runtime::error::RuntimeError;
-use crate::runtime::image::Images;
-use crate::runtime::log::LogPaths;
-use crate::runtime::user::AccountsCache;
 use crate::server::Health;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::worker::clock;
+use limpet_containerd::client::Client;
+use limpet_containerd::container::Containers;
+use limpet_containerd::error::RuntimeError;
+use limpet_containerd::image::Images;
+use limpet_containerd::log::LogPaths;
+use limpet_containerd::user::AccountsCache;
 use limpet_core::adopt::{adopt, seen_end, unknown_end};
 use limpet_core::exit_cause::judge;
 use limpet_core::outcome::{Failure, Outcome};
@@ -213,7 +213,7 @@ impl Performer {
             if exit.message.is_empty() && fall_back && exit.code != 0 {
                 let log = instance.log_path.clone();
                 exit.message =
-                    crate::runtime::log::reader::tail_for_termination_message(&log).await.unwrap_or_default();
+                    limpet_containerd::log::reader::tail_for_termination_message(&log).await.unwrap_or_default();
             }
         }
         if let Some(killing) = killing.filter(|_| exit.message.is_empty()) {
@@ -298,7 +298,7 @@ impl Performer {
     pub async fn list(&self, first: bool) -> Result<Vec<FoundContainer>, RuntimeError> {
         if first {
             self.containers.sweep_leases().await?;
-            crate::runtime::exec::sweep(&self.client, &self.config.exec_dir()).await;
+            limpet_containerd::exec::sweep(&self.client, &self.config.exec_dir()).await;
         }
         let (found, unreadable) = self.timed("list_containers", self.containers.list()).await?;
         for (id, reason) in unreadable {

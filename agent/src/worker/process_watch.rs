@@ -9,7 +9,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::inbox::Inbox;
 use super::perform::Performer;
-use crate::runtime::error::RuntimeError;
+use limpet_containerd::error::RuntimeError;
 use limpet_core::state::{Life, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::Task;

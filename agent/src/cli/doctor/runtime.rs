@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Finding;
 use crate::config::Config;
-use crate::lifecycle;
-use crate::runtime::client::Client;
+use limpet_containerd::client::Client;
+use limpet_containerd::event_stream;
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
 
@@ -121,7 +121,7 @@ async fn events(client: &Client) -> Finding {
     let (sender, mut told) = tokio::sync::mpsc::channel(4);
     let stop = CancellationToken::new();
     let begun = Instant::now();
-    let following = tokio::spawn(lifecycle::run(client.clone(), sender, stop.clone()));
+    let following = tokio::spawn(event_stream::run(client.clone(), sender, stop.clone()));
     let came = tokio::time::timeout(PATIENCE, async {
         loop {
             match told.recv().await {

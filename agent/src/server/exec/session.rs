@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::ExecState;
 use super::wire::{Channel, Command, PROTOCOL_V5, Wants, exit_status, failure_status, parse_size};
-use crate::runtime::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
+use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
 /// Output is sent in messages of at most so many bytes.
 const CHUNK: usize = 32 << 10;

@@ -12,8 +12,8 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::cli::error::CliError;
-use crate::runtime::exec::tests::TestContainer;
 use crate::server::document::PodNames;
+use limpet_containerd::fixtures::TestContainer;
 
 /// The route on a socket of its own.
 struct Node {

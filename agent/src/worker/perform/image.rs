@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::Performer;
-use crate::runtime::image::{ImageError, PullSecrets};
 use crate::status::event::EventType;
+use limpet_containerd::image::{ImageError, PullSecrets};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::start::START_ERROR;
 use super::{Performer, failure, sandbox_of};
-use crate::runtime::client::calling;
 use crate::status::event::EventType;
+use limpet_containerd::client::calling;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
 use limpet_host::network::AttachRequest;

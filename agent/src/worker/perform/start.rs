@@ -9,13 +9,13 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::{Performer, failure, sandbox_of};
-use crate::runtime::container::{NewContainer, Rootfs};
-use crate::runtime::error::RuntimeError;
-use crate::runtime::spec::{self, ProcessUser, SpecInput};
-use crate::runtime::user::{self, UserRequest, read_accounts};
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
 use crate::worker::clock;
+use limpet_containerd::container::{NewContainer, Rootfs};
+use limpet_containerd::error::RuntimeError;
+use limpet_containerd::spec::{self, ProcessUser, SpecInput};
+use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, Trouble};
@@ -174,7 +174,7 @@ impl Performer {
         self.create_link(start);
         let terminal = start.container.tty.unwrap_or(false);
         let log_uri =
-            crate::runtime::log::writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start));
+            limpet_containerd::log::writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start));
         // The container holds its snapshot now: the lease goes back while the shim works.
         let ((), created) =
             tokio::join!(self.release_lease(lease), self.create_task(start, rootfs, &log_uri, terminal));

@@ -14,8 +14,8 @@ use containerd_client::services::v1::snapshots::{RemoveSnapshotRequest, StatSnap
 use containerd_client::services::v1::{
     CreateRequest, DeleteContentRequest, DeleteRequest, GetImageRequest, ListRequest, WriteAction, WriteContentRequest,
 };
-use limpet::runtime::client::Client;
-use limpet::runtime::image::{Images, ImagesConfig};
+use limpet_containerd::client::Client;
+use limpet_containerd::image::{Images, ImagesConfig};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::made::Blob;

@@ -12,7 +12,7 @@ const OWNER: &str = "container";
 
 /// A session's directory of FIFOs.
 #[derive(Debug, Clone)]
-pub(super) struct Fifos {
+pub(crate) struct Fifos {
     directory: PathBuf,
 }
 
@@ -67,7 +67,7 @@ impl Fifos {
 }
 
 /// Sessions whose agent ended before them: id, container and directory.
-pub(super) fn left_over(base: &Path) -> Vec<(String, String, Fifos)> {
+pub(crate) fn left_over(base: &Path) -> Vec<(String, String, Fifos)> {
     let Ok(entries) = std::fs::read_dir(base) else { return Vec::new() };
     entries
         .filter_map(|entry| {

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 
 use super::super::writer::{WriterConfig, run};
 use super::*;
-use crate::config::LogRotation;
+use crate::log::LogRotation;
 
 /// A directory with the files of one log; `Log::path` is the newest.
 struct Log(tempfile::TempDir);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::runtime::spec::tests::Fixture;
+use crate::spec::tests::Fixture;
 
 /// Names allowed without looking at arguments.
 fn allowed(profile: &LinuxSeccomp) -> BTreeSet<&str> {

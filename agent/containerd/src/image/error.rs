@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use tonic::{Code, Status};
 
-use crate::runtime::error::judged;
+use crate::error::judged;
 use limpet_model::image_name::InvalidImageName;
 
 /// containerd refused or failed a call.

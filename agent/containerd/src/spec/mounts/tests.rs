@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::runtime::spec::tests::Fixture;
+use crate::spec::tests::Fixture;
 
 fn volume(container: &str, read_only: bool) -> volume::Mount {
     volume::Mount {

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
 use super::stamp::{Stamp, digits};
-use crate::config::LogRotation;
+use crate::log::LogRotation;
 
 /// The newest file of one container's log.
 ///

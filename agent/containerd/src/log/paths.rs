@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::config::Config;
 use limpet_model::pod::{PodRecord, PodUid};
 
 /// Longest file name; kubelet cuts its links' names to it.
@@ -22,9 +21,9 @@ pub struct LogPaths {
 }
 
 impl LogPaths {
-    /// The directories of a configuration.
-    pub fn new(config: &Config) -> Self {
-        Self { pods: config.pod_logs_dir.clone(), containers: config.container_logs_dir.clone() }
+    /// These directories.
+    pub fn new(pods: PathBuf, containers: PathBuf) -> Self {
+        Self { pods, containers }
     }
 
     /// `<pods>/<namespace>_<name>_<uid>`.
@@ -226,7 +225,7 @@ mod tests {
 
     #[test]
     fn paths_are_kubelets() {
-        let paths = LogPaths::new(&Config::default());
+        let paths = LogPaths::new("/var/log/pods".into(), "/var/log/containers".into());
         let record = record("abc");
         assert_eq!(paths.log_path(&record, "app", 2), Path::new("/var/log/pods/default_web-edge1_abc/app/2.log"));
         assert_eq!(

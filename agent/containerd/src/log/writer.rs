@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use self::file::LogFile;
 use self::stamp::{STAMP_LENGTH, Stamp};
-use crate::config::LogRotation;
+use crate::log::LogRotation;
 
 /// The first argument that makes the executable a logger.
 const ARGUMENT: &str = "logger";

@@ -20,7 +20,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::document;
 use super::error::CallError;
-use crate::runtime::client::{CALL_DEADLINE, Client};
+use crate::client::{CALL_DEADLINE, Client};
 
 /// How much is gathered before it is sent: a round trip costs more than a copy.
 const CHUNK: usize = 256 << 10;

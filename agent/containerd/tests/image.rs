@@ -19,7 +19,7 @@ mod registry;
 use std::path::PathBuf;
 
 use bearer::Bearer;
-use limpet::runtime::image::{ArchiveEvent, ImageError, Images, PullProgress};
+use limpet_containerd::image::{ArchiveEvent, ImageError, Images, PullProgress};
 use made::Made;
 use node::Node;
 use proxy::Proxy;

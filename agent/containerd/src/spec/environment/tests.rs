@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::runtime::spec::tests::Fixture;
+use crate::spec::tests::Fixture;
 use limpet_model::object::PodObjects;
 
 fn env(container: Value, image: Value) -> Result<Vec<String>, SpecError> {

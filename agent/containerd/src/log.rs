@@ -14,3 +14,12 @@ pub mod writer;
 pub use entry::LogStream;
 pub use paths::{LogPaths, newest_attempt, previous_attempt, remove_log};
 pub use reader::{ReadOptions, exists, read, tail_for_termination_message};
+
+/// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogRotation {
+    /// Bytes after which a new file is begun.
+    pub max_size: u64,
+    /// Files kept, the one being written included.
+    pub max_files: u32,
+}

@@ -4,7 +4,7 @@
 //! happens: a task of its own waits for the process's end, or kills it once the session is dropped, and then
 //! deletes the process in containerd and the FIFOs. What an agent that died left behind, [`sweep`] clears.
 
-mod fifo;
+pub(crate) mod fifo;
 mod process;
 
 use std::io;
@@ -319,7 +319,7 @@ async fn container_process(
 }
 
 /// An id no other process of the container has, also after a restart of the agent.
-fn new_id() -> String {
+pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("exec-{:x}-{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
@@ -339,4 +339,4 @@ pub async fn sweep(client: &Client, fifo_dir: &Path) {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::expect_used)]
-pub(crate) mod tests;
+mod tests;

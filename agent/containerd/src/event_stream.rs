@@ -1,0 +1,200 @@
+//! Exits and OOMs, as containerd tells of them; and whether containerd is there at all. What the kernel itself adds is
+//! reported by BPF programs.
+//!
+//! In: containerd's event stream. Out: [`LifecycleEvent`]s for the supervisor. Events are hints of one container;
+//! after every (re)connection the supervisor is told to read the whole state once, and nothing falls between: the
+//! subscription is proven to stand before the state is read.
+
+use std::path::Path;
+use std::time::Duration;
+
+use containerd_client::events::{TaskExit, TaskOom};
+use containerd_client::services::v1::events_client::EventsClient;
+use containerd_client::services::v1::{PublishRequest, SubscribeRequest};
+use containerd_client::types::Envelope;
+use jiff::Timestamp;
+use prost::{Message, Name};
+use prost_types::Any;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use limpet_model::lifecycle::LifecycleEvent;
+
+use crate::client::Client;
+use crate::container::{exit_code, timestamp};
+use limpet_host::path_watch::PathWatch;
+use limpet_model::container::ContainerId;
+
+/// The topic limpet publishes on to know that its subscription stands.
+const SUBSCRIBED_TOPIC: &str = "/limpet/subscribed";
+/// How long one proof may take before the connection counts as broken.
+const PROOF_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two attempts to reach a containerd whose socket is there.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MOST: Duration = Duration::from_secs(5);
+
+/// Follows containerd until `stop`, through any number of its restarts.
+pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: CancellationToken) {
+    let mut retry = RETRY_FIRST;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            followed = follow(&client, &events) => match followed {
+                Ok(()) => retry = RETRY_FIRST,
+                Err(error) => tracing::debug!(%error, "containerd's events"),
+            },
+        }
+        if events.send(LifecycleEvent::Disconnected).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = socket_or_pause(client.socket(), retry) => retry = (retry * 2).min(RETRY_MOST),
+        }
+    }
+}
+
+/// Waits until a missing socket appears; while it is there and nobody answers yet, a growing pause.
+async fn socket_or_pause(socket: &Path, pause: Duration) {
+    if !socket.exists() {
+        match appearance(socket).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%error, path = %socket.display(), "cannot watch for containerd's socket"),
+        }
+    }
+    tokio::time::sleep(pause).await;
+}
+
+/// Resolves once `socket` is there.
+async fn appearance(socket: &Path) -> std::io::Result<()> {
+    let mut watch = PathWatch::file(socket)?;
+    // Looked at after the watch stands, so that an appearance in between is not missed.
+    while !socket.exists() {
+        watch.changed().await?;
+        watch.arm()?;
+    }
+    Ok(())
+}
+
+/// One life of one stream: subscribe, prove it, say so, pass events on until it ends.
+async fn follow(client: &Client, events: &mpsc::Sender<LifecycleEvent>) -> Result<(), tonic::Status> {
+    let token = format!("{}-{}", std::process::id(), Timestamp::now().as_nanosecond());
+    let mut stream = subscribed(client, &token).await?;
+    if events.send(LifecycleEvent::Connected).await.is_err() {
+        return Ok(());
+    }
+    while let Some(envelope) = stream.message().await? {
+        if let Some(event) = decode(&envelope)
+            && events.send(event).await.is_err()
+        {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// The server answers a subscription with its first event only, so the first event is one of our own.
+async fn subscribed(client: &Client, token: &str) -> Result<Streaming<Envelope>, tonic::Status> {
+    let filters = vec![
+        format!("topic==\"/tasks/exit\",namespace=={}", crate::client::NAMESPACE),
+        format!("topic==\"/tasks/oom\",namespace=={}", crate::client::NAMESPACE),
+        format!("topic==\"{SUBSCRIBED_TOPIC}\""),
+    ];
+    let mut subscriber = EventsClient::new(client.channel());
+    // No deadline: the stream lives as long as containerd does.
+    let mut request = tonic::Request::new(SubscribeRequest { filters });
+    request
+        .metadata_mut()
+        .insert("containerd-namespace", tonic::metadata::MetadataValue::from_static(crate::client::NAMESPACE));
+    let subscribe = subscriber.subscribe(request);
+    let prove = publish_until_dropped(client, token);
+    tokio::pin!(subscribe, prove);
+    let proven = async {
+        let mut stream = tokio::select! {
+            answer = &mut subscribe => answer?.into_inner(),
+            failed = &mut prove => return Err(failed),
+        };
+        loop {
+            match stream.message().await? {
+                Some(envelope) if is_proof(&envelope, token) => return Ok(stream),
+                Some(_) => {}
+                None => return Err(tonic::Status::unavailable("the event stream ended")),
+            }
+        }
+    };
+    tokio::time::timeout(PROOF_DEADLINE, proven)
+        .await
+        .unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("containerd does not deliver events")))
+}
+
+/// Publishes the proof again and again, because one published before the subscription stood is lost.
+async fn publish_until_dropped(client: &Client, token: &str) -> tonic::Status {
+    loop {
+        let event = Any { type_url: "limpet/subscribed".to_owned(), value: token.as_bytes().to_vec() };
+        let message = PublishRequest { topic: SUBSCRIBED_TOPIC.to_owned(), event: Some(event) };
+        if let Err(status) = EventsClient::new(client.channel()).publish(client.request(message)).await {
+            return status;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn is_proof(envelope: &Envelope, token: &str) -> bool {
+    envelope.topic == SUBSCRIBED_TOPIC && envelope.event.as_ref().is_some_and(|event| event.value == token.as_bytes())
+}
+
+/// What an envelope means to a pod; an exec's exit and foreign topics mean nothing.
+fn decode(envelope: &Envelope) -> Option<LifecycleEvent> {
+    let event = envelope.event.as_ref()?;
+    // containerd's type URLs have no host part.
+    match event.type_url.trim_start_matches('/') {
+        name if name == TaskExit::full_name() => {
+            let exit = TaskExit::decode(event.value.as_slice()).ok()?;
+            (exit.id == exit.container_id).then(|| LifecycleEvent::Exited {
+                id: ContainerId::new(exit.container_id),
+                pid: exit.pid,
+                code: exit_code(exit.exit_status),
+                at: timestamp(exit.exited_at.as_ref()),
+            })
+        }
+        name if name == TaskOom::full_name() => {
+            let oom = TaskOom::decode(event.value.as_slice()).ok()?;
+            Some(LifecycleEvent::OutOfMemory { id: ContainerId::new(oom.container_id) })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn envelope<M: Message + Name>(message: &M) -> Envelope {
+        let event = Any { type_url: M::full_name(), value: message.encode_to_vec() };
+        Envelope { event: Some(event), ..Envelope::default() }
+    }
+
+    #[test]
+    fn a_first_process_exit_counts_and_an_execs_does_not() {
+        let exit = |id: &str| TaskExit {
+            container_id: "c".into(),
+            id: id.into(),
+            pid: 7,
+            exit_status: 137,
+            ..TaskExit::default()
+        };
+        let told = decode(&envelope(&exit("c")));
+        assert_eq!(
+            told,
+            Some(LifecycleEvent::Exited { id: ContainerId::new("c"), pid: 7, code: 137, at: Timestamp::UNIX_EPOCH })
+        );
+        assert_eq!(decode(&envelope(&exit("exec-1"))), None);
+    }
+
+    #[test]
+    fn an_oom_names_its_container() {
+        let told = decode(&envelope(&TaskOom { container_id: "c".into() }));
+        assert_eq!(told, Some(LifecycleEvent::OutOfMemory { id: ContainerId::new("c") }));
+    }
+}

@@ -1,0 +1,17 @@
+//! containerd, driven through its native API: images, snapshots, OCI specs, containers, exec, logs, events.
+//!
+//! Policy-free: the worker decides, this crate does. Calls, their order and their pitfalls are in `docs/containerd.md`.
+
+pub mod client;
+pub mod container;
+pub mod error;
+pub mod event_stream;
+pub mod exec;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+pub mod image;
+mod lease;
+pub mod log;
+pub mod record;
+pub mod spec;
+pub mod user;
