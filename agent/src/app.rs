@@ -17,8 +17,9 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::attribution::Feed;
 use crate::cli::run::{Prepared, service};
-use crate::config::{Config, ManifestWatch};
+use crate::config::Config;
 use crate::lifecycle;
 use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge_loop;
@@ -33,7 +34,6 @@ use crate::source::push::{self, PushSource, Surroundings};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
-use crate::watch::{Feed, Onlooker, WatchSettings};
 use crate::worker::perform::Performer;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
@@ -54,6 +54,8 @@ use limpet_host::sandbox::Sandboxes;
 use limpet_host::volume;
 use limpet_host::volume::ClusterDns;
 use limpet_host::volume::Volumes;
+use limpet_model::attribution::ManifestWatch;
+use limpet_model::attribution::{Onlooker, WatchSettings};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::source::SourceKind;
@@ -401,7 +403,10 @@ fn supervise(
     let stop = &shared.stop;
     shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(event_stream::run(shared.client.clone(), telling.clone(), stop.clone()));
+    #[cfg(feature = "attribution")]
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
+    #[cfg(not(feature = "attribution"))]
+    drop((telling, feeds));
     shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&hands.followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.network.subscribe(), hands.images.imported());

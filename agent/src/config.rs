@@ -20,6 +20,7 @@ use crate::manifest_guard::GuardSettings;
 use crate::source::http::HttpSettings;
 use limpet_containerd::log::LogRotation;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_model::attribution::ManifestWatch;
 use limpet_model::pod::Fault;
 
 /// Something in the configuration that has no effect, and why.
@@ -39,35 +40,6 @@ pub enum ConfigError {
     /// All mistakes of the file and the flags, at least one.
     #[error("{}", .0.iter().map(|fault| format!("error: {fault}")).collect::<Vec<_>>().join("\n"))]
     Faults(Vec<Fault>),
-}
-
-/// What tells of changes of manifests, and of who makes them (`manifestWatch`). inotify always watches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ManifestWatch {
-    /// The best that works here.
-    #[default]
-    Auto,
-    /// inotify alone: who makes a change is not known.
-    Inotify,
-    /// fanotify tells who.
-    Fanotify,
-    /// BPF programs tell who.
-    Ebpf,
-}
-
-impl ManifestWatch {
-    /// All, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Inotify, Self::Fanotify, Self::Ebpf];
-
-    /// Its name in the configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Inotify => "inotify",
-            Self::Fanotify => "fanotify",
-            Self::Ebpf => "ebpf",
-        }
-    }
 }
 
 /// The agent's settled configuration.

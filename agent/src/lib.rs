@@ -5,6 +5,7 @@
 //! `ARCHITECTURE.md` draws the whole way; each module below is one room of it.
 
 pub mod app;
+pub mod attribution;
 pub mod cli;
 pub mod config;
 pub mod fuzz;

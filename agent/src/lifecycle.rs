@@ -2,6 +2,7 @@
 //! memory that is given back to it.
 
 pub mod followed;
+#[cfg(feature = "attribution")]
 pub mod kernel;
 pub mod kernel_types;
 pub mod memory;

@@ -13,11 +13,11 @@ use limpet_bpf::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::attribution::cgroup_path;
 use crate::config::Config;
 use crate::lifecycle::{kernel_types, memory};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
-use crate::watch::cgroup;
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::{PodKey, PodUid};
 
@@ -184,7 +184,7 @@ impl Armed {
         let place = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
         let path = place.map_or_else(|| name.clone().into_owned(), |place| place.join(&*name).display().to_string());
-        let cgroup = cgroup::path_of(actor.cgroup);
+        let cgroup = cgroup_path(actor.cgroup);
         let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &teller.observed));
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "let through, and told" };

@@ -19,9 +19,9 @@ use crate::config::Config;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
-use crate::watch::Onlooker;
 use limpet_core::merge::Desired;
 use limpet_core::status::observed::Observed;
+use limpet_model::attribution::Onlooker;
 
 mod api;
 mod configz;

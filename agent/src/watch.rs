@@ -6,19 +6,10 @@
 //! symlinks; what is watched is always what the path leads to now.
 //!
 //! inotify needs no privilege and works on every kernel, so it alone is the truth. What knows more (who did it) stands
-//! beside it as a [`Witness`].
+//! beside it as a [`Attributor`].
 
-mod at_work;
 mod attribution;
-mod backend;
-pub(crate) mod cgroup;
-mod fanotify;
-pub(crate) mod file_system;
-mod process;
-pub mod programs;
 mod trail;
-pub(crate) mod trial;
-mod witness;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -34,15 +25,14 @@ use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-pub use backend::{Backend, Feed, Onlooker, Sighting, WatchSettings};
+use crate::attribution::{Attributor, Feed, Place};
 use inotify::{Change, Queue, Wd};
 use limpet_host::directory::directory_id;
 use limpet_host::inotify;
 use limpet_model::actor::Actor;
+use limpet_model::attribution::WatchSettings;
 use limpet_model::directory_id::DirectoryId;
-pub(crate) use process::actor as actor_behind;
 use trail::Trail;
-use witness::{Place, Witness};
 
 /// What happens to names in a directory whose files are read.
 const NAMES: WatchFlags = WatchFlags::CLOSE_WRITE
@@ -75,7 +65,7 @@ pub enum RescanReason {
     /// The directory's mode or owner changed: what could not be read may be read now.
     Attributes,
     /// Who changes the files is told by another backend now, or the one there is has lost something.
-    Witness,
+    Attributor,
 }
 
 /// Who did something to names of the watched directory.
@@ -107,7 +97,7 @@ pub struct DirectoryWatch {
     pending: Option<RescanReason>,
     /// Names to look at, and what happened to which name for each of them.
     hinted: BTreeMap<OsString, Option<Place>>,
-    witness: Witness,
+    attributor: Attributor,
     /// Who did what the last event is about, and to what.
     told: HashMap<OsString, (Place, Arc<Actor>)>,
     /// When nothing was left in the queue, if the last events were all there were.
@@ -125,14 +115,14 @@ impl DirectoryWatch {
     /// The kernel gives no inotify instance (`EMFILE`: `fs.inotify.max_user_instances`) or no watch
     /// (`ENOSPC`: `fs.inotify.max_user_watches`).
     pub fn new(directory: &Path) -> io::Result<Self> {
-        Self::with_witness(directory, WatchSettings::default(), None)
+        Self::with_attribution(directory, WatchSettings::default(), None)
     }
 
     /// The same, with what tells who did it, as far as it works here; a feed may come later.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_witness(
+    pub fn with_attribution(
         directory: &Path,
         settings: WatchSettings,
         feeds: Option<mpsc::Receiver<Feed>>,
@@ -151,7 +141,7 @@ impl DirectoryWatch {
             link_ids: HashMap::new(),
             pending: Some(RescanReason::Start),
             hinted: BTreeMap::new(),
-            witness: Witness::new(settings, feeds),
+            attributor: Attributor::new(settings, feeds),
             told: HashMap::new(),
             drained: None,
             astray: false,
@@ -189,7 +179,7 @@ impl DirectoryWatch {
                     self.drained = all.then(Instant::now);
                     self.judge(changes);
                 }
-                outlook = self.witness.look() => self.doubt(outlook),
+                outlook = self.attributor.look() => self.doubt(outlook),
                 () = mounts_changed(self.mounts.as_ref()) => self.recheck(),
             }
         }
@@ -241,7 +231,7 @@ impl DirectoryWatch {
         for wd in before.keys() {
             self.release(*wd);
         }
-        self.call_witness();
+        self.point_attributor();
         self.links.keys().any(|wd| !before.contains_key(wd) && self.main.is_none_or(|(main, _)| main != *wd))
     }
 
@@ -258,7 +248,7 @@ impl DirectoryWatch {
                 break;
             }
         }
-        self.call_witness();
+        self.point_attributor();
         armed
     }
 
@@ -356,7 +346,7 @@ impl DirectoryWatch {
         }
         let id = self.link_ids.get(&change.wd).copied().or(self.main.filter(|_| is_main).map(|(_, id)| id));
         // Nobody is asked what nobody can tell.
-        let asked = change.flags != ReadFlags::ATTRIB || self.witness.tells_attributes();
+        let asked = change.flags != ReadFlags::ATTRIB || self.attributor.tells_attributes();
         let place = id.filter(|_| asked).map(|id| (id, name.clone()));
         let dependents = followed.and_then(|followed| followed.get(name)).into_iter().flatten();
         for name in dependents.chain((is_main && !change.flags.contains(ReadFlags::ISDIR)).then_some(name)) {

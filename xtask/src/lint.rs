@@ -28,8 +28,9 @@ pub(crate) fn run() -> Result<()> {
     check("format", &mut cargo::command(&["fmt", "--all", "--check"]));
     let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"];
     check("clippy", &mut cargo::command(&clippy));
-    let without = ["clippy", "--quiet", "-p", "limpet-bpf", "--no-default-features", "--", "--deny", "warnings"];
-    check("clippy without eBPF", &mut cargo::command(&without));
+    let without =
+        ["clippy", "--quiet", "-p", "limpet", "--no-default-features", "--all-targets", "--", "--deny", "warnings"];
+    check("clippy without attribution", &mut cargo::command(&without));
     let documentation = ["doc", "--quiet", "--no-deps", "--workspace", "--document-private-items"];
     check(
         "documentation",

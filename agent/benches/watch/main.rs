@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use limpet::config::ManifestWatch;
-use limpet::watch::programs::{self, FeedEnd};
-use limpet::watch::{Backend, DirectoryWatch, Feed, WatchEvent, WatchSettings};
+use limpet::watch::{DirectoryWatch, WatchEvent};
+use limpet_attribution::bpf_feed::{self, FeedEnd};
+use limpet_attribution::feed::Feed;
 use limpet_bpf::{Events, Kernel, Loaded, Request};
+use limpet_model::attribution::ManifestWatch;
+use limpet_model::attribution::{Backend, WatchSettings};
 use limpet_tests::measure;
 
 /// Manifests in the directory.
@@ -141,7 +143,7 @@ impl Programs {
     fn load() -> Result<(Self, Feed), String> {
         let request = Request { watch: true, ..Request::default() };
         let mut loaded = Kernel::read().load(&request).map_err(|error| error.to_string())?;
-        let (feed, end) = programs::feed(&loaded)?;
+        let (feed, end) = bpf_feed::feed(&loaded)?;
         let events = loaded.events().map_err(|error| error.to_string())?.ok_or("no events")?;
         Ok((Self { loaded, events, end }, feed))
     }
@@ -166,7 +168,7 @@ fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
         let wanted = if let Way::Limpet(wanted) = way { wanted } else { ManifestWatch::Inotify };
         let settings = WatchSettings { wanted, ..WatchSettings::default() };
         let (offer, offered) = tokio::sync::mpsc::channel(1);
-        let mut watch = DirectoryWatch::with_witness(directory, settings, Some(offered)).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(directory, settings, Some(offered)).unwrap();
         if wanted == ManifestWatch::Ebpf {
             match Programs::load() {
                 Ok((programs, feed)) => {

@@ -4,6 +4,7 @@
 
 pub mod cgroup;
 pub mod directory;
+pub mod file_system;
 pub mod inotify;
 pub mod mount_table;
 pub mod network;

@@ -4,6 +4,7 @@
 //! `limpet-core` decides on them, `limpet-host`, `limpet-containerd` and `limpet-attribution` make them true.
 
 pub mod actor;
+pub mod attribution;
 pub mod container;
 pub mod directory_id;
 #[cfg(any(test, feature = "fixtures"))]

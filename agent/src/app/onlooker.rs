@@ -4,10 +4,10 @@ use std::ffi::OsStr;
 
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::watch::{Backend, Onlooker};
 use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{Cgroups, Tenant};
 use limpet_model::actor::{Actor, Resident};
+use limpet_model::attribution::{Backend, Onlooker};
 use limpet_model::pod::{PodKey, PodUid};
 
 /// Knows this node's pods.

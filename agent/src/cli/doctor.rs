@@ -1,10 +1,11 @@
 //! `limpet doctor`: what this machine offers and lacks for running pods. Works without the agent.
 //!
 //! Each check is a small function that returns a [`Finding`]. What it judges is read by its room's file: [`machine`]
-//! (rights, clock, disk), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`witness`] (who
+//! (rights, clock, disk), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who
 //! changes manifests), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
 //! other agents, the service).
 
+mod attribution;
 mod cgroups;
 mod file_systems;
 mod guard;
@@ -14,7 +15,6 @@ mod network;
 mod node;
 mod runtime;
 mod scratch;
-mod witness;
 
 use serde::Serialize;
 
@@ -105,6 +105,7 @@ async fn examine(flags: &RunFlags) -> Vec<Finding> {
     let (config, mut findings) = node::configuration(flags);
     findings.extend(machine::examine(&config));
     findings.push(file_systems::examine(&config));
+    findings.extend(attribution::left_out());
     findings.extend(kernel::examine(&config).await);
     findings.push(guard::examine(&config).await);
     findings.extend(machine::clock().await);

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::followed::{Changes, Followed};
 use super::{kernel_types, memory};
-use crate::watch::Feed;
-use crate::watch::programs::{self, FeedEnd};
+use crate::attribution::Feed;
+use limpet_attribution::bpf_feed::{self, FeedEnd};
 use limpet_model::container::ContainerId;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::process::ProcessName;
@@ -88,7 +88,7 @@ fn load(request: &Request) -> Result<(Loaded, Option<Events>), LoadError> {
 
 /// Offers what the programs tell of manifests, where all of them work.
 fn offer(loaded: &Loaded, feeds: &mpsc::Sender<Feed>) -> Option<FeedEnd> {
-    match programs::feed(loaded) {
+    match bpf_feed::feed(loaded) {
         // Without room there is a feed already, or nobody listens any more.
         Ok((feed, end)) => feeds.try_send(feed).is_ok().then_some(end),
         Err(reason) => {

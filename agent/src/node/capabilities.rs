@@ -37,8 +37,8 @@ impl When {
         match self {
             Self::Always => true,
             Self::LowPort => config.metrics_address.is_some_and(|address| (1..1_024).contains(&address.port())),
-            Self::Programs => cfg!(feature = "ebpf"),
-            Self::Guard => cfg!(feature = "ebpf") && config.guard.mode.is_some(),
+            Self::Programs => cfg!(feature = "attribution"),
+            Self::Guard => cfg!(feature = "attribution") && config.guard.mode.is_some(),
         }
     }
 }

@@ -44,11 +44,11 @@ fn what_is_configured_decides_what_is_kept() {
     let plain = kept(&Config::default());
     assert!(plain.contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::SYS_PTRACE));
     assert!(!plain.intersects(CapabilitySet::MAC_ADMIN | CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME));
-    assert_eq!(plain.contains(CapabilitySet::BPF | CapabilitySet::PERFMON), cfg!(feature = "ebpf"));
+    assert_eq!(plain.contains(CapabilitySet::BPF | CapabilitySet::PERFMON), cfg!(feature = "attribution"));
     let guard = GuardSettings { mode: Some(GuardMode::Audit), ..GuardSettings::default() };
     let address = |port: u16| Some(([127, 0, 0, 1], port).into());
     let guarded = Config { guard, metrics_address: address(80), ..Config::default() };
-    assert_eq!(kept(&guarded).contains(CapabilitySet::MAC_ADMIN), cfg!(feature = "ebpf"));
+    assert_eq!(kept(&guarded).contains(CapabilitySet::MAC_ADMIN), cfg!(feature = "attribution"));
     assert!(kept(&guarded).contains(CapabilitySet::NET_BIND_SERVICE));
     let high = Config { metrics_address: address(9_100), ..Config::default() };
     assert_eq!(kept(&high), plain);
@@ -63,7 +63,7 @@ fn what_is_lacking_is_told_unless_it_is_implied_or_not_of_this_kernel() {
     assert_eq!(lacks(all - CapabilitySet::SYS_RESOURCE), ["CAP_SYS_RESOURCE"]);
     assert!(lacks(all - CapabilitySet::BPF - CapabilitySet::MAC_ADMIN).is_empty());
     let without_admin = lacks(all - CapabilitySet::SYS_ADMIN - CapabilitySet::BPF);
-    assert_eq!(without_admin.contains(&"CAP_BPF"), cfg!(feature = "ebpf"));
+    assert_eq!(without_admin.contains(&"CAP_BPF"), cfg!(feature = "attribution"));
     assert!(without_admin.contains(&"CAP_SYS_ADMIN"));
     let old = all - CapabilitySet::KILL;
     assert!(lacking_of(&config, CapabilitySet::all() - CapabilitySet::KILL, old).is_empty());

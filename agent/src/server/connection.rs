@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use crate::watch::{Onlooker, actor_behind};
+use crate::attribution::actor_of_process;
 use limpet_model::actor::Actor;
+use limpet_model::attribution::Onlooker;
 
 /// Connections at once, on each listener; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 128;
@@ -51,7 +52,8 @@ impl Peer {
 
     /// Who it is; reads `/proc`.
     pub(super) fn actor(&self, onlooker: &dyn Onlooker) -> Actor {
-        let known = self.pid.zip(self.pidfd.as_ref()).map(|(pid, pidfd)| actor_behind(pid, pidfd.as_fd(), onlooker));
+        let known =
+            self.pid.zip(self.pidfd.as_ref()).map(|(pid, pidfd)| actor_of_process(pid, pidfd.as_fd(), onlooker));
         // The kernel wrote number and user down when the connection was made; the number may be another process's since.
         let known = known.filter(|actor| actor.uid == Some(self.uid)).unwrap_or_default();
         Actor { pid: self.pid, uid: Some(self.uid), ..known }

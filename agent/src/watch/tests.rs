@@ -8,8 +8,10 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::*;
 
+#[cfg(feature = "attribution")]
+mod attributor;
+#[cfg(feature = "attribution")]
 mod load;
-mod witness;
 
 struct Place {
     _root: tempfile::TempDir,

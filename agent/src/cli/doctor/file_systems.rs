@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Finding;
 use crate::config::Config;
-use crate::watch::file_system::hides_changes;
+use limpet_host::file_system::hides_changes;
 use limpet_host::mount_table::unescape;
 
 pub(super) fn examine(config: &Config) -> Finding {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use limpet_bpf::{Kernel, LoadError, Loaded, ProgramState, Purpose, Request};
 
 use super::scratch::Scratch;
-use super::{Finding, witness};
+use super::{Finding, attribution};
 use crate::config::Config;
 use crate::watch::{DirectoryWatch, WatchEvent};
 use limpet_host::process;
@@ -33,8 +33,8 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         lockdown(read("/sys/kernel/security/lockdown").as_deref()),
         security_modules(read("/sys/kernel/security/lsm").as_deref(), guarded),
         ends(loaded.as_ref().map(Loaded::programs)),
-        witness::fanotify(config.manifest_watch, config.manifest_path.as_deref()).await,
-        witness::programs(config.manifest_watch, loaded.as_mut()).await,
+        attribution::fanotify(config.manifest_watch, config.manifest_path.as_deref()).await,
+        attribution::programs(config.manifest_watch, loaded.as_mut()).await,
     ]
 }
 

@@ -7,7 +7,7 @@ use super::Finding;
 use super::runtime::{output_of, same_mount_namespace};
 use crate::config::{Config, ConfigError, RunFlags};
 use crate::node::OtherAgent;
-use crate::watch::file_system::hides_changes;
+use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
 
 /// What a unit of systemd may not set, because it gives the service a mount namespace of its own.

@@ -8,10 +8,11 @@ use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
 use super::super::url::duration;
-use super::super::{Config, ManifestWatch, quantity};
+use super::super::{Config, quantity};
 use super::Judge;
 use crate::manifest_guard::GuardSettings;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_model::attribution::ManifestWatch;
 
 /// Images pulled at once where kubelet would set no limit.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;

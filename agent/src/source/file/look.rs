@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use super::names::{NameClass, class, looks_like_manifest};
-use crate::watch::file_system;
 use limpet_core::source::Decoder;
 use limpet_host::directory::directory_id;
+use limpet_host::file_system;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
 use limpet_model::pod::Fault;

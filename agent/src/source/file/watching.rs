@@ -38,7 +38,7 @@ impl FileSource {
     }
 
     pub(super) fn open_watch(&mut self) {
-        match DirectoryWatch::with_witness(&self.place.directory, self.settings.clone(), self.feeds.take()) {
+        match DirectoryWatch::with_attribution(&self.place.directory, self.settings.clone(), self.feeds.take()) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 self.blind = None;

@@ -3,14 +3,17 @@
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use limpet_attribution::bpf_feed;
 use limpet_bpf::{Kernel, Request};
 use rustix::fs::{AtFlags, Mode};
 use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
-use super::witness::{Listening, follow, load, truth};
+use super::attributor::{Listening, follow, load, truth};
 use super::*;
-use crate::config::ManifestWatch;
+use limpet_model::attribution::Backend;
+use limpet_model::attribution::ManifestWatch;
+use limpet_model::attribution::Onlooker;
 
 /// Written when all else is done.
 const END: &str = "end.yaml";
@@ -87,7 +90,7 @@ async fn programs() -> Option<(mpsc::Receiver<Feed>, Arc<AtomicU64>)> {
             return None;
         }
     };
-    let (feed, mut end) = match programs::feed(&loaded) {
+    let (feed, mut end) = match bpf_feed::feed(&loaded) {
         Ok(ends) => ends,
         Err(reason) => {
             println!("skipped: {reason}");
@@ -130,10 +133,10 @@ async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<(Backend, Known)>
     } else {
         (None, Arc::default())
     };
-    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, feeds).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, feeds).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if wanted == ManifestWatch::Ebpf {
-        assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Witness));
+        assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Attributor));
         assert_eq!(watch.backend(), Backend::Ebpf);
         is_at_work(&mut watch, &place).await;
     }
@@ -184,7 +187,7 @@ async fn of_ten_thousand_changes_by_short_lived_writers_none_is_missed() {
 async fn who_writes_and_ends_at_once_is_known_as_far_as_it_can_be() {
     let place = Place::new();
     let settings = WatchSettings { wanted: ManifestWatch::Fanotify, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if watch.backend() != Backend::Fanotify {
         println!("skipped: fanotify does not work here");
@@ -220,7 +223,7 @@ async fn who_writes_and_ends_at_once_is_known_as_far_as_it_can_be() {
 async fn a_writer_without_end_holds_nobody_up() {
     let place = Place::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let endless = std::thread::spawn({
@@ -258,7 +261,7 @@ async fn a_writer_without_end_holds_nobody_up() {
 async fn a_directory_that_is_swapped_again_and_again_under_load_ends_in_its_last_state() {
     let place = Place::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
     let (other, aside) = (place.parent.join("other"), place.parent.join("aside"));
     fs::create_dir(&other).unwrap();
     let swapping = std::thread::spawn({
@@ -308,7 +311,7 @@ async fn without_the_privilege_inotify_watches_alone_and_it_is_told() {
     for wanted in [ManifestWatch::Auto, ManifestWatch::Fanotify, ManifestWatch::Ebpf] {
         let (place, onlooker) = (Place::new(), Arc::new(Listening::default()));
         let settings = WatchSettings { wanted, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
-        let mut watch = DirectoryWatch::with_witness(&place.directory, settings, None).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
         assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
         assert_eq!(watch.backend(), Backend::Inotify);
         assert_eq!(*onlooker.backends.lock().unwrap(), [(Backend::Inotify, Some(Backend::Fanotify))]);
@@ -322,7 +325,7 @@ async fn without_the_privilege_inotify_watches_alone_and_it_is_told() {
 async fn a_privilege_that_is_lost_under_load_loses_no_change() {
     let place = Place::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
     let stop = Arc::default();
     let writing = load(&place, &stop);
     let mut known = BTreeMap::new();

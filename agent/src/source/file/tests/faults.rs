@@ -315,7 +315,7 @@ fn run(bench: &Bench, program: &str, arguments: &[&str]) -> Option<u32> {
 #[tokio::test]
 async fn who_did_it_goes_with_each_change() {
     let mut bench = Bench::new();
-    bench.settings.wanted = crate::config::ManifestWatch::Fanotify;
+    bench.settings.wanted = limpet_model::attribution::ManifestWatch::Fanotify;
     bench.write("a.yaml", "pod a 1");
     bench.start();
     bench.until_pods(&["a 1 @ a.yaml"]).await;

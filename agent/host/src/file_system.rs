@@ -23,7 +23,7 @@ const HIDING: [(u32, &str); 13] = [
 ];
 
 /// The name of the file system at `path` if it hides changes. Blocks; a path that leads nowhere hides nothing.
-pub(crate) fn hides_changes(path: &Path) -> Option<&'static str> {
+pub fn hides_changes(path: &Path) -> Option<&'static str> {
     // The kernel's numbers have 32 bits; the field is wider on some machines, and signed.
     let found = statfs(path).ok()?.f_type as u32;
     HIDING.iter().find(|(number, _)| *number == found).map(|(_, name)| *name)

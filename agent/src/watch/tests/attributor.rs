@@ -1,4 +1,4 @@
-//! fanotify beside inotify: who did it, and what becomes of the watch when the witness is taken away.
+//! fanotify beside inotify: who did it, and what becomes of the watch when the attributor is taken away.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -8,8 +8,11 @@ use std::sync::atomic::AtomicU64;
 use rustix::thread::CapabilitySet;
 
 use super::*;
-use crate::config::ManifestWatch;
+use limpet_attribution::feed::Sighting;
 use limpet_model::actor::Resident;
+use limpet_model::attribution::Backend;
+use limpet_model::attribution::ManifestWatch;
+use limpet_model::attribution::Onlooker;
 
 /// Says who lives where, and remembers what it is told.
 #[derive(Debug, Default)]
@@ -41,7 +44,7 @@ impl Place {
     async fn witnessed(&self, onlooker: &Arc<Listening>) -> Option<DirectoryWatch> {
         let settings =
             WatchSettings { wanted: ManifestWatch::Fanotify, onlooker: Arc::clone(onlooker) as Arc<dyn Onlooker> };
-        let mut watch = DirectoryWatch::with_witness(&self.directory, settings, None).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(&self.directory, settings, None).unwrap();
         assert_eq!(watch.next().await.unwrap(), WatchEvent::Rescan(RescanReason::Start));
         if watch.backend() != Backend::Fanotify {
             println!("skipped: fanotify does not work here");
@@ -214,11 +217,11 @@ async fn marks_that_are_lost_under_load_are_put_anew_and_nothing_is_missed() {
     for _ in 0..20 {
         follow(&mut watch, &place, &mut known).await;
     }
-    watch.witness.lose_marks();
+    watch.attributor.lose_marks();
     // Silence is noticed after a few changes, and then there are actors again.
     loop {
         follow(&mut watch, &place, &mut known).await;
-        if watch.actors().values().any(|actor| actor.pid == Some(std::process::id())) && !watch.witness.is_silent() {
+        if watch.actors().values().any(|actor| actor.pid == Some(std::process::id())) && !watch.attributor.is_silent() {
             break;
         }
     }
@@ -236,7 +239,7 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     let onlooker = Arc::new(Listening::default());
     let (offer, offered) = mpsc::channel(1);
     let settings = WatchSettings { wanted: ManifestWatch::Auto, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
-    let mut watch = DirectoryWatch::with_witness(&place.directory, settings, Some(offered)).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, Some(offered)).unwrap();
     let (directories, mut shown) = tokio::sync::watch::channel(BTreeSet::new());
     let (tell, sightings) = mpsc::channel(64);
     let losses = Arc::new(AtomicU64::new(3));
@@ -267,7 +270,7 @@ async fn programs_that_are_detached_under_load_are_replaced_and_nothing_is_misse
     tell.send(sighting).await.unwrap();
     losses.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     fs::write(place.directory.join("a.yaml"), "y").unwrap();
-    while next(&mut watch).await != WatchEvent::Rescan(RescanReason::Witness) {}
+    while next(&mut watch).await != WatchEvent::Rescan(RescanReason::Attributor) {}
     assert!(watch.actors().is_empty());
 
     let stop = Arc::default();
@@ -322,7 +325,7 @@ async fn what_was_refused_for_one_directory_is_tried_for_the_next() {
     let path = place.parent.join("path");
     std::os::unix::fs::symlink(&place.parent, &path).unwrap();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_witness(&path, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&path, settings, None).unwrap();
     next(&mut watch).await;
     assert_eq!(watch.backend(), Backend::Inotify);
     rustix::thread::set_capabilities(None, privileged).unwrap();
@@ -352,7 +355,7 @@ async fn a_queue_of_fanotify_that_overflows_asks_for_a_rescan() {
     let mut rescanned = false;
     while !rescanned {
         rescanned =
-            matches!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Witness | RescanReason::Overflow));
+            matches!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Attributor | RescanReason::Overflow));
     }
     let pid = place.shell("echo 1 > a.yaml");
     let mut seen = None;

@@ -10,14 +10,22 @@ use limpet_bpf::{Event, InodeId, LoadError, Loaded, Purpose};
 use super::Finding;
 use super::kernel::{PATIENCE, refused};
 use super::scratch::Scratch;
-use crate::config::ManifestWatch;
-use crate::watch::trial;
+use crate::attribution as built;
 use limpet_model::actor::Actor;
+use limpet_model::attribution::ManifestWatch;
 
 const FANOTIFY: &str = "fanotify";
 const PROGRAMS: &str = "watch programs";
 /// The file that is written.
 const NAME: &str = "file";
+
+/// A build without attribution, which knows nobody.
+pub(super) fn left_out() -> Option<Finding> {
+    (!built::BUILT).then(|| {
+        let text = "left out of this build: who changes a manifest is not known";
+        Finding::degraded("attribution", text, "Use a build with the cargo feature attribution, which is on by default")
+    })
+}
 
 /// What is not asked for.
 fn off(name: &'static str, wanted: ManifestWatch) -> Finding {
@@ -34,11 +42,11 @@ pub(super) async fn fanotify(wanted: ManifestWatch, manifests: Option<&Path>) ->
 /// Who wrote a file, as fanotify says; and whether it can look at the manifests.
 async fn named_by_fanotify(manifests: Option<&Path>) -> io::Result<Arc<Actor>> {
     let scratch = Scratch::new()?;
-    let named = tokio::time::timeout(PATIENCE, trial::fanotify(scratch.path())).await;
+    let named = tokio::time::timeout(PATIENCE, built::probe_fanotify(scratch.path())).await;
     let actor = named.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "it tells of no change")))?;
     if let Some(directory) = manifests.filter(|path| path.is_dir()) {
         let refused = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
-        trial::can_mark(directory).map_err(refused)?;
+        built::can_mark(directory).map_err(refused)?;
     }
     Ok(actor)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::fanotify::Fanotify;
-use limpet_host::directory::directory_id;
+use crate::directory_id;
 use limpet_model::actor::Actor;
 
 /// The file that is written.
@@ -16,7 +16,7 @@ const NAME: &str = "trial";
 ///
 /// # Errors
 /// The kernel gives no fanotify, or not for this directory.
-pub(crate) async fn fanotify(directory: &Path) -> io::Result<Arc<Actor>> {
+pub async fn fanotify(directory: &Path) -> io::Result<Arc<Actor>> {
     let mut fanotify = Fanotify::new()?;
     fanotify.mark(directory, directory_id(directory)?)?;
     fs::write(directory.join(NAME), "")?;
@@ -32,7 +32,7 @@ pub(crate) async fn fanotify(directory: &Path) -> io::Result<Arc<Actor>> {
 ///
 /// # Errors
 /// As [`fanotify`].
-pub(crate) fn can_mark(directory: &Path) -> io::Result<()> {
+pub fn can_mark(directory: &Path) -> io::Result<()> {
     Fanotify::new()?.mark(directory, directory_id(directory)?)
 }
 

@@ -24,7 +24,7 @@ struct Handle {
 
 /// The path of the cgroup of version 2 that has this number, from the root of the hierarchy. `None` once it is gone, and
 /// without `CAP_DAC_READ_SEARCH`.
-pub(crate) fn path_of(number: u64) -> Option<String> {
+pub fn path_of(number: u64) -> Option<String> {
     MOUNTS.iter().find_map(|mount| below(Path::new(mount), number))
 }
 

@@ -17,9 +17,10 @@ use nix::sys::fanotify::{EventFFlags, InitFlags, MarkFlags, MaskFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{Onlooker, process};
-use limpet_host::directory::directory_id;
+use crate::directory_id;
+use crate::process_actor;
 use limpet_model::actor::Actor;
+use limpet_model::attribution::Onlooker;
 use limpet_model::directory_id::DirectoryId;
 
 /// Bytes read at once: some 50 events, each of which opens a pidfd.
@@ -32,7 +33,7 @@ const REPORT_DFID_NAME: u32 = 0x0000_0c00;
 const REPORT_PIDFD: u32 = 0x0000_0080;
 const INFO_DFID_NAME: u8 = 2;
 const INFO_PIDFD: u8 = 4;
-/// What is asked of each directory: what inotify is asked for, so that each hint has its witness.
+/// What is asked of each directory: what inotify is asked for, so that each hint has its attributor.
 const MASK: MaskFlags = MaskFlags::FAN_CLOSE_WRITE
     .union(MaskFlags::FAN_CREATE)
     .union(MaskFlags::FAN_DELETE)
@@ -180,7 +181,7 @@ impl Fanotify {
     }
 
     /// As if the kernel had dropped every mark.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fixtures"))]
     pub(super) fn lose_marks(&self) {
         self.group
             .get_ref()
@@ -229,11 +230,11 @@ impl Identified {
         let Some(pid) = event.pid else { return Arc::default() };
         if let Some((known, its, actor)) = &self.last
             && *known == pid
-            && process::number(its.as_fd()) == Some(pid)
+            && process_actor::number(its.as_fd()) == Some(pid)
         {
             return Arc::clone(actor);
         }
-        let actor = Arc::new(process::actor(pid, pidfd.as_fd(), onlooker));
+        let actor = Arc::new(process_actor::actor(pid, pidfd.as_fd(), onlooker));
         if let Ok(pidfd) = pidfd.try_clone() {
             self.last = Some((pid, pidfd, Arc::clone(&actor)));
         }

@@ -1,7 +1,7 @@
 //! Who did it: what stands beside inotify and knows the process behind each change.
 //!
-//! A witness decides nothing. inotify says *that* something changed; when that is handled, what the witness has seen
-//! of the name is looked up, and waited for a moment if it has not spoken yet. A witness that fails, or falls silent
+//! A attributor decides nothing. inotify says *that* something changed; when that is handled, what the attributor has seen
+//! of the name is looked up, and waited for a moment if it has not spoken yet. A attributor that fails, or falls silent
 //! while things change, is replaced by the next best, down to none; the directory is read anew then, and nothing is
 //! missed, because nothing depends on it.
 
@@ -16,23 +16,24 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::at_work::AtWork;
-use super::backend::{Backend, Feed, WatchSettings};
 use super::fanotify::{Drained, Fanotify, Seen};
-use crate::config::ManifestWatch;
+use crate::active_backend::ActiveBackend;
+use crate::feed::Feed;
 use limpet_model::actor::Actor;
+use limpet_model::attribution::ManifestWatch;
+use limpet_model::attribution::{Backend, WatchSettings};
 use limpet_model::directory_id::DirectoryId;
 
-/// How long a change that is handled waits for the witness's word. Both hear of it within microseconds.
+/// How long a change that is handled waits for the attributor's word. Both hear of it within microseconds.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// How long it waits for a first word: a program may have been interrupted before it told.
 const INTERRUPTED: Duration = Duration::from_millis(50);
-/// How long it waits at most while the witness still tells of earlier ones.
+/// How long it waits at most while the attributor still tells of earlier ones.
 const BACKLOG: Duration = Duration::from_secs(2);
-/// A word that was used may stand for a further change of the name for so long: the witness may have heard of both before
+/// A word that was used may stand for a further change of the name for so long: the attributor may have heard of both before
 /// the first was handled.
 const LINGERS: Duration = Duration::from_secs(1);
-/// After so many changes of which the witness says nothing, it is asked whether it still has its marks.
+/// After so many changes of which the attributor says nothing, it is asked whether it still has its marks.
 const SUSPICIOUS: u32 = 3;
 /// After so many, it is given up.
 const MUTE: u32 = 8;
@@ -40,7 +41,7 @@ const MUTE: u32 = 8;
 const MOST_NAMES: usize = 16_384;
 
 /// What something was done to: a name in a directory.
-pub(super) type Place = (DirectoryId, OsString);
+pub type Place = (DirectoryId, OsString);
 
 /// The last word on a name.
 #[derive(Debug)]
@@ -61,20 +62,20 @@ impl Word {
 
 /// What came of looking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outlook {
+pub enum Outlook {
     /// Whatever there was to see is known.
     Seen,
     /// Something may have been missed.
     Lost,
 }
 
-/// The witness of one watch.
+/// The attributor of one watch.
 #[derive(Debug)]
-pub(super) struct Witness {
+pub struct Attributor {
     settings: WatchSettings,
     /// Feeds that may come later: programs are loaded once pods run.
     feeds: Option<mpsc::Receiver<Feed>>,
-    at_work: AtWork,
+    active: ActiveBackend,
     /// The directories to look at, the watched one first.
     directories: Vec<(PathBuf, DirectoryId)>,
     words: HashMap<Place, Word>,
@@ -85,34 +86,34 @@ pub(super) struct Witness {
     told: String,
 }
 
-impl Witness {
+impl Attributor {
     /// Whether it is told of changes of mode, owner and times alone: the programs look at names and contents.
-    pub(super) fn tells_attributes(&self) -> bool {
-        !matches!(self.at_work, AtWork::Ebpf { .. })
+    pub fn tells_attributes(&self) -> bool {
+        !matches!(self.active, ActiveBackend::Ebpf { .. })
     }
 
     /// The best there is of what is wanted.
-    pub(super) fn new(settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
-        let mut witness = Self {
+    pub fn new(settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
+        let mut attributor = Self {
             settings,
             feeds,
-            at_work: AtWork::Nobody,
+            active: ActiveBackend::Nobody,
             directories: Vec::new(),
             words: HashMap::new(),
             caught_up: Instant::now(),
             silent: 0,
             told: String::new(),
         };
-        witness.choose();
-        witness
+        attributor.choose();
+        attributor
     }
 
     /// What is at work.
-    pub(super) fn backend(&self) -> Backend {
-        match self.at_work {
-            AtWork::Nobody => Backend::Inotify,
-            AtWork::Fanotify(_) => Backend::Fanotify,
-            AtWork::Ebpf { .. } => Backend::Ebpf,
+    pub fn backend(&self) -> Backend {
+        match self.active {
+            ActiveBackend::Nobody => Backend::Inotify,
+            ActiveBackend::Fanotify(_) => Backend::Fanotify,
+            ActiveBackend::Ebpf { .. } => Backend::Ebpf,
         }
     }
 
@@ -129,7 +130,7 @@ impl Witness {
         };
         match Fanotify::new() {
             Ok(fanotify) => {
-                self.at_work = AtWork::Fanotify(fanotify);
+                self.active = ActiveBackend::Fanotify(fanotify);
                 self.settings.onlooker.watching(Backend::Fanotify, wanted);
             }
             Err(error) => self.nobody(&error),
@@ -150,7 +151,7 @@ impl Witness {
             ),
         }
         self.told = reason;
-        self.at_work = AtWork::Nobody;
+        self.active = ActiveBackend::Nobody;
         self.words = HashMap::new();
         self.settings.onlooker.watching(Backend::Inotify, Some(Backend::Fanotify));
     }
@@ -166,7 +167,7 @@ impl Witness {
         match next {
             Ok(fanotify) => {
                 tracing::warn!(%reason, "the programs that tell who changes manifests are gone, fanotify takes over");
-                self.at_work = AtWork::Fanotify(fanotify);
+                self.active = ActiveBackend::Fanotify(fanotify);
                 self.settings.onlooker.watching(Backend::Fanotify, Some(lost));
                 self.mark();
             }
@@ -178,14 +179,14 @@ impl Witness {
     fn take(&mut self, feed: Feed) {
         if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
             tracing::info!("BPF programs tell who changes manifests");
-            self.at_work = AtWork::ebpf(feed);
+            self.active = ActiveBackend::ebpf(feed);
             self.settings.onlooker.watching(Backend::Ebpf, None);
             self.mark();
         }
     }
 
     /// Looks at these directories from now on, the first of which is the watched one.
-    pub(super) fn look_at(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
+    pub fn look_at(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
         if self.directories != directories {
             self.directories = directories;
             self.words.retain(|(directory, _), _| self.directories.iter().any(|(_, id)| id == directory));
@@ -196,24 +197,24 @@ impl Witness {
 
     /// What was refused for the directory that was there may be had for the one that is there now.
     fn try_again(&mut self) {
-        if matches!(self.at_work, AtWork::Nobody)
+        if matches!(self.active, ActiveBackend::Nobody)
             && self.settings.wanted != ManifestWatch::Inotify
             && let Ok(fanotify) = Fanotify::new()
         {
-            self.at_work = AtWork::Fanotify(fanotify);
+            self.active = ActiveBackend::Fanotify(fanotify);
             self.settings.onlooker.watching(Backend::Fanotify, None);
         }
     }
 
     fn mark(&mut self) {
         let directories = &self.directories;
-        match &mut self.at_work {
-            AtWork::Nobody => {}
-            AtWork::Ebpf { feed, .. } => {
+        match &mut self.active {
+            ActiveBackend::Nobody => {}
+            ActiveBackend::Ebpf { feed, .. } => {
                 let wanted: BTreeSet<DirectoryId> = directories.iter().map(|(_, id)| *id).collect();
                 feed.directories.send_if_modified(|now| std::mem::replace(now, wanted.clone()) != wanted);
             }
-            AtWork::Fanotify(fanotify) => {
+            ActiveBackend::Fanotify(fanotify) => {
                 fanotify.keep_only(|marked| directories.iter().any(|(_, id)| id == marked));
                 for (index, (path, id)) in directories.iter().enumerate() {
                     match fanotify.mark(path, *id) {
@@ -235,10 +236,10 @@ impl Witness {
     }
 
     /// Resolves when something was seen, or another backend is at work. Cancel safe.
-    pub(super) async fn look(&mut self) -> Outlook {
+    pub async fn look(&mut self) -> Outlook {
         let onlooker = &*self.settings.onlooker;
         let drained = tokio::select! {
-            drained = self.at_work.look(onlooker) => drained,
+            drained = self.active.look(onlooker) => drained,
             feed = next_feed(&mut self.feeds) => {
                 self.take(feed);
                 return Outlook::Lost;
@@ -248,7 +249,7 @@ impl Witness {
     }
 
     fn look_now(&mut self) -> Outlook {
-        let drained = self.at_work.look_now(&*self.settings.onlooker);
+        let drained = self.active.look_now(&*self.settings.onlooker);
         self.hear(drained)
     }
 
@@ -288,9 +289,9 @@ impl Witness {
     }
 
     /// Sees to it that there is a word on each of `places`, as far as there will be one. Cancel safe.
-    pub(super) async fn settle(&mut self, places: &[&Place]) -> Outlook {
+    pub async fn settle(&mut self, places: &[&Place]) -> Outlook {
         let mut outlook = self.look_now();
-        let (began, progress) = (Instant::now(), self.at_work.progress());
+        let (began, progress) = (Instant::now(), self.active.progress());
         while outlook == Outlook::Seen && places.iter().any(|place| self.is_awaited(place)) {
             let silent = tokio::select! {
                 biased;
@@ -310,7 +311,7 @@ impl Witness {
 
     /// Whether there will be no further word. `began`: the progress when the wait began; `silent`: nothing was just heard.
     fn has_told(&self, places: &[&Place], began: u64, silent: bool, waited: Duration) -> bool {
-        let now = self.at_work.progress();
+        let now = self.active.progress();
         // All that was to be told then has been told; or nothing is being told now.
         let all = now >= began + 2 - began % 2 || (silent && now.is_multiple_of(2));
         let unheard = places.iter().any(|place| self.word(place).is_none());
@@ -319,10 +320,10 @@ impl Witness {
 
     /// Whether a word on the place may still come.
     fn is_awaited(&self, place: &Place) -> bool {
-        let looked_at = match &self.at_work {
-            AtWork::Nobody => false,
-            AtWork::Fanotify(fanotify) => fanotify.has_mark(&place.0),
-            AtWork::Ebpf { .. } => true,
+        let looked_at = match &self.active {
+            ActiveBackend::Nobody => false,
+            ActiveBackend::Fanotify(fanotify) => fanotify.has_mark(&place.0),
+            ActiveBackend::Ebpf { .. } => true,
         };
         looked_at && self.words.get(place).is_none_or(|word| word.used)
     }
@@ -338,7 +339,7 @@ impl Witness {
             return Outlook::Lost;
         }
         if self.silent >= SUSPICIOUS
-            && let AtWork::Fanotify(fanotify) = &self.at_work
+            && let ActiveBackend::Fanotify(fanotify) = &self.active
             && places.iter().any(|(directory, _)| !fanotify.is_marked(directory))
         {
             tracing::warn!("fanotify lost its marks; they are put anew");
@@ -354,14 +355,14 @@ impl Witness {
     }
 
     /// Who did what is handled now.
-    pub(super) fn who(&mut self, place: &Place) -> Option<Arc<Actor>> {
+    pub fn who(&mut self, place: &Place) -> Option<Arc<Actor>> {
         let actor = self.word(place).map(|word| Arc::clone(&word.actor));
         self.words.entry(place.clone()).and_modify(|word| word.used = true);
         actor
     }
 
     /// Everything known of names in `directory`, to be handled now.
-    pub(super) fn who_all(&mut self, directory: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
+    pub fn who_all(&mut self, directory: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
         let of_directory = self.words.iter_mut().filter(|((place, _), word)| *place == directory && !word.used);
         let told = of_directory.map(|((_, name), word)| {
             word.used = true;
@@ -371,19 +372,19 @@ impl Witness {
     }
 
     /// Whether somebody else has been at the place since.
-    pub(super) fn is_overtaken(&mut self, place: &Place, actor: &Arc<Actor>) -> bool {
+    pub fn is_overtaken(&mut self, place: &Place, actor: &Arc<Actor>) -> bool {
         // What it loses here costs an actor and no change.
         let _ = self.look_now();
         self.words.get(place).is_some_and(|word| !word.used && word.actor != *actor)
     }
 
     /// Everything done until then has been handled.
-    pub(super) fn caught_up(&mut self, until: Instant) {
+    pub fn caught_up(&mut self, until: Instant) {
         self.caught_up = until;
     }
 
     /// Forgets what has been handled and can stand for nothing more.
-    pub(super) fn tidy(&mut self) {
+    pub fn tidy(&mut self) {
         let caught_up = self.caught_up;
         self.words.retain(|_, word| word.may_stand(caught_up));
         if self.words.is_empty() {
@@ -392,15 +393,15 @@ impl Witness {
     }
 
     /// Whether changes came of which it said nothing.
-    #[cfg(test)]
-    pub(super) fn is_silent(&self) -> bool {
+    #[cfg(any(test, feature = "fixtures"))]
+    pub fn is_silent(&self) -> bool {
         self.silent > 0
     }
 
     /// As if the kernel had taken fanotify's marks away.
-    #[cfg(test)]
-    pub(super) fn lose_marks(&self) {
-        if let AtWork::Fanotify(fanotify) = &self.at_work {
+    #[cfg(any(test, feature = "fixtures"))]
+    pub fn lose_marks(&self) {
+        if let ActiveBackend::Fanotify(fanotify) = &self.active {
             fanotify.lose_marks();
         }
     }

@@ -1,16 +1,39 @@
-//! What can tell of changes and of who made them, and the ends it has to the rest of the agent.
+//! How manifests are watched, and who is asked and informed about those who change them.
 
-use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use tokio::sync::{mpsc, watch};
+use crate::actor::{Actor, Resident};
 
-use crate::config::ManifestWatch;
-use limpet_model::actor::{Actor, Resident};
-use limpet_model::directory_id::DirectoryId;
+/// What tells of changes of manifests, and of who makes them (`manifestWatch`). inotify always watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ManifestWatch {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// inotify alone: who makes a change is not known.
+    Inotify,
+    /// fanotify tells who.
+    Fanotify,
+    /// BPF programs tell who.
+    Ebpf,
+}
+
+impl ManifestWatch {
+    /// All, in the order of the documentation.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Inotify, Self::Fanotify, Self::Ebpf];
+
+    /// Its name in the configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Inotify => "inotify",
+            Self::Fanotify => "fanotify",
+            Self::Ebpf => "ebpf",
+        }
+    }
+}
 
 /// What tells of changes, and of who made them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,34 +82,6 @@ impl Onlooker for () {
     fn pod_wrote(&self, _: &OsStr, _: &Actor) {}
 
     fn watching(&self, _: Backend, _: Option<Backend>) {}
-}
-
-/// One change that the kernel's own programs tell of.
-#[derive(Debug, Clone)]
-pub struct Sighting {
-    /// Where.
-    pub directory: DirectoryId,
-    /// Which name.
-    pub name: OsString,
-    /// Only mode, owner or times changed.
-    pub attributes_only: bool,
-    /// Who did it, without user name and resident.
-    pub actor: Actor,
-    /// The actor's cgroup of version 2.
-    pub cgroup_id: Option<u64>,
-}
-
-/// Programs in the kernel that tell of changes: the two ends that their loader hands over.
-#[derive(Debug)]
-pub struct Feed {
-    /// Where the directories to look at are put.
-    pub directories: watch::Sender<BTreeSet<DirectoryId>>,
-    /// What was done in them. It ends when the programs do.
-    pub sightings: mpsc::Receiver<Sighting>,
-    /// How often something of it was lost: what was told before may be of an earlier change than the last one.
-    pub losses: Arc<AtomicU64>,
-    /// Odd while what waits in the kernel is told, even when nothing waits there.
-    pub progress: Arc<AtomicU64>,
 }
 
 /// How the manifests are to be watched.

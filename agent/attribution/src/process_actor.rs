@@ -9,9 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-use super::Onlooker;
-use super::cgroup;
+use crate::cgroup_path;
 use limpet_model::actor::Actor;
+use limpet_model::attribution::Onlooker;
 
 /// What is kept of a text that a process chooses, in bytes.
 const MAX_TEXT: usize = 256;
@@ -24,13 +24,13 @@ const HAS_CREDENTIALS: u64 = 1 << 1;
 const HAS_CGROUP: u64 = 1 << 2;
 
 /// Who the process behind `pidfd` is.
-pub(crate) fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
+pub fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
     let told = told_by(pidfd).unwrap_or_default();
     let read = Some(Facts::read(pid)).filter(|_| number(pidfd) == Some(pid)).unwrap_or_default();
     let uid = read.uid.or(told.uid);
     let mut cgroups = read.cgroups;
     if cgroups.is_empty() {
-        cgroups.extend(told.cgroup_id.and_then(cgroup::path_of).map(|path| bounded(&path)));
+        cgroups.extend(told.cgroup_id.and_then(cgroup_path::path_of).map(|path| bounded(&path)));
     }
     let resident = cgroups.iter().find_map(|path| onlooker.resident(path));
     Actor {

@@ -1,19 +1,20 @@
 //! What tells who did it at this moment: nobody, fanotify, or programs in the kernel. What it has to say is taken here; what it
-//! is worth is the [`Witness`](super::witness::Witness)'s to judge.
+//! is worth is the [`Attributor`](super::attributor::Attributor)'s to judge.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::backend::{Feed, Onlooker, Sighting};
-use super::cgroup;
 use super::fanotify::{Drained, Fanotify, Seen};
-use super::process::{bounded, user};
+use crate::cgroup_path;
+use crate::feed::{Feed, Sighting};
+use crate::process_actor::{bounded, user};
+use limpet_model::attribution::Onlooker;
 
 /// Who is at work.
 #[derive(Debug)]
-pub(super) enum AtWork {
+pub(super) enum ActiveBackend {
     Nobody,
     Fanotify(Fanotify),
     Ebpf {
@@ -24,7 +25,7 @@ pub(super) enum AtWork {
     },
 }
 
-impl AtWork {
+impl ActiveBackend {
     /// What is lost before it begins concerns nobody.
     pub(super) fn ebpf(feed: Feed) -> Self {
         let losses = feed.losses.load(Ordering::Relaxed);
@@ -107,7 +108,7 @@ impl Names {
     fn cgroup(&mut self, id: u64) -> Option<String> {
         match &self.cgroup {
             Some((known, path)) if *known == id && path.is_some() => path.clone(),
-            _ => self.cgroup.insert((id, cgroup::path_of(id).map(|path| bounded(&path)))).1.clone(),
+            _ => self.cgroup.insert((id, cgroup_path::path_of(id).map(|path| bounded(&path)))).1.clone(),
         }
     }
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use limpet_bpf::{Event, Events, FileChange, InodeId, Loaded, Operation, Purpose};
 use tokio::sync::{mpsc, watch};
 
-use super::process::bounded;
-use super::{Feed, Sighting};
+use crate::feed::{Feed, Sighting};
+use crate::process_actor::bounded;
 use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
 

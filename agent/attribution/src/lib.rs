@@ -1,0 +1,23 @@
+//! Who changed a manifest: fanotify and BPF programs, beside the inotify watch that reports that something changed.
+//!
+//! In: the directories that are watched. Out: the [`actor`](limpet_model::actor::Actor) behind a change, as far as it is
+//! known. Nothing depends on it: a backend that fails is replaced by the next best, down to none.
+
+mod active_backend;
+pub mod attributor;
+pub mod bpf_feed;
+pub mod cgroup_path;
+mod fanotify;
+pub mod fanotify_probe;
+pub mod feed;
+pub mod process_actor;
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use limpet_model::directory_id::DirectoryId;
+
+/// The identity of the directory `path` leads to.
+pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
+    DirectoryId::from_metadata(&path.metadata()?).ok_or_else(|| ErrorKind::NotADirectory.into())
+}
