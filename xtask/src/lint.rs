@@ -3,14 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
 use limpet_tests::tools;
 
-use crate::{apt, cargo, ebpf, setup};
+use crate::{apt, cargo, ebpf, module_cycles, setup};
+
+/// Which checks to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only look for cycles between modules. It takes a second and needs nothing set up.
+    #[arg(long)]
+    module_cycles: bool,
+}
 
 /// Runs all checks and names those that failed.
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.module_cycles {
+        return module_cycles::check();
+    }
     setup::default()?;
     let (deny, machete) = (installed("cargo-deny")?, installed("cargo-machete")?);
     let mut failed = Vec::new();
@@ -41,26 +52,39 @@ pub(crate) fn run() -> Result<()> {
     if advisories_at_hand(&deny)? {
         check("advisories", deny_command(&deny).args(["--disable-fetch", "advisories"]));
     }
-    let left_out = ["tree", "-p", "limpet", "--no-default-features", "--edges", "normal", "--prefix", "none"];
-    eprintln!("lint: a build without eBPF");
-    let tree = cargo::command(&left_out).output().context("cargo tree")?;
-    if !tree.status.success() || String::from_utf8_lossy(&tree.stdout).lines().any(|line| line.starts_with("aya ")) {
-        failed.push("a build without eBPF leaves aya out");
-    }
-    match ebpf::obstacle() {
-        Some(obstacle) => eprintln!("lint: the BPF object is not compared with its sources: {obstacle}"),
-        None => {
-            eprintln!("lint: the BPF object is what its sources give");
-            if let Err(error) = ebpf::compare() {
-                eprintln!("{error:#}");
-                failed.push("the BPF object");
-            }
+    for (name, check) in own_checks() {
+        eprintln!("lint: {name}");
+        if let Err(error) = check() {
+            eprintln!("{error:#}");
+            failed.push(name);
         }
     }
     if !failed.is_empty() {
         bail!("lint failed: {}", failed.join(", "));
     }
     eprintln!("lint: all well");
+    Ok(())
+}
+
+/// A check that is no single command, and its name.
+type OwnCheck = (&'static str, fn() -> Result<()>);
+
+fn own_checks() -> Vec<OwnCheck> {
+    let mut checks: Vec<OwnCheck> =
+        vec![("no cycle between modules", module_cycles::check), ("a build without eBPF leaves aya out", without_ebpf)];
+    match ebpf::obstacle() {
+        Some(obstacle) => eprintln!("lint: the BPF object is not compared with its sources: {obstacle}"),
+        None => checks.push(("the BPF object is what its sources give", ebpf::compare)),
+    }
+    checks
+}
+
+fn without_ebpf() -> Result<()> {
+    let left_out = ["tree", "-p", "limpet", "--no-default-features", "--edges", "normal", "--prefix", "none"];
+    let tree = cargo::command(&left_out).output().context("cargo tree")?;
+    let listed = String::from_utf8_lossy(&tree.stdout);
+    ensure!(tree.status.success(), "cargo tree: {}", String::from_utf8_lossy(&tree.stderr).trim_end());
+    ensure!(!listed.lines().any(|line| line.starts_with("aya ")), "aya is still a dependency");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ mod dist;
 mod ebpf;
 mod kubernetes;
 mod lint;
+mod module_cycles;
 mod setup;
 mod test;
 mod test_kernels;
@@ -54,8 +55,8 @@ enum Task {
     Kubelet,
     /// Ask a real apiserver about every manifest of agent/model/tests/corpus, and record what it says.
     Corpus,
-    /// Check format, lints, documentation, licences and unused dependencies; any warning is an error.
-    Lint,
+    /// Check format, lints, documentation, licences, unused dependencies and cycles between modules; any warning is an error.
+    Lint(lint::Arguments),
     /// Measure: reading and merging beside the plain way, and starts and restarts of containers end to end.
     Bench(bench::Arguments),
 }
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
         Task::Corpus => corpus::run(),
-        Task::Lint => lint::run(),
+        Task::Lint(arguments) => lint::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
     };
     match done {

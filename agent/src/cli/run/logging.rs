@@ -105,10 +105,10 @@ mod tests {
         let layer = tracing_subscriber::fmt::layer().with_writer(move || writer.clone()).with_ansi(false);
         let subscriber = tracing_subscriber::registry().with(levels(2)).with(layer.event_format(Text));
         tracing::subscriber::with_default(subscriber, || {
-            let span = tracing::info_span!(target: "crate::worker", "pod", pod = "default/web-edge1");
+            let span = tracing::info_span!(target: "limpet_core::plan", "pod", pod = "default/web-edge1");
             let _entered = span.enter();
-            tracing::info!(target: "crate::worker", took_ms = 71, "container started");
-            tracing::debug!(target: "crate::worker", "not shown");
+            tracing::info!(target: "limpet_core::plan", took_ms = 71, "container started");
+            tracing::debug!(target: "limpet_core::plan", "not shown");
             tracing::info!(target: "h2", "not shown");
         });
         let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
@@ -121,8 +121,8 @@ mod tests {
     fn verbosity_is_kubelets() {
         let shown = |verbosity, target, level| levels(verbosity).would_enable(target, &level);
         for (verbosity, target, level, expected) in [
-            (0, "crate::worker", Level::INFO, false),
-            (0, "crate::worker", Level::WARN, true),
+            (0, "limpet_core::plan", Level::INFO, false),
+            (0, "limpet_core::plan", Level::WARN, true),
             (2, "limpet", Level::INFO, true),
             (2, "limpet", Level::DEBUG, false),
             (4, "limpet", Level::DEBUG, true),
