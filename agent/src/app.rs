@@ -7,6 +7,7 @@
 mod error;
 mod onlooker;
 mod published;
+mod service;
 
 use limpet_model::manifest;
 use std::path::PathBuf;
@@ -18,23 +19,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attribution::Feed;
-use crate::cli::run::{Prepared, service};
 use crate::config::Config;
 use crate::lifecycle;
 use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge_loop;
+use crate::node::NodeLock;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
-use crate::server::{self, Health, Heartbeat, ServerState, Sources};
+use crate::server::{self, ServerState, Sources};
+use crate::server::{Health, Heartbeat};
 use crate::source::Pulse;
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
-use crate::source::push::{self, PushSource, Surroundings};
+use crate::source::push::{self, PushContext, PushSource};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
-use crate::worker::perform::Performer;
+use crate::worker::perform::ContainerdExecutor;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
 use limpet_containerd::client::Client;
@@ -70,6 +72,17 @@ const DRAIN: Duration = Duration::from_secs(15);
 /// How bytes become pods, whatever the source.
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 
+/// What the agent is composed of, once it may start.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The settled configuration.
+    pub config: Config,
+    /// The node, its settled name included.
+    pub node: NodeFacts,
+    /// To be kept until the process ends.
+    pub lock: NodeLock,
+}
+
 /// What several rooms share.
 struct Shared {
     config: Arc<Config>,
@@ -104,8 +117,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         None => None,
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
-    let hands = Arc::new(performer(&shared, node).await?);
-    guard(&shared, &hands.cgroups).await?;
+    let executor = Arc::new(executor(&shared, node).await?);
+    guard(&shared, &executor.cgroups).await?;
     if let Err(error) = limpet_host::process::probe() {
         tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
     }
@@ -114,7 +127,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let (offer, feeds) = mpsc::channel(1);
     let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
-        cgroups: hands.cgroups.clone(),
+        cgroups: executor.cgroups.clone(),
         observed: shared.observed.clone(),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
@@ -122,7 +135,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let sources = sources(&shared, &node_name, &store, pushed, &onlooker, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
-    supervise(&shared, &hands, &sources, heartbeat, offer);
+    supervise(&shared, &executor, &sources, heartbeat, offer);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {
@@ -144,7 +157,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         decoder: DECODER,
         sources,
         observed: shared.observed.clone(),
-        has_image: has_image(hands.images.clone()),
+        has_image: has_image(executor.images.clone()),
     };
     let streams = server::logs::router(LogState::observed(shared.observed.clone()))
         .merge(server::exec::router(exec))
@@ -259,8 +272,8 @@ fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
     }
 }
 
-/// The hands, and the tasks that belong to what they hold: archives, network, resolv.conf.
-async fn performer(shared: &Shared, node: NodeFacts) -> Result<Performer, AppError> {
+/// The executor, and the tasks that belong to what they hold: archives, network, resolv.conf.
+async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor, AppError> {
     let config = &shared.config;
     let images = Images::new(
         shared.client.clone(),
@@ -277,7 +290,7 @@ async fn performer(shared: &Shared, node: NodeFacts) -> Result<Performer, AppErr
         systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
     };
     spawn_watches(shared, &images);
-    Ok(Performer {
+    Ok(ContainerdExecutor {
         config: Arc::clone(config),
         executable: std::env::current_exe().map_err(AppError::Executable)?,
         client: shared.client.clone(),
@@ -356,8 +369,8 @@ fn sources(
         let stop = stop.clone();
         shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
     }
-    let around = Surroundings { slots: Arc::clone(&shared.slots), observed: shared.observed.clone() };
-    let source = PushSource::new(node_name, Arc::clone(store), DECODER, around);
+    let conditions = PushContext { slots: Arc::clone(&shared.slots), observed: shared.observed.clone() };
+    let source = PushSource::new(node_name, Arc::clone(store), DECODER, conditions);
     let socket = shared.config.socket();
     let published_pushes = published(shared, SourceKind::Push, &socket.to_string_lossy(), "", source.pulse());
     all.push(Arc::clone(&published_pushes));
@@ -393,7 +406,7 @@ fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, puls
 /// Starts the core: merge, lifecycle, supervisor.
 fn supervise(
     shared: &Shared,
-    hands: &Arc<Performer>,
+    executor: &Arc<ContainerdExecutor>,
     sources: &[Arc<Published>],
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
@@ -404,12 +417,12 @@ fn supervise(
     shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(event_stream::run(shared.client.clone(), telling.clone(), stop.clone()));
     #[cfg(feature = "attribution")]
-    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&hands.followed), telling, feeds, stop.clone()));
+    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&executor.followed), telling, feeds, stop.clone()));
     #[cfg(not(feature = "attribution"))]
     drop((telling, feeds));
-    shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&hands.followed), stop.clone()));
+    shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&executor.followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
-    let (network, images) = (shared.network.subscribe(), hands.images.imported());
-    let supervisor = Supervisor::new(Arc::clone(hands), kinds, shared.network.status().is_ready(), stop.clone());
+    let (network, images) = (shared.network.subscribe(), executor.images.imported());
+    let supervisor = Supervisor::new(Arc::clone(executor), kinds, shared.network.status().is_ready(), stop.clone());
     shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, images, heartbeat }));
 }

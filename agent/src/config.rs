@@ -13,10 +13,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use limpet_bpf::GuardMode;
+
 pub use flags::RunFlags;
 pub use read::load;
 
-use crate::manifest_guard::GuardSettings;
 use crate::source::http::HttpSettings;
 use limpet_containerd::log::LogRotation;
 use limpet_host::cgroup::CgroupDriver;
@@ -40,6 +41,25 @@ pub enum ConfigError {
     /// All mistakes of the file and the flags, at least one.
     #[error("{}", .0.iter().map(|fault| format!("error: {fault}")).collect::<Vec<_>>().join("\n"))]
     Faults(Vec<Fault>),
+}
+
+/// Who may do what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardSettings {
+    /// `manifestGuard`; `None`: off.
+    pub mode: Option<GuardMode>,
+    /// `manifestGuardRequired`: the agent does not start without it.
+    pub required: bool,
+    /// `manifestGuardExecutables`: who may write in strict mode.
+    pub executables: Vec<PathBuf>,
+    /// `manifestGuardCgroups`: from the root of the v2 hierarchy.
+    pub cgroups: Vec<PathBuf>,
+}
+
+impl Default for GuardSettings {
+    fn default() -> Self {
+        Self { mode: None, required: true, executables: Vec::new(), cgroups: Vec::new() }
+    }
 }
 
 /// The agent's settled configuration.

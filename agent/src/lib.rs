@@ -9,6 +9,7 @@ pub mod attribution;
 pub mod cli;
 pub mod config;
 pub mod fuzz;
+
 pub mod lifecycle;
 pub mod manifest_guard;
 pub mod merge_loop;

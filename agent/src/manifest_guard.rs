@@ -8,13 +8,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use limpet_bpf::{
-    Event, Events as Told, FileChange, GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, LoadError,
-    Request,
+    Event, Events as Told, FileChange, GuardError, GuardRules, GuardState, Guarded, InodeId, LoadError, Request,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::attribution::cgroup_path;
-use crate::config::Config;
+use crate::config::{Config, GuardSettings};
 use crate::lifecycle::{kernel_types, memory};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
@@ -23,25 +22,6 @@ use limpet_model::pod::{PodKey, PodUid};
 
 /// Where the guard's links are pinned: one guard a machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
-
-/// Who may do what.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GuardSettings {
-    /// `manifestGuard`; `None`: off.
-    pub mode: Option<GuardMode>,
-    /// `manifestGuardRequired`: the agent does not start without it.
-    pub required: bool,
-    /// `manifestGuardExecutables`: who may write in strict mode.
-    pub executables: Vec<PathBuf>,
-    /// `manifestGuardCgroups`: from the root of the v2 hierarchy.
-    pub cgroups: Vec<PathBuf>,
-}
-
-impl Default for GuardSettings {
-    fn default() -> Self {
-        Self { mode: None, required: true, executables: Vec::new(), cgroups: Vec::new() }
-    }
-}
 
 /// Why the guard that the configuration asks for is not on.
 #[derive(Debug, thiserror::Error)]
@@ -211,6 +191,8 @@ fn pod_in(cgroup: &str, observed: &Observed) -> Option<(PodKey, PodUid)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use limpet_bpf::GuardMode;
+
     use super::*;
 
     fn config(dir: &Path) -> Config {

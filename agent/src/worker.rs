@@ -1,6 +1,6 @@
 //! One task per pod: decide what to do next, do it, wait for the next event.
 //!
-//! [`state`] is what is known of one pod, [`plan`] the whole policy as a pure function of it, [`perform`] the hands,
+//! [`state`] is what is known of one pod, [`plan`] the whole policy as a pure function of it, [`perform`] the executor,
 //! [`pod_worker`] the task that joins them, [`supervisor`] the owner of all such tasks.
 
 pub mod clock;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::time::Instant;
 
-use super::plan::Surroundings;
+use super::plan::NodeConditions;
 use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
@@ -24,7 +24,7 @@ use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
 
 /// Everything a pod needs is there.
-pub const READY: Surroundings = Surroundings { runtime_ready: true, network_ready: true };
+pub const READY: NodeConditions = NodeConditions { runtime_ready: true, network_ready: true };
 
 /// The beginning of time for people, now for pauses.
 pub fn now() -> Now {

@@ -35,7 +35,7 @@ fn objects(pod: &PodState, value: &str) -> Arc<PodObjects> {
 }
 
 fn failure(reason: &'static str) -> Failure {
-    Failure { reason, message: "configmap \"m\" not found".to_owned(), passing: false }
+    Failure { reason, message: "configmap \"m\" not found".to_owned(), transient: false }
 }
 
 fn planned(pod: &PodState, now: Now) -> Vec<Action> {
@@ -135,11 +135,11 @@ fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
     outcome::begin(&mut pod, &Action::Start(0));
     let failed = || Outcome::Started { index: 0, result: Err(failure(CONFIG_ERROR)) };
     outcome::apply(&mut pod, failed(), now);
-    assert!(pod.containers[0].trouble.is_some());
+    assert!(pod.containers[0].retry.is_some());
     pod.take_objects(objects(&pod, "4"));
-    assert!(pod.containers[0].trouble.is_none());
+    assert!(pod.containers[0].retry.is_none());
     outcome::begin(&mut pod, &Action::Start(0));
     pod.take_objects(objects(&pod, "5"));
     outcome::apply(&mut pod, failed(), now);
-    assert!(pod.containers[0].trouble.is_none(), "it was tried without what has come meanwhile");
+    assert!(pod.containers[0].retry.is_none(), "it was tried without what has come meanwhile");
 }

@@ -1,4 +1,4 @@
-//! What came of an action, and what that makes of the pod's state. Pure: the hands report, this takes it in.
+//! What came of an action, and what that makes of the pod's state. Pure: the executor reports, this takes it in.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::plan::Action;
 use super::state::{
-    Busy, CONFIG_ERROR, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
-    SandboxState, Stopping, Trouble,
+    Busy, CONFIG_ERROR, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState, RetryState,
+    SandboxState, Stopping,
 };
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
@@ -20,16 +20,16 @@ pub struct Failure {
     /// The sentence people read.
     pub message: String,
     /// It is expected to pass by itself (containerd gone, a call that hung): tried again soon, without back-off.
-    pub passing: bool,
+    pub transient: bool,
 }
 
 impl Failure {
     /// The trouble that follows it.
-    fn trouble(self, previous: Option<&Trouble>, now: Instant) -> Trouble {
-        if self.passing {
-            Trouble::passing(self.reason, self.message, now)
+    fn retry_state(self, previous: Option<&RetryState>, now: Instant) -> RetryState {
+        if self.transient {
+            RetryState::transient(self.reason, self.message, now)
         } else {
-            Trouble::after(previous, self.reason, self.message, now)
+            RetryState::after(previous, self.reason, self.message, now)
         }
     }
 }
@@ -164,14 +164,14 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
     match outcome {
         Outcome::SandboxPrepared(Ok(sandbox)) => {
             pod.sandbox = SandboxState::Ready(sandbox);
-            pod.trouble = None;
+            pod.retry = None;
             volumes_updated(pod, Ok(()), now);
         }
         Outcome::SandboxPrepared(Err(failure)) => {
             // What came while it was tried is not what it failed for.
             let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
             sandbox_failed(pod, failure, now);
-            pod.trouble.take_if(|_| edited);
+            pod.retry.take_if(|_| edited);
         }
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },
@@ -220,15 +220,15 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
 
 fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
-    pod.trouble = Some(failure.trouble(pod.trouble.as_ref(), now.mono));
+    pod.retry = Some(failure.retry_state(pod.retry.as_ref(), now.mono));
 }
 
 fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
     let volumes = &mut pod.volumes;
     let writing = volumes.writing.take();
     match result {
-        Ok(()) => (volumes.written, volumes.trouble) = (writing, None),
-        Err(failure) => volumes.trouble = Some(failure.trouble(volumes.trouble.as_ref(), now.mono)),
+        Ok(()) => (volumes.written, volumes.retry) = (writing, None),
+        Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
     }
 }
 
@@ -244,14 +244,14 @@ fn image_ensured(
     }
     slot.image = match result {
         Ok(image) => {
-            slot.pull_trouble = None;
+            slot.pull_retry = None;
             ImageState::Ready { image, attempt }
         }
         Err(_) if slot.image_came => ImageState::Unknown,
         Err(failure) => {
-            let trouble = failure.trouble(slot.pull_trouble.as_ref(), now);
-            slot.pull_trouble = Some(trouble.clone());
-            ImageState::Failed(trouble)
+            let retry = failure.retry_state(slot.pull_retry.as_ref(), now);
+            slot.pull_retry = Some(retry.clone());
+            ImageState::Failed(retry)
         }
     };
 }
@@ -267,7 +267,7 @@ fn started(
     };
     match result {
         Ok(instance) => {
-            slot.trouble = None;
+            slot.retry = None;
             slot.half_made = None;
             // Of an earlier try under the same id it may tell as well: that was another process.
             let early_end = slot.early_end.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
@@ -279,7 +279,7 @@ fn started(
             // What made the image unusable may be mended by looking for it anew.
             slot.image = ImageState::Unknown;
             let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
-            slot.trouble = (!mended).then(|| failure.trouble(slot.trouble.as_ref(), now));
+            slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), now));
             None
         }
     }
@@ -291,11 +291,11 @@ fn signalled(slot: &mut ContainerSlot, stopping: Stopping, result: Result<Option
         (Ok(Some(exit)), Some(instance)) if instance.is_running() => instance.end(exit, now),
         (Ok(_), Some(Instance { life: Life::Running { stopping: current, .. }, .. })) => {
             *current = Some(stopping);
-            slot.trouble = None;
+            slot.retry = None;
         }
         (Ok(_), _) => {}
         // Tried again after a second; the signal is what matters, the reason is in the log.
-        (Err(failure), _) => slot.trouble = Some(Trouble::passing(failure.reason, failure.message, now.mono)),
+        (Err(failure), _) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
     }
 }
 
@@ -303,7 +303,7 @@ fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failu
     slot.busy = None;
     match result {
         Ok(written) => {
-            slot.trouble = None;
+            slot.retry = None;
             for instance in slot.instances_mut().filter(|instance| instance.id == *id) {
                 if let Life::Exited { exit, reaped, .. } = &mut instance.life {
                     *exit = written.clone();
@@ -311,7 +311,7 @@ fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failu
                 }
             }
         }
-        Err(failure) => slot.trouble = Some(Trouble::passing(failure.reason, failure.message, now)),
+        Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now)),
     }
 }
 

@@ -35,7 +35,7 @@ fn the_end_of_an_earlier_try_under_the_same_id_is_not_the_new_ones() {
 #[test]
 fn what_a_failed_start_may_have_left_is_remembered_until_one_succeeds() {
     let mut pod = pod();
-    let failure = || Failure { reason: "RunContainerError", message: String::new(), passing: true };
+    let failure = || Failure { reason: "RunContainerError", message: String::new(), transient: true };
     begin(&mut pod, &Action::Start(0));
     apply(&mut pod, Outcome::Started { index: 0, result: Err(failure()) }, now());
     assert_eq!(pod.containers[0].half_made, Some(instance(0).id));
@@ -47,7 +47,7 @@ fn what_a_failed_start_may_have_left_is_remembered_until_one_succeeds() {
 #[test]
 fn an_id_that_containerd_does_not_let_go_of_is_passed_over() {
     let mut pod = pod();
-    let failure = Failure { reason: "RunContainerError", message: String::new(), passing: true };
+    let failure = Failure { reason: "RunContainerError", message: String::new(), transient: true };
     begin(&mut pod, &Action::Start(0));
     apply(&mut pod, Outcome::IdTaken { index: 0, failure }, now());
     assert_eq!((pod.containers[0].next_attempt(), pod.containers[0].busy.is_none()), (1, true));
@@ -74,7 +74,7 @@ fn a_lost_sandbox_is_made_anew_once() {
 fn an_image_asked_for_before_an_edit_is_not_taken() {
     let mut pod = pod();
     begin(&mut pod, &Action::EnsureImage(0));
-    let failure = Failure { reason: "ErrImagePull", message: "no".into(), passing: false };
+    let failure = Failure { reason: "ErrImagePull", message: "no".into(), transient: false };
     let outcome = Outcome::ImageEnsured { index: 0, fingerprint: "old".into(), attempt: 0, result: Err(failure) };
     apply(&mut pod, outcome, now());
     assert!(matches!(pod.containers[0].image, ImageState::Pulling));
@@ -85,14 +85,14 @@ fn pull_failures_back_off_and_passing_ones_do_not() {
     let mut pod = pod();
     let fingerprint = pod.containers[0].fingerprint.clone();
     let mut pauses = Vec::new();
-    for passing in [false, false, true] {
-        let failure = Failure { reason: "ErrImagePull", message: "no".into(), passing };
+    for transient in [false, false, true] {
+        let failure = Failure { reason: "ErrImagePull", message: "no".into(), transient };
         let outcome =
             Outcome::ImageEnsured { index: 0, fingerprint: fingerprint.clone(), attempt: 0, result: Err(failure) };
         let now = now();
         apply(&mut pod, outcome, now);
-        let ImageState::Failed(trouble) = &pod.containers[0].image else { panic!() };
-        pauses.push(trouble.retry_at.duration_since(now.mono).as_secs());
+        let ImageState::Failed(retry) = &pod.containers[0].image else { panic!() };
+        pauses.push(retry.retry_at.duration_since(now.mono).as_secs());
     }
     assert_eq!(pauses, [10, 20, 1]);
 }

@@ -65,9 +65,9 @@ pub enum Step {
     Finished,
 }
 
-/// What is true around the pod.
+/// What is true conditions the pod.
 #[derive(Debug, Clone, Copy)]
-pub struct Surroundings {
+pub struct NodeConditions {
     /// containerd answers.
     pub runtime_ready: bool,
     /// A CNI configuration is there.
@@ -96,14 +96,14 @@ impl Plan {
 }
 
 /// Decides the pod's next step.
-pub fn plan(pod: &PodState, around: Surroundings, now: Instant) -> Step {
-    if !around.runtime_ready {
+pub fn plan(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
+    if !conditions.runtime_ready {
         return Step::Wait(None);
     }
     match pod.ending {
         Some(ending) => end(pod, ending, now),
         None if is_finished(pod) => release(pod, now),
-        None => run(pod, around, now),
+        None => run(pod, conditions, now),
     }
 }
 
@@ -160,7 +160,7 @@ pub fn is_initialized(pod: &PodState) -> bool {
 }
 
 /// The pod is to run.
-fn run(pod: &PodState, around: Surroundings, now: Instant) -> Step {
+fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     let mut plan = Plan::default();
     if matches!(pod.sandbox, SandboxState::Absent { .. }) && pod.containers.iter().any(ContainerSlot::is_running) {
         // The namespaces' pins are gone while containers still run in them: nothing could join those.
@@ -171,7 +171,7 @@ fn run(pod: &PodState, around: Surroundings, now: Instant) -> Step {
         return plan.step();
     }
     let wanted = wanted(pod);
-    prepare(&mut plan, pod, around, now);
+    prepare(&mut plan, pod, conditions, now);
     volumes(&mut plan, pod, now);
     for index in 0..pod.containers.len() {
         container(&mut plan, pod, index, wanted.contains(&index), now);
@@ -202,7 +202,7 @@ fn one_at_the_shim(plan: &mut Plan, pod: &PodState) {
 fn may_have_lost_shim(pod: &PodState) -> bool {
     let killed =
         |slot: &ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 137);
-    let disturbed = |slot: &ContainerSlot| slot.trouble.is_some() || killed(slot);
+    let disturbed = |slot: &ContainerSlot| slot.retry.is_some() || killed(slot);
     !pod.containers.iter().any(ContainerSlot::is_running)
         && (pod.outlived_connection || pod.containers.iter().any(disturbed))
 }
@@ -229,16 +229,16 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
 }
 
 /// Makes the sandbox when there is none and nothing forbids it.
-fn prepare(plan: &mut Plan, pod: &PodState, around: Surroundings, now: Instant) {
+fn prepare(plan: &mut Plan, pod: &PodState, conditions: NodeConditions, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;
     }
-    if !pod.record.host_network() && !around.network_ready || pod.awaits_objects() {
+    if !pod.record.host_network() && !conditions.network_ready || pod.awaits_objects() {
         // The change of either wakes the worker.
         return;
     }
-    match &pod.trouble {
-        Some(trouble) if trouble.retry_at > now => plan.wake_at(trouble.retry_at),
+    match &pod.retry {
+        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
         _ => plan.push(Action::PrepareSandbox),
     }
 }
@@ -248,8 +248,8 @@ fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.volumes_are_due() {
         return;
     }
-    match &pod.volumes.trouble {
-        Some(trouble) if trouble.retry_at > now => plan.wake_at(trouble.retry_at),
+    match &pod.volumes.retry {
+        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
         _ => plan.push(Action::UpdateVolumes),
     }
 }
@@ -296,7 +296,7 @@ fn due(slot: &ContainerSlot) -> Option<Instant> {
         Some(Instance { life: Life::Exited { retry_at, .. }, .. }) if slot.is_current() => Some(*retry_at),
         _ => None,
     };
-    backoff.max(slot.trouble.as_ref().map(|trouble| trouble.retry_at))
+    backoff.max(slot.retry.as_ref().map(|retry| retry.retry_at))
 }
 
 /// An edited image or limit: the new image first, then the old process, so that a pull that fails stops nothing.
@@ -320,8 +320,8 @@ fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
             false
         }
         ImageState::Pulling => false,
-        ImageState::Failed(trouble) if trouble.retry_at > now => {
-            plan.wake_at(trouble.retry_at);
+        ImageState::Failed(retry) if retry.retry_at > now => {
+            plan.wake_at(retry.retry_at);
             false
         }
         ImageState::Failed(_) => {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::super::fixtures::{READY, exit, image, instance, pod, ready, version};
-use super::super::state::{Now, Stopping, Trouble};
+use super::super::state::{Now, RetryState, Stopping};
 use super::ending::KILL_AGAIN;
 use super::*;
 use limpet_model::container::ContainerId;
@@ -52,18 +52,18 @@ fn sandbox_and_images_are_prepared_side_by_side() {
 #[test]
 fn without_a_network_a_pod_that_needs_one_waits_and_still_gets_its_images() {
     let state = pod("Always", &[], &["a"]);
-    let around = Surroundings { network_ready: false, ..READY };
-    assert_eq!(plan(&state, around, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
+    let conditions = NodeConditions { network_ready: false, ..READY };
+    assert_eq!(plan(&state, conditions, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
     let mut spec = state.record.pod.clone();
     spec.spec.as_mut().unwrap().host_network = Some(true);
     let host = PodState::new(version(spec), Timestamp::UNIX_EPOCH);
-    assert_eq!(plan(&host, around, Instant::now()), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
+    assert_eq!(plan(&host, conditions, Instant::now()), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
 }
 
 #[test]
 fn without_containerd_nothing_is_planned() {
-    let around = Surroundings { runtime_ready: false, ..READY };
-    assert_eq!(plan(&pod("Always", &[], &["a"]), around, Instant::now()), Step::Wait(None));
+    let conditions = NodeConditions { runtime_ready: false, ..READY };
+    assert_eq!(plan(&pod("Always", &[], &["a"]), conditions, Instant::now()), Step::Wait(None));
 }
 
 #[test]
@@ -163,8 +163,8 @@ fn an_edited_image_is_fetched_before_the_old_process_is_asked_to_end() {
     edited.spec.as_mut().unwrap().containers[1].image = Some("app:2".into());
     assert_eq!(pod.update(version(edited)), [1]);
     assert_eq!(actions(&pod, now), [Action::EnsureImage(1)]);
-    let trouble = Trouble::after(None, "ErrImagePull", "no".into(), now);
-    pod.containers[1].image = ImageState::Failed(trouble);
+    let retry = RetryState::after(None, "ErrImagePull", "no".into(), now);
+    pod.containers[1].image = ImageState::Failed(retry);
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one runs on");
     pod.containers[1].image = image();
     assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::DefinitionChanged)]);

@@ -64,7 +64,7 @@ pub enum SandboxState {
 
 /// Something that did not work and will be tried again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub struct RetryState {
     /// kubelet's reason: `ImagePullBackOff`, `CreateContainerError`…
     pub reason: &'static str,
     /// The sentence people read.
@@ -75,15 +75,15 @@ pub struct Trouble {
     pub pause: Duration,
 }
 
-impl Trouble {
+impl RetryState {
     /// The next trouble of the same kind, `previous` being the one before: its pause doubles.
     pub fn after(previous: Option<&Self>, reason: &'static str, message: String, now: Instant) -> Self {
-        let pause = backoff::next(previous.map_or(Duration::ZERO, |trouble| trouble.pause));
+        let pause = backoff::next(previous.map_or(Duration::ZERO, |retry| retry.pause));
         Self { reason, message, retry_at: now + pause, pause }
     }
 
     /// A trouble that is expected to pass by itself: tried again after a second.
-    pub fn passing(reason: &'static str, message: String, now: Instant) -> Self {
+    pub fn transient(reason: &'static str, message: String, now: Instant) -> Self {
         let pause = Duration::from_secs(1);
         Self { reason, message, retry_at: now + pause, pause: Duration::ZERO }
     }
@@ -125,7 +125,7 @@ pub struct VolumesState {
     /// What is being written.
     pub writing: Option<VolumesVersion>,
     /// Why they do not say what they should.
-    pub trouble: Option<Trouble>,
+    pub retry: Option<RetryState>,
 }
 
 /// Everything known of one incarnation of one pod.
@@ -138,7 +138,7 @@ pub struct PodState {
     /// Its sandbox.
     pub sandbox: SandboxState,
     /// Why the sandbox is not there.
-    pub trouble: Option<Trouble>,
+    pub retry: Option<RetryState>,
     /// The call that an action has been waiting for, for long.
     pub hanging: Option<String>,
     /// Init containers in order, then the others in order.
@@ -173,7 +173,7 @@ impl PodState {
             record,
             start_time: now,
             sandbox: SandboxState::Absent { dirty: false },
-            trouble: None,
+            retry: None,
             hanging: None,
             containers,
             outlived_connection: false,
@@ -191,8 +191,8 @@ impl PodState {
             let slot = &mut self.containers[index];
             slot.fingerprint = fingerprint(&authored, name);
             slot.image = ImageState::Unknown;
-            slot.pull_trouble = None;
-            slot.trouble = None;
+            slot.pull_retry = None;
+            slot.retry = None;
             touched.push(index);
         }
         self.record = record;
@@ -205,15 +205,15 @@ impl PodState {
             return;
         }
         self.objects = Some(objects);
-        self.volumes.trouble = None;
-        self.trouble.take_if(|trouble| trouble.reason == FAILED_MOUNT);
+        self.volumes.retry = None;
+        self.retry.take_if(|retry| retry.reason == FAILED_MOUNT);
         let pulls_with_secrets = self.record.spec().image_pull_secrets.as_ref().is_some_and(|list| !list.is_empty());
         for slot in &mut self.containers {
             slot.objects_changed = true;
-            slot.trouble.take_if(|trouble| trouble.reason == CONFIG_ERROR);
+            slot.retry.take_if(|retry| retry.reason == CONFIG_ERROR);
             if pulls_with_secrets && matches!(slot.image, ImageState::Failed(_)) {
                 slot.image = ImageState::Unknown;
-                slot.pull_trouble = None;
+                slot.pull_retry = None;
             }
         }
     }
@@ -231,7 +231,7 @@ impl PodState {
             match slot.image {
                 ImageState::Failed(_) => {
                     slot.image = ImageState::Unknown;
-                    slot.pull_trouble = None;
+                    slot.pull_retry = None;
                 }
                 ImageState::Pulling => slot.image_came = true,
                 ImageState::Unknown | ImageState::Ready { .. } => {}

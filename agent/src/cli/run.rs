@@ -4,26 +4,13 @@
 //! 5 another agent runs on this node.
 
 pub mod logging;
-pub mod service;
 
 use std::process::ExitCode;
 
-use crate::app;
-use crate::config::{self, Config, RunFlags};
+use crate::app::{self, Prepared};
+use crate::config::{self, RunFlags};
 use crate::lifecycle::memory;
-use crate::node::{self, NameNotice, NodeLock, StartError};
-use limpet_model::node::NodeFacts;
-
-/// What the agent is composed of, once it may start.
-#[derive(Debug)]
-pub struct Prepared {
-    /// The settled configuration.
-    pub config: Config,
-    /// The node, its settled name included.
-    pub node: NodeFacts,
-    /// To be kept until the process ends.
-    pub lock: NodeLock,
-}
+use crate::node::{self, NameNotice, StartError};
 
 /// Runs the agent until it is asked to stop; returns the exit code.
 pub fn run(flags: &RunFlags) -> ExitCode {

@@ -5,7 +5,7 @@ use std::process::Command;
 use limpet_bpf::GuardMode;
 
 use super::*;
-use crate::manifest_guard::GuardSettings;
+use crate::config::GuardSettings;
 
 const DOCUMENT: &str = include_str!("../../../docs/configuration.md");
 const UNIT: &str = include_str!("../../../deploy/limpet.service");

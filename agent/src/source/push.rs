@@ -33,7 +33,7 @@ pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
 
 /// What the push source asks of the rest of the node.
 #[derive(Debug, Clone)]
-pub struct Surroundings {
+pub struct PushContext {
     /// What the other sources publish: a pod of one that comes first cannot be pushed.
     pub slots: Arc<Slots>,
     /// What is left of the pods that end.
@@ -46,7 +46,7 @@ pub struct PushSource {
     node_name: Arc<str>,
     store: Arc<Store>,
     decoder: Decoder,
-    around: Surroundings,
+    around: PushContext,
     snapshot: SourceSnapshot,
     /// Pods that were deleted and have not ended yet.
     ending: BTreeSet<PodKey>,
@@ -55,7 +55,7 @@ pub struct PushSource {
 
 impl PushSource {
     /// A source of the pods kept in `store`.
-    pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder, around: Surroundings) -> Self {
+    pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder, around: PushContext) -> Self {
         Self {
             node_name: Arc::from(node_name),
             store,

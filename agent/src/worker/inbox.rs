@@ -16,7 +16,7 @@ use limpet_model::process::{ProcessName, Sender};
 
 /// What is wanted of a pod.
 #[derive(Debug, Clone)]
-pub enum Wish {
+pub enum PodCommand {
     /// It shall run, in this version.
     Run(Arc<PodRecord>),
     /// It shall end.
@@ -30,7 +30,7 @@ pub enum Wish {
 #[derive(Debug, Default)]
 pub struct Mail {
     /// The newest wish.
-    pub wish: Option<Wish>,
+    pub command: Option<PodCommand>,
     /// First processes of containers that ended: code and time.
     pub exits: BTreeMap<(ContainerId, u32), (i32, Timestamp)>,
     /// Containers in which the kernel killed for want of memory.

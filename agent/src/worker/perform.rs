@@ -1,4 +1,4 @@
-//! The hands of the pod workers: each action of the plan, done with containerd, the kernel and the disk.
+//! The executor of the pod workers: each action of the plan, done with containerd, the kernel and the disk.
 //!
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
@@ -46,7 +46,7 @@ use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
-pub struct Performer {
+pub struct ContainerdExecutor {
     /// The agent's configuration.
     pub config: Arc<Config>,
     /// What is true of the node.
@@ -87,7 +87,7 @@ pub struct Performer {
     pub pulls: Semaphore,
 }
 
-impl Performer {
+impl ContainerdExecutor {
     /// Does `action`, planned from `pod`.
     pub async fn perform(&self, pod: PodState, action: Action) -> Outcome {
         match action {
@@ -351,8 +351,8 @@ fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
 
 /// A failure of containerd's as the worker takes it.
 fn failure(reason: &'static str, error: &RuntimeError) -> Failure {
-    let passing = matches!(error, RuntimeError::Unavailable { .. } | RuntimeError::Deadline { .. });
-    Failure { reason, message: error.to_string(), passing }
+    let transient = matches!(error, RuntimeError::Unavailable { .. } | RuntimeError::Deadline { .. });
+    Failure { reason, message: error.to_string(), transient }
 }
 
 /// The sandbox of a pod that has one.

@@ -1,4 +1,4 @@
-//! The task of one pod: takes its mail, plans, lets the hands act, takes outcomes in, waits.
+//! The task of one pod: takes its mail, plans, lets the executor act, takes outcomes in, waits.
 //!
 //! Actions run beside the loop, so a pull or a hanging call never keeps a newer wish waiting; a wish never cuts an
 //! action but a pull in half.
@@ -11,14 +11,14 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use super::inbox::{Inbox, Mail, Wish};
-use super::perform::Performer;
+use super::inbox::{Inbox, Mail, PodCommand};
+use super::perform::ContainerdExecutor;
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use crate::worker::clock;
 use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::plan::{Action, Step, Surroundings, plan};
+use limpet_core::plan::{Action, NodeConditions, Step, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::{FoundContainer, Task};
@@ -38,8 +38,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 pub struct PodWorker {
     key: PodKey,
     inbox: Arc<Inbox>,
-    hands: Arc<Performer>,
-    surroundings: watch::Receiver<Surroundings>,
+    executor: Arc<ContainerdExecutor>,
+    conditions: watch::Receiver<NodeConditions>,
     stop: CancellationToken,
     /// The incarnation being worked on; others found beside it are ended first, one after the other.
     current: Option<PodState>,
@@ -66,8 +66,8 @@ impl PodWorker {
     pub fn new(
         key: PodKey,
         inbox: Arc<Inbox>,
-        hands: Arc<Performer>,
-        surroundings: watch::Receiver<Surroundings>,
+        executor: Arc<ContainerdExecutor>,
+        conditions: watch::Receiver<NodeConditions>,
         stop: CancellationToken,
         adopted: Vec<PodState>,
     ) -> Self {
@@ -76,8 +76,8 @@ impl PodWorker {
         Self {
             key,
             inbox,
-            hands,
-            surroundings,
+            executor,
+            conditions,
             stop,
             current,
             others,
@@ -99,20 +99,20 @@ impl PodWorker {
             let now = clock::now();
             let mail = self.inbox.take();
             self.read(mail, now);
-            self.processes.follow(self.current.as_ref(), &self.hands, &self.inbox);
-            let around = *self.surroundings.borrow_and_update();
-            let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, around, now.mono));
+            self.processes.follow(self.current.as_ref(), &self.executor, &self.inbox);
+            let conditions = *self.conditions.borrow_and_update();
+            let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, conditions, now.mono));
             if let Some(pod) = &self.current {
-                self.hands.publish(pod, around, now);
-                if waits_for_network(pod, around) {
-                    self.hands.report_network_wait(pod);
+                self.executor.publish(pod, conditions, now);
+                if waits_for_network(pod, conditions) {
+                    self.executor.report_network_wait(pod);
                 }
             }
             match step {
                 Step::Do(actions) => actions.into_iter().for_each(|action| self.begin(action)),
                 Step::Finished if self.advance(now) => {}
                 Step::Finished => {
-                    self.hands.retire(&self.key);
+                    self.executor.retire(&self.key);
                     return self.key;
                 }
                 Step::Wait(until) => {
@@ -125,7 +125,7 @@ impl PodWorker {
         }
     }
 
-    /// Waits for mail, an outcome, other surroundings, or `until`. True: the agent stops.
+    /// Waits for mail, an outcome, other conditions, or `until`. True: the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = async {
             match until {
@@ -137,8 +137,8 @@ impl PodWorker {
             () = self.stop.cancelled() => return true,
             () = self.inbox.arrived() => {}
             Some(joined) = self.jobs.join_next() => self.finish(joined),
-            (process, answer) = self.processes.unsaid() => self.unsaid(process, answer),
-            Ok(()) = self.surroundings.changed() => {}
+            (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
+            Ok(()) = self.conditions.changed() => {}
             () = alarm => {}
         }
         false
@@ -170,7 +170,7 @@ impl PodWorker {
                 let now = clock::now();
                 let Some(pod) = &mut self.current else { return };
                 if let Outcome::OutOfMemorySurvived { index, id, kills } = &outcome {
-                    self.hands.report_survived(pod, *index, id, *kills);
+                    self.executor.report_survived(pod, *index, id, *kills);
                 }
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);
@@ -180,7 +180,7 @@ impl PodWorker {
                 if let Some(index) =
                     ended.and_then(|id| pod.containers.iter().position(|slot| newest(slot) == Some(id.clone())))
                 {
-                    self.hands.report_exit(pod, index, now);
+                    self.executor.report_exit(pod, index, now);
                 }
             }
             Ok(_) => {}
@@ -194,7 +194,7 @@ impl PodWorker {
         if action == Action::TearDown {
             self.pulls.drain().for_each(|(_, pull)| pull.abort());
         }
-        let hands = Arc::clone(&self.hands);
+        let executor = Arc::clone(&self.executor);
         let (generation, before) = (self.generation, pod.clone());
         outcome::begin(pod, &action);
         let index = match action {
@@ -204,7 +204,7 @@ impl PodWorker {
         let tell = self.tell_of_hanging(pod_container(&before, &action));
         let job = self
             .jobs
-            .spawn(async move { (generation, watched(HANGS_AFTER, tell, hands.perform(before, action)).await) });
+            .spawn(async move { (generation, watched(HANGS_AFTER, tell, executor.perform(before, action)).await) });
         if let Some(index) = index {
             self.pulls.insert(index, job);
         }
@@ -260,14 +260,14 @@ impl PodWorker {
         if let (Some(pod), Some(images)) = (&mut self.current, mail.images) {
             pod.take_images(&images);
         }
-        match mail.wish {
-            Some(Wish::Run(record)) => {
+        match mail.command {
+            Some(PodCommand::Run(record)) => {
                 self.unwanted = false;
                 self.grace = None;
                 self.next = Some(record);
                 self.settle(now);
             }
-            Some(Wish::End { grace }) => {
+            Some(PodCommand::End { grace }) => {
                 self.unwanted = true;
                 self.grace = grace.or(self.grace);
                 self.next = None;
@@ -322,10 +322,10 @@ impl PodWorker {
     }
 
     fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
-        let hands = Arc::clone(&self.hands);
+        let executor = Arc::clone(&self.executor);
         self.reconnected = true;
         let Some(pod) = &mut self.current else { return };
-        let never_ran = hands.adopt(pod, found, now);
+        let never_ran = executor.adopt(pod, found, now);
         self.discard(never_ran);
     }
 
@@ -338,13 +338,13 @@ impl PodWorker {
             });
             let Some((index, slot)) = slot else { continue };
             slot.busy = Some(limpet_core::state::Busy::Reaping);
-            let (hands, generation) = (Arc::clone(&self.hands), self.generation);
-            self.jobs.spawn(async move { (generation, hands.discard(index, id).await) });
+            let (executor, generation) = (Arc::clone(&self.executor), self.generation);
+            self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
         }
     }
 
     /// A process ended, and containerd did not say so: what it says when it is asked.
-    fn unsaid(&mut self, (id, pid): ProcessKey, answer: Answer) {
+    fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
         let now = clock::now();
         match answer {
             Ok(Some(Task::Stopped { code, at })) => {
@@ -383,11 +383,11 @@ impl PodWorker {
         let running =
             |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == *id && one.is_running());
         let Some(index) = pod.containers.iter().position(running) else { return };
-        let (hands, generation, record) = (Arc::clone(&self.hands), self.generation, Arc::clone(&pod.record));
+        let (executor, generation, record) = (Arc::clone(&self.executor), self.generation, Arc::clone(&pod.record));
         let id = id.clone();
         self.jobs.spawn(async move {
             tokio::time::sleep(OOM_SURVIVED).await;
-            let kills = hands.oom_kills(&record, &id);
+            let kills = executor.oom_kills(&record, &id);
             (generation, Outcome::OutOfMemorySurvived { index, id, kills })
         });
     }
@@ -403,9 +403,9 @@ impl PodWorker {
             return;
         };
         let exit = seen_end(code, at);
-        let (hands, generation, pod) = (Arc::clone(&self.hands), self.generation, pod.clone());
+        let (executor, generation, pod) = (Arc::clone(&self.executor), self.generation, pod.clone());
         self.jobs.spawn(async move {
-            let exit = hands.witness(&pod, &pod.containers[index], &instance, exit).await;
+            let exit = executor.witness(&pod, &pod.containers[index], &instance, exit).await;
             (generation, Outcome::Ended { id: instance.id, exit })
         });
     }
@@ -422,7 +422,11 @@ fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
 }
 
 /// Whether a missing network is what keeps the pod from starting.
-fn waits_for_network(pod: &PodState, around: Surroundings) -> bool {
+fn waits_for_network(pod: &PodState, conditions: NodeConditions) -> bool {
     let no_sandbox = matches!(pod.sandbox, SandboxState::Absent { .. });
-    around.runtime_ready && !around.network_ready && no_sandbox && pod.ending.is_none() && !pod.record.host_network()
+    conditions.runtime_ready
+        && !conditions.network_ready
+        && no_sandbox
+        && pod.ending.is_none()
+        && !pod.record.host_network()
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::inbox::Inbox;
-use super::perform::Performer;
+use super::perform::ContainerdExecutor;
 use limpet_containerd::error::RuntimeError;
 use limpet_core::state::{Life, PodState};
 use limpet_model::container::ContainerId;
@@ -16,9 +16,9 @@ use limpet_model::container::Task;
 use limpet_model::process::ProcessHandle;
 
 /// How long containerd may take to tell of an end that the kernel has told.
-const SAID_WITHIN: Duration = Duration::from_secs(5);
+const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take to answer when it is asked.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What containerd has of a container.
 pub type Answer = Result<Option<Task>, RuntimeError>;
@@ -38,20 +38,20 @@ pub struct ProcessWatch {
 
 impl ProcessWatch {
     /// Waits for the end of what runs of `pod`, and for nothing else any more.
-    pub fn follow(&mut self, pod: Option<&PodState>, hands: &Arc<Performer>, inbox: &Arc<Inbox>) {
+    pub fn follow(&mut self, pod: Option<&PodState>, executor: &Arc<ContainerdExecutor>, inbox: &Arc<Inbox>) {
         let running: RunningProcesses<'_> = pod.map(running).unwrap_or_default();
         self.followed.retain(|key, wait| {
             let runs = running.contains_key(key);
             if !runs {
                 wait.abort();
-                hands.followed.remove(key.1);
+                executor.followed.remove(key.1);
             }
             runs
         });
         for (key, (container, process)) in running {
             if !self.followed.contains_key(&key) {
-                hands.followed.add(key.1, key.0.clone());
-                let look = look_for_end(key.clone(), container.to_owned(), process.cloned(), hands, inbox);
+                executor.followed.add(key.1, key.0.clone());
+                let look = look_for_end(key.clone(), container.to_owned(), process.cloned(), executor, inbox);
                 self.followed.insert(key, self.waiting.spawn(look));
             }
         }
@@ -59,7 +59,7 @@ impl ProcessWatch {
 
     /// A process that ended without a word of containerd's, and what it says when it is asked; never while there is
     /// none. Cancel safe.
-    pub async fn unsaid(&mut self) -> (ProcessKey, Answer) {
+    pub async fn missed_exit(&mut self) -> (ProcessKey, Answer) {
         loop {
             match self.waiting.join_next().await {
                 Some(Ok((key, answer))) => {
@@ -89,10 +89,10 @@ fn look_for_end(
     key: ProcessKey,
     container: String,
     process: Option<Arc<dyn ProcessHandle>>,
-    hands: &Arc<Performer>,
+    executor: &Arc<ContainerdExecutor>,
     inbox: &Arc<Inbox>,
 ) -> impl Future<Output = (ProcessKey, Answer)> + Send + use<> {
-    let (hands, inbox) = (Arc::clone(hands), Arc::clone(inbox));
+    let (executor, inbox) = (Arc::clone(executor), Arc::clone(inbox));
     async move {
         let ended = match process {
             Some(process) => process.ended().await,
@@ -102,10 +102,10 @@ fn look_for_end(
             tracing::debug!(container = %key.0, %error, "its end is left to containerd to tell");
             std::future::pending::<()>().await;
         }
-        tokio::time::sleep(SAID_WITHIN).await;
+        tokio::time::sleep(EXIT_EVENT_TIMEOUT).await;
         let id = key.0.clone();
-        let mut asked = std::pin::pin!(hands.containers.task(&id));
-        let answer = match tokio::time::timeout(ANSWERS_WITHIN, asked.as_mut()).await {
+        let mut asked = std::pin::pin!(executor.containers.task(&id));
+        let answer = match tokio::time::timeout(ANSWER_TIMEOUT, asked.as_mut()).await {
             Ok(answer) => answer,
             Err(_) => {
                 tell(&inbox, &container);
@@ -120,7 +120,7 @@ fn look_for_end(
 }
 
 fn tell(inbox: &Inbox, container: &str) {
-    let seconds = SAID_WITHIN.as_secs();
+    let seconds = EXIT_EVENT_TIMEOUT.as_secs();
     let message = format!(
         "the process of container {container} has ended, and its shim has not said so for more than {seconds} s: it hangs"
     );

@@ -1,4 +1,4 @@
-//! The owner of all pod workers: hands them wishes and events, adopts what runs, and notices what nobody owns.
+//! The owner of all pod workers: executor them wishes and events, adopts what runs, and notices what nobody owns.
 
 mod sync_loop;
 
@@ -10,14 +10,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::inbox::{Inbox, Wish};
-use super::perform::Performer;
+use super::inbox::{Inbox, PodCommand};
+use super::perform::ContainerdExecutor;
 use super::pod_worker::PodWorker;
 use crate::server::Heartbeat;
 use crate::worker::clock;
 use limpet_containerd::error::RuntimeError;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
-use limpet_core::plan::Surroundings;
+use limpet_core::plan::NodeConditions;
 use limpet_core::provisional::Provisional;
 use limpet_core::state::PodState;
 use limpet_host::network::NetworkStatus;
@@ -50,8 +50,8 @@ pub struct Intake {
 /// Owns the workers.
 #[derive(Debug)]
 pub struct Supervisor {
-    hands: Arc<Performer>,
-    surroundings: watch::Sender<Surroundings>,
+    executor: Arc<ContainerdExecutor>,
+    conditions: watch::Sender<NodeConditions>,
     desired: Arc<DesiredPods>,
     workers: HashMap<PodKey, Arc<Inbox>>,
     tasks: JoinSet<PodKey>,
@@ -72,11 +72,16 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor without workers.
-    pub fn new(hands: Arc<Performer>, sources: Vec<SourceKind>, network_ready: bool, stop: CancellationToken) -> Self {
-        let (surroundings, _) = watch::channel(Surroundings { runtime_ready: false, network_ready });
+    pub fn new(
+        executor: Arc<ContainerdExecutor>,
+        sources: Vec<SourceKind>,
+        network_ready: bool,
+        stop: CancellationToken,
+    ) -> Self {
+        let (conditions, _) = watch::channel(NodeConditions { runtime_ready: false, network_ready });
         Self {
-            hands,
-            surroundings,
+            executor,
+            conditions,
             desired: Arc::default(),
             workers: HashMap::new(),
             tasks: JoinSet::new(),
@@ -102,7 +107,7 @@ impl Supervisor {
                 Some(read) = self.reading.join_next() => self.read(read).await,
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
-                    self.surroundings.send_modify(|around| around.network_ready = ready);
+                    self.conditions.send_modify(|conditions| conditions.network_ready = ready);
                 }
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
@@ -119,22 +124,22 @@ impl Supervisor {
 
     fn merged(&mut self, merged: Merged) {
         sync_loop::log(&merged.changes);
-        self.hands.count_merge(&merged.changes, merged.took);
+        self.executor.count_merge(&merged.changes, merged.took);
         self.desired = merged.desired;
-        self.pulls_stale |= self.hands.has_unfinished_pulls();
+        self.pulls_stale |= self.executor.has_unfinished_pulls();
         for change in &merged.changes {
             let record = change.record();
             match change {
                 // What runs came of another source, which has not been heard.
                 PodChange::Removed(_) if self.provisional.contains(&record.key) => {}
-                PodChange::Removed(_) => self.wish(&record.key, Wish::End { grace: None }),
+                PodChange::Removed(_) => self.command(&record.key, PodCommand::End { grace: None }),
                 PodChange::Added(_)
                 | PodChange::Updated { .. }
                 | PodChange::Deleting { .. }
                 | PodChange::Reconciled { .. } => self.want(record),
             }
         }
-        self.hands.report_duplicates(&self.desired, &merged.contested);
+        self.executor.report_duplicates(&self.desired, &merged.contested);
         self.settle_provisional();
         // What runs of another source than the desired one refers to that source's objects.
         for key in merged.objects_changed.iter().filter(|key| !self.provisional.contains(key)) {
@@ -150,25 +155,25 @@ impl Supervisor {
         if self.provisional.holds_back(record, &self.desired) {
             tracing::info!(pod = %record.key, source = %record.source, "waits: what runs came of a source not heard yet");
         } else {
-            self.wish(&record.key, wish_for(record));
+            self.command(&record.key, command_for(record));
         }
     }
 
-    /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.
+    /// Ends what was found running once its source has spoken and does not want it, or executor it to the source that does.
     fn settle_provisional(&mut self) {
         for key in self.provisional.settle(&self.desired) {
             match self.desired.pods.get(&key).cloned() {
-                Some(record) => self.wish(&key, wish_for(&record)),
+                Some(record) => self.command(&key, command_for(&record)),
                 None => {
                     tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
-                    self.wish(&key, Wish::End { grace: None });
+                    self.command(&key, PodCommand::End { grace: None });
                 }
             }
         }
     }
 
-    fn wish(&mut self, key: &PodKey, mut wish: Wish) {
-        if let Wish::Run(record) = &wish {
+    fn command(&mut self, key: &PodKey, mut wish: PodCommand) {
+        if let PodCommand::Run(record) = &wish {
             let digits = ContainerId::pod_digits(&record.uid);
             match self.routes.get(&digits) {
                 // A manifest was renamed and wrote its UID: containers and directories are still the other pod's. When
@@ -178,7 +183,7 @@ impl Supervisor {
                     if !self.workers.contains_key(key) {
                         return;
                     }
-                    wish = Wish::End { grace: None };
+                    wish = PodCommand::End { grace: None };
                 }
                 _ => drop(self.routes.insert(digits, key.clone())),
             }
@@ -187,30 +192,30 @@ impl Supervisor {
             (Some(inbox), wish) => {
                 let objects = self.objects_for(&wish);
                 inbox.put(|mail| {
-                    mail.wish = Some(wish);
+                    mail.command = Some(wish);
                     mail.objects = objects;
                 });
             }
             // Before the first look at containerd nobody knows what runs.
-            (None, Wish::Run(_)) if !self.adopted => {}
-            (None, Wish::Run(record)) if self.workers.len() >= self.hands.max_pods() => {
-                self.hands.report_out_of_pods(&record)
+            (None, PodCommand::Run(_)) if !self.adopted => {}
+            (None, PodCommand::Run(record)) if self.workers.len() >= self.executor.max_pods() => {
+                self.executor.report_out_of_pods(&record)
             }
-            (None, Wish::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(Wish::Run(record))),
+            (None, PodCommand::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record))),
             // It may have been waiting for a place.
-            (None, Wish::End { .. }) => self.hands.retire(key),
+            (None, PodCommand::End { .. }) => self.executor.retire(key),
         }
     }
 
     /// The objects that a wished version refers to.
-    fn objects_for(&self, wish: &Wish) -> Option<Arc<PodObjects>> {
+    fn objects_for(&self, wish: &PodCommand) -> Option<Arc<PodObjects>> {
         match wish {
-            Wish::Run(record) => Some(Arc::new(self.desired.objects_of(record))),
-            Wish::End { .. } => None,
+            PodCommand::Run(record) => Some(Arc::new(self.desired.objects_of(record))),
+            PodCommand::End { .. } => None,
         }
     }
 
-    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, wish: Option<Wish>) {
+    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, wish: Option<PodCommand>) {
         for pod in &adopted {
             self.routes.insert(ContainerId::pod_digits(&pod.record.uid), key.clone());
         }
@@ -218,7 +223,7 @@ impl Supervisor {
         if let Some(wish) = wish {
             let objects = self.objects_for(&wish);
             inbox.put(|mail| {
-                mail.wish = Some(wish);
+                mail.command = Some(wish);
                 mail.objects = objects;
             });
         }
@@ -226,8 +231,8 @@ impl Supervisor {
         let worker = PodWorker::new(
             key,
             inbox,
-            Arc::clone(&self.hands),
-            self.surroundings.subscribe(),
+            Arc::clone(&self.executor),
+            self.conditions.subscribe(),
             self.stop.child_token(),
             adopted,
         );
@@ -258,11 +263,11 @@ impl Supervisor {
     /// Said once, however often the reconnection fails.
     fn disconnected(&mut self) {
         self.reading = JoinSet::new();
-        if self.surroundings.borrow().runtime_ready {
-            self.surroundings.send_modify(|around| around.runtime_ready = false);
-            self.hands.runtime_gone(self.workers.len());
+        if self.conditions.borrow().runtime_ready {
+            self.conditions.send_modify(|conditions| conditions.runtime_ready = false);
+            self.executor.runtime_gone(self.workers.len());
         } else if !self.adopted && !self.absence_told {
-            self.hands.runtime_absent();
+            self.executor.runtime_absent();
         }
         self.absence_told = true;
     }
@@ -275,12 +280,12 @@ impl Supervisor {
 
     /// Reads containerd's whole state, after a pause, beside everything else.
     fn begin_reading(&mut self, pause: Duration) {
-        let (hands, first) = (Arc::clone(&self.hands), !self.adopted);
+        let (executor, first) = (Arc::clone(&self.executor), !self.adopted);
         self.ended_meanwhile.clear();
         self.reading = JoinSet::new();
         self.reading.spawn(async move {
             tokio::time::sleep(pause).await;
-            hands.list(first).await
+            executor.list(first).await
         });
     }
 
@@ -314,8 +319,8 @@ impl Supervisor {
         self.adopted = true;
         self.start_waiting();
         self.settle_provisional();
-        self.surroundings.send_modify(|around| around.runtime_ready = true);
-        self.hands.runtime_ready(count, pods);
+        self.conditions.send_modify(|conditions| conditions.runtime_ready = true);
+        self.executor.runtime_ready(count, pods);
     }
 
     /// A worker for a pod that was found running.
@@ -328,12 +333,12 @@ impl Supervisor {
         let mut desired = self.desired.pods.get(&key).cloned();
         let mut incarnations: Vec<PodState> = Vec::new();
         for found in by_uid.into_values() {
-            let Some(record) = self.hands.restore(&found) else { continue };
+            let Some(record) = self.executor.restore(&found) else { continue };
             let mut pod = PodState::new(Arc::new(record), now.wall);
             pod.sandbox = limpet_core::state::SandboxState::Absent { dirty: true };
-            self.hands.find_sandbox(&mut pod).await;
+            self.executor.find_sandbox(&mut pod).await;
             // What never ran is found again, and removed, when the worker reads its mail.
-            self.hands.adopt(&mut pod, found, now);
+            self.executor.adopt(&mut pod, found, now);
             incarnations.push(pod);
         }
         // The one that is wanted comes last: everything else of the key ends first.
@@ -353,7 +358,7 @@ impl Supervisor {
         if incarnations.is_empty() && desired.is_none() {
             return;
         }
-        self.spawn(key.clone(), incarnations, desired.map(|record| wish_for(&record)));
+        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)));
         if let Some(inbox) = self.workers.get(&key) {
             inbox.put(|mail| mail.found = Some(containers));
         }
@@ -369,7 +374,7 @@ impl Supervisor {
             }
         };
         self.workers.remove(&key);
-        self.pulls_stale |= self.hands.has_unfinished_pulls();
+        self.pulls_stale |= self.executor.has_unfinished_pulls();
         self.ended_meanwhile.insert(key.clone());
         self.routes.retain(|_, owner| *owner != key);
         // A wish that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
@@ -400,9 +405,9 @@ impl Supervisor {
         }
         self.swept = true;
         let desired: HashSet<PodUid> = self.desired.pods.values().map(|record| record.uid.clone()).collect();
-        for uid in self.hands.traces().await {
+        for uid in self.executor.traces().await {
             if !desired.contains(&uid) && !self.routes.contains_key(&ContainerId::pod_digits(&uid)) {
-                self.hands.clear(&uid).await;
+                self.executor.clear(&uid).await;
             }
         }
     }
@@ -411,7 +416,7 @@ impl Supervisor {
     async fn forget_pulls(&mut self) {
         if self.swept && self.pulls_stale {
             let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images(record)).collect();
-            self.pulls_stale = !self.hands.forget_pulls(&wanted).await;
+            self.pulls_stale = !self.executor.forget_pulls(&wanted).await;
         }
     }
 }
@@ -423,10 +428,10 @@ fn images(record: &PodRecord) -> Vec<String> {
     containers.filter_map(|container| normalize(container.image.as_deref()?).ok()).collect()
 }
 
-fn wish_for(record: &Arc<PodRecord>) -> Wish {
+fn command_for(record: &Arc<PodRecord>) -> PodCommand {
     if !record.is_deleting() {
-        return Wish::Run(Arc::clone(record));
+        return PodCommand::Run(Arc::clone(record));
     }
     let grace = record.pod.metadata.deletion_grace_period_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-    Wish::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
+    PodCommand::End { grace: grace.map(|seconds| Duration::from_secs(seconds.max(1))) }
 }

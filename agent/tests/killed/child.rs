@@ -8,7 +8,7 @@ use std::sync::Arc;
 use limpet::merge_loop;
 use limpet::source::file::FileSource;
 use limpet::source::http::{Address, HttpSettings, HttpSource};
-use limpet::source::push::{self, PushSource, Pusher, Surroundings};
+use limpet::source::push::{self, PushContext, PushSource, Pusher};
 use limpet::store::Store;
 use limpet_core::merge::slot::Slots;
 use limpet_core::merge::{Desired, Merged};
@@ -44,7 +44,7 @@ async fn serve(dir: &Path) {
     let file = FileSource::new(&dir.join("manifests"), NODE, Arc::clone(&store), DECODER);
     let http = HttpSource::new(settings(), NODE, Arc::clone(&store), DECODER);
     let around =
-        Surroundings { slots: Arc::clone(&slots), observed: limpet_core::status::observed::Observed::default() };
+        PushContext { slots: Arc::clone(&slots), observed: limpet_core::status::observed::Observed::default() };
     let push = PushSource::new(NODE, Arc::clone(&store), DECODER, around);
     let (pusher, inbox) = push::channel(NODE, DECODER);
     let (pushed, mut pushes) = mpsc::channel(1);

@@ -28,8 +28,8 @@ pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
     match pod.sandbox {
         SandboxState::Preparing | SandboxState::Releasing => Step::Wait(None),
         SandboxState::Gone => Step::Finished,
-        SandboxState::Absent { .. } | SandboxState::Ready(_) => match &pod.trouble {
-            Some(trouble) if trouble.retry_at > now => Step::Wait(Some(trouble.retry_at)),
+        SandboxState::Absent { .. } | SandboxState::Ready(_) => match &pod.retry {
+            Some(retry) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
             _ => Step::Do(vec![Action::TearDown]),
         },
     }
@@ -64,9 +64,9 @@ pub(super) fn terminate(
 
 /// Whether the last thing tried on the container failed so recently that it is left alone for now.
 fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
-    match &slot.trouble {
-        Some(trouble) if trouble.retry_at > now => {
-            plan.wake_at(trouble.retry_at);
+    match &slot.retry {
+        Some(retry) if retry.retry_at > now => {
+            plan.wake_at(retry.retry_at);
             true
         }
         _ => false,
@@ -83,8 +83,8 @@ pub(super) fn release(pod: &PodState, now: Instant) -> Step {
         return plan.step();
     }
     let busy = pod.containers.iter().any(|slot| slot.busy.is_some());
-    match (&pod.sandbox, &pod.trouble) {
-        (_, Some(trouble)) if trouble.retry_at > now => Step::Wait(Some(trouble.retry_at)),
+    match (&pod.sandbox, &pod.retry) {
+        (_, Some(retry)) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
         (SandboxState::Ready(_) | SandboxState::Absent { dirty: true }, _) if !busy => {
             Step::Do(vec![Action::ReleaseSandbox])
         }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use std::time::Instant;
 
 use crate::backoff;
-use crate::state::{Now, Trouble};
+use crate::state::{Now, RetryState};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::process::ProcessHandle;
@@ -30,7 +30,7 @@ pub enum ImageState {
         attempt: u32,
     },
     /// Not to be had now.
-    Failed(Trouble),
+    Failed(RetryState),
 }
 
 /// A request to end, and how far it has come.
@@ -160,9 +160,9 @@ pub struct ContainerSlot {
     /// It came by an archive while it was being pulled: a pull that fails has missed it.
     pub image_came: bool,
     /// The last trouble with its image; a later one waits longer.
-    pub pull_trouble: Option<Trouble>,
+    pub pull_retry: Option<RetryState>,
     /// Why it cannot be started, signalled or cleared now.
-    pub trouble: Option<Trouble>,
+    pub retry: Option<RetryState>,
     /// What is being done to it.
     pub busy: Option<Busy>,
     /// A try to start it failed or was cut short, and may have left something under this id.
@@ -187,8 +187,8 @@ impl ContainerSlot {
             stale: Vec::new(),
             image: ImageState::Unknown,
             image_came: false,
-            pull_trouble: None,
-            trouble: None,
+            pull_retry: None,
+            retry: None,
             busy: None,
             half_made: None,
             attempt_floor: 0,

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::plan::{self, Surroundings};
+use crate::plan::{self, NodeConditions};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
 use limpet_model::container::Exit;
 
@@ -21,7 +21,7 @@ use limpet_model::container::Exit;
 /// `node_ips`: the node's addresses, primary first. `qos_class`: as Kubernetes names it.
 pub fn generate(
     pod: &PodState,
-    around: Surroundings,
+    conditions: NodeConditions,
     node_ips: &[IpAddr],
     qos_class: &str,
     now: Now,
@@ -32,7 +32,7 @@ pub fn generate(
         pod.containers
             .iter()
             .filter(|slot| slot.init == init)
-            .map(|slot| container_status(pod, slot, around, now))
+            .map(|slot| container_status(pod, slot, conditions, now))
             .collect()
     };
     let init_statuses = statuses(true);
@@ -40,7 +40,7 @@ pub fn generate(
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
     let pod_ips = pod_ips(pod, node_ips);
     PodStatus {
-        conditions: Some(conditions(pod, &phase, &main_statuses, now.wall, before)),
+        conditions: Some(pod_conditions(pod, &phase, &main_statuses, now.wall, before)),
         host_ip: node_ips.first().map(IpAddr::to_string),
         host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
         init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
@@ -80,9 +80,9 @@ fn phase(pod: &PodState) -> String {
     phase.to_owned()
 }
 
-fn container_status(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -> ContainerStatus {
+fn container_status(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> ContainerStatus {
     let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
-    let state = state(pod, slot, around, now);
+    let state = state(pod, slot, conditions, now);
     let ready = match &slot.instance {
         Some(instance) if slot.init => instance.exit().is_some_and(|exit| exit.code == 0),
         Some(instance) => instance.is_running(),
@@ -118,7 +118,7 @@ fn image_id(instance: &Instance) -> String {
     format!("{name}@{}", instance.image_digest)
 }
 
-fn state(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -> ContainerState {
+fn state(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> ContainerState {
     if let Some(instance) = &slot.instance {
         if instance.is_running() {
             let started_at = instance.started_at.map(Time);
@@ -128,7 +128,7 @@ fn state(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -
             return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
         }
     }
-    let (reason, message) = waiting(pod, slot, around, now);
+    let (reason, message) = waiting(pod, slot, conditions, now);
     let message = (!message.is_empty()).then_some(message);
     ContainerState {
         waiting: Some(ContainerStateWaiting { reason: Some(reason), message }),
@@ -137,12 +137,12 @@ fn state(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -
 }
 
 /// Why a container that should run does not.
-fn waiting(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now) -> (String, String) {
-    if let Some(trouble) = &slot.trouble {
-        return (trouble.reason.to_owned(), trouble.message.clone());
+fn waiting(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> (String, String) {
+    if let Some(retry) = &slot.retry {
+        return (retry.reason.to_owned(), retry.message.clone());
     }
-    if let ImageState::Failed(trouble) = &slot.image {
-        return (trouble.reason.to_owned(), trouble.message.clone());
+    if let ImageState::Failed(retry) = &slot.image {
+        return (retry.reason.to_owned(), retry.message.clone());
     }
     if let Some(Instance { life: crate::state::Life::Exited { retry_at, .. }, pause, .. }) = &slot.instance
         && *retry_at > now.mono
@@ -160,10 +160,10 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, around: Surroundings, now: Now)
     if !slot.init && !plan::is_initialized(pod) {
         return ("PodInitializing".to_owned(), String::new());
     }
-    let message = match &pod.trouble {
-        Some(trouble) => trouble.message.clone(),
-        None if !around.runtime_ready => "waiting for containerd".to_owned(),
-        None if !around.network_ready && !pod.record.host_network() => {
+    let message = match &pod.retry {
+        Some(retry) => retry.message.clone(),
+        None if !conditions.runtime_ready => "waiting for containerd".to_owned(),
+        None if !conditions.network_ready && !pod.record.host_network() => {
             "network is not ready: no CNI configuration".to_owned()
         }
         None => String::new(),
@@ -185,7 +185,7 @@ fn terminated(instance: &Instance) -> Option<ContainerStateTerminated> {
 }
 
 /// The conditions kubelet owns, each with the time it last changed.
-fn conditions(
+fn pod_conditions(
     pod: &PodState,
     phase: &str,
     mains: &[ContainerStatus],

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::fixtures::{self, READY, exit, now, sandbox};
-use crate::state::Trouble;
+use crate::state::RetryState;
 
 /// A pod with an address: its init containers `i0`…, its containers `m0`….
 fn pod(policy: &str, inits: usize, mains: usize) -> PodState {
@@ -91,7 +91,7 @@ fn mains_wait_for_the_init_containers_and_say_so() {
 fn an_image_that_cannot_be_had_is_the_reason() {
     let mut pod = pod("Always", 0, 1);
     pod.containers[0].image =
-        ImageState::Failed(Trouble::after(None, "ErrImagePull", "not found".into(), Instant::now()));
+        ImageState::Failed(RetryState::after(None, "ErrImagePull", "not found".into(), Instant::now()));
     let state = status(&pod).container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
     assert_eq!((state.reason.as_deref(), state.message.as_deref()), (Some("ErrImagePull"), Some("not found")));
 }

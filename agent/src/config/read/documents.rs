@@ -10,7 +10,7 @@ use super::super::tree::Map;
 use super::super::url::duration;
 use super::super::{Config, quantity};
 use super::Judge;
-use crate::manifest_guard::GuardSettings;
+use crate::config::GuardSettings;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 

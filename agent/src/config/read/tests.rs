@@ -6,7 +6,7 @@ use reqwest::header::HeaderMap;
 
 use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
-use crate::manifest_guard::GuardSettings;
+use crate::config::GuardSettings;
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_host::cgroup::CgroupDriver;

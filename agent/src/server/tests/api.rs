@@ -21,7 +21,7 @@ impl Bench {
         let (pusher, inbox) = push::channel("edge1", decoder);
         let published = SharedSnapshot::default();
         let (shown, publish) = (Arc::clone(&published), published);
-        let around = push::Surroundings { slots: Arc::default(), observed: Observed::default() };
+        let around = push::PushContext { slots: Arc::default(), observed: Observed::default() };
         let source = push::PushSource::new("edge1", store, decoder, around);
         let stop = CancellationToken::new();
         let halt = stop.clone();

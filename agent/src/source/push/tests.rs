@@ -23,7 +23,7 @@ struct Bench {
     _root: tempfile::TempDir,
     path: std::path::PathBuf,
     store: Arc<Store>,
-    around: Surroundings,
+    around: PushContext,
     running: Option<Running>,
 }
 
@@ -32,7 +32,7 @@ impl Bench {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("limpet.db");
         let store = Arc::new(Store::open(&path).unwrap().0);
-        let around = Surroundings { slots: Arc::default(), observed: Observed::default() };
+        let around = PushContext { slots: Arc::default(), observed: Observed::default() };
         Self { _root: root, path, store, around, running: None }
     }
 

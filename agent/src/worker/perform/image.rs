@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::Performer;
+use super::ContainerdExecutor;
 use crate::status::event::EventType;
 use limpet_containerd::image::{ImageError, PullSecrets};
 use limpet_core::outcome::Failure;
@@ -12,13 +12,13 @@ use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 
-impl Performer {
+impl ContainerdExecutor {
     pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {
         let Some(container) = pod.container_spec(&slot.name) else {
             return Err(Failure {
                 reason: "InvalidImageName",
                 message: "no such container".to_owned(),
-                passing: false,
+                transient: false,
             });
         };
         let reference = container.image.as_deref().unwrap_or_default();
@@ -34,7 +34,7 @@ impl Performer {
             (Some("Never"), None) => {
                 let message = format!("Container image \"{reference}\" is not present with pull policy of Never");
                 self.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
-                Err(Failure { reason: "ErrImageNeverPull", message, passing: false })
+                Err(Failure { reason: "ErrImageNeverPull", message, transient: false })
             }
             (_, local) => match self.pull_image(pod, slot, reference).await {
                 Ok(image) => Ok(image),
@@ -142,9 +142,9 @@ impl Performer {
         self.event(pod, Some(&slot.name), EventType::Warning, "Failed", message.clone());
         tracing::warn!(pod = %pod.record.key, container = slot.name, image, %error, "image is not to be had");
         if error.is_invalid_name() {
-            return Failure { reason: "InvalidImageName", message, passing: false };
+            return Failure { reason: "InvalidImageName", message, transient: false };
         }
-        if slot.pull_trouble.is_some() {
+        if slot.pull_retry.is_some() {
             let message = format!("Back-off pulling image \"{image}\": {error}");
             self.event(
                 pod,
@@ -153,8 +153,8 @@ impl Performer {
                 "BackOff",
                 format!("Back-off pulling image \"{image}\""),
             );
-            return Failure { reason: "ImagePullBackOff", message, passing: error.is_runtime_unavailable() };
+            return Failure { reason: "ImagePullBackOff", message, transient: error.is_runtime_unavailable() };
         }
-        Failure { reason: "ErrImagePull", message, passing: error.is_runtime_unavailable() }
+        Failure { reason: "ErrImagePull", message, transient: error.is_runtime_unavailable() }
     }
 }

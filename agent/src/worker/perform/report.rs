@@ -1,30 +1,30 @@
-//! What the hands tell people and machines: status, events, log lines, counts.
+//! What the executor reports to people and machines: status, events, log lines, counts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Performer;
+use super::ContainerdExecutor;
 use crate::status::event::EventType;
 use crate::status::metrics::MergeChange;
 use crate::worker::clock;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
-use limpet_core::plan::{self, KillCause, Surroundings};
-use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, Trouble};
+use limpet_core::plan::{self, KillCause, NodeConditions};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, RetryState};
 use limpet_core::status::generate::generate;
 use limpet_core::status::observed::{ObservedContainer, ObservedPod};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord};
 
-impl Performer {
+impl ContainerdExecutor {
     /// Publishes what readers see of the pod, if it differs from what they saw.
-    pub fn publish(&self, pod: &PodState, around: Surroundings, now: Now) {
+    pub fn publish(&self, pod: &PodState, conditions: NodeConditions, now: Now) {
         let known = self.observed.load().pods.get(&pod.record.key).cloned();
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
         let qos = qos_class(pod.record.spec());
         let before = same_pod.map(|known| &known.status);
-        let status = generate(pod, around, &self.node.addresses, qos.as_str(), now, before);
+        let status = generate(pod, conditions, &self.node.addresses, qos.as_str(), now, before);
         let observed = ObservedPod {
             record: Arc::clone(&pod.record),
             status,
@@ -43,7 +43,7 @@ impl Performer {
         self.observed.publish(&pod.record.key, Some(Arc::new(observed)));
     }
 
-    /// Shows a passing remark on the pod until its worker publishes it anew.
+    /// Shows a transient remark on the pod until its worker publishes it anew.
     pub(super) fn publish_note(&self, record: &PodRecord, note: String) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         if let Some(known) = known.filter(|known| known.record.uid == record.uid) {
@@ -67,8 +67,8 @@ impl Performer {
         }
         let now = clock::now();
         let mut waiting = PodState::new(Arc::clone(record), now.wall);
-        waiting.trouble = Some(Trouble::passing("OutOfpods", message, now.mono));
-        self.publish(&waiting, Surroundings { runtime_ready: true, network_ready: true }, now);
+        waiting.retry = Some(RetryState::transient("OutOfpods", message, now.mono));
+        self.publish(&waiting, NodeConditions { runtime_ready: true, network_ready: true }, now);
     }
 
     /// The pod is gone.
@@ -218,12 +218,12 @@ fn note(pod: &PodState) -> Option<String> {
     if pod.hanging.is_some() {
         return pod.hanging.clone();
     }
-    if let Some(trouble) = pod.trouble.as_ref().or(pod.volumes.trouble.as_ref()) {
-        return Some(trouble.message.clone());
+    if let Some(retry) = pod.retry.as_ref().or(pod.volumes.retry.as_ref()) {
+        return Some(retry.message.clone());
     }
-    pod.containers.iter().find_map(|slot| match (&slot.trouble, &slot.image) {
-        (Some(trouble), _) => Some(trouble.message.clone()),
-        (None, ImageState::Failed(trouble)) => Some(trouble.message.clone()),
+    pod.containers.iter().find_map(|slot| match (&slot.retry, &slot.image) {
+        (Some(retry), _) => Some(retry.message.clone()),
+        (None, ImageState::Failed(retry)) => Some(retry.message.clone()),
         _ => None,
     })
 }

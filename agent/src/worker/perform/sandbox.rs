@@ -1,10 +1,10 @@
-//! The pod around its containers: cgroup, namespaces, network, volumes; made, given back, taken down, swept.
+//! The pod conditions its containers: cgroup, namespaces, network, volumes; made, given back, taken down, swept.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::start::START_ERROR;
-use super::{Performer, failure, sandbox_of};
+use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use limpet_containerd::client::calling;
 use limpet_core::outcome::Failure;
@@ -21,14 +21,14 @@ use limpet_model::sandbox::Sandbox;
 const FAILED: &str = "FailedCreatePodSandBox";
 
 fn sandbox_failure(error: impl std::fmt::Display) -> Failure {
-    Failure { reason: FAILED, message: format!("Failed to create pod sandbox: {error}"), passing: false }
+    Failure { reason: FAILED, message: format!("Failed to create pod sandbox: {error}"), transient: false }
 }
 
 fn mount_failure(error: VolumeError) -> Failure {
-    Failure { reason: FAILED_MOUNT, message: error.to_string(), passing: false }
+    Failure { reason: FAILED_MOUNT, message: error.to_string(), transient: false }
 }
 
-impl Performer {
+impl ContainerdExecutor {
     /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
     pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
         self.metrics.pod_start_begun();
@@ -46,10 +46,10 @@ impl Performer {
         sysctl::check_sysctls(record.spec(), &self.config.allowed_unsafe_sysctls).map_err(|error| Failure {
             reason: "SysctlForbidden",
             message: error.to_string(),
-            passing: false,
+            transient: false,
         })?;
         let hostname = pod_hostname(record, &self.config.cluster_domain)
-            .map_err(|error| Failure { reason: FAILED, message: error.to_string(), passing: false })?
+            .map_err(|error| Failure { reason: FAILED, message: error.to_string(), transient: false })?
             .kernel;
         let sysctls = sysctl::sysctls(record.spec());
         let request = self.sandbox_request(record, &hostname, &sysctls);
@@ -59,7 +59,7 @@ impl Performer {
                 None => self.sandboxes.create(&request).await,
             }
         });
-        cgroup.map_err(|error| Failure { passing: error.may_pass(), ..sandbox_failure(error) })?;
+        cgroup.map_err(|error| Failure { transient: error.may_pass(), ..sandbox_failure(error) })?;
         let sandbox = sandbox.map_err(sandbox_failure)?;
         let addresses = self.attach(record, &sandbox).await?;
         let objects = pod.objects.clone().unwrap_or_default();
@@ -167,14 +167,14 @@ impl Performer {
         let stays = |what: &str, error: &dyn std::fmt::Display| Failure {
             reason: "FailedKillPod",
             message: format!("{what}: {error}"),
-            passing: false,
+            transient: false,
         };
         calling("CNI DEL");
         self.network.detach(uid).await.map_err(|error| stays("network", &error))?;
         self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
         // A process that was killed a moment ago may still be in it: that passes.
         let removed = self.cgroups.remove_pod(uid).await;
-        removed.map_err(|error| Failure { passing: error.may_pass(), ..stays("cgroup", &error) })
+        removed.map_err(|error| Failure { transient: error.may_pass(), ..stays("cgroup", &error) })
     }
 
     /// Everything of the pod goes: containers, sandbox, volumes, logs.
@@ -203,7 +203,7 @@ impl Performer {
         self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
             reason: "FailedKillPod",
             message: error.to_string(),
-            passing: false,
+            transient: false,
         })?;
         self.logs.remove_pod_logs(&pod.record);
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, took = ?began.elapsed(), "pod removed");

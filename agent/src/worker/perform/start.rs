@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
-use super::{Performer, failure, sandbox_of};
+use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
 use crate::worker::clock;
@@ -18,7 +18,7 @@ use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, Trouble};
+use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, RetryState};
 use limpet_host::orphan_processes;
 use limpet_host::process::HostProcesses;
 use limpet_model::container::Task;
@@ -64,11 +64,11 @@ enum StartFailure {
     Ended(String),
 }
 
-impl Performer {
+impl ContainerdExecutor {
     pub(super) async fn start(&self, pod: &PodState, index: usize) -> Outcome {
         let result = self.try_start(pod, index).await;
         match result {
-            Err(failure) if is_stale_bundle(&failure, pod.containers[index].trouble.as_ref()) => {
+            Err(failure) if is_stale_bundle(&failure, pod.containers[index].retry.as_ref()) => {
                 let slot = &pod.containers[index];
                 let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
                 if let Err(error) = self.containers.remove_never_ran(&id).await {
@@ -88,7 +88,7 @@ impl Performer {
             (pod.container_spec(&slot.name), &slot.image, sandbox_of(pod))
         else {
             let message = format!("container {} was planned before its image and sandbox were ready", slot.name);
-            return Err(Failure { reason: "CreateContainerError", message, passing: true });
+            return Err(Failure { reason: "CreateContainerError", message, transient: true });
         };
         let start = Start {
             pod,
@@ -347,14 +347,14 @@ fn refused(error: RuntimeError) -> StartFailure {
 }
 
 fn config_error(message: String) -> StartFailure {
-    StartFailure::Before(Failure { reason: CONFIG_ERROR, message, passing: false })
+    StartFailure::Before(Failure { reason: CONFIG_ERROR, message, transient: false })
 }
 
 /// What `Tasks.Create` or `Tasks.Start` said: runc's own refusal ends the attempt, anything else does not count.
 fn run_error(error: RuntimeError) -> StartFailure {
     match &error {
-        RuntimeError::Refused { message, .. } if is_shim_trouble(message) => {
-            StartFailure::Before(Failure { passing: true, ..failure("RunContainerError", &error) })
+        RuntimeError::Refused { message, .. } if is_shim_failure(message) => {
+            StartFailure::Before(Failure { transient: true, ..failure("RunContainerError", &error) })
         }
         RuntimeError::Refused { message, .. } if !is_disk_full(message) => StartFailure::Ended(message.clone()),
         _ => StartFailure::Before(failure("RunContainerError", &error)),
@@ -362,13 +362,13 @@ fn run_error(error: RuntimeError) -> StartFailure {
 }
 
 /// The shim, not the container: it could not be started or reached, and the next try gets another one.
-fn is_shim_trouble(message: &str) -> bool {
+fn is_shim_failure(message: &str) -> bool {
     ["failed to start shim", "TTRPC connection", "ttrpc: closed"].iter().any(|words| message.contains(words))
 }
 
 /// Whether containerd has refused twice for the directory of a task that it does not know: one that was killed in the
 /// middle of `Tasks.Create` may leave it, and does not clear it away before its next start.
-fn is_stale_bundle(failure: &Failure, before: Option<&Trouble>) -> bool {
+fn is_stale_bundle(failure: &Failure, before: Option<&RetryState>) -> bool {
     failure.message.contains("failed to start shim: mkdir")
         && failure.message.contains("file exists")
         && before.is_some_and(|before| before.message == failure.message)

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 ///
 /// # Errors
 /// The signals cannot be caught.
-pub fn stop_on_signals(stop: CancellationToken) -> io::Result<JoinHandle<()>> {
+pub(super) fn stop_on_signals(stop: CancellationToken) -> io::Result<JoinHandle<()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(tokio::spawn(async move {
@@ -30,18 +30,18 @@ pub fn stop_on_signals(stop: CancellationToken) -> io::Result<JoinHandle<()>> {
 }
 
 /// Tells systemd that the agent has started.
-pub fn ready() {
+pub(super) fn ready() {
     notify(&[NotifyState::Ready]);
 }
 
 /// Tells systemd that the agent is on its way down.
-pub fn stopping() {
+pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
 /// Pings systemd's watchdog until `stop`, each time only after `alive` said that the agent's loop answers: a loop
 /// that hangs is restarted. Returns at once when the unit has no `WatchdogSec`.
-pub async fn watchdog<F: Future<Output = bool>>(alive: impl Fn() -> F, stop: CancellationToken) {
+pub(super) async fn watchdog<F: Future<Output = bool>>(alive: impl Fn() -> F, stop: CancellationToken) {
     if let Some(limit) = sd_notify::watchdog_enabled() {
         ping(limit, alive, || notify(&[NotifyState::Watchdog]), stop).await;
     }
