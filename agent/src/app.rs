@@ -20,10 +20,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::attribution::Feed;
 use crate::config::Config;
+use crate::executor::Executor;
+use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
+use crate::lifecycle::followed::Followed;
 use crate::manifest_guard::{self, GuardRefusal, Teller};
 use crate::merge_loop;
 use crate::node::NodeLock;
+use crate::reporter::Reporter;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
 use crate::server::logs::LogState;
@@ -36,7 +40,7 @@ use crate::source::push::{self, PushContext, PushSource};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
-use crate::worker::perform::ContainerdExecutor;
+use crate::worker::WorkerContext;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
 use limpet_containerd::client::Client;
@@ -302,11 +306,7 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
         cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
         accounts: AccountsCache::default(),
         logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-        observed: shared.observed.clone(),
-        health: shared.health.clone(),
-        followed: Arc::default(),
+        reporter: Arc::new(reporter(shared, &node)),
         starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
         pulls: Semaphore::new(config.max_parallel_pulls),
         node,
@@ -403,6 +403,21 @@ fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, puls
     })
 }
 
+/// Where the core reports what happens.
+fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
+    Reporter {
+        max_pods: usize::try_from(shared.config.max_pods).unwrap_or(usize::MAX),
+        runtime_endpoint: shared.config.runtime_endpoint.clone(),
+        node_name: node.name.clone(),
+        node_addresses: node.addresses.clone(),
+        network: shared.network.subscribe(),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        observed: shared.observed.clone(),
+        health: shared.health.clone(),
+    }
+}
+
 /// Starts the core: merge, lifecycle, supervisor.
 fn supervise(
     shared: &Shared,
@@ -411,18 +426,24 @@ fn supervise(
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
 ) {
+    let followed: Arc<Followed> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
     let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
     shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(event_stream::run(shared.client.clone(), telling.clone(), stop.clone()));
     #[cfg(feature = "attribution")]
-    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&executor.followed), telling, feeds, stop.clone()));
+    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), telling, feeds, stop.clone()));
     #[cfg(not(feature = "attribution"))]
     drop((telling, feeds));
-    shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&executor.followed), stop.clone()));
+    shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.network.subscribe(), executor.images.imported());
-    let supervisor = Supervisor::new(Arc::clone(executor), kinds, shared.network.status().is_ready(), stop.clone());
+    let context = WorkerContext {
+        executor: Arc::clone(executor) as Arc<dyn Executor>,
+        reporter: Arc::clone(&executor.reporter),
+        followed,
+    };
+    let supervisor = Supervisor::new(context, kinds, shared.network.status().is_ready(), stop.clone());
     shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, images, heartbeat }));
 }

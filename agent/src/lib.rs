@@ -7,13 +7,16 @@
 pub mod app;
 pub mod attribution;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod fuzz;
 
+pub mod executor;
 pub mod lifecycle;
 pub mod manifest_guard;
 pub mod merge_loop;
 pub mod node;
+pub mod reporter;
 pub mod server;
 pub mod source;
 pub mod status;

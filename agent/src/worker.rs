@@ -1,11 +1,27 @@
-//! One task per pod: decide what to do next, do it, wait for the next event.
+//! One task per pod: decide what to do next, have it done, wait for the next event.
 //!
-//! [`state`] is what is known of one pod, [`plan`] the whole policy as a pure function of it, [`perform`] the executor,
-//! [`pod_worker`] the task that joins them, [`supervisor`] the owner of all such tasks.
+//! [`pod_worker`] is the task, [`supervisor`] the owner of all such tasks. What to do is decided by
+//! [`limpet_core::plan`], and done by an [`Executor`](crate::executor::Executor).
 
-pub mod clock;
+pub mod adoption;
 pub mod inbox;
-pub mod perform;
 pub mod pod_worker;
 pub mod process_watch;
 pub mod supervisor;
+
+use std::sync::Arc;
+
+use crate::executor::Executor;
+use crate::lifecycle::followed::Followed;
+use crate::reporter::Reporter;
+
+/// What every worker works with. Clones share it.
+#[derive(Debug, Clone)]
+pub struct WorkerContext {
+    /// Has things done.
+    pub executor: Arc<dyn Executor>,
+    /// Reports what happens.
+    pub reporter: Arc<Reporter>,
+    /// The processes that BPF programs report on.
+    pub followed: Arc<Followed>,
+}

@@ -1,6 +1,6 @@
 //! Pods that were found running before their source had spoken: nothing of them ends until it has. Pure.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::merge::DesiredPods;
 use limpet_model::pod::{PodKey, PodRecord};
@@ -10,13 +10,13 @@ use limpet_model::source::SourceKind;
 #[derive(Debug)]
 pub struct Provisional {
     sources: Vec<SourceKind>,
-    found: HashMap<PodKey, SourceKind>,
+    found: BTreeMap<PodKey, SourceKind>,
 }
 
 impl Provisional {
     /// None yet.
     pub fn new(sources: Vec<SourceKind>) -> Self {
-        Self { sources, found: HashMap::new() }
+        Self { sources, found: BTreeMap::new() }
     }
 
     /// Whether this node has a source of that kind.
@@ -57,7 +57,7 @@ impl Provisional {
     /// The pods whose source has been heard by now, which are provisional no more.
     pub fn settle(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
         let heard = SourceKind::ALL.map(|source| self.has_spoken(source, desired));
-        self.found.extract_if(|_, source| heard[source.index()]).map(|(key, _)| key).collect()
+        self.found.extract_if(.., |_, source| heard[source.index()]).map(|(key, _)| key).collect()
     }
 
     /// Whether `found` may yet claim a key before `wanting`.

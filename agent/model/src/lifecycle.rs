@@ -43,3 +43,16 @@ pub enum LifecycleEvent {
         sender: Sender,
     },
 }
+
+impl LifecycleEvent {
+    /// The container it is about; `None` for events of the connection.
+    pub fn container(&self) -> Option<&ContainerId> {
+        match self {
+            Self::Connected | Self::Disconnected => None,
+            Self::Exited { id, .. }
+            | Self::OutOfMemory { id }
+            | Self::OutOfMemoryVictim { id, .. }
+            | Self::Signalled { id, .. } => Some(id),
+        }
+    }
+}

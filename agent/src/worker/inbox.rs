@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use limpet_model::container::ContainerId;
 use limpet_model::container::FoundContainer;
+use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
 use limpet_model::process::{ProcessName, Sender};
@@ -47,6 +48,20 @@ pub struct Mail {
     pub hanging: Option<String>,
     /// containerd's whole view of the pod's containers, read anew.
     pub found: Option<Vec<FoundContainer>>,
+}
+
+impl Mail {
+    /// Takes in an event of one of the pod's containers.
+    pub fn take_event(&mut self, event: LifecycleEvent) {
+        match event {
+            LifecycleEvent::Exited { id, pid, code, at } => drop(self.exits.insert((id, pid), (code, at))),
+            LifecycleEvent::OutOfMemory { id } => drop(self.out_of_memory.insert(id)),
+            LifecycleEvent::OutOfMemoryVictim { id, victim } => drop(self.victims.insert(id, victim)),
+            LifecycleEvent::Signalled { id, sender } => drop(self.signals.insert(id, sender)),
+            // Of the connection, not of a pod.
+            LifecycleEvent::Connected | LifecycleEvent::Disconnected => {}
+        }
+    }
 }
 
 /// The letter box between the supervisor and one worker.

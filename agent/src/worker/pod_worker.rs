@@ -3,7 +3,7 @@
 //! Actions run beside the loop, so a pull or a hanging call never keeps a newer wish waiting; a wish never cuts an
 //! action but a pull in half.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
+use super::WorkerContext;
+use super::adoption::take_over;
 use super::inbox::{Inbox, Mail, PodCommand};
-use super::perform::ContainerdExecutor;
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
-use crate::worker::clock;
 use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::outcome::{self, Outcome};
@@ -38,7 +38,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 pub struct PodWorker {
     key: PodKey,
     inbox: Arc<Inbox>,
-    executor: Arc<ContainerdExecutor>,
+    context: WorkerContext,
     conditions: watch::Receiver<NodeConditions>,
     stop: CancellationToken,
     /// The incarnation being worked on; others found beside it are ended first, one after the other.
@@ -53,7 +53,7 @@ pub struct PodWorker {
     /// What its end may take, when that is not the pod's own to say.
     grace: Option<Duration>,
     jobs: JoinSet<(u64, Outcome)>,
-    pulls: HashMap<usize, AbortHandle>,
+    pulls: BTreeMap<usize, AbortHandle>,
     processes: ProcessWatch,
     /// containerd's state was read anew in its life: what is made from now on may meet what was broken off before.
     reconnected: bool,
@@ -66,7 +66,7 @@ impl PodWorker {
     pub fn new(
         key: PodKey,
         inbox: Arc<Inbox>,
-        executor: Arc<ContainerdExecutor>,
+        context: WorkerContext,
         conditions: watch::Receiver<NodeConditions>,
         stop: CancellationToken,
         adopted: Vec<PodState>,
@@ -76,7 +76,7 @@ impl PodWorker {
         Self {
             key,
             inbox,
-            executor,
+            context,
             conditions,
             stop,
             current,
@@ -86,7 +86,7 @@ impl PodWorker {
             unwanted: false,
             grace: None,
             jobs: JoinSet::new(),
-            pulls: HashMap::new(),
+            pulls: BTreeMap::new(),
             processes: ProcessWatch::default(),
             reconnected: false,
             generation: 0,
@@ -96,23 +96,23 @@ impl PodWorker {
     /// Works until the pod is gone and nothing more is wished, or the agent stops. Returns the pod's key.
     pub async fn run(mut self) -> PodKey {
         loop {
-            let now = clock::now();
+            let now = self.context.executor.now();
             let mail = self.inbox.take();
             self.read(mail, now);
-            self.processes.follow(self.current.as_ref(), &self.executor, &self.inbox);
+            self.processes.follow(self.current.as_ref(), &self.context, &self.inbox);
             let conditions = *self.conditions.borrow_and_update();
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, conditions, now.mono));
             if let Some(pod) = &self.current {
-                self.executor.publish(pod, conditions, now);
+                self.context.reporter.publish(pod, conditions, now);
                 if waits_for_network(pod, conditions) {
-                    self.executor.report_network_wait(pod);
+                    self.context.reporter.report_network_wait(pod);
                 }
             }
             match step {
                 Step::Do(actions) => actions.into_iter().for_each(|action| self.begin(action)),
                 Step::Finished if self.advance(now) => {}
                 Step::Finished => {
-                    self.executor.retire(&self.key);
+                    self.context.reporter.retire(&self.key);
                     return self.key;
                 }
                 Step::Wait(until) => {
@@ -134,6 +134,7 @@ impl PodWorker {
             }
         };
         tokio::select! {
+            biased;
             () = self.stop.cancelled() => return true,
             () = self.inbox.arrived() => {}
             Some(joined) = self.jobs.join_next() => self.finish(joined),
@@ -167,10 +168,10 @@ impl PodWorker {
                     Outcome::Ended { id, .. } => Some(id.clone()),
                     _ => None,
                 };
-                let now = clock::now();
+                let now = self.context.executor.now();
                 let Some(pod) = &mut self.current else { return };
                 if let Outcome::OutOfMemorySurvived { index, id, kills } = &outcome {
-                    self.executor.report_survived(pod, *index, id, *kills);
+                    self.context.reporter.report_survived(pod, *index, id, *kills);
                 }
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);
@@ -180,7 +181,7 @@ impl PodWorker {
                 if let Some(index) =
                     ended.and_then(|id| pod.containers.iter().position(|slot| newest(slot) == Some(id.clone())))
                 {
-                    self.executor.report_exit(pod, index, now);
+                    self.context.reporter.report_exit(pod, index, now);
                 }
             }
             Ok(_) => {}
@@ -192,9 +193,9 @@ impl PodWorker {
     fn begin(&mut self, action: Action) {
         let Some(pod) = &mut self.current else { return };
         if action == Action::TearDown {
-            self.pulls.drain().for_each(|(_, pull)| pull.abort());
+            std::mem::take(&mut self.pulls).into_values().for_each(|pull| pull.abort());
         }
-        let executor = Arc::clone(&self.executor);
+        let executor = Arc::clone(&self.context.executor);
         let (generation, before) = (self.generation, pod.clone());
         outcome::begin(pod, &action);
         let index = match action {
@@ -223,7 +224,7 @@ impl PodWorker {
     }
 
     fn abort_pulls(&mut self) {
-        self.pulls.drain().for_each(|(_, pull)| pull.abort());
+        std::mem::take(&mut self.pulls).into_values().for_each(|pull| pull.abort());
     }
 
     /// Goes on to the next incarnation. False: there is none.
@@ -322,10 +323,9 @@ impl PodWorker {
     }
 
     fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
-        let executor = Arc::clone(&self.executor);
         self.reconnected = true;
         let Some(pod) = &mut self.current else { return };
-        let never_ran = executor.adopt(pod, found, now);
+        let never_ran = take_over(&*self.context.executor, pod, found, now);
         self.discard(never_ran);
     }
 
@@ -338,14 +338,14 @@ impl PodWorker {
             });
             let Some((index, slot)) = slot else { continue };
             slot.busy = Some(limpet_core::state::Busy::Reaping);
-            let (executor, generation) = (Arc::clone(&self.executor), self.generation);
+            let (executor, generation) = (Arc::clone(&self.context.executor), self.generation);
             self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
         }
     }
 
     /// A process ended, and containerd did not say so: what it says when it is asked.
     fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
-        let now = clock::now();
+        let now = self.context.executor.now();
         match answer {
             Ok(Some(Task::Stopped { code, at })) => {
                 tracing::warn!(pod = %self.key, container = %id, "containerd's word of an end was lost");
@@ -383,7 +383,8 @@ impl PodWorker {
         let running =
             |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == *id && one.is_running());
         let Some(index) = pod.containers.iter().position(running) else { return };
-        let (executor, generation, record) = (Arc::clone(&self.executor), self.generation, Arc::clone(&pod.record));
+        let (executor, generation, record) =
+            (Arc::clone(&self.context.executor), self.generation, Arc::clone(&pod.record));
         let id = id.clone();
         self.jobs.spawn(async move {
             tokio::time::sleep(OOM_SURVIVED).await;
@@ -403,10 +404,11 @@ impl PodWorker {
             return;
         };
         let exit = seen_end(code, at);
-        let (executor, generation, pod) = (Arc::clone(&self.executor), self.generation, pod.clone());
+        let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
+        let id = instance.id.clone();
         self.jobs.spawn(async move {
-            let exit = executor.witness(&pod, &pod.containers[index], &instance, exit).await;
-            (generation, Outcome::Ended { id: instance.id, exit })
+            let exit = executor.record_exit(pod, index, instance, exit).await;
+            (generation, Outcome::Ended { id, exit })
         });
     }
 }

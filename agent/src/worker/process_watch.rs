@@ -1,15 +1,15 @@
 //! Watches over the first processes of a pod's containers. containerd tells of their ends, with the exit code; what the
 //! kernel tells and containerd does not is looked into: an event that was lost, or a shim that hangs.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::WorkerContext;
 use super::inbox::Inbox;
-use super::perform::ContainerdExecutor;
-use limpet_containerd::error::RuntimeError;
+use crate::executor::ExecutorError;
 use limpet_core::state::{Life, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::Task;
@@ -21,37 +21,37 @@ const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What containerd has of a container.
-pub type Answer = Result<Option<Task>, RuntimeError>;
+pub type Answer = Result<Option<Task>, ExecutorError>;
 
 /// A process: its container's id in containerd, and its number.
 pub type ProcessKey = (ContainerId, u32);
 
 /// What runs of a pod: the container's name, and the handle of its first process, where the kernel gives one.
-type RunningProcesses<'a> = HashMap<ProcessKey, (&'a str, Option<&'a Arc<dyn ProcessHandle>>)>;
+type RunningProcesses<'a> = BTreeMap<ProcessKey, (&'a str, Option<&'a Arc<dyn ProcessHandle>>)>;
 
 /// The ends that are waited for.
 #[derive(Debug, Default)]
 pub struct ProcessWatch {
     waiting: JoinSet<(ProcessKey, Answer)>,
-    followed: HashMap<ProcessKey, AbortHandle>,
+    followed: BTreeMap<ProcessKey, AbortHandle>,
 }
 
 impl ProcessWatch {
     /// Waits for the end of what runs of `pod`, and for nothing else any more.
-    pub fn follow(&mut self, pod: Option<&PodState>, executor: &Arc<ContainerdExecutor>, inbox: &Arc<Inbox>) {
+    pub fn follow(&mut self, pod: Option<&PodState>, context: &WorkerContext, inbox: &Arc<Inbox>) {
         let running: RunningProcesses<'_> = pod.map(running).unwrap_or_default();
         self.followed.retain(|key, wait| {
             let runs = running.contains_key(key);
             if !runs {
                 wait.abort();
-                executor.followed.remove(key.1);
+                context.followed.remove(key.1);
             }
             runs
         });
         for (key, (container, process)) in running {
             if !self.followed.contains_key(&key) {
-                executor.followed.add(key.1, key.0.clone());
-                let look = look_for_end(key.clone(), container.to_owned(), process.cloned(), executor, inbox);
+                context.followed.add(key.1, key.0.clone());
+                let look = look_for_end(key.clone(), container.to_owned(), process.cloned(), context, inbox);
                 self.followed.insert(key, self.waiting.spawn(look));
             }
         }
@@ -89,10 +89,10 @@ fn look_for_end(
     key: ProcessKey,
     container: String,
     process: Option<Arc<dyn ProcessHandle>>,
-    executor: &Arc<ContainerdExecutor>,
+    context: &WorkerContext,
     inbox: &Arc<Inbox>,
 ) -> impl Future<Output = (ProcessKey, Answer)> + Send + use<> {
-    let (executor, inbox) = (Arc::clone(executor), Arc::clone(inbox));
+    let (executor, inbox) = (Arc::clone(&context.executor), Arc::clone(inbox));
     async move {
         let ended = match process {
             Some(process) => process.ended().await,
@@ -104,7 +104,7 @@ fn look_for_end(
         }
         tokio::time::sleep(EXIT_EVENT_TIMEOUT).await;
         let id = key.0.clone();
-        let mut asked = std::pin::pin!(executor.containers.task(&id));
+        let mut asked = std::pin::pin!(executor.task(id));
         let answer = match tokio::time::timeout(ANSWER_TIMEOUT, asked.as_mut()).await {
             Ok(answer) => answer,
             Err(_) => {

@@ -1,5 +1,9 @@
-//! The owner of all pod workers: executor them wishes and events, adopts what runs, and notices what nobody owns.
+//! The owner of all pod workers: passes them commands and events, adopts what runs, has orphans removed.
+//!
+//! Its loop awaits no I/O: reading the runtime's state, removing orphans and forgetting pulls are jobs beside it.
 
+mod cleanup;
+mod reading;
 mod sync_loop;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,27 +14,22 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::WorkerContext;
 use super::inbox::{Inbox, PodCommand};
-use super::perform::ContainerdExecutor;
 use super::pod_worker::PodWorker;
 use crate::server::Heartbeat;
-use crate::worker::clock;
-use limpet_containerd::error::RuntimeError;
+use cleanup::Cleanup;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
 use limpet_core::plan::NodeConditions;
 use limpet_core::provisional::Provisional;
 use limpet_core::state::PodState;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
-use limpet_model::container::FoundContainer;
-use limpet_model::image_name::normalize;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
-use limpet_model::pod::{PodKey, PodRecord, PodUid};
+use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
-
-/// After a look at containerd's state that failed, while its events still come.
-const READ_AGAIN: Duration = Duration::from_secs(1);
+use reading::Reading;
 
 /// What the supervisor listens to.
 #[derive(Debug)]
@@ -50,49 +49,38 @@ pub struct Intake {
 /// Owns the workers.
 #[derive(Debug)]
 pub struct Supervisor {
-    executor: Arc<ContainerdExecutor>,
+    context: WorkerContext,
     conditions: watch::Sender<NodeConditions>,
     desired: Arc<DesiredPods>,
-    workers: HashMap<PodKey, Arc<Inbox>>,
+    workers: BTreeMap<PodKey, Arc<Inbox>>,
     tasks: JoinSet<PodKey>,
     /// The second half of a container's id leads to its pod.
     routes: HashMap<String, PodKey>,
     provisional: Provisional,
+    /// The runtime's state was read once.
     adopted: bool,
-    absence_told: bool,
-    swept: bool,
-    /// Whether pulls may have been broken off for images that nobody wants any more.
-    pulls_stale: bool,
-    /// The look at containerd's whole state that is under way, one at most.
-    reading: JoinSet<Result<Vec<FoundContainer>, RuntimeError>>,
-    /// Pods that ended while it is: what it says of them was true before.
-    ended_meanwhile: HashSet<PodKey>,
+    absence_reported: bool,
+    reading: Reading,
+    cleanup: Cleanup,
     stop: CancellationToken,
 }
 
 impl Supervisor {
     /// A supervisor without workers.
-    pub fn new(
-        executor: Arc<ContainerdExecutor>,
-        sources: Vec<SourceKind>,
-        network_ready: bool,
-        stop: CancellationToken,
-    ) -> Self {
+    pub fn new(context: WorkerContext, sources: Vec<SourceKind>, network_ready: bool, stop: CancellationToken) -> Self {
         let (conditions, _) = watch::channel(NodeConditions { runtime_ready: false, network_ready });
         Self {
-            executor,
+            context,
             conditions,
             desired: Arc::default(),
-            workers: HashMap::new(),
+            workers: BTreeMap::new(),
             tasks: JoinSet::new(),
             routes: HashMap::new(),
             provisional: Provisional::new(sources),
             adopted: false,
-            absence_told: false,
-            swept: false,
-            pulls_stale: true,
-            reading: JoinSet::new(),
-            ended_meanwhile: HashSet::new(),
+            absence_reported: false,
+            reading: Reading::default(),
+            cleanup: Cleanup::default(),
             stop,
         }
     }
@@ -101,10 +89,13 @@ impl Supervisor {
     pub async fn run(mut self, mut intake: Intake) {
         loop {
             tokio::select! {
+                biased;
                 () = self.stop.cancelled() => break,
-                Some(merged) = intake.merged.recv() => self.merged(merged),
+                () = intake.heartbeat.beat() => {}
                 Some(event) = intake.lifecycle.recv() => self.lifecycle(event),
-                Some(read) = self.reading.join_next() => self.read(read).await,
+                read = self.reading.next() => self.read(read),
+                Some(merged) = intake.merged.recv() => self.merged(merged),
+                Some(ended) = self.tasks.join_next() => self.ended(ended),
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
                     self.conditions.send_modify(|conditions| conditions.network_ready = ready);
@@ -113,20 +104,18 @@ impl Supervisor {
                     let images = Arc::clone(&intake.images.borrow_and_update());
                     self.workers.values().for_each(|inbox| inbox.put(|mail| mail.images = Some(Arc::clone(&images))));
                 }
-                Some(ended) = self.tasks.join_next() => self.ended(ended),
-                () = intake.heartbeat.beat() => {}
+                done = self.cleanup.next() => self.cleaned(done),
             }
-            self.sweep().await;
-            self.forget_pulls().await;
+            self.clean_up();
         }
         while self.tasks.join_next().await.is_some() {}
     }
 
     fn merged(&mut self, merged: Merged) {
         sync_loop::log(&merged.changes);
-        self.executor.count_merge(&merged.changes, merged.took);
+        self.context.reporter.count_merge(&merged.changes, merged.took);
         self.desired = merged.desired;
-        self.pulls_stale |= self.executor.has_unfinished_pulls();
+        self.cleanup.pods_changed(self.context.executor.has_unfinished_pulls());
         for change in &merged.changes {
             let record = change.record();
             match change {
@@ -139,7 +128,7 @@ impl Supervisor {
                 | PodChange::Reconciled { .. } => self.want(record),
             }
         }
-        self.executor.report_duplicates(&self.desired, &merged.contested);
+        self.context.reporter.report_duplicates(&self.desired, &merged.contested);
         self.settle_provisional();
         // What runs of another source than the desired one refers to that source's objects.
         for key in merged.objects_changed.iter().filter(|key| !self.provisional.contains(key)) {
@@ -172,70 +161,78 @@ impl Supervisor {
         }
     }
 
-    fn command(&mut self, key: &PodKey, mut wish: PodCommand) {
-        if let PodCommand::Run(record) = &wish {
-            let digits = ContainerId::pod_digits(&record.uid);
-            match self.routes.get(&digits) {
-                // A manifest was renamed and wrote its UID: containers and directories are still the other pod's. When
-                // that has ended, `start_waiting` finds this one without a worker.
-                Some(owner) if owner != key && self.workers.contains_key(owner) => {
-                    tracing::info!(pod = %key, uid = %record.uid, before = %owner, "waits for the pod that had its uid");
-                    if !self.workers.contains_key(key) {
-                        return;
-                    }
-                    wish = PodCommand::End { grace: None };
+    fn command(&mut self, key: &PodKey, mut command: PodCommand) {
+        if let PodCommand::Run(record) = &command {
+            let has_worker = self.workers.contains_key(key);
+            if self.must_wait(key, record) {
+                // `start_waiting` finds it without a worker later.
+                if !has_worker {
+                    return;
                 }
-                _ => drop(self.routes.insert(digits, key.clone())),
+                command = PodCommand::End { grace: None };
+            } else if has_worker {
+                self.routes.insert(ContainerId::pod_digits(&record.uid), key.clone());
             }
         }
-        match (self.workers.get(key), wish) {
-            (Some(inbox), wish) => {
-                let objects = self.objects_for(&wish);
+        match (self.workers.get(key), command) {
+            (Some(inbox), command) => {
+                let objects = self.objects_for(&command);
                 inbox.put(|mail| {
-                    mail.command = Some(wish);
+                    mail.command = Some(command);
                     mail.objects = objects;
                 });
             }
             // Before the first look at containerd nobody knows what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
-            (None, PodCommand::Run(record)) if self.workers.len() >= self.executor.max_pods() => {
-                self.executor.report_out_of_pods(&record)
+            (None, PodCommand::Run(record)) if self.workers.len() >= self.context.reporter.max_pods => {
+                self.context.reporter.report_out_of_pods(&record, self.context.executor.now());
             }
             (None, PodCommand::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record))),
             // It may have been waiting for a place.
-            (None, PodCommand::End { .. }) => self.executor.retire(key),
+            (None, PodCommand::End { .. }) => self.context.reporter.retire(key),
         }
     }
 
-    /// The objects that a wished version refers to.
-    fn objects_for(&self, wish: &PodCommand) -> Option<Arc<PodObjects>> {
-        match wish {
+    /// Whether containers and directories of the pod's UID are still another pod's: of one whose manifest was renamed and
+    /// wrote its UID, or an orphan that is being removed.
+    fn must_wait(&self, key: &PodKey, record: &PodRecord) -> bool {
+        let owner = self.routes.get(&ContainerId::pod_digits(&record.uid));
+        match owner.filter(|owner| *owner != key && self.workers.contains_key(*owner)) {
+            Some(owner) => {
+                tracing::info!(pod = %key, uid = %record.uid, before = %owner, "waits for the pod that had its uid");
+                true
+            }
+            None => self.cleanup.is_removing(&record.uid),
+        }
+    }
+
+    /// The objects that a wanted version refers to.
+    fn objects_for(&self, command: &PodCommand) -> Option<Arc<PodObjects>> {
+        match command {
             PodCommand::Run(record) => Some(Arc::new(self.desired.objects_of(record))),
             PodCommand::End { .. } => None,
         }
     }
 
-    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, wish: Option<PodCommand>) {
-        for pod in &adopted {
-            self.routes.insert(ContainerId::pod_digits(&pod.record.uid), key.clone());
+    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, command: Option<PodCommand>) {
+        let wanted = command.iter().filter_map(|command| match command {
+            PodCommand::Run(record) => Some(record),
+            PodCommand::End { .. } => None,
+        });
+        for record in adopted.iter().map(|pod| &pod.record).chain(wanted) {
+            self.routes.insert(ContainerId::pod_digits(&record.uid), key.clone());
         }
         let inbox = Arc::new(Inbox::default());
-        if let Some(wish) = wish {
-            let objects = self.objects_for(&wish);
+        if let Some(command) = command {
+            let objects = self.objects_for(&command);
             inbox.put(|mail| {
-                mail.command = Some(wish);
+                mail.command = Some(command);
                 mail.objects = objects;
             });
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
-        let worker = PodWorker::new(
-            key,
-            inbox,
-            Arc::clone(&self.executor),
-            self.conditions.subscribe(),
-            self.stop.child_token(),
-            adopted,
-        );
+        let (conditions, stop) = (self.conditions.subscribe(), self.stop.child_token());
+        let worker = PodWorker::new(key, inbox, self.context.clone(), conditions, stop, adopted);
         self.tasks.spawn(worker.run());
     }
 
@@ -243,124 +240,30 @@ impl Supervisor {
         match event {
             LifecycleEvent::Connected => self.begin_reading(Duration::ZERO),
             LifecycleEvent::Disconnected => self.disconnected(),
-            LifecycleEvent::Exited { id, pid, code, at } => {
-                self.route(&id, |mail| {
-                    mail.exits.insert((id.clone(), pid), (code, at));
-                });
-            }
-            LifecycleEvent::OutOfMemory { id } => self.route(&id, |mail| {
-                mail.out_of_memory.insert(id.clone());
-            }),
-            LifecycleEvent::OutOfMemoryVictim { id, victim } => self.route(&id, |mail| {
-                mail.victims.insert(id.clone(), victim);
-            }),
-            LifecycleEvent::Signalled { id, sender } => self.route(&id, |mail| {
-                mail.signals.insert(id.clone(), sender);
-            }),
+            event => self.route(event),
         }
     }
 
-    /// Said once, however often the reconnection fails.
+    /// Reported once, however often the reconnection fails.
     fn disconnected(&mut self) {
-        self.reading = JoinSet::new();
+        self.reading = Reading::default();
         if self.conditions.borrow().runtime_ready {
             self.conditions.send_modify(|conditions| conditions.runtime_ready = false);
-            self.executor.runtime_gone(self.workers.len());
-        } else if !self.adopted && !self.absence_told {
-            self.executor.runtime_absent();
+            self.context.reporter.runtime_gone(self.workers.len());
+        } else if !self.adopted && !self.absence_reported {
+            self.context.reporter.runtime_absent();
         }
-        self.absence_told = true;
+        self.absence_reported = true;
     }
 
-    fn route(&self, id: &ContainerId, change: impl FnOnce(&mut super::inbox::Mail)) {
-        if let Some(inbox) = self.routes.get(id.pod_part()).and_then(|key| self.workers.get(key)) {
-            inbox.put(change);
-        }
-    }
-
-    /// Reads containerd's whole state, after a pause, beside everything else.
-    fn begin_reading(&mut self, pause: Duration) {
-        let (executor, first) = (Arc::clone(&self.executor), !self.adopted);
-        self.ended_meanwhile.clear();
-        self.reading = JoinSet::new();
-        self.reading.spawn(async move {
-            tokio::time::sleep(pause).await;
-            executor.list(first).await
-        });
-    }
-
-    /// Brings every worker in line with containerd's whole state.
-    async fn read(&mut self, read: Result<Result<Vec<FoundContainer>, RuntimeError>, tokio::task::JoinError>) {
-        let found = match read {
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "containerd answers events and not its state; asked again in a second");
-                return self.begin_reading(READ_AGAIN);
-            }
-            Err(error) => {
-                tracing::error!(%error, "the look at containerd's state failed");
-                return self.begin_reading(READ_AGAIN);
-            }
-        };
-        let count = found.len();
-        let mut by_pod: BTreeMap<PodKey, Vec<FoundContainer>> = BTreeMap::new();
-        for container in found {
-            by_pod.entry(container.recorded.identity.pod_key()).or_default().push(container);
-        }
-        for (key, inbox) in &self.workers {
-            let own = by_pod.remove(key).unwrap_or_default();
-            inbox.put(|mail| mail.found = Some(own));
-        }
-        by_pod.retain(|key, _| !self.ended_meanwhile.contains(key));
-        let pods = by_pod.len();
-        for (key, containers) in by_pod {
-            self.adopt(key, containers).await;
-        }
-        self.adopted = true;
-        self.start_waiting();
-        self.settle_provisional();
-        self.conditions.send_modify(|conditions| conditions.runtime_ready = true);
-        self.executor.runtime_ready(count, pods);
-    }
-
-    /// A worker for a pod that was found running.
-    async fn adopt(&mut self, key: PodKey, containers: Vec<FoundContainer>) {
-        let now = clock::now();
-        let mut by_uid: BTreeMap<String, Vec<FoundContainer>> = BTreeMap::new();
-        for container in &containers {
-            by_uid.entry(container.recorded.identity.uid.clone()).or_default().push(container.clone());
-        }
-        let mut desired = self.desired.pods.get(&key).cloned();
-        let mut incarnations: Vec<PodState> = Vec::new();
-        for found in by_uid.into_values() {
-            let Some(record) = self.executor.restore(&found) else { continue };
-            let mut pod = PodState::new(Arc::new(record), now.wall);
-            pod.sandbox = limpet_core::state::SandboxState::Absent { dirty: true };
-            self.executor.find_sandbox(&mut pod).await;
-            // What never ran is found again, and removed, when the worker reads its mail.
-            self.executor.adopt(&mut pod, found, now);
-            incarnations.push(pod);
-        }
-        // The one that is wanted comes last: everything else of the key ends first.
-        incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
-        if let Some(found) = incarnations.last().map(|pod| pod.record.source)
-            && self.provisional.found(&key, found, &self.desired)
-        {
-            desired = None;
-        }
-        if desired.is_none() {
-            // A source that is not there any more says nothing of its objects either: their files stay as they are.
-            for pod in incarnations.iter_mut().filter(|pod| !self.provisional.has_source(pod.record.source)) {
-                pod.take_objects(Arc::default());
-                pod.volumes.written = pod.volumes_version();
-            }
-        }
-        if incarnations.is_empty() && desired.is_none() {
-            return;
-        }
-        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)));
-        if let Some(inbox) = self.workers.get(&key) {
-            inbox.put(|mail| mail.found = Some(containers));
+    /// Passes an event to the worker of its pod. One without a worker is kept while the runtime's state is being read: it
+    /// may be of a container that this reading adopts.
+    fn route(&mut self, event: LifecycleEvent) {
+        let Some(id) = event.container() else { return };
+        let inbox = self.routes.get(id.pod_part()).and_then(|key| self.workers.get(key));
+        match inbox {
+            Some(inbox) => inbox.put(|mail| mail.take_event(event)),
+            None => self.reading.keep(event),
         }
     }
 
@@ -374,10 +277,10 @@ impl Supervisor {
             }
         };
         self.workers.remove(&key);
-        self.pulls_stale |= self.executor.has_unfinished_pulls();
-        self.ended_meanwhile.insert(key.clone());
+        self.cleanup.pods_changed(self.context.executor.has_unfinished_pulls());
+        self.reading.pod_ended(&key);
         self.routes.retain(|_, owner| *owner != key);
-        // A wish that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
+        // A command that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
         if !self.stop.is_cancelled() {
             self.start_waiting();
         }
@@ -396,36 +299,6 @@ impl Supervisor {
             self.want(&record);
         }
     }
-
-    /// Once everything is known, what no pod owns is cleared: once a start. No pod is begun meanwhile, so that nothing
-    /// of a new pod is taken for something left behind.
-    async fn sweep(&mut self) {
-        if self.swept || !self.adopted || !self.provisional.all_have_spoken(&self.desired) {
-            return;
-        }
-        self.swept = true;
-        let desired: HashSet<PodUid> = self.desired.pods.values().map(|record| record.uid.clone()).collect();
-        for uid in self.executor.traces().await {
-            if !desired.contains(&uid) && !self.routes.contains_key(&ContainerId::pod_digits(&uid)) {
-                self.executor.clear(&uid).await;
-            }
-        }
-    }
-
-    /// Lets go of what broken-off pulls left, after a start and whenever their pods may be gone.
-    async fn forget_pulls(&mut self) {
-        if self.swept && self.pulls_stale {
-            let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images(record)).collect();
-            self.pulls_stale = !self.executor.forget_pulls(&wanted).await;
-        }
-    }
-}
-
-/// The normalised names of a pod's images.
-fn images(record: &PodRecord) -> Vec<String> {
-    let spec = record.spec();
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    containers.filter_map(|container| normalize(container.image.as_deref()?).ok()).collect()
 }
 
 fn command_for(record: &Arc<PodRecord>) -> PodCommand {

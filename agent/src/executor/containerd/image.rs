@@ -28,12 +28,12 @@ impl ContainerdExecutor {
         match (container.image_pull_policy.as_deref(), local) {
             (Some("Never") | Some("IfNotPresent") | None, Some(image)) => {
                 let message = format!("Container image \"{reference}\" already present on machine");
-                self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+                self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
                 Ok(image)
             }
             (Some("Never"), None) => {
                 let message = format!("Container image \"{reference}\" is not present with pull policy of Never");
-                self.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
+                self.reporter.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(Failure { reason: "ErrImageNeverPull", message, transient: false })
             }
             (_, local) => match self.pull_image(pod, slot, reference).await {
@@ -55,16 +55,11 @@ impl ContainerdExecutor {
     fn report_local_image(&self, pod: &PodState, slot: &ContainerSlot, reference: &str, error: &ImageError) {
         let message = format!("Using the image \"{reference}\" present on machine, which may be out of date: {error}");
         tracing::warn!(pod = %pod.record.key, container = slot.name, image = reference, %error, "the local image is used");
-        self.event(pod, Some(&slot.name), EventType::Warning, "RegistryUnavailable", message);
-    }
-
-    /// Whether a pull was broken off or still runs.
-    pub fn has_unfinished_pulls(&self) -> bool {
-        self.images.has_unfinished()
+        self.reporter.event(pod, Some(&slot.name), EventType::Warning, "RegistryUnavailable", message);
     }
 
     /// Lets go of what broken-off pulls of images nobody wants left in containerd; returns whether that is all of it.
-    pub async fn forget_pulls(&self, wanted: &HashSet<String>) -> bool {
+    pub(super) async fn forget_unwanted_pulls(&self, wanted: &HashSet<String>) -> bool {
         let forgotten = self.images.forget_unwanted(|image| wanted.contains(image)).await;
         forgotten.unwrap_or_else(|error| {
             tracing::debug!(%error, "unfinished pulls stay for now");
@@ -80,7 +75,13 @@ impl ContainerdExecutor {
     ) -> Result<Arc<LocalImage>, ImageError> {
         // Never closed; without a permit the pull goes on all the same.
         let _permit = self.pulls.acquire().await.ok();
-        self.event(pod, Some(&slot.name), EventType::Normal, "Pulling", format!("Pulling image \"{reference}\""));
+        self.reporter.event(
+            pod,
+            Some(&slot.name),
+            EventType::Normal,
+            "Pulling",
+            format!("Pulling image \"{reference}\""),
+        );
         let began = tokio::time::Instant::now();
         let image = self.timed("pull_image", self.pull_in_sight(pod, reference)).await?;
         let took = began.elapsed();
@@ -90,7 +91,7 @@ impl ContainerdExecutor {
             took.as_millis(),
             image.size
         );
-        self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+        self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
         Ok(image)
     }
 
@@ -111,7 +112,7 @@ impl ContainerdExecutor {
                 missing.join(", ")
             );
             tracing::warn!(pod = %pod.record.key, message, "pull secrets");
-            self.event(pod, None, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
+            self.reporter.event(pod, None, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
         }
         found.into()
     }
@@ -128,7 +129,7 @@ impl ContainerdExecutor {
                 done = &mut pull => return done,
                 Ok(()) = progress.changed() => {
                     let now = *progress.borrow_and_update();
-                    self.publish_note(&pod.record, format!("pulling {reference}: {now}"));
+                    self.reporter.publish_note(&pod.record, format!("pulling {reference}: {now}"));
                 }
                 else => return pull.await,
             }
@@ -139,14 +140,14 @@ impl ContainerdExecutor {
     fn image_failure(&self, pod: &PodState, slot: &ContainerSlot, error: &ImageError) -> Failure {
         let image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
         let message = format!("Failed to pull image \"{image}\": {error}");
-        self.event(pod, Some(&slot.name), EventType::Warning, "Failed", message.clone());
+        self.reporter.event(pod, Some(&slot.name), EventType::Warning, "Failed", message.clone());
         tracing::warn!(pod = %pod.record.key, container = slot.name, image, %error, "image is not to be had");
         if error.is_invalid_name() {
             return Failure { reason: "InvalidImageName", message, transient: false };
         }
         if slot.pull_retry.is_some() {
             let message = format!("Back-off pulling image \"{image}\": {error}");
-            self.event(
+            self.reporter.event(
                 pod,
                 Some(&slot.name),
                 EventType::Normal,

@@ -3,11 +3,10 @@
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
 mod image;
-mod report;
 mod sandbox;
 mod start;
+mod verbs;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,33 +15,27 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use self::start::START_ERROR;
+use crate::clock;
 use crate::config::Config;
-use crate::lifecycle::followed::Followed;
-use crate::server::Health;
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::Metrics;
-use crate::worker::clock;
+use crate::reporter::Reporter;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::Containers;
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::image::Images;
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
-use limpet_core::adopt::{adopt, seen_end, unknown_end};
+use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::exit_cause::judge;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
-use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodState, SandboxState, Stopping};
-use limpet_core::status::observed::Observed;
+use limpet_core::state::{ContainerSlot, Instance, Life, PodState, SandboxState, Stopping};
 use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
-use limpet_host::process::HostProcesses;
 use limpet_host::sandbox::Sandboxes;
 use limpet_host::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_message};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::node::NodeFacts;
-use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
@@ -71,16 +64,8 @@ pub struct ContainerdExecutor {
     pub accounts: AccountsCache,
     /// Where logs are.
     pub logs: LogPaths,
-    /// What people see.
-    pub events: Events,
-    /// What machines see.
-    pub metrics: Metrics,
-    /// What runs, for readers.
-    pub observed: Observed,
-    /// Whether containerd is there, for those who ask how the agent is.
-    pub health: Health,
-    /// The processes of whose ends the kernel is to tell more.
-    pub followed: Arc<Followed>,
+    /// Where what happens is reported.
+    pub reporter: Arc<Reporter>,
     /// Bounds how many containers are started at once: as many as there are cores.
     pub starts: Semaphore,
     /// Bounds how many images are pulled at once.
@@ -89,7 +74,7 @@ pub struct ContainerdExecutor {
 
 impl ContainerdExecutor {
     /// Does `action`, planned from `pod`.
-    pub async fn perform(&self, pod: PodState, action: Action) -> Outcome {
+    async fn perform_action(&self, pod: PodState, action: Action) -> Outcome {
         match action {
             Action::PrepareSandbox => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
@@ -119,7 +104,7 @@ impl ContainerdExecutor {
 
     async fn terminate(&self, pod: &PodState, index: usize, grace: Duration, cause: KillCause) -> Outcome {
         let slot = &pod.containers[index];
-        self.report_killing(pod, slot, cause);
+        self.reporter.report_killing(pod, slot, cause);
         let stopping = Stopping { kill_at: clock::now().mono + grace, killed_at: None };
         let result = self.signal(slot, Signal::TERM, false).await;
         Outcome::Signalled { index, stopping, result }
@@ -190,7 +175,13 @@ impl ContainerdExecutor {
 
     /// Gathers what there is to say of an end that was just seen, and writes it to the container at once: whatever
     /// happens next, it is not forgotten.
-    pub(super) async fn witness(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance, exit: Exit) -> Exit {
+    pub(super) async fn write_exit(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        instance: &Instance,
+        exit: Exit,
+    ) -> Exit {
         let exit = self.complete_exit(pod, slot, instance, exit).await;
         let state =
             limpet_model::container::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
@@ -267,7 +258,7 @@ impl ContainerdExecutor {
     }
 
     /// Removes a container that was made and never started.
-    pub async fn discard(&self, index: usize, id: ContainerId) -> Outcome {
+    async fn remove_never_ran(&self, index: usize, id: ContainerId) -> Outcome {
         let removed = self.containers.remove_never_ran(&id).await;
         if let Err(error) = &removed {
             tracing::warn!(container = %id, %error, "a container that never ran stays for now");
@@ -275,27 +266,8 @@ impl ContainerdExecutor {
         Outcome::Discarded { index, id, gone: removed.is_ok() }
     }
 
-    /// How many processes of a container the kernel has killed for want of memory, as far as it says.
-    pub fn oom_kills(&self, record: &PodRecord, id: &ContainerId) -> u64 {
-        self.cgroups.oom_kills(record, id.as_str()).unwrap_or(0)
-    }
-
-    /// Brings `pod` in line with what containerd has of it: see [`adopt`].
-    pub fn adopt(&self, pod: &mut PodState, found: Vec<FoundContainer>, now: Now) -> Vec<ContainerId> {
-        let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
-        let never_ran = adopt(pod, found, &HostProcesses, now);
-        let record = Arc::clone(&pod.record);
-        self.cgroups.begin_oom_account(&record.uid);
-        let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
-        for instance in running.filter(|instance| instance.is_running() && !known.contains(&instance.id)) {
-            // What was killed before it was adopted has not ended it.
-            instance.oom_kills_survived = self.oom_kills(&record, &instance.id);
-        }
-        never_ran
-    }
-
     /// containerd's whole state; `first`: what a crash in mid-start left is swept before.
-    pub async fn list(&self, first: bool) -> Result<Vec<FoundContainer>, RuntimeError> {
+    async fn list_containers(&self, first: bool) -> Result<Vec<FoundContainer>, RuntimeError> {
         if first {
             self.containers.sweep_leases().await?;
             limpet_containerd::exec::sweep(&self.client, &self.config.exec_dir()).await;
@@ -307,46 +279,13 @@ impl ContainerdExecutor {
         Ok(found)
     }
 
-    /// The pod that found containers belong to, from the newest manifest written on them.
-    pub fn restore(&self, found: &[FoundContainer]) -> Option<PodRecord> {
-        let newest = found
-            .iter()
-            .max_by_key(|container| (container.recorded.state.started_at, container.recorded.identity.attempt))?;
-        let identity = &newest.recorded.identity;
-        match limpet_model::manifest::restore(
-            &newest.recorded.manifest,
-            &identity.origin,
-            identity.source(),
-            &self.node.name,
-        ) {
-            Ok(mut record) => {
-                record.uid = PodUid::new(identity.uid.as_str());
-                record.key = PodKey::new(identity.namespace.as_str(), identity.pod.as_str());
-                Some(record)
-            }
-            Err(faults) => {
-                let fault = faults.first().map(ToString::to_string).unwrap_or_default();
-                tracing::error!(pod = %identity.pod_key(), fault, "a running pod's manifest cannot be read; left alone");
-                None
-            }
-        }
-    }
-
     /// Runs a call and counts it, as kubelet counts its runtime's operations.
     async fn timed<T, E>(&self, operation: &'static str, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let began = Instant::now();
         let result = call.await;
-        self.metrics.runtime_operation(operation, began.elapsed(), result.is_ok());
+        self.reporter.metrics.runtime_operation(operation, began.elapsed(), result.is_ok());
         result
     }
-
-    fn event(&self, pod: &PodState, container: Option<&str>, kind: EventType, reason: &'static str, message: String) {
-        self.events.emit(Some((pod.record.key.clone(), pod.record.uid.clone())), container, kind, reason, message);
-    }
-}
-
-fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
-    pod.containers.iter().filter_map(|slot| slot.instance.as_ref())
 }
 
 /// A failure of containerd's as the worker takes it.

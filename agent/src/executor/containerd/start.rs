@@ -9,9 +9,9 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
 use super::{ContainerdExecutor, failure, sandbox_of};
+use crate::clock;
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
-use crate::worker::clock;
 use limpet_containerd::container::{NewContainer, Rootfs};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
@@ -104,21 +104,21 @@ impl ContainerdExecutor {
         // The semaphore is never closed; without a permit the start goes on all the same.
         let _permit = self.starts.acquire().await.ok();
         let container_type = if slot.init { ContainerType::InitContainer } else { ContainerType::Container };
-        self.metrics.container_start_begun(container_type);
+        self.reporter.metrics.container_start_begun(container_type);
         let began = Instant::now();
         match self.timed("start_container", self.run(&start)).await {
             Ok(Ran::Now { pid, created }) => Ok(Box::new(self.started(&start, pid, began, created).await)),
             Ok(Ran::Before(task)) => Ok(Box::new(self.started_before(&start, task, began).await)),
             Err(StartFailure::Before(mut failure)) => {
                 failure.message = objects.redact(failure.message);
-                self.metrics.container_start_failed(container_type, failure.reason);
-                self.report_start_failure(pod, slot, failure.reason, &failure.message);
+                self.reporter.metrics.container_start_failed(container_type, failure.reason);
+                self.reporter.report_start_failure(pod, slot, failure.reason, &failure.message);
                 Err(failure)
             }
             Err(StartFailure::Ended(message)) => {
                 let message = objects.redact(message);
-                self.metrics.container_start_failed(container_type, START_ERROR);
-                self.report_start_failure(pod, slot, START_ERROR, &message);
+                self.reporter.metrics.container_start_failed(container_type, START_ERROR);
+                self.reporter.report_start_failure(pod, slot, START_ERROR, &message);
                 Ok(Box::new(self.start_error(&start, message).await))
             }
         }
@@ -303,8 +303,8 @@ impl ContainerdExecutor {
             "container started took={}ms (create {}, start {})",
             took.as_millis(), created.as_millis(), took.saturating_sub(created).as_millis()
         );
-        self.event(start.pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
-        self.event(start.pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
+        self.reporter.event(start.pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
+        self.reporter.event(start.pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
         self.instance(start, Some(now), Life::Running { pid, process, stopping: None })
     }
 
@@ -317,7 +317,7 @@ impl ContainerdExecutor {
         };
         let mut instance = self.started(start, pid, began, Duration::ZERO).await;
         if let Some(exit) = end {
-            let exit = self.witness(start.pod, start.slot, &instance, exit).await;
+            let exit = self.write_exit(start.pod, start.slot, &instance, exit).await;
             instance.end(exit, clock::now());
         }
         instance

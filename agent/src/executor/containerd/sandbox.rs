@@ -8,7 +8,7 @@ use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use limpet_containerd::client::calling;
 use limpet_core::outcome::Failure;
-use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState, SandboxState};
+use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState};
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;
 use limpet_host::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
@@ -31,12 +31,12 @@ fn mount_failure(error: VolumeError) -> Failure {
 impl ContainerdExecutor {
     /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
     pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
-        self.metrics.pod_start_begun();
+        self.reporter.metrics.pod_start_begun();
         let prepared = self.timed("run_podsandbox", self.make_sandbox(pod)).await;
         if let Err(failure) = &prepared {
-            self.metrics.pod_start_failed();
+            self.reporter.metrics.pod_start_failed();
             tracing::warn!(pod = %pod.record.key, reason = failure.reason, message = failure.message, "no sandbox");
-            self.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
+            self.reporter.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
         }
         prepared.map(Arc::new)
     }
@@ -66,7 +66,7 @@ impl ContainerdExecutor {
         let warnings = self.volumes.prepare(record, &objects, &addresses, &sandbox.hostname).await;
         let warnings = warnings.map_err(mount_failure)?;
         for warning in warnings {
-            self.events.emit(
+            self.reporter.events.emit(
                 Some((record.key.clone(), record.uid.clone())),
                 None,
                 EventType::Warning,
@@ -89,7 +89,7 @@ impl ContainerdExecutor {
             Err(error) => {
                 let failure = mount_failure(error);
                 tracing::warn!(pod = %pod.record.key, message = failure.message, "volumes stay as they were");
-                self.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
+                self.reporter.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
                 Err(failure)
             }
         }
@@ -121,23 +121,21 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Takes over the sandbox of a pod that was found running.
-    pub async fn find_sandbox(&self, pod: &mut PodState) {
-        let Ok(hostname) = pod_hostname(&pod.record, &self.config.cluster_domain) else { return };
-        let request = self.sandbox_request(&pod.record, &hostname.kernel, &[]);
+    /// The sandbox of a pod that was found running, if it is whole.
+    pub(super) async fn existing_sandbox(&self, record: &PodRecord) -> Option<Arc<PodSandbox>> {
+        let hostname = pod_hostname(record, &self.config.cluster_domain).ok()?;
+        let request = self.sandbox_request(record, &hostname.kernel, &[]);
         // Its requests count for its QoS class from now on.
-        if let Err(error) = self.cgroups.ensure_pod(&pod.record).await {
-            tracing::warn!(pod = %pod.record.key, %error, "the cgroup of a pod that was found running");
+        if let Err(error) = self.cgroups.ensure_pod(record).await {
+            tracing::warn!(pod = %record.key, %error, "the cgroup of a pod that was found running");
         }
-        let Ok(Some(sandbox)) = self.sandboxes.find(&request).await else { return };
-        let addresses = if pod.record.host_network() {
-            Some(PodAddresses { ips: self.node.addresses.clone() })
+        let sandbox = self.sandboxes.find(&request).await.ok()??;
+        let addresses = if record.host_network() {
+            PodAddresses { ips: self.node.addresses.clone() }
         } else {
-            self.network.addresses(&pod.record.uid)
+            self.network.addresses(&record.uid)?
         };
-        if let Some(addresses) = addresses {
-            pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox { sandbox, addresses }));
-        }
+        Some(Arc::new(PodSandbox { sandbox, addresses }))
     }
 
     /// The pod's sandbox, when containers cannot be started in it any more: somebody has unmounted its pins.
@@ -147,7 +145,7 @@ impl ContainerdExecutor {
             Ok(false) => {
                 tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, "the pins of its namespaces are gone");
                 let message = "Pod sandbox changed, it will be killed and re-created.".to_owned();
-                self.event(pod, None, EventType::Normal, "SandboxChanged", message);
+                self.reporter.event(pod, None, EventType::Normal, "SandboxChanged", message);
                 Some(sandbox)
             }
             Ok(true) => None,
@@ -211,7 +209,7 @@ impl ContainerdExecutor {
     }
 
     /// Every pod that has something on disk or in the kernel.
-    pub async fn traces(&self) -> HashSet<PodUid> {
+    pub(super) async fn traces(&self) -> HashSet<PodUid> {
         let mut found: HashSet<PodUid> = HashSet::new();
         found.extend(self.network.attached());
         found.extend(self.sandboxes.list().await.unwrap_or_default());
@@ -221,7 +219,7 @@ impl ContainerdExecutor {
     }
 
     /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile.
-    pub async fn clear(&self, uid: &PodUid) {
+    pub(super) async fn clear(&self, uid: &PodUid) {
         tracing::info!(%uid, "clearing what a pod that is gone left behind");
         orphan_processes::end_shims(ContainerId::pod_digits(uid)).await;
         if let Err(failure) = self.release(uid).await {

@@ -4,27 +4,57 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ContainerdExecutor;
+use tokio::sync::watch;
+
+use crate::server::Health;
 use crate::status::event::EventType;
+use crate::status::event::Events;
 use crate::status::metrics::MergeChange;
-use crate::worker::clock;
+use crate::status::metrics::Metrics;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::plan::{self, KillCause, NodeConditions};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, RetryState};
 use limpet_core::status::generate::generate;
+use limpet_core::status::observed::Observed;
 use limpet_core::status::observed::{ObservedContainer, ObservedPod};
+use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord};
+use std::net::IpAddr;
+use std::path::PathBuf;
 
-impl ContainerdExecutor {
+/// Where pods and the runtime are reported: for readers, people and machines.
+#[derive(Debug)]
+pub struct Reporter {
+    /// How many pods the node may have.
+    pub max_pods: usize,
+    /// containerd's socket, for messages.
+    pub runtime_endpoint: PathBuf,
+    /// The node's name.
+    pub node_name: String,
+    /// The node's addresses, for `status.hostIP`.
+    pub node_addresses: Vec<IpAddr>,
+    /// Whether pods can be attached to a network.
+    pub network: watch::Receiver<NetworkStatus>,
+    /// Events for people.
+    pub events: Events,
+    /// Metrics for machines.
+    pub metrics: Metrics,
+    /// The status of every pod, for readers.
+    pub observed: Observed,
+    /// Whether containerd answers, for health checks.
+    pub health: Health,
+}
+
+impl Reporter {
     /// Publishes what readers see of the pod, if it differs from what they saw.
     pub fn publish(&self, pod: &PodState, conditions: NodeConditions, now: Now) {
         let known = self.observed.load().pods.get(&pod.record.key).cloned();
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
         let qos = qos_class(pod.record.spec());
         let before = same_pod.map(|known| &known.status);
-        let status = generate(pod, conditions, &self.node.addresses, qos.as_str(), now, before);
+        let status = generate(pod, conditions, &self.node_addresses, qos.as_str(), now, before);
         let observed = ObservedPod {
             record: Arc::clone(&pod.record),
             status,
@@ -44,7 +74,7 @@ impl ContainerdExecutor {
     }
 
     /// Shows a transient remark on the pod until its worker publishes it anew.
-    pub(super) fn publish_note(&self, record: &PodRecord, note: String) {
+    pub fn publish_note(&self, record: &PodRecord, note: String) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         if let Some(known) = known.filter(|known| known.record.uid == record.uid) {
             let noted = ObservedPod { note: Some(note), ..(*known).clone() };
@@ -52,20 +82,14 @@ impl ContainerdExecutor {
         }
     }
 
-    /// How many pods the node may have.
-    pub fn max_pods(&self) -> usize {
-        usize::try_from(self.config.max_pods).unwrap_or(usize::MAX)
-    }
-
     /// The node has as many pods as it may have: this one waits for a place.
-    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>) {
+    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, now: Now) {
         let message =
-            format!("Node has too many pods: maxPods is {}; it starts when another one is gone", self.config.max_pods);
+            format!("Node has too many pods: maxPods is {}; it starts when another one is gone", self.max_pods);
         let pod = Some((record.key.clone(), record.uid.clone()));
         if self.events.emit(pod, None, EventType::Warning, "OutOfpods", message.clone()) == 1 {
             tracing::warn!(pod = %record.key, message, "pod waits");
         }
-        let now = clock::now();
         let mut waiting = PodState::new(Arc::clone(record), now.wall);
         waiting.retry = Some(RetryState::transient("OutOfpods", message, now.mono));
         self.publish(&waiting, NodeConditions { runtime_ready: true, network_ready: true }, now);
@@ -78,7 +102,7 @@ impl ContainerdExecutor {
 
     /// The pod waits for a CNI configuration: said once a pod.
     pub fn report_network_wait(&self, pod: &PodState) {
-        let message = format!("network is not ready: {}", self.network.status());
+        let message = format!("network is not ready: {}", *self.network.borrow());
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         let known = self.events.snapshot().into_iter().any(|event| event.pod == key && event.message == message);
         if !known {
@@ -87,7 +111,8 @@ impl ContainerdExecutor {
         }
     }
 
-    pub(super) fn report_killing(&self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
+    /// A container is being ended, and why.
+    pub fn report_killing(&self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let message = match cause {
             KillCause::PodEnds => format!("Stopping container {}", slot.name),
             KillCause::DefinitionChanged => format!("Container {} definition changed, will be restarted", slot.name),
@@ -110,7 +135,8 @@ impl ContainerdExecutor {
         }
     }
 
-    pub(super) fn report_start_failure(&self, pod: &PodState, slot: &ContainerSlot, reason: &str, message: &str) {
+    /// A container could not be started.
+    pub fn report_start_failure(&self, pod: &PodState, slot: &ContainerSlot, reason: &str, message: &str) {
         tracing::warn!(pod = %pod.record.key, container = slot.name, reason, message, "container not started");
         self.event(pod, Some(&slot.name), EventType::Warning, "Failed", format!("Error: {message}"));
     }
@@ -169,7 +195,7 @@ impl ContainerdExecutor {
     /// containerd is there and its state is read.
     pub fn runtime_ready(&self, containers: usize, adopted: usize) {
         self.connected(true);
-        let socket = self.config.runtime_endpoint.display();
+        let socket = self.runtime_endpoint.display();
         tracing::info!(%socket, containers, adopted, "containerd is there");
     }
 
@@ -181,15 +207,27 @@ impl ContainerdExecutor {
     /// containerd is gone.
     pub fn runtime_gone(&self, pods: usize) {
         self.connected(false);
-        let socket = self.config.runtime_endpoint.display();
+        let socket = self.runtime_endpoint.display();
         tracing::warn!(%socket, "containerd gone; {pods} pods keep running, waiting for it");
     }
 
     /// containerd was not there when the agent started.
     pub fn runtime_absent(&self) {
         self.connected(false);
-        let socket = self.config.runtime_endpoint.display();
+        let socket = self.runtime_endpoint.display();
         tracing::warn!(%socket, "containerd is not there, waiting for it; see: limpet doctor");
+    }
+
+    /// Emits an event of the pod.
+    pub fn event(
+        &self,
+        pod: &PodState,
+        container: Option<&str>,
+        kind: EventType,
+        reason: &'static str,
+        message: String,
+    ) {
+        self.events.emit(Some((pod.record.key.clone(), pod.record.uid.clone())), container, kind, reason, message);
     }
 }
 

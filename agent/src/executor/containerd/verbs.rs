@@ -1,0 +1,81 @@
+//! The verbs of [`Executor`], on containerd and the host.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt as _};
+use limpet_core::outcome::Outcome;
+use limpet_core::plan::Action;
+use limpet_core::state::{Instance, Now, PodSandbox, PodState};
+use limpet_host::process::HostProcesses;
+use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
+use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::process::Processes;
+
+use super::ContainerdExecutor;
+use crate::clock;
+use crate::executor::{Executor, ExecutorError};
+
+impl Executor for ContainerdExecutor {
+    fn now(&self) -> Now {
+        clock::now()
+    }
+
+    fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
+        async move { self.perform_action(pod, action).await }.boxed()
+    }
+
+    fn record_exit(
+        self: Arc<Self>,
+        pod: PodState,
+        index: usize,
+        instance: Instance,
+        exit: Exit,
+    ) -> BoxFuture<'static, Exit> {
+        async move { self.write_exit(&pod, &pod.containers[index], &instance, exit).await }.boxed()
+    }
+
+    fn discard(self: Arc<Self>, index: usize, id: ContainerId) -> BoxFuture<'static, Outcome> {
+        async move { self.remove_never_ran(index, id).await }.boxed()
+    }
+
+    fn task(self: Arc<Self>, id: ContainerId) -> BoxFuture<'static, Result<Option<Task>, ExecutorError>> {
+        async move { self.containers.task(&id).await.map_err(|error| ExecutorError(error.to_string())) }.boxed()
+    }
+
+    fn oom_kills(&self, record: &PodRecord, id: &ContainerId) -> u64 {
+        self.cgroups.oom_kills(record, id.as_str()).unwrap_or(0)
+    }
+
+    fn begin_oom_account(&self, uid: &PodUid) {
+        self.cgroups.begin_oom_account(uid);
+    }
+
+    fn processes(&self) -> &dyn Processes {
+        &HostProcesses
+    }
+
+    fn list(self: Arc<Self>, first: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>> {
+        async move { self.list_containers(first).await.map_err(|error| ExecutorError(error.to_string())) }.boxed()
+    }
+
+    fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>> {
+        async move { self.existing_sandbox(&record).await }.boxed()
+    }
+
+    fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>> {
+        async move { self.traces().await }.boxed()
+    }
+
+    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()> {
+        async move { self.clear(&uid).await }.boxed()
+    }
+
+    fn has_unfinished_pulls(&self) -> bool {
+        self.images.has_unfinished()
+    }
+
+    fn forget_pulls(self: Arc<Self>, wanted: HashSet<String>) -> BoxFuture<'static, bool> {
+        async move { self.forget_unwanted_pulls(&wanted).await }.boxed()
+    }
+}

@@ -1,0 +1,105 @@
+//! Taking over containers that an earlier agent, or an earlier connection to containerd, has started.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use limpet_core::adopt::adopt;
+use limpet_core::state::{Instance, Now, PodState, SandboxState};
+use limpet_model::container::{ContainerId, FoundContainer};
+use limpet_model::manifest;
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
+
+use crate::executor::{Executor, ExecutorError};
+
+/// The containers of one pod as they were found, and what they make of it.
+#[derive(Debug)]
+pub struct FoundPod {
+    /// The containers.
+    pub containers: Vec<FoundContainer>,
+    /// Every incarnation of the pod among them; empty for a pod that had a worker when the reading began.
+    pub incarnations: Vec<PodState>,
+}
+
+/// Reads the runtime's whole state, and for pods that are not among `known` their sandboxes and manifests.
+///
+/// # Errors
+/// The runtime does not answer.
+pub async fn read(
+    executor: Arc<dyn Executor>,
+    node_name: String,
+    known: BTreeSet<PodKey>,
+    first: bool,
+) -> Result<BTreeMap<PodKey, FoundPod>, ExecutorError> {
+    let mut pods: BTreeMap<PodKey, FoundPod> = BTreeMap::new();
+    for container in Arc::clone(&executor).list(first).await? {
+        let key = container.recorded.identity.pod_key();
+        let pod = pods.entry(key).or_insert_with(|| FoundPod { containers: Vec::new(), incarnations: Vec::new() });
+        pod.containers.push(container);
+    }
+    for pod in pods.iter_mut().filter(|(key, _)| !known.contains(*key)).map(|(_, pod)| pod) {
+        pod.incarnations = incarnations(&executor, &pod.containers, &node_name).await;
+    }
+    Ok(pods)
+}
+
+async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], node_name: &str) -> Vec<PodState> {
+    let mut by_uid: BTreeMap<&str, Vec<FoundContainer>> = BTreeMap::new();
+    for container in found {
+        by_uid.entry(&container.recorded.identity.uid).or_default().push(container.clone());
+    }
+    let mut incarnations = Vec::new();
+    for containers in by_uid.into_values() {
+        let Some(record) = restore(&containers, node_name).map(Arc::new) else { continue };
+        let sandbox = Arc::clone(executor).find_sandbox(Arc::clone(&record)).await;
+        let now = executor.now();
+        let mut pod = PodState::new(record, now.wall);
+        pod.sandbox = sandbox.map_or(SandboxState::Absent { dirty: true }, SandboxState::Ready);
+        // What never ran is found again, and removed, when the worker reads its inbox.
+        take_over(&**executor, &mut pod, containers, now);
+        incarnations.push(pod);
+    }
+    incarnations
+}
+
+/// Brings `pod` in line with the containers that were found: see [`adopt`]. Returns containers that never ran.
+pub fn take_over(
+    executor: &dyn Executor,
+    pod: &mut PodState,
+    found: Vec<FoundContainer>,
+    now: Now,
+) -> Vec<ContainerId> {
+    let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
+    let never_ran = adopt(pod, found, executor.processes(), now);
+    let record = Arc::clone(&pod.record);
+    executor.begin_oom_account(&record.uid);
+    let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
+    for instance in running.filter(|instance| instance.is_running() && !known.contains(&instance.id)) {
+        // What was killed before it was adopted has not ended it.
+        instance.oom_kills_survived = executor.oom_kills(&record, &instance.id);
+    }
+    never_ran
+}
+
+fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
+    pod.containers.iter().filter_map(|slot| slot.instance.as_ref())
+}
+
+/// The pod that found containers belong to, from the newest manifest written on them.
+fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
+    let newest = found
+        .iter()
+        .max_by_key(|container| (container.recorded.state.started_at, container.recorded.identity.attempt))?;
+    let identity = &newest.recorded.identity;
+    match manifest::restore(&newest.recorded.manifest, &identity.origin, identity.source(), node_name) {
+        Ok(mut record) => {
+            record.uid = PodUid::new(identity.uid.as_str());
+            record.key = PodKey::new(identity.namespace.as_str(), identity.pod.as_str());
+            Some(record)
+        }
+        Err(faults) => {
+            let fault = faults.first().map(ToString::to_string).unwrap_or_default();
+            tracing::error!(pod = %identity.pod_key(), fault, "a running pod's manifest cannot be read; left alone");
+            None
+        }
+    }
+}

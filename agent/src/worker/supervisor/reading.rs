@@ -1,0 +1,132 @@
+//! Reading the runtime's whole state, beside the supervisor's loop, and what it finds.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use limpet_core::state::PodState;
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::pod::PodKey;
+use tokio::task::{JoinError, JoinSet};
+
+use super::{Supervisor, command_for};
+use crate::executor::ExecutorError;
+use crate::worker::adoption::{self, FoundPod};
+
+/// After a reading that failed, while containerd's events still come.
+const READ_AGAIN: Duration = Duration::from_secs(1);
+/// Events that are kept for pods that a reading may find; what is beyond it is found by the workers themselves.
+const MOST_EVENTS: usize = 4_096;
+
+/// What a reading gives.
+pub(super) type Found = Result<Result<BTreeMap<PodKey, FoundPod>, ExecutorError>, JoinError>;
+
+/// The reading that is under way, one at most.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    job: JoinSet<Result<BTreeMap<PodKey, FoundPod>, ExecutorError>>,
+    /// Pods that ended meanwhile: what it finds of them was true before.
+    ended: HashSet<PodKey>,
+    /// Events of containers that no worker has.
+    events: Vec<LifecycleEvent>,
+}
+
+impl Reading {
+    /// The result of the reading; never while there is none. Cancel safe.
+    pub(super) async fn next(&mut self) -> Found {
+        match self.job.join_next().await {
+            Some(read) => read,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Notes that a pod has ended.
+    pub(super) fn pod_ended(&mut self, key: &PodKey) {
+        if !self.job.is_empty() {
+            self.ended.insert(key.clone());
+        }
+    }
+
+    /// Keeps an event for a pod that the reading may find.
+    pub(super) fn keep(&mut self, event: LifecycleEvent) {
+        if !self.job.is_empty() && self.events.len() < MOST_EVENTS {
+            self.events.push(event);
+        }
+    }
+}
+
+impl Supervisor {
+    /// Reads the runtime's whole state after a pause.
+    pub(super) fn begin_reading(&mut self, pause: Duration) {
+        let (executor, first) = (Arc::clone(&self.context.executor), !self.adopted);
+        let node_name = self.context.reporter.node_name.clone();
+        let known: BTreeSet<PodKey> = self.workers.keys().cloned().collect();
+        // What was kept for a reading that failed may be of what the next one finds.
+        let events = std::mem::take(&mut self.reading.events);
+        self.reading = Reading { events, ..Reading::default() };
+        self.reading.job.spawn(async move {
+            tokio::time::sleep(pause).await;
+            adoption::read(executor, node_name, known, first).await
+        });
+    }
+
+    /// Brings every worker in line with the runtime's whole state.
+    pub(super) fn read(&mut self, read: Found) {
+        let mut found = match read {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "containerd answers events and not its state; asked again in a second");
+                return self.begin_reading(READ_AGAIN);
+            }
+            Err(error) => {
+                tracing::error!(%error, "the look at containerd's state failed");
+                return self.begin_reading(READ_AGAIN);
+            }
+        };
+        let count = found.values().map(|pod| pod.containers.len()).sum();
+        for (key, inbox) in &self.workers {
+            let own = found.remove(key).map(|pod| pod.containers).unwrap_or_default();
+            inbox.put(|mail| mail.found = Some(own));
+        }
+        found.retain(|key, _| !self.reading.ended.contains(key));
+        let pods = found.len();
+        for (key, pod) in found {
+            self.adopt(key, pod);
+        }
+        self.adopted = true;
+        for event in std::mem::take(&mut self.reading.events) {
+            self.route(event);
+        }
+        self.start_waiting();
+        self.settle_provisional();
+        self.conditions.send_modify(|conditions| conditions.runtime_ready = true);
+        self.context.reporter.runtime_ready(count, pods);
+    }
+
+    /// A worker for a pod that was found running.
+    fn adopt(&mut self, key: PodKey, found: FoundPod) {
+        let mut desired = self.desired.pods.get(&key).cloned();
+        let mut incarnations: Vec<PodState> = found.incarnations;
+        // The one that is wanted comes last: everything else of the key ends first.
+        incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
+        if let Some(source) = incarnations.last().map(|pod| pod.record.source)
+            && self.provisional.found(&key, source, &self.desired)
+        {
+            desired = None;
+        }
+        if desired.is_none() {
+            // A source that is not there any more says nothing of its objects either: their files stay as they are.
+            for pod in incarnations.iter_mut().filter(|pod| !self.provisional.has_source(pod.record.source)) {
+                pod.take_objects(Arc::default());
+                pod.volumes.written = pod.volumes_version();
+            }
+        }
+        if incarnations.is_empty() && desired.is_none() {
+            return;
+        }
+        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)));
+        if let Some(inbox) = self.workers.get(&key) {
+            inbox.put(|mail| mail.found = Some(found.containers));
+        }
+    }
+}
