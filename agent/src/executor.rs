@@ -1,9 +1,11 @@
 //! What pod workers and the supervisor have done for them: containers, sandboxes, images, volumes.
 //!
-//! [`Executor`] names the verbs and no runtime; [`containerd`] is the implementation on containerd and the host.
-//! state it was planned from, and its result goes back as an [`Outcome`].
+//! [`Executor`] names the verbs and no runtime; [`containerd`] is the implementation on containerd and the host, [`fake`]
+//! one in memory, on which the simulator runs. An executor has no policy: an action comes with the state it was planned
+//! from, and its result goes back as an [`Outcome`].
 
 pub mod containerd;
+pub mod fake;
 
 use std::collections::HashSet;
 use std::fmt;

@@ -12,6 +12,7 @@ mod kubernetes;
 mod lint;
 mod module_cycles;
 mod setup;
+mod simulate;
 mod test;
 mod test_kernels;
 mod test_vm;
@@ -55,6 +56,8 @@ enum Task {
     Kubelet,
     /// Ask a real apiserver about every manifest of agent/model/tests/corpus, and record what it says.
     Corpus,
+    /// Run supervisor, workers and merge over a fake executor with a virtual clock: random events, reproducible by seed.
+    Simulate(simulate::Arguments),
     /// Check format, lints, documentation, licences, unused dependencies and cycles between modules; any warning is an error.
     Lint(lint::Arguments),
     /// Measure: reading and merging beside the plain way, and starts and restarts of containers end to end.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
         Task::Corpus => corpus::run(),
+        Task::Simulate(arguments) => simulate::run(&arguments),
         Task::Lint(arguments) => lint::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
     };

@@ -38,6 +38,10 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             continue;
         }
         match instance(&container, processes, now) {
+            // The state was read before it was forgotten: a newer attempt was started meanwhile.
+            Some(old) if !old.is_running() && slot.instance.as_ref().is_some_and(|one| one.attempt > old.attempt) => {
+                slot.stale.push(old);
+            }
             Some(instance) => slot.succeed(instance),
             None => {
                 // An attempt was passed over to come to this one.

@@ -170,3 +170,12 @@ fn a_task_containerd_has_lost_lives_on_while_its_process_does() {
     adopt(&mut pod, vec![container(0, started(), None)], &AllAlive, now());
     assert!(pod.containers[0].is_running());
 }
+
+#[test]
+fn a_record_that_was_forgotten_since_the_state_was_read_does_not_become_the_newest_again() {
+    let (mut pod, _) = adopted(vec![container(3, started(), Some(Task::Running { pid: 7 }))]);
+    let read_before = vec![container(1, ended(1), None), container(3, started(), Some(Task::Running { pid: 7 }))];
+    adopt(&mut pod, read_before, &AllAlive, now());
+    let slot = &pod.containers[0];
+    assert_eq!((slot.instance.as_ref().unwrap().attempt, slot.stale.len(), slot.next_attempt()), (3, 1, 4));
+}

@@ -1,0 +1,306 @@
+//! An executor in memory: a node whose containers are numbers. For the simulator and for tests of faults that a real
+//! runtime cannot be made to show; everything else is tested on real containerd.
+//!
+//! The [`world`] outlives an agent, as a node does. Each call takes virtual time, and may fail before it has done
+//! anything, fail after it has done all of it (a lost answer), or hang until its deadline, as the seed has it.
+
+pub mod world;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt as _};
+use jiff::Timestamp;
+use limpet_core::adopt::{seen_end, unknown_end};
+use limpet_core::outcome::{Failure, Outcome};
+use limpet_core::plan::Action;
+use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, Stopping};
+use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
+use limpet_model::image::LocalImage;
+use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::process::Processes;
+use limpet_model::sandbox::{PodAddresses, Sandbox};
+use tokio::time::Instant;
+
+use crate::executor::{Executor, ExecutorError};
+use world::World;
+
+/// How long a call that hangs is waited for: containerd's deadline (`runtimeRequestTimeout`).
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is done and answered.
+    None,
+    /// It fails before anything was done.
+    Before,
+    /// It is done, and its answer is lost.
+    LostAnswer,
+    /// It hangs until its deadline, and nothing was done.
+    Hang,
+}
+
+/// The executor of one life of the agent.
+#[derive(Debug)]
+pub struct FakeExecutor {
+    world: Arc<Mutex<World>>,
+    processes: world::WorldProcesses,
+}
+
+impl FakeExecutor {
+    /// An executor on `world`.
+    pub fn new(world: Arc<Mutex<World>>) -> Self {
+        Self { processes: world::WorldProcesses(Arc::clone(&world)), world }
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the time of a call pass. The result says whether the call is to be done, and whether its answer arrives.
+    async fn call(&self, name: &'static str) -> Result<bool, Failure> {
+        let (delay, fault) = self.world().draw_call(name);
+        let _under_way = world::UnderWay::new(&self.world);
+        tokio::time::sleep(delay).await;
+        let failure = |transient| Failure { reason: "Simulated", message: format!("{name} failed"), transient };
+        if !self.world().connected {
+            return Err(failure(true));
+        }
+        match fault {
+            Fault::None => Ok(true),
+            Fault::LostAnswer => Ok(false),
+            Fault::Before => Err(failure(self.world().draw_transient())),
+            Fault::Hang => {
+                tokio::time::sleep(DEADLINE).await;
+                Err(failure(true))
+            }
+        }
+    }
+
+    /// A call that does `act` in the world.
+    async fn done<T>(&self, name: &'static str, act: impl FnOnce(&mut World) -> T) -> Result<T, Failure> {
+        let answered = self.call(name).await?;
+        let result = act(&mut self.world());
+        match answered {
+            true => Ok(result),
+            false => Err(Failure { reason: "Simulated", message: format!("{name}: answer lost"), transient: true }),
+        }
+    }
+
+    async fn perform_action(&self, pod: PodState, action: Action) -> Outcome {
+        let uid = pod.record.uid.clone();
+        match action {
+            Action::PrepareSandbox => {
+                let made = self.done("PrepareSandbox", |world| world.create_sandbox(&uid)).await;
+                Outcome::SandboxPrepared(made.map(|()| sandbox()))
+            }
+            Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
+            Action::ReleaseSandbox => {
+                Outcome::SandboxReleased(self.done("ReleaseSandbox", |world| world.remove_sandbox(&uid)).await)
+            }
+            Action::TearDown => Outcome::TornDown(self.done("TearDown", |world| world.tear_down(&pod)).await),
+            Action::EnsureImage(index) => {
+                let slot = &pod.containers[index];
+                let result = self.done("EnsureImage", |_| image(&pod, slot)).await;
+                Outcome::ImageEnsured {
+                    index,
+                    fingerprint: slot.fingerprint.clone(),
+                    attempt: slot.next_attempt(),
+                    result,
+                }
+            }
+            Action::Start(index) => self.start(&pod, index).await,
+            Action::Terminate(index, grace, _) => {
+                let id = newest(&pod, index);
+                let kill_at = self.now().mono + grace;
+                let result = self.done("Terminate", |world| world.terminate(id.as_ref(), kill_at)).await;
+                Outcome::Signalled {
+                    index,
+                    stopping: Stopping { kill_at, killed_at: None },
+                    result: result.map(|()| None),
+                }
+            }
+            Action::Kill(index) => self.kill(&pod, index).await,
+            Action::Reap(index) => self.reap(index, pod.containers[index].instance.as_ref()).await,
+            Action::ReapPrevious(index) => self.reap(index, pod.containers[index].previous.as_ref()).await,
+            Action::Forget(index) => {
+                let stale: Vec<ContainerId> = pod.containers[index].stale.iter().map(|one| one.id.clone()).collect();
+                let forgotten = self.done("Forget", |world| world.remove_containers(&stale)).await;
+                Outcome::Forgotten { index, ids: forgotten.map(|()| stale).unwrap_or_default() }
+            }
+        }
+    }
+
+    async fn start(&self, pod: &PodState, index: usize) -> Outcome {
+        let slot = &pod.containers[index];
+        let now = self.now();
+        let started = self.done("Start", |world| world.start(pod, slot, now)).await;
+        let result = started.map(|(id, task, started_at)| {
+            let mut instance = instance(slot, id, started_at);
+            match task {
+                Task::Running { pid } | Task::Unknown { pid } => {
+                    instance.life = Life::Running { pid, process: self.processes.open(pid), stopping: None };
+                }
+                Task::Stopped { code, at } => instance.end(seen_end(code, at), self.now()),
+                Task::Created => {}
+            }
+            Box::new(instance)
+        });
+        Outcome::Started { index, result }
+    }
+
+    async fn kill(&self, pod: &PodState, index: usize) -> Outcome {
+        let now = self.now();
+        let instance = pod.containers[index].instance.as_ref();
+        let again = matches!(
+            instance.map(|instance| &instance.life),
+            Some(Life::Running { stopping: Some(Stopping { killed_at: Some(_), .. }), .. })
+        );
+        let id = newest(pod, index);
+        let result = self.done("Kill", |world| world.kill(id.as_ref(), now.mono)).await;
+        let result = result.map(|()| match (again, id) {
+            (true, Some(id)) => self.exit_of(&id),
+            _ => None,
+        });
+        Outcome::Signalled { index, stopping: Stopping { kill_at: now.mono, killed_at: Some(now.mono) }, result }
+    }
+
+    /// The exit of a container whose task has stopped, or is gone.
+    fn exit_of(&self, id: &ContainerId) -> Option<Exit> {
+        match self.world().task(id) {
+            None => Some(unknown_end(self.now())),
+            Some(Task::Stopped { code, at }) => Some(seen_end(code, at)),
+            Some(_) => None,
+        }
+    }
+
+    async fn reap(&self, index: usize, instance: Option<&Instance>) -> Outcome {
+        let Some((instance, exit)) = instance.and_then(|instance| Some((instance, instance.exit()?))) else {
+            return Outcome::Forgotten { index, ids: Vec::new() };
+        };
+        let reaped = self.done("Reap", |world| world.reap(&instance.id, exit)).await;
+        Outcome::Reaped { index, id: instance.id.clone(), result: reaped.map(|()| exit.clone()) }
+    }
+}
+
+impl Executor for FakeExecutor {
+    fn now(&self) -> Now {
+        self.world().now()
+    }
+
+    fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
+        async move { self.perform_action(pod, action).await }.boxed()
+    }
+
+    fn record_exit(self: Arc<Self>, _: PodState, _: usize, instance: Instance, exit: Exit) -> BoxFuture<'static, Exit> {
+        async move {
+            // A write that fails is made up for at the reaping.
+            let _ = self.done("RecordExit", |world| world.write_exit(&instance.id, &exit)).await;
+            exit
+        }
+        .boxed()
+    }
+
+    fn discard(self: Arc<Self>, index: usize, id: ContainerId) -> BoxFuture<'static, Outcome> {
+        async move {
+            let removed = self.done("Discard", |world| world.remove_containers(std::slice::from_ref(&id))).await;
+            Outcome::Discarded { index, id, gone: removed.is_ok() }
+        }
+        .boxed()
+    }
+
+    fn task(self: Arc<Self>, id: ContainerId) -> BoxFuture<'static, Result<Option<Task>, ExecutorError>> {
+        async move { self.done("Task", |world| world.task(&id)).await.map_err(|failure| ExecutorError(failure.message)) }
+            .boxed()
+    }
+
+    fn oom_kills(&self, _: &PodRecord, _: &ContainerId) -> u64 {
+        0
+    }
+
+    fn begin_oom_account(&self, _: &PodUid) {}
+
+    fn processes(&self) -> &dyn Processes {
+        &self.processes
+    }
+
+    fn list(self: Arc<Self>, _: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>> {
+        async move {
+            // The answer is as old as the call.
+            let found = self.world().found();
+            self.done("List", |_| found).await.map_err(|failure| ExecutorError(failure.message))
+        }
+        .boxed()
+    }
+
+    fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>> {
+        async move { self.world().has_sandbox(&record.uid).then(sandbox) }.boxed()
+    }
+
+    fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>> {
+        async move { self.world().traces() }.boxed()
+    }
+
+    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()> {
+        async move {
+            // Orphans are removed with patience: one that fails would stay until the next start of the agent.
+            while self.done("RemoveOrphan", |world| world.remove_sandbox(&uid)).await.is_err() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+        .boxed()
+    }
+
+    fn has_unfinished_pulls(&self) -> bool {
+        false
+    }
+
+    fn forget_pulls(self: Arc<Self>, _: HashSet<String>) -> BoxFuture<'static, bool> {
+        async { true }.boxed()
+    }
+}
+
+fn newest(pod: &PodState, index: usize) -> Option<ContainerId> {
+    pod.containers[index].instance.as_ref().map(|instance| instance.id.clone())
+}
+
+fn sandbox() -> Arc<PodSandbox> {
+    Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() })
+}
+
+fn image(pod: &PodState, slot: &ContainerSlot) -> Arc<LocalImage> {
+    let name = pod.container_spec(&slot.name).and_then(|spec| spec.image.as_deref()).unwrap_or_default();
+    Arc::new(LocalImage {
+        name: Arc::from(name),
+        digest: Arc::from("sha256:0"),
+        chain_id: Arc::from("sha256:1"),
+        config: oci_spec::image::ImageConfiguration::default(),
+        size: 1,
+    })
+}
+
+fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp) -> Instance {
+    Instance {
+        id,
+        attempt: slot.next_attempt(),
+        fingerprint: slot.fingerprint.clone(),
+        image: String::new(),
+        image_digest: String::new(),
+        log_path: PathBuf::new(),
+        started_at: Some(started_at),
+        pause: slot.next_pause(),
+        oom_kills_survived: 0,
+        oom_victim: None,
+        signalled_by: None,
+        life: Life::Running { pid: 0, process: None, stopping: None },
+    }
+}
+
+/// The virtual clock's wall time at its start.
+pub fn wall_at(begun: Instant) -> Timestamp {
+    let elapsed = jiff::SignedDuration::try_from(begun.elapsed()).unwrap_or_default();
+    Timestamp::constant(1_000_000_000, 0).saturating_add(elapsed).unwrap_or(Timestamp::UNIX_EPOCH)
+}

@@ -1,0 +1,447 @@
+//! What is true of the simulated node, and what must never happen on it.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use limpet_core::state::{ContainerSlot, Now, PodState};
+use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, FoundContainer, Recorded, Task};
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::pod::PodUid;
+use limpet_model::process::{ProcessHandle, Processes};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
+
+use super::{Fault, wall_at};
+
+/// One container of the node.
+#[derive(Debug)]
+struct Container {
+    recorded: Recorded,
+    task: Option<Task>,
+    has_snapshot: bool,
+    restart_policy: String,
+    /// When SIGKILL may come at the earliest.
+    kill_at: Option<std::time::Instant>,
+    /// How its process takes SIGTERM: after how long it exits; `None`: it ignores it.
+    obeys: Option<Duration>,
+}
+
+/// The simulated node.
+pub struct World {
+    rng: fastrand::Rng,
+    begun: Instant,
+    /// Of a thousand calls so many fail, and so many are late.
+    pub fault_rate: u32,
+    /// The runtime answers.
+    pub connected: bool,
+    /// Where the agent of now hears of events.
+    pub events: Option<mpsc::Sender<LifecycleEvent>>,
+    containers: BTreeMap<ContainerId, Container>,
+    alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
+    sandboxes: BTreeSet<String>,
+    next_pid: u32,
+    /// Calls under way.
+    pub under_way: usize,
+    /// What must not happen and did.
+    pub violations: Vec<String>,
+    /// Every step, for `--trace`.
+    pub trace: Option<Vec<String>>,
+    /// Processes that are to exit by themselves: when, pid, code.
+    due: Vec<(Instant, u32, i32)>,
+    /// Rings when a process is to exit earlier than was known.
+    pub due_changed: Arc<Notify>,
+    /// Init containers succeed, and the others run for ever.
+    calm: bool,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("containers", &self.containers.len()).finish_non_exhaustive()
+    }
+}
+
+impl World {
+    /// A node without containers. Must be called where a runtime is.
+    pub fn new(seed: u64, trace: bool) -> Self {
+        Self {
+            rng: fastrand::Rng::with_seed(seed),
+            begun: Instant::now(),
+            fault_rate: 0,
+            connected: true,
+            events: None,
+            containers: BTreeMap::new(),
+            alive: BTreeMap::new(),
+            sandboxes: BTreeSet::new(),
+            next_pid: 100,
+            under_way: 0,
+            violations: Vec::new(),
+            trace: trace.then(Vec::new),
+            due: Vec::new(),
+            due_changed: Arc::default(),
+            calm: false,
+        }
+    }
+
+    /// The virtual time.
+    pub fn now(&self) -> Now {
+        Now { mono: Instant::now().into_std(), wall: wall_at(self.begun) }
+    }
+
+    /// Notes a step.
+    pub fn note(&mut self, step: impl FnOnce() -> String) {
+        let at = self.begun.elapsed();
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>10.3}s  {}", at.as_secs_f64(), step()));
+        }
+    }
+
+    fn violate(&mut self, what: String) {
+        self.note(|| format!("VIOLATION {what}"));
+        self.violations.push(what);
+    }
+
+    /// How long a call takes, and what becomes of it.
+    pub(super) fn draw_call(&mut self, name: &'static str) -> (Duration, Fault) {
+        let delay = match self.rng.u32(0..1_000) < self.fault_rate {
+            true => Duration::from_millis(self.rng.u64(0..8_000)),
+            false => Duration::from_millis(self.rng.u64(0..40)),
+        };
+        let fault = match self.rng.u32(0..1_000) < self.fault_rate {
+            false => Fault::None,
+            true => *self
+                .rng
+                .choice(&[Fault::Before, Fault::LostAnswer, Fault::LostAnswer, Fault::Hang])
+                .unwrap_or(&Fault::None),
+        };
+        self.note(|| format!("call {name} takes {delay:?} {fault:?}"));
+        (delay, fault)
+    }
+
+    /// Whether a failure is one that passes by itself.
+    pub(super) fn draw_transient(&mut self) -> bool {
+        self.rng.bool()
+    }
+
+    pub(super) fn create_sandbox(&mut self, uid: &PodUid) {
+        self.sandboxes.insert(uid.to_string());
+    }
+
+    pub(super) fn remove_sandbox(&mut self, uid: &PodUid) {
+        self.sandboxes.remove(uid.as_str());
+        let in_it =
+            self.containers.iter().find(|(_, one)| one.recorded.identity.uid == uid.as_str() && is_running(one));
+        if let Some((id, _)) = in_it {
+            let id = id.clone();
+            self.violate(format!("the sandbox of {uid} is removed while {id} runs in it"));
+        }
+    }
+
+    pub(super) fn has_sandbox(&self, uid: &PodUid) -> bool {
+        self.sandboxes.contains(uid.as_str())
+    }
+
+    pub(super) fn traces(&self) -> HashSet<PodUid> {
+        self.sandboxes.iter().map(|uid| PodUid::new(uid.as_str())).collect()
+    }
+
+    /// Starts the container's next attempt, or takes over what an earlier call started.
+    pub(super) fn start(&mut self, pod: &PodState, slot: &ContainerSlot, now: Now) -> (ContainerId, Task, Timestamp) {
+        let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+        if let Some(known) = self.containers.get(&id)
+            && let Some(task) = known.task
+        {
+            let started_at = known.recorded.state.started_at.unwrap_or(now.wall);
+            return (id, task, started_at);
+        }
+        self.check_start(pod, slot, &id);
+        let pid = self.next_pid;
+        self.next_pid += 1;
+        let record = &pod.record;
+        let identity = ContainerIdentity {
+            namespace: record.key.namespace().to_owned(),
+            pod: record.key.name().to_owned(),
+            uid: record.uid.to_string(),
+            container: slot.name.clone(),
+            init: slot.init,
+            attempt: slot.next_attempt(),
+            source: record.source.to_string(),
+            origin: record.origin.to_string(),
+            fingerprint: slot.fingerprint.clone(),
+            image: String::new(),
+            image_digest: String::new(),
+            log_path: String::new(),
+            backoff_seconds: slot.next_pause().as_secs(),
+        };
+        let state = ContainerState { started_at: Some(now.wall), exit: None };
+        let policy = record.spec().restart_policy.clone().unwrap_or_default();
+        let container = Container {
+            recorded: Recorded { identity, state, manifest: Arc::clone(&record.manifest) },
+            task: Some(Task::Running { pid }),
+            has_snapshot: true,
+            restart_policy: policy,
+            kill_at: None,
+            obeys: self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..3_000))),
+        };
+        self.note(|| format!("start {} {}/{} pid {pid}", short(&id), record.key, slot.name));
+        self.containers.insert(id.clone(), container);
+        self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
+        self.draw_life(pid, slot.init);
+        (id, Task::Running { pid }, now.wall)
+    }
+
+    /// Some processes exit by themselves.
+    fn draw_life(&mut self, pid: u32, init: bool) {
+        let exits = init || (!self.calm && self.rng.u32(0..3) == 0);
+        if exits {
+            let after = Duration::from_millis(self.rng.u64(0..20_000));
+            let code = i32::from(!self.calm && self.rng.u32(0..4) == 0);
+            self.due.push((Instant::now() + after, pid, code));
+            self.due_changed.notify_one();
+        }
+    }
+
+    fn check_start(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) {
+        let uid = pod.record.uid.as_str();
+        let mut found = Vec::new();
+        for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
+            let identity = &one.recorded.identity;
+            let same_slot = identity.uid == uid && identity.container == slot.name;
+            if is_running(one) && (same_slot || (identity.pod_key() == pod.record.key && identity.uid != uid)) {
+                found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
+            }
+            let code = one.exit_code();
+            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() {
+                let again = match one.restart_policy.as_str() {
+                    "Never" => true,
+                    "OnFailure" => code == Some(0),
+                    _ => slot.init && code == Some(0),
+                };
+                if again {
+                    found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
+                }
+            }
+        }
+        if !self.sandboxes.contains(uid) {
+            found.push(format!("{} starts without a sandbox", short(id)));
+        }
+        found.into_iter().for_each(|what| self.violate(what));
+    }
+
+    pub(super) fn terminate(&mut self, id: Option<&ContainerId>, kill_at: std::time::Instant) {
+        let Some((id, one)) = id.and_then(|id| Some((id, self.containers.get_mut(id)?))) else { return };
+        one.kill_at = Some(one.kill_at.map_or(kill_at, |known| known.min(kill_at)));
+        let obeys = one.obeys;
+        if let (Some(Task::Running { pid }), Some(after)) = (one.task, obeys) {
+            self.due.push((Instant::now() + after, pid, 143));
+            self.due_changed.notify_one();
+        }
+        self.note(|| format!("SIGTERM {} obeys {obeys:?}", short(id)));
+    }
+
+    pub(super) fn kill(&mut self, id: Option<&ContainerId>, decided: std::time::Instant) {
+        let Some((id, one)) = id.and_then(|id| Some((id.clone(), self.containers.get(id)?))) else { return };
+        let (task, kill_at) = (one.task, one.kill_at);
+        if kill_at.is_none_or(|kill_at| decided < kill_at) {
+            self.violate(format!("SIGKILL to {} before its grace is over", short(&id)));
+        }
+        if let Some(Task::Running { pid }) = task {
+            self.exit(pid, 137);
+        }
+    }
+
+    /// A process exits; the runtime's event may be lost.
+    pub fn exit(&mut self, pid: u32, code: i32) {
+        let Some((id, alive)) = self.alive.remove(&pid) else { return };
+        let at = wall_at(self.begun);
+        alive.send_replace(false);
+        self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
+        if let Some(one) = self.containers.get_mut(&id) {
+            one.task = Some(Task::Stopped { code, at });
+        }
+        let lost = self.rng.u32(0..1_000) < self.fault_rate;
+        if let (true, false, Some(events)) = (self.connected, lost, &self.events) {
+            // An agent that is gone hears of it when it reads the whole state.
+            let _ = events.try_send(LifecycleEvent::Exited { id, pid, code, at });
+        }
+    }
+
+    /// How many processes were started so far.
+    pub fn starts(&self) -> u64 {
+        u64::from(self.next_pid - 100)
+    }
+
+    /// The processes that run now.
+    pub fn running(&self) -> Vec<u32> {
+        self.alive.keys().copied().collect()
+    }
+
+    /// Lets everything exit that is due by now; returns when the next is due.
+    pub fn exit_due(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let due: Vec<(u32, i32)> =
+            self.due.iter().filter(|(at, ..)| *at <= now).map(|(_, pid, code)| (*pid, *code)).collect();
+        self.due.retain(|(at, ..)| *at > now);
+        due.into_iter().for_each(|(pid, code)| self.exit(pid, code));
+        self.due.iter().map(|(at, ..)| *at).min()
+    }
+
+    pub(super) fn task(&self, id: &ContainerId) -> Option<Task> {
+        self.containers.get(id)?.task
+    }
+
+    pub(super) fn write_exit(&mut self, id: &ContainerId, exit: &Exit) {
+        if let Some(one) = self.containers.get_mut(id) {
+            one.recorded.state.exit.get_or_insert_with(|| exit.clone());
+        }
+    }
+
+    pub(super) fn reap(&mut self, id: &ContainerId, exit: &Exit) {
+        self.write_exit(id, exit);
+        if let Some(one) = self.containers.get_mut(id) {
+            if is_running(one) {
+                let what = format!("{} is reaped while it runs", short(id));
+                return self.violate(what);
+            }
+            (one.task, one.has_snapshot) = (None, false);
+        }
+    }
+
+    pub(super) fn remove_containers(&mut self, ids: &[ContainerId]) {
+        for id in ids {
+            if self.containers.get(id).is_some_and(is_running) {
+                self.violate(format!("{} is removed while it runs", short(id)));
+            }
+            self.containers.remove(id);
+        }
+    }
+
+    pub(super) fn tear_down(&mut self, pod: &PodState) {
+        let half_made: Vec<ContainerId> = pod.containers.iter().filter_map(|slot| slot.half_made.clone()).collect();
+        for id in &half_made {
+            // A start whose answer was lost: its process ends with the pod.
+            if let Some(Task::Running { pid }) = self.task(id) {
+                self.exit(pid, 137);
+            }
+        }
+        let instances =
+            pod.containers.iter().flat_map(|slot| slot.instance.iter().chain(&slot.previous).chain(&slot.stale));
+        let mut ids: Vec<ContainerId> = instances.map(|instance| instance.id.clone()).collect();
+        ids.extend(half_made);
+        self.remove_containers(&ids);
+        self.remove_sandbox(&pod.record.uid);
+        self.note(|| format!("torn down {} {}", pod.record.key, pod.record.uid));
+    }
+
+    pub(super) fn found(&self) -> Vec<FoundContainer> {
+        let found = self.containers.iter().map(|(id, one)| FoundContainer {
+            id: id.clone(),
+            recorded: one.recorded.clone(),
+            task: one.task,
+            has_snapshot: one.has_snapshot,
+        });
+        found.collect()
+    }
+
+    /// From now on calls are done and answered, init containers succeed and the others run for ever.
+    pub fn calm_down(&mut self) {
+        (self.calm, self.fault_rate) = (true, 0);
+    }
+
+    /// The machine restarts: processes, tasks and namespaces are gone, records stay.
+    pub fn reboot(&mut self) {
+        self.note(|| "reboot".to_owned());
+        self.events = None;
+        for pid in self.running() {
+            self.exit(pid, 137);
+        }
+        self.containers.values_mut().for_each(|one| one.task = None);
+        self.sandboxes.clear();
+        self.due.clear();
+    }
+
+    /// What runs now: pod UID, container, fingerprint.
+    pub fn what_runs(&self) -> Vec<(String, String, String)> {
+        let running = self.containers.values().filter(|one| is_running(one));
+        let what = running.map(|one| {
+            let identity = &one.recorded.identity;
+            (identity.uid.clone(), identity.container.clone(), identity.fingerprint.clone())
+        });
+        what.collect()
+    }
+
+    /// The UIDs of pods that have anything on the node.
+    pub fn pods(&self) -> BTreeSet<String> {
+        let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
+        containers.chain(self.sandboxes.iter().cloned()).collect()
+    }
+}
+
+impl Container {
+    fn exit_code(&self) -> Option<i32> {
+        match self.task {
+            Some(Task::Stopped { code, .. }) => Some(code),
+            _ => self.recorded.state.exit.as_ref().map(|exit| exit.code),
+        }
+    }
+}
+
+fn is_running(container: &Container) -> bool {
+    matches!(container.task, Some(Task::Running { .. }))
+}
+
+fn short(id: &ContainerId) -> String {
+    id.as_str().chars().take(6).collect()
+}
+
+/// Counts a call as long as it is under way, however it ends.
+pub(super) struct UnderWay<'a>(&'a Mutex<World>);
+
+impl<'a> UnderWay<'a> {
+    pub(super) fn new(world: &'a Mutex<World>) -> Self {
+        world.lock().unwrap_or_else(PoisonError::into_inner).under_way += 1;
+        Self(world)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).under_way -= 1;
+    }
+}
+
+/// The processes of the simulated node.
+#[derive(Debug, Clone)]
+pub(super) struct WorldProcesses(pub(super) Arc<Mutex<World>>);
+
+impl Processes for WorldProcesses {
+    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
+        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, alive) = world.alive.get(&pid)?;
+        Some(Arc::new(Handle(alive.subscribe())))
+    }
+
+    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
+        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        world.alive.get(&pid).is_some_and(|(id, _)| id == container)
+    }
+}
+
+/// One simulated process.
+#[derive(Debug)]
+struct Handle(watch::Receiver<bool>);
+
+impl ProcessHandle for Handle {
+    fn is_alive(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
+        let mut alive = self.0.clone();
+        Box::pin(async move { alive.wait_for(|alive| !alive).await.map(drop).map_err(io::Error::other) })
+    }
+}

@@ -1,0 +1,104 @@
+//! The simulator: supervisor, workers, merge and a source's view over the fake executor, on one thread with a virtual
+//! clock. A seed decides manifests, edits, exits, faults and crashes, and reproduces a run exactly.
+//!
+//! `cargo xtask simulate --seeds A..B` runs many; `--seed N --trace` prints the steps of one.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod manifests;
+mod run;
+
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// What an ordinary test run tries.
+const EVERYDAY: Range<u64> = 0..10_000;
+/// Failures after which no further seed is tried.
+const ENOUGH: usize = 5;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(at + 1).map(String::as_str)
+    };
+    if arguments.iter().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    if let Some(seed) = value("--seed") {
+        let Ok(seed) = seed.parse() else { return usage() };
+        return one(seed, arguments.iter().any(|argument| argument == "--trace"));
+    }
+    let Some(seeds) = value("--seeds").map_or(Some(EVERYDAY), range) else { return usage() };
+    if run::run(seeds.start, true).trace != run::run(seeds.start, true).trace {
+        println!("seed {}: two runs differ", seeds.start);
+        return ExitCode::FAILURE;
+    }
+    many(seeds)
+}
+
+fn usage() -> ExitCode {
+    eprintln!("usage: simulate [--seeds A..B | --seed N [--trace]]");
+    ExitCode::from(2)
+}
+
+fn range(text: &str) -> Option<Range<u64>> {
+    let (begin, end) = text.split_once("..")?;
+    Some(begin.parse().ok()?..end.parse().ok()?)
+}
+
+fn one(seed: u64, trace: bool) -> ExitCode {
+    let report = run::run(seed, trace);
+    report.trace.iter().for_each(|line| println!("{line}"));
+    match report.violations.as_slice() {
+        [] => {
+            println!("seed {seed}: ok, {} starts, {} virtual s", report.starts, report.virtual_seconds);
+            ExitCode::SUCCESS
+        }
+        violations => {
+            violations.iter().for_each(|violation| println!("seed {seed}: {violation}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs all seeds on as many threads as there are cores, each run on one of them.
+fn many(seeds: Range<u64>) -> ExitCode {
+    let (next, failed, begun) = (AtomicU64::new(seeds.start), AtomicUsize::new(0), Instant::now());
+    let (starts, seconds) = (AtomicU64::new(0), AtomicU64::new(0));
+    let work = || {
+        while failed.load(Ordering::Relaxed) < ENOUGH {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return;
+            }
+            let report = run::run(seed, false);
+            starts.fetch_add(report.starts, Ordering::Relaxed);
+            seconds.fetch_add(report.virtual_seconds, Ordering::Relaxed);
+            if !report.violations.is_empty() {
+                failed.fetch_add(1, Ordering::Relaxed);
+                report.violations.iter().for_each(|violation| println!("seed {seed}: {violation}"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let runs = next.load(Ordering::Relaxed).min(seeds.end) - seeds.start;
+    let failed = failed.load(Ordering::Relaxed);
+    println!(
+        "{runs} runs in {:.1} s: {} container starts, {} virtual hours",
+        begun.elapsed().as_secs_f64(),
+        starts.load(Ordering::Relaxed),
+        seconds.load(Ordering::Relaxed) / 3_600
+    );
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "test result: {verdict}. {} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out",
+        runs - failed as u64
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

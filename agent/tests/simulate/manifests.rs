@@ -1,0 +1,62 @@
+//! Random pods, and edits of them.
+
+use serde_json::{Value, json};
+
+/// A pod that a seed has made.
+#[derive(Debug, Clone)]
+pub(crate) struct Made {
+    pub(crate) name: String,
+    policy: &'static str,
+    inits: usize,
+    mains: usize,
+    grace: u32,
+    /// Changes with every edit that recreates the pod.
+    generation: u32,
+    /// The image of each main container.
+    images: Vec<u32>,
+}
+
+impl Made {
+    pub(crate) fn new(rng: &mut fastrand::Rng, name: String) -> Self {
+        let mains = rng.usize(1..3);
+        Self {
+            name,
+            policy: if rng.u32(0..3) == 0 { ["Never", "OnFailure"][rng.usize(0..2)] } else { "Always" },
+            inits: if rng.u32(0..3) == 0 { rng.usize(1..3) } else { 0 },
+            mains,
+            grace: rng.u32(1..10),
+            generation: 0,
+            images: vec![0; mains],
+        }
+    }
+
+    pub(crate) fn edit(&mut self, rng: &mut fastrand::Rng) {
+        // In place only where the policy restarts: what an edit of other pods means is decided by their state.
+        if self.policy == "Always" && rng.bool() {
+            let index = rng.usize(0..self.mains);
+            self.images[index] += 1;
+        } else {
+            self.generation += 1;
+        }
+    }
+
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let container = |name: String, image: u32| json!({ "name": name, "image": format!("app:{image}"), "imagePullPolicy": "IfNotPresent" });
+        let inits: Vec<Value> = (0..self.inits).map(|index| container(format!("init-{index}"), 0)).collect();
+        let mains: Vec<Value> =
+            self.images.iter().enumerate().map(|(index, image)| container(format!("main-{index}"), *image)).collect();
+        let mut spec = json!({
+            "restartPolicy": self.policy, "terminationGracePeriodSeconds": self.grace, "hostNetwork": true,
+            "containers": mains,
+        });
+        if !inits.is_empty() {
+            spec["initContainers"] = inits.into();
+        }
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": self.name, "annotations": { "generation": self.generation.to_string() } },
+            "spec": spec,
+        });
+        pod.to_string().into_bytes()
+    }
+}

@@ -1,0 +1,36 @@
+//! `cargo xtask simulate`: supervisor, workers and merge over a fake executor, with random events from seeds.
+
+use anyhow::Result;
+
+use crate::{cargo, setup};
+
+/// Which seeds to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The seeds of many runs: `0..10000`, the last one excluded. What every test run tries when nothing is given.
+    #[arg(long, value_name = "A..B", conflicts_with = "seed")]
+    seeds: Option<String>,
+    /// The seed of one run.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Print every step of that run.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+}
+
+/// Ends with the simulator's own lines and exit code.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    setup::for_building()?;
+    let mut command = cargo::command(&["test", "--quiet", "-p", "limpet", "--test", "simulate", "--"]);
+    if let Some(seeds) = &arguments.seeds {
+        command.args(["--seeds", seeds]);
+    }
+    if let Some(seed) = arguments.seed {
+        command.args(["--seed", &seed.to_string()]);
+    }
+    if arguments.trace {
+        command.arg("--trace");
+    }
+    let status = cargo::status(&mut command)?;
+    std::process::exit(status.code().unwrap_or(1));
+}
