@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::super::fixtures::{READY, exit, image, instance, pod, ready, version};
+use super::super::fixtures::{self, READY, exit, image, instance, pod, ready, record, version};
 use super::super::state::{Now, RetryState, Stopping};
 use super::ending::KILL_AGAIN;
 use super::*;
@@ -251,4 +251,27 @@ fn containers_that_outlived_their_sandbox_are_ended_first() {
     running(&mut pod, 0);
     pod.sandbox = SandboxState::Absent { dirty: true };
     assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(30), KillCause::SandboxLost)]);
+}
+
+#[test]
+fn a_newer_version_and_the_end_wait_for_no_pause() {
+    let now = fixtures::now();
+    let failed = || {
+        let mut pod = pod("Always", &[], &["a"]);
+        let pause = RetryState::after(None, "FailedMount", "no such directory".into(), now.mono);
+        (pod.sandbox, pod.retry) = (SandboxState::Absent { dirty: true }, Some(pause));
+        pod
+    };
+    let next = |pod: &PodState| plan(pod, READY, now.mono);
+    assert!(next(&failed()) != Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
+    let mut edited = failed();
+    edited.update(record("Always", &[], &["a"]));
+    assert_eq!(next(&edited), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
+    let mut ended = failed();
+    ended.end(Duration::from_secs(30), now);
+    assert_eq!(next(&ended), Step::Do(vec![Action::TearDown]));
+    // A teardown that fails is not tried without a pause because the pod is to end once more.
+    ended.retry = Some(RetryState::after(None, "FailedKillPod", "busy".into(), now.mono));
+    ended.end(Duration::from_secs(30), now);
+    assert!(matches!(next(&ended), Step::Wait(Some(_))));
 }

@@ -196,7 +196,18 @@ impl PodState {
             touched.push(index);
         }
         self.record = record;
+        self.clear_pauses();
         touched
+    }
+
+    /// What failed is tried again at once: a newer version, or the pod's end, may be what it was waiting for.
+    fn clear_pauses(&mut self) {
+        self.retry = None;
+        self.volumes.retry = None;
+        // That it failed stays known: its shim may be lost.
+        for retry in self.containers.iter_mut().filter_map(|slot| slot.retry.as_mut()) {
+            retry.retry_at = retry.retry_at.checked_sub(retry.pause).unwrap_or(retry.retry_at);
+        }
     }
 
     /// Takes in what there is of the objects it refers to. What failed for want of one is tried again at once.
@@ -269,6 +280,9 @@ impl PodState {
 
     /// Asks the pod to end. A second wish can only shorten the grace (kubelet-semantics 4.1).
     pub fn end(&mut self, grace: Duration, now: Now) {
+        if self.ending.is_none() {
+            self.clear_pauses();
+        }
         let grace = self.ending.map_or(grace, |ending| ending.grace.min(grace));
         self.ending = Some(Ending { since: self.ending.map_or(now.wall, |ending| ending.since), grace });
     }
