@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use limpet_core::merge::slot::Slots;
-use limpet_core::merge::table::{MergeTable, Outcome};
+use limpet_core::merge::table::{MergeDelta, MergeTable};
 use limpet_core::merge::{Desired, Merged};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -26,14 +26,14 @@ pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merg
         };
         let Ok(place) = place else { return };
         let begun = Instant::now();
-        let outcome = table.absorb(slots.load());
+        let delta = table.absorb(slots.load());
         let snapshot = Arc::new(table.desired().clone());
         // Also when nobody is to be told: a Secret that no pod refers to is let go of.
         desired.store(Arc::clone(&snapshot));
-        if outcome.is_empty() {
+        if delta.is_empty() {
             continue;
         }
-        let Outcome { changes, contested, objects_changed, .. } = outcome;
+        let MergeDelta { changes, contested, objects_changed, .. } = delta;
         let took = begun.elapsed();
         place.send(Merged { changes, contested, objects_changed, desired: snapshot, took });
     }

@@ -196,6 +196,6 @@ fn who_ended_a_container_is_told_where_the_kernel_tells(node: &mut TestNode) -> 
     let web = node.wait_pod("web", "ended", |pod| end(pod).is_object())?;
     let said = end(&web)["message"].as_str().unwrap_or_default().to_owned();
     let own = format!("(pid {}), user id 0", std::process::id());
-    ensure!(said.starts_with("ended with signal 9 by ") && said.ends_with(&own), "{}", end(&web));
+    ensure!(said.starts_with("killed by signal 9 from ") && said.ends_with(&own), "{}", end(&web));
     Ok(())
 }

@@ -253,7 +253,7 @@ fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
     let sources = wait_sources(node, "what file accepts is not kept now")?;
     ensure!(sources.contains("No space left on device"), "{sources}");
     let refused = node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?;
-    ensure!(refused.code == Some(1) && refused.stderr.contains("cannot be kept"), "{refused:?}");
+    ensure!(refused.code == Some(1) && refused.stderr.contains("cannot be persisted"), "{refused:?}");
     fs::remove_file(&filler)?;
     node.apply(&simple("db", IDLE))?;
     node.wait_running("db")?;

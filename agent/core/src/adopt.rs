@@ -1,7 +1,7 @@
-//! Taking over what runs: containerd's view of a pod's containers becomes, or corrects, the worker's state.
+//! Adopts running containers: containerd's view of a pod's containers becomes, or corrects, the worker's state.
 //!
-//! Pure but for the look at processes, which is handed in. A container whose end nobody saw ended with 137, `ContainerStatusUnknown`;
-//! one that was made and never started is made again.
+//! Pure, except for the process lookups, which are passed in. A missed exit counts as 137, `ContainerStatusUnknown`; a
+//! container that was created and never started is created again.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use limpet_model::process::Processes;
 
 use super::state::{Busy, Instance, Life, Now, PodState};
 
-/// The reason of an end nobody saw.
+/// The reason of a missed exit.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 
-/// Brings `pod` in line with what containerd has of it. Returns containers that never ran and are to be removed.
+/// Updates `pod` with containerd's view of it. Returns containers that never ran and are to be removed.
 pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Processes, now: Now) -> Vec<ContainerId> {
     let mut never_ran = Vec::new();
     pod.outlived_connection = true;
@@ -31,7 +31,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             continue;
         };
         if matches!(&slot.busy, Some(Busy::Starting(id)) if *id == container.id) {
-            continue; // Its own start will tell.
+            continue; // Its own start reports it.
         }
         if let Some(known) = slot.instances_mut().find(|instance| instance.id == container.id) {
             refresh(known, &container, processes, now);
@@ -44,7 +44,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             }
             Some(instance) => slot.succeed(instance),
             None => {
-                // An attempt was passed over to come to this one.
+                // Earlier attempts were skipped to reach this one.
                 slot.attempt_floor = slot.attempt_floor.max(identity.attempt);
                 never_ran.push(container.id.clone());
             }
@@ -56,10 +56,10 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
     never_ran
 }
 
-/// A known running instance that containerd does not have any more was removed behind limpet's back, or its shim died.
+/// A known running instance that containerd no longer has was removed without limpet, or its shim died.
 fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Processes, now: Now) {
     for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
-        // One that was started after the state was read is not in it, and lives.
+        // One that was started after containerd's state was read is not in it, and lives.
         if instance.is_running()
             && !lives(instance, processes)
             && !found.iter().any(|container| container.id == instance.id)
@@ -69,7 +69,7 @@ fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Pr
     }
 }
 
-/// Corrects a known instance by what containerd says now.
+/// Corrects a known instance by containerd's current view.
 fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Processes, now: Now) {
     if !known.is_running() {
         return;
@@ -77,7 +77,7 @@ fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Pro
     match container.task {
         Some(Task::Stopped { code, at }) => known.end(seen_end(code, at), now),
         Some(Task::Running { .. } | Task::Created) => {}
-        // containerd cannot tell (yet): the process itself can.
+        // containerd does not know (yet): ask for the process itself.
         Some(Task::Unknown { .. }) | None => {
             if !lives(known, processes) {
                 let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_end(now));
@@ -120,20 +120,20 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         (Some(Task::Created), None) => return None,
         (None, None) => {
             state.started_at?;
-            instance.pause = Duration::ZERO; // Not its fault: after a reboot it starts at once.
+            instance.pause = Duration::ZERO; // Not its fault: after a reboot it restarts at once.
             instance.end(unknown_end(now), now);
         }
     }
     Some(instance)
 }
 
-/// The end of a process that containerd saw.
+/// An exit that containerd reported.
 pub fn seen_end(code: i32, at: jiff::Timestamp) -> Exit {
     let reason = if code == 0 { "Completed" } else { "Error" };
     Exit { code, reason: reason.to_owned(), message: String::new(), finished_at: at }
 }
 
-/// The end of a process that nobody saw.
+/// A missed exit.
 pub fn unknown_end(now: Now) -> Exit {
     Exit {
         code: 137,
@@ -143,7 +143,7 @@ pub fn unknown_end(now: Now) -> Exit {
     }
 }
 
-/// Whether the first process of a running instance is there: without a hold on it, whatever has its number in its cgroup.
+/// Whether the first process of a running instance is alive: without a handle, any process with its pid in its cgroup.
 fn lives(instance: &Instance, processes: &dyn Processes) -> bool {
     match &instance.life {
         Life::Running { process: Some(process), .. } => process.is_alive(),

@@ -54,7 +54,7 @@ fn ended(code: i32) -> ContainerState {
     ContainerState { exit: Some(exit), ..started() }
 }
 
-/// A kernel without references to processes, in which no process is in a container's cgroup.
+/// A kernel without process handles, where no process is in a container's cgroup.
 struct NoHandles;
 
 impl Processes for NoHandles {
@@ -67,7 +67,7 @@ impl Processes for NoHandles {
     }
 }
 
-/// Every process lives.
+/// Every process is alive.
 #[derive(Debug)]
 struct AllAlive;
 
@@ -98,7 +98,7 @@ fn adopted(found: Vec<FoundContainer>) -> (PodState, Vec<ContainerId>) {
 }
 
 #[test]
-fn a_running_task_is_taken_over_with_its_attempt_and_predecessor() {
+fn a_running_task_is_adopted_with_its_attempt_and_predecessor() {
     let (pod, removed) =
         adopted(vec![container(1, started(), Some(Task::Running { pid: 7 })), container(0, ended(1), None)]);
     let slot = &pod.containers[0];
@@ -109,7 +109,7 @@ fn a_running_task_is_taken_over_with_its_attempt_and_predecessor() {
 }
 
 #[test]
-fn an_end_that_was_written_down_stands_and_its_pause_goes_on() {
+fn a_recorded_exit_is_kept_and_its_back_off_continues() {
     let (pod, _) = adopted(vec![container(0, ended(3), None)]);
     let Life::Exited { exit, retry_at, reaped } = &pod.containers[0].instance.as_ref().unwrap().life else { panic!() };
     assert_eq!((exit.code, *reaped), (3, true));
@@ -119,7 +119,7 @@ fn an_end_that_was_written_down_stands_and_its_pause_goes_on() {
 }
 
 #[test]
-fn a_dead_container_that_still_has_its_snapshot_is_cleared_once_more() {
+fn an_exited_container_that_still_has_its_snapshot_is_cleaned_up_again() {
     let found = FoundContainer { has_snapshot: true, ..container(0, ended(0), None) };
     let (pod, _) = adopted(vec![found]);
     let instance = pod.containers[0].instance.as_ref().unwrap();
@@ -127,7 +127,7 @@ fn a_dead_container_that_still_has_its_snapshot_is_cleared_once_more() {
 }
 
 #[test]
-fn an_end_nobody_saw_is_137_and_restarts_at_once() {
+fn a_missed_exit_is_137_and_restarts_at_once() {
     let (pod, _) = adopted(vec![container(0, started(), None)]);
     let instance = pod.containers[0].instance.as_ref().unwrap();
     let exit = instance.exit().unwrap();
@@ -137,7 +137,7 @@ fn an_end_nobody_saw_is_137_and_restarts_at_once() {
 }
 
 #[test]
-fn a_task_that_ended_while_nobody_looked_is_read_from_containerd() {
+fn the_exit_of_a_task_that_stopped_meanwhile_is_read_from_containerd() {
     let at = Timestamp::from_second(995).unwrap();
     let (pod, _) = adopted(vec![container(0, started(), Some(Task::Stopped { code: 0, at }))]);
     let instance = pod.containers[0].instance.as_ref().unwrap();
@@ -146,7 +146,7 @@ fn a_task_that_ended_while_nobody_looked_is_read_from_containerd() {
 }
 
 #[test]
-fn what_never_ran_is_made_again() {
+fn a_container_that_never_ran_is_created_again() {
     for task in [None, Some(Task::Created)] {
         let (pod, removed) = adopted(vec![container(0, ContainerState::default(), task)]);
         assert!(pod.containers[0].instance.is_none());
@@ -155,7 +155,7 @@ fn what_never_ran_is_made_again() {
 }
 
 #[test]
-fn after_a_reconnect_what_still_runs_is_left_alone_and_what_is_gone_has_ended() {
+fn after_a_reconnect_running_tasks_are_kept_and_missing_ones_have_exited() {
     let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
     adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &NoHandles, now());
     assert!(pod.containers[0].is_running());
@@ -164,7 +164,7 @@ fn after_a_reconnect_what_still_runs_is_left_alone_and_what_is_gone_has_ended() 
 }
 
 #[test]
-fn a_task_containerd_has_lost_lives_on_while_its_process_does() {
+fn a_task_missing_in_containerd_counts_as_running_while_its_process_lives() {
     let mut pod = pod();
     adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &AllAlive, now());
     adopt(&mut pod, vec![container(0, started(), None)], &AllAlive, now());

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-/// The first pause.
+/// The first back-off.
 pub const FIRST: Duration = Duration::from_secs(10);
-/// The longest pause.
+/// The longest back-off.
 pub const MOST: Duration = Duration::from_secs(300);
-/// A container that ran longer than this begins anew: twice the longest pause.
+/// A container that ran longer than this starts over without back-off: twice the longest back-off.
 pub const RESET_AFTER: Duration = Duration::from_secs(600);
 
-/// The pause after the one just taken; zero means that none was taken yet.
+/// The back-off that follows `pause`; zero means there was none yet.
 pub fn next(pause: Duration) -> Duration {
     if pause.is_zero() { FIRST } else { (pause * 2).min(MOST) }
 }
 
-/// How long the end of a container that ran for `ran` must be followed by a pause, when its start came with `pause`.
+/// The back-off after the exit of a container that ran for `ran` and was started with the back-off `pause`.
 pub fn after_exit(pause: Duration, ran: Duration) -> Duration {
     if ran > RESET_AFTER { Duration::ZERO } else { pause }
 }
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_restart_is_at_once_then_ten_seconds_doubling_to_five_minutes() {
+    fn the_first_restart_is_immediate_then_ten_seconds_doubling_to_five_minutes() {
         let mut pause = Duration::ZERO;
         let mut pauses = Vec::new();
         for _ in 0..8 {
@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_begins_anew() {
+    fn a_long_run_resets_the_back_off() {
         assert_eq!(after_exit(MOST, Duration::from_secs(601)), Duration::ZERO);
         assert_eq!(after_exit(MOST, Duration::from_secs(600)), MOST);
     }

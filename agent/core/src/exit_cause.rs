@@ -1,4 +1,4 @@
-//! What killed a process: the kernel for want of memory, or somebody. Pure.
+//! Attributes a container's exit: an OOM kill by the kernel, or a signal from another process. Pure.
 
 use std::time::Duration;
 
@@ -8,36 +8,36 @@ use crate::state::{Instance, Life};
 use limpet_model::container::Exit;
 use limpet_model::process::{SIGKILL, Sender};
 
-/// An end this soon after another process of the container was killed is taken for its consequence.
+/// An exit this soon after the OOM kill of another process of the container counts as its consequence.
 const CONSEQUENCE: Duration = Duration::from_secs(2);
 
-/// Sets the reason of an end by what killed `instance`, and says more of it, for a message, if there is more to say.
-/// `counted`: the kernel has killed something in it for want of memory since it last survived that.
+/// Sets the exit's reason by what killed `instance`; returns details for its message, if there are any.
+/// `counted`: the kernel OOM-killed a process in the container since the last OOM kill it survived.
 pub fn judge(exit: &mut Exit, instance: &Instance, counted: bool, now: Instant) -> Option<String> {
     if exit.reason != "Error" || exit.code <= 128 {
         return None;
     }
-    let unasked = matches!(&instance.life, Life::Running { stopping: None, .. });
-    let somebody = instance
+    let unrequested = matches!(&instance.life, Life::Running { stopping: None, .. });
+    let sender = instance
         .signalled_by
         .as_ref()
         .filter(|sender| i64::from(exit.code) == 128 + i64::from(sender.signal) && sender.process.is_some());
     let victim = instance.oom_victim.as_ref().filter(|(_, at)| now.duration_since(*at) <= CONSEQUENCE);
-    if exit.code == 128 + SIGKILL as i32 && (victim.is_some() || counted) && somebody.is_none() {
+    if exit.code == 128 + SIGKILL as i32 && (victim.is_some() || counted) && sender.is_none() {
         exit.reason = "OOMKilled".to_owned();
         let other = victim.filter(|(victim, _)| !is_first(instance, victim.pid));
         return other.map(|(victim, _)| format!("out of memory: the kernel killed {victim}"));
     }
-    somebody.filter(|_| unasked).map(told)
+    sender.filter(|_| unrequested).map(signal_message)
 }
 
 fn is_first(instance: &Instance, pid: u32) -> bool {
     matches!(&instance.life, Life::Running { pid: first, .. } if *first == pid)
 }
 
-fn told(sender: &Sender) -> String {
-    let by = sender.process.as_ref().map(|process| format!(" by {process}, user id {}", sender.uid));
-    format!("ended with signal {}{}", sender.signal, by.unwrap_or_default())
+fn signal_message(sender: &Sender) -> String {
+    let from = sender.process.as_ref().map(|process| format!(" from {process}, user id {}", sender.uid));
+    format!("killed by signal {}{}", sender.signal, from.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -64,25 +64,25 @@ mod tests {
     }
 
     #[test]
-    fn out_of_memory_is_the_reason_of_its_own_ends_only() {
-        let said = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
+    fn only_exits_caused_by_an_oom_kill_have_the_reason_oom_killed() {
+        let expected = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
         let mut one = running();
-        assert_eq!(judged(&one, 137, true), said("OOMKilled", ""));
-        assert_eq!(judged(&one, 137, false), said("Error", ""));
-        assert_eq!(judged(&one, 1, true), said("Error", ""), "it ended by itself");
+        assert_eq!(judged(&one, 137, true), expected("OOMKilled", ""));
+        assert_eq!(judged(&one, 137, false), expected("Error", ""));
+        assert_eq!(judged(&one, 1, true), expected("Error", ""), "it exited by itself");
         one.oom_victim = Some((process(1), Instant::now()));
-        assert_eq!(judged(&one, 137, false), said("OOMKilled", ""));
+        assert_eq!(judged(&one, 137, false), expected("OOMKilled", ""));
         one.oom_victim = Some((process(7), Instant::now()));
-        assert_eq!(judged(&one, 137, true), said("OOMKilled", "out of memory: the kernel killed htop (pid 7)"));
+        assert_eq!(judged(&one, 137, true), expected("OOMKilled", "out of memory: the kernel killed htop (pid 7)"));
         one.signalled_by = Some(Sender { signal: 9, process: Some(process(8)), uid: 1000 });
-        assert_eq!(judged(&one, 137, true), said("Error", "ended with signal 9 by htop (pid 8), user id 1000"));
+        assert_eq!(judged(&one, 137, true), expected("Error", "killed by signal 9 from htop (pid 8), user id 1000"));
     }
 
     #[test]
-    fn who_sent_a_signal_is_told_unless_it_was_limpet() {
+    fn the_sender_of_a_signal_is_reported_unless_limpet_requested_the_stop() {
         let mut one = running();
         one.signalled_by = Some(Sender { signal: 15, process: Some(process(8)), uid: 0 });
-        assert_eq!(judged(&one, 143, false).1, "ended with signal 15 by htop (pid 8), user id 0");
+        assert_eq!(judged(&one, 143, false).1, "killed by signal 15 from htop (pid 8), user id 0");
         assert_eq!(judged(&one, 137, false).1, "", "another signal");
         let now = Instant::now();
         let stopping = Some(crate::state::Stopping { kill_at: now, killed_at: None });

@@ -1,4 +1,4 @@
-//! Pods in the states that tests begin with, for all who read [`super::state`].
+//! Pod states for the tests of all modules that use [`super::state`].
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -23,10 +23,10 @@ use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
 
-/// Everything a pod needs is there.
+/// All node conditions are met.
 pub const READY: NodeConditions = NodeConditions { runtime_ready: true, network_ready: true };
 
-/// The beginning of time for people, now for pauses.
+/// The Unix epoch on the wall clock, the present on the monotonic clock.
 pub fn now() -> Now {
     Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH }
 }
@@ -46,7 +46,7 @@ pub fn record(policy: &str, inits: &[&str], mains: &[&str]) -> Arc<PodRecord> {
     version(Pod { spec: Some(spec), ..Pod::default() })
 }
 
-/// A record whose manifest says what its pod says.
+/// A record whose manifest is `pod`, serialized.
 pub fn version(pod: Pod) -> Arc<PodRecord> {
     let manifest = serde_json::to_vec(&pod).unwrap();
     let mut fingerprint = [0; 16];
@@ -63,18 +63,18 @@ pub fn version(pod: Pod) -> Arc<PodRecord> {
     })
 }
 
-/// The pod nothing runs of.
+/// A pod of which nothing runs.
 pub fn pod(policy: &str, inits: &[&str], mains: &[&str]) -> PodState {
     PodState::new(record(policy, inits, mains), Timestamp::UNIX_EPOCH)
 }
 
-/// A sandbox that answers to these addresses.
+/// A sandbox with these addresses.
 pub fn sandbox(ips: &[&str]) -> Arc<PodSandbox> {
     let addresses = PodAddresses { ips: ips.iter().map(|ip| ip.parse().unwrap()).collect() };
     Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses })
 }
 
-/// An image that is here, for the first attempt.
+/// An image that is present, for the first attempt.
 pub fn image() -> ImageState {
     let image = LocalImage {
         name: Arc::from("app:1"),
@@ -86,14 +86,14 @@ pub fn image() -> ImageState {
     ImageState::Ready { image: Arc::new(image), attempt: 0 }
 }
 
-/// The pod with its sandbox and its images.
+/// The pod with its sandbox ready and its images present.
 pub fn ready(mut pod: PodState) -> PodState {
     pod.sandbox = SandboxState::Ready(sandbox(&[]));
     pod.containers.iter_mut().for_each(|slot| slot.image = image());
     pod
 }
 
-/// An attempt at the container, running as it is desired.
+/// A running instance of the container in its desired version.
 pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
     Instance {
         id: ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt),
@@ -111,7 +111,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
     }
 }
 
-/// An end with that code.
+/// An exit with that code.
 pub fn exit(code: i32) -> Exit {
     Exit { code, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH }
 }

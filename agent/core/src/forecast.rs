@@ -1,8 +1,8 @@
-//! What other manifests would change, before they do: which pods start, stop, are made anew or go on, and which of
+//! Predicts what other manifests would change: which pods start, stop, are recreated or keep running, and which of
 //! their containers restart.
 //!
-//! Nothing is judged here a second time: the sources' own view says what would be accepted, the merge who would run, the
-//! worker's plan what would restart. Pure.
+//! Reuses the agent's own logic: the sources' view decides what is accepted, the merge which pods run, the worker's plan
+//! which containers restart. Pure.
 
 mod objects;
 pub mod replacement;
@@ -26,52 +26,52 @@ use limpet_model::pod::{Edit, PodDiff, PodKey, PodRecord, edits};
 use limpet_model::source::SourceKind;
 pub use objects::{ObjectForecast, ValueChange};
 
-/// What becomes of a pod.
+/// The effect on a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// It runs from then on.
+    /// It starts.
     Starts,
-    /// It goes on; the containers that restart are named, which may be none.
+    /// It is updated in place; the containers that restart are named, possibly none.
     InPlace(Replacement),
-    /// It ends and another one starts.
+    /// It is terminated and a new one starts.
     Recreates {
         /// What cannot change in place, a phrase each.
         why: Vec<String>,
-        /// What the old one has to end in.
+        /// The termination grace period of the old pod.
         grace: Duration,
     },
-    /// It ends.
+    /// It is terminated.
     Stops {
-        /// What it has to end in.
+        /// Its termination grace period.
         grace: Duration,
     },
-    /// It does not run: another pod comes first.
+    /// It does not run: another pod takes precedence.
     Loses,
 }
 
-/// What becomes of one pod.
+/// The forecast for one pod.
 #[derive(Debug, Clone)]
 pub struct PodForecast {
-    /// The version that runs; `None`: none does.
+    /// The version that runs; `None`: there is none.
     pub old: Option<Arc<PodRecord>>,
-    /// The version that would; `None`: none would.
+    /// The version that would run; `None`: there is none.
     pub new: Option<Arc<PodRecord>>,
     /// The fields that differ.
     pub edits: Vec<Edit>,
-    /// What that does.
+    /// Their effect.
     pub effect: Effect,
     /// Other claims to its name or its UID, a sentence each.
     pub remarks: Vec<String>,
 }
 
 impl PodForecast {
-    /// The version to name it by.
+    /// The version to identify it by.
     pub fn record(&self) -> Option<&Arc<PodRecord>> {
         self.new.as_ref().or(self.old.as_ref())
     }
 }
 
-/// What would change.
+/// All predicted changes.
 #[derive(Debug, Clone, Default)]
 pub struct Forecast {
     /// Pods, by key.
@@ -80,8 +80,8 @@ pub struct Forecast {
     pub objects: Vec<ObjectForecast>,
 }
 
-/// Compares what runs with what would, once the sources publish `after` instead of `before`. `all`: also what is under
-/// way already.
+/// Compares what runs with what would run once the sources publish `after` instead of `before`. `all`: includes changes
+/// that are already in progress.
 pub fn forecast(observed: &ObservedPods, before: &Snapshots, after: &Snapshots, all: bool, now: Instant) -> Forecast {
     let mut table = MergeTable::default();
     table.absorb(before.clone());
@@ -119,11 +119,11 @@ fn one_pod(
         (None, None) if remarks.is_empty() => return None,
         (None, None) => (Effect::Loses, Vec::new()),
     };
-    // A file's other name, or a container that would restart anyway, is no change.
+    // A renamed file, or a container that would restart anyway, is no change.
     let unchanged = matches!(effect, Effect::InPlace(_)) && edits.is_empty() && remarks.is_empty();
-    let ends_already =
+    let already_terminating =
         matches!(effect, Effect::Stops { .. }) && observed.is_some_and(|pod| pod.terminating_since.is_some());
-    (!unchanged && !ends_already).then_some(PodForecast { old, new, edits, effect, remarks })
+    (!unchanged && !already_terminating).then_some(PodForecast { old, new, edits, effect, remarks })
 }
 
 fn change(observed: &ObservedPod, new: &Arc<PodRecord>, now: Instant) -> Effect {
@@ -135,7 +135,7 @@ fn change(observed: &ObservedPod, new: &Arc<PodRecord>, now: Instant) -> Effect 
     Effect::Recreates { why: reasons(old, new), grace: grace(old) }
 }
 
-/// What of an edit cannot be reached in place.
+/// The parts of an edit that cannot change in place.
 fn reasons(old: &PodRecord, new: &PodRecord) -> Vec<String> {
     let edits = edits(old, new);
     let fields: BTreeSet<&str> = edits.iter().filter(|edit| !edit.in_place).map(|edit| edit.field.as_str()).collect();
@@ -155,21 +155,21 @@ fn grace(record: &PodRecord) -> Duration {
     Duration::from_secs(asked.map_or_else(|| record.grace_seconds(), |seconds| seconds.max(1)))
 }
 
-/// Claims to the pod's name or UID that were not there before, as each side is told.
+/// New claims to the pod's name or UID, as the messages for this pod.
 fn new_claims(key: &PodKey, was: &DesiredPods, will: &DesiredPods) -> Vec<String> {
-    let told = |desired: &DesiredPods| -> Vec<String> {
+    let messages = |desired: &DesiredPods| -> Vec<String> {
         let duplicates = desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter());
-        let told = |duplicate: &Duplicate| match duplicate.winner.key == *key {
+        let message = |duplicate: &Duplicate| match duplicate.winner.key == *key {
             true => duplicate.told_to_winner(),
             false => duplicate.told_to_loser(),
         };
-        duplicates.map(told).collect()
+        duplicates.map(message).collect()
     };
-    let before = told(was);
-    told(will).into_iter().filter(|claim| !before.contains(claim)).collect()
+    let before = messages(was);
+    messages(will).into_iter().filter(|claim| !before.contains(claim)).collect()
 }
 
-/// The images that have to be here before the containers that start can: by container, with its pull policy.
+/// The images that the starting containers need: by container, with its pull policy.
 pub fn images(pod: &PodForecast) -> BTreeMap<String, (String, Option<String>)> {
     let Some(new) = &pod.new else { return BTreeMap::new() };
     let starts = |name: &str| match &pod.effect {
@@ -187,7 +187,7 @@ pub fn images(pod: &PodForecast) -> BTreeMap<String, (String, Option<String>)> {
         .collect()
 }
 
-/// What would be observed if all that the sources publish ran: to compare two sets of manifests without a node.
+/// The observed state if everything the sources publish ran: compares two sets of manifests without a node.
 pub fn as_if_running(snapshots: &Snapshots) -> ObservedPods {
     let mut table = MergeTable::default();
     table.absorb(snapshots.clone());
@@ -195,7 +195,7 @@ pub fn as_if_running(snapshots: &Snapshots) -> ObservedPods {
     ObservedPods { pods: table.desired().pods.iter().map(run).collect() }
 }
 
-/// The pod with its init containers done and all others running.
+/// The pod with its init containers completed and all others running.
 fn running(record: &Arc<PodRecord>) -> ObservedPod {
     let container = |container: &Container, state: ContainerState| ContainerStatus {
         name: container.name.clone(),

@@ -1,4 +1,4 @@
-//! What a source accepted last of one file or URL, as it survives a restart.
+//! The last manifests a source accepted from one file or URL, stored so that they survive a restart.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use jiff::Timestamp;
 /// Manifests of one file or URL, canonical JSON, in order.
 pub type Manifests = Vec<Arc<[u8]>>;
 
-/// What was last good of one file or URL.
+/// The last good version of one file or URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastGood {
     /// Its manifests.
     pub manifests: Manifests,
-    /// What else the source has to know of it at its next start, such as a URL's ETag; may be empty.
+    /// Extra data the source needs at its next start, such as a URL's ETag; may be empty.
     pub mark: String,
     /// When it was accepted, by the node's clock.
     pub accepted: Timestamp,
 }
 
 impl LastGood {
-    /// Manifests accepted at that moment.
+    /// Manifests accepted at `accepted`, without a mark.
     pub fn new(manifests: Manifests, accepted: Timestamp) -> Self {
         Self { manifests, mark: String::new(), accepted }
     }
 
-    /// Whether it says the same, whenever it was accepted.
+    /// Whether both hold the same, whenever they were accepted.
     pub fn same(&self, other: &Self) -> bool {
         self.manifests == other.manifests && self.mark == other.mark
     }

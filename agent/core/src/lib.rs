@@ -1,9 +1,9 @@
-//! limpet's decisions: what is desired, what to do next with each pod, what to report of it.
+//! limpet's decision logic: the desired pods, the next actions for each pod, the status to report.
 //!
-//! Pure functions of values and of time, which is always an argument: no I/O, no clock, no runtime. What is desired flows
-//! through [`source`] (what each source holds) and [`merge`] (one desired state of all); [`plan`] decides the next actions
-//! of a pod from its [`state`], [`outcome`] takes in what came of them, [`adopt`] what is found running; [`status`] says
-//! what people and machines see, and [`forecast`] what other manifests would change.
+//! Pure functions of values and time; time is always an argument: no I/O, no clock, no runtime. [`source`] holds each
+//! source's snapshot and [`merge`] combines them into one desired state; [`plan`] decides a pod's next actions from its
+//! [`state`], [`outcome`] applies their results, [`adopt`] applies what containerd already runs; [`status`] generates the
+//! reported status, and [`forecast`] predicts what other manifests would change.
 
 pub mod adopt;
 pub mod backoff;

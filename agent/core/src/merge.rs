@@ -1,7 +1,7 @@
-//! Many sources, one desired state: slots, the merge, the snapshots readers see.
+//! Merges the sources into one desired state: slots, the merge, the snapshots readers load.
 //!
-//! Each source publishes into its own [`slot::Slots`]; one task owns the [`table::MergeTable`] and turns what
-//! differs into [`PodChange`]s; everyone else loads [`DesiredPods`]. Publishing and reading take no lock.
+//! Each source publishes into its own [`slot::Slots`]; one task owns the [`table::MergeTable`] and turns the
+//! differences into [`PodChange`]s; all others load [`DesiredPods`]. Publishing and reading take no lock.
 
 mod exchange;
 mod reference_index;
@@ -23,9 +23,9 @@ use limpet_model::source::SourceKind;
 /// One difference between two desired states. Holds the records by `Arc`; nothing is copied.
 #[derive(Debug, Clone)]
 pub enum PodChange {
-    /// The pod is not wanted any more, or not as this incarnation.
+    /// The pod is no longer desired, or not as this incarnation.
     Removed(Arc<PodRecord>),
-    /// A pod that was not wanted before.
+    /// A pod that was not desired before.
     Added(Arc<PodRecord>),
     /// The same incarnation, changed in place.
     Updated {
@@ -34,11 +34,11 @@ pub enum PodChange {
         /// As it is to be.
         new: Arc<PodRecord>,
     },
-    /// Its source asks for its graceful end (`deletionTimestamp`), or asks otherwise than before.
+    /// Its source requests its graceful deletion (`deletionTimestamp`), or changed that request.
     Deleting {
         /// As it was.
         old: Arc<PodRecord>,
-        /// As it is to end.
+        /// As it is to be deleted.
         new: Arc<PodRecord>,
     },
     /// Only the status its source knows has changed.
@@ -59,7 +59,7 @@ impl PodChange {
         }
     }
 
-    /// What differs, of a pod that is there before and after.
+    /// The differences, for a pod that exists before and after.
     pub fn diff(&self) -> Option<PodDiff<'_>> {
         match self {
             Self::Removed(_) | Self::Added(_) => None,
@@ -69,7 +69,7 @@ impl PodChange {
         }
     }
 
-    /// The word kubelet's log has for it.
+    /// The verb kubelet's log uses for it.
     pub fn verb(&self) -> &'static str {
         match self {
             Self::Removed(_) => "REMOVE",
@@ -81,17 +81,17 @@ impl PodChange {
     }
 }
 
-/// Two pods that claim one key, or one UID: who comes first and who does not run.
+/// Two pods that claim one key or one UID: the one that runs and the one that does not.
 #[derive(Debug, Clone)]
 pub struct Duplicate {
-    /// The pod that comes first.
+    /// The pod with precedence.
     pub winner: Arc<PodRecord>,
     /// The pod that does not run because of it.
     pub loser: Arc<PodRecord>,
 }
 
 impl Duplicate {
-    /// The sentence for the pod that runs.
+    /// The message for the pod that runs.
     pub fn told_to_winner(&self) -> String {
         let Self { winner, loser } = self;
         if winner.key == loser.key {
@@ -104,7 +104,7 @@ impl Duplicate {
         }
     }
 
-    /// The sentence for the pod that does not.
+    /// The message for the pod that does not run.
     pub fn told_to_loser(&self) -> String {
         let Self { winner, loser } = self;
         if winner.key == loser.key {
@@ -126,16 +126,16 @@ impl Duplicate {
 pub struct DesiredPods {
     /// Every pod that is to run.
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
-    /// Under each key the claims its pod won, and those it lost.
+    /// By key: the claims its pod won, and those it lost.
     pub duplicates: OrdMap<PodKey, Arc<[Duplicate]>>,
     /// The ConfigMaps and Secrets of each source, for its own pods, in the order of [`SourceKind::ALL`].
     pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
-    /// Which sources have spoken, in the order of [`SourceKind::ALL`].
+    /// Which sources have reported, in the order of [`SourceKind::ALL`].
     pub ready: [bool; SourceKind::ALL.len()],
 }
 
 impl DesiredPods {
-    /// Whether `source` has spoken: only then is a pod of its that is not here to be ended.
+    /// Whether `source` has reported: only then may its pods that are not desired be terminated.
     pub fn is_ready(&self, source: SourceKind) -> bool {
         self.ready[source.index()]
     }
@@ -147,32 +147,32 @@ impl DesiredPods {
     }
 }
 
-/// What the supervisor is told: the changes of one merge, in the order they are to be acted on.
+/// The changes of one merge for the supervisor, in the order to act on them.
 #[derive(Debug)]
 pub struct Merged {
     /// Removed, Added, Updated, Deleting, Reconciled.
     pub changes: Vec<PodChange>,
-    /// Keys of whose duplicates there is something new to say.
+    /// Keys whose duplicates changed.
     pub contested: Vec<PodKey>,
-    /// Pods that refer to an object which came, changed or went.
+    /// Pods that refer to an object that was added, changed or removed.
     pub objects_changed: BTreeSet<PodKey>,
-    /// The state after them.
+    /// The desired state after the changes.
     pub desired: Arc<DesiredPods>,
     /// How long the merge took.
     pub took: Duration,
 }
 
-/// The snapshot readers see. Clones share it.
+/// The handle to the newest [`DesiredPods`]. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Desired(Arc<ArcSwap<DesiredPods>>);
 
 impl Desired {
-    /// The desired state now.
+    /// The newest snapshot.
     pub fn load(&self) -> Arc<DesiredPods> {
         self.0.load_full()
     }
 
-    /// Replaces it; what readers hold stays as it is.
+    /// Replaces the snapshot; snapshots that readers hold do not change.
     pub fn store(&self, desired: Arc<DesiredPods>) {
         self.0.store(desired);
     }

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! A pod and its objects: what waits for them, what an edit brings, what is tried again at once.
+//! A pod and its objects: what waits for them, what an edit triggers, what is retried at once.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn pod() -> PodState {
     PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
 }
 
-/// What there is when the ConfigMap says `value`.
+/// The pod's objects when the ConfigMap holds `value`.
 fn objects(pod: &PodState, value: &str) -> Arc<PodObjects> {
     let map: Value = json!({"metadata": {"name": "m"}, "data": {"k": value}});
     let map = Arc::new(limpet_model::object::decode(&map, ObjectKind::ConfigMap, Arc::from("m.yaml")).0.unwrap());
@@ -46,7 +46,7 @@ fn planned(pod: &PodState, now: Now) -> Vec<Action> {
 }
 
 #[test]
-fn nothing_begins_before_the_source_has_said_what_there_is() {
+fn nothing_starts_before_the_source_has_reported_its_objects() {
     let mut pod = pod();
     let now = fixtures_now();
     assert_eq!(plan(&pod, READY, now.mono), Step::Wait(None));
@@ -55,13 +55,13 @@ fn nothing_begins_before_the_source_has_said_what_there_is() {
 }
 
 #[test]
-fn an_edit_writes_the_volumes_anew_and_nothing_else() {
+fn an_edit_rewrites_the_volumes_and_nothing_else() {
     let mut pod = pod();
     let now = fixtures_now();
     pod.take_objects(objects(&pod, "1"));
     outcome::begin(&mut pod, &Action::PrepareSandbox);
     pod.containers[0].image = ImageState::Pulling;
-    // It changes while the sandbox is made from what was there before.
+    // The ConfigMap changes while the sandbox is prepared with its old version.
     pod.take_objects(objects(&pod, "2"));
     outcome::apply(&mut pod, Outcome::SandboxPrepared(Ok(sandbox(&[]))), now);
     assert_eq!(planned(&pod, now), [Action::UpdateVolumes]);
@@ -70,18 +70,18 @@ fn an_edit_writes_the_volumes_anew_and_nothing_else() {
     outcome::apply(&mut pod, Outcome::VolumesUpdated(Ok(())), now);
     assert_eq!(planned(&pod, now), []);
     pod.take_objects(objects(&pod, "2"));
-    assert_eq!(planned(&pod, now), [], "the same is no change");
+    assert_eq!(planned(&pod, now), [], "equal objects are no change");
 
     pod.take_objects(Arc::default());
     outcome::begin(&mut pod, &Action::UpdateVolumes);
     outcome::apply(&mut pod, Outcome::VolumesUpdated(Err(failure(FAILED_MOUNT))), now);
-    assert!(matches!(plan(&pod, READY, now.mono), Step::Wait(Some(_))), "tried again after a pause");
+    assert!(matches!(plan(&pod, READY, now.mono), Step::Wait(Some(_))), "retried after a back-off");
     pod.take_objects(objects(&pod, "3"));
-    assert_eq!(planned(&pod, now), [Action::UpdateVolumes], "and at once when something came");
+    assert_eq!(planned(&pod, now), [Action::UpdateVolumes], "and at once when the objects change");
 }
 
 #[test]
-fn an_image_that_came_by_an_archive_is_looked_for_at_once() {
+fn an_image_imported_from_an_archive_is_retried_at_once() {
     let mut pod = pod();
     let now = fixtures_now();
     pod.take_objects(objects(&pod, "1"));
@@ -103,14 +103,14 @@ fn an_image_that_came_by_an_archive_is_looked_for_at_once() {
     outcome::begin(&mut pod, &Action::EnsureImage(0));
     pod.take_images(&images);
     outcome::apply(&mut pod, failed(), now);
-    assert_eq!(planned(&pod, now), [Action::EnsureImage(0)], "it came while it was pulled");
+    assert_eq!(planned(&pod, now), [Action::EnsureImage(0)], "it was imported during the pull");
     outcome::begin(&mut pod, &Action::EnsureImage(0));
     outcome::apply(&mut pod, failed(), now);
     assert_eq!(planned(&pod, now), [], "once");
 }
 
 #[test]
-fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
+fn a_failure_for_a_missing_object_is_retried_at_once_when_it_appears() {
     let mut pod = pod();
     let now = fixtures_now();
     pod.take_objects(Arc::default());
@@ -120,7 +120,7 @@ fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
     assert_eq!(planned(&pod, now), []);
     pod.take_objects(objects(&pod, "1"));
     assert_eq!(planned(&pod, now), [Action::PrepareSandbox]);
-    // The object came while it was tried without.
+    // The object appeared during the attempt without it.
     outcome::begin(&mut pod, &Action::PrepareSandbox);
     pod.take_objects(objects(&pod, "2"));
     outcome::apply(&mut pod, Outcome::SandboxPrepared(Err(failure(FAILED_MOUNT))), now);
@@ -128,7 +128,7 @@ fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
     outcome::begin(&mut pod, &Action::PrepareSandbox);
     outcome::apply(&mut pod, Outcome::SandboxPrepared(Err(failure("FailedCreatePodSandBox"))), now);
     pod.take_objects(objects(&pod, "3"));
-    assert_eq!(planned(&pod, now), [], "another trouble keeps its pause");
+    assert_eq!(planned(&pod, now), [], "another failure keeps its back-off");
 
     pod.sandbox = SandboxState::Ready(sandbox(&[]));
     pod.volumes.written = pod.volumes_version();
@@ -141,5 +141,5 @@ fn what_failed_for_want_of_an_object_is_tried_at_once_when_it_comes() {
     outcome::begin(&mut pod, &Action::Start(0));
     pod.take_objects(objects(&pod, "5"));
     outcome::apply(&mut pod, failed(), now);
-    assert!(pod.containers[0].retry.is_none(), "it was tried without what has come meanwhile");
+    assert!(pod.containers[0].retry.is_none(), "the attempt ran without the new objects");
 }

@@ -1,4 +1,4 @@
-//! What came of an action, and what that makes of the pod's state. Pure: the executor reports, this takes it in.
+//! The outcomes of actions, and how they change the pod's state. Pure: the executor reports, this module applies.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ pub struct Failure {
     pub reason: &'static str,
     /// The sentence people read.
     pub message: String,
-    /// It is expected to pass by itself (containerd gone, a call that hung): tried again soon, without back-off.
+    /// It is expected to pass by itself (containerd unreachable, a hung call): retried soon, without back-off.
     pub transient: bool,
 }
 
 impl Failure {
-    /// The trouble that follows it.
+    /// The retry state that follows from it.
     fn retry_state(self, previous: Option<&RetryState>, now: Instant) -> RetryState {
         if self.transient {
             RetryState::transient(self.reason, self.message, now)
@@ -34,7 +34,7 @@ impl Failure {
     }
 }
 
-/// What came of an action.
+/// The outcome of an action.
 #[derive(Debug)]
 pub enum Outcome {
     /// Of [`Action::PrepareSandbox`].
@@ -47,57 +47,57 @@ pub enum Outcome {
     ImageEnsured {
         /// The container.
         index: usize,
-        /// Hash of image and resources it was asked for.
+        /// Hash of the image and resources it was requested for.
         fingerprint: String,
-        /// The attempt it is good for.
+        /// The attempt it is valid for.
         attempt: u32,
         /// The image.
         result: Result<Arc<LocalImage>, Failure>,
     },
-    /// Of [`Action::Start`]. An instance that could not be started as asked comes as one that has ended.
+    /// Of [`Action::Start`]. An instance whose process could not be started is reported as exited.
     Started {
         /// The container.
         index: usize,
         /// The new instance.
         result: Result<Box<Instance>, Failure>,
     },
-    /// Of [`Action::Start`], when containerd holds the container's id for something that is none, and does not let go.
+    /// Of [`Action::Start`], when containerd reserves the container's id without a container, and does not release it.
     IdTaken {
         /// The container.
         index: usize,
-        /// What containerd says.
+        /// containerd's error.
         failure: Failure,
     },
     /// Of [`Action::Start`], when the pins that the container was to join are gone.
     SandboxLost {
         /// The container.
         index: usize,
-        /// The sandbox that is not whole any more.
+        /// The sandbox that is broken.
         sandbox: Arc<PodSandbox>,
     },
-    /// A process that ran has ended, and what there is to say of its end has been gathered.
+    /// A container's process has exited, and the details of its exit have been collected.
     Ended {
         /// The instance.
         id: ContainerId,
-        /// How it ended.
+        /// Its exit.
         exit: Exit,
     },
-    /// The kernel killed something in a container for want of memory, a moment ago.
+    /// The kernel OOM-killed a process in a container, and the container survived.
     OutOfMemorySurvived {
         /// The container.
         index: usize,
         /// The instance.
         id: ContainerId,
-        /// How often by now.
+        /// The number of OOM kills so far.
         kills: u64,
     },
     /// Of [`Action::Terminate`] and [`Action::Kill`].
     Signalled {
         /// The container.
         index: usize,
-        /// How its end stands now.
+        /// The state of its termination.
         stopping: Stopping,
-        /// Whether the signal was delivered. An end: the process was gone, and nobody had said so.
+        /// Whether the signal was delivered. An exit: the process was gone already, a missed exit.
         result: Result<Option<Exit>, Failure>,
     },
     /// Of [`Action::Reap`] and [`Action::ReapPrevious`].
@@ -106,30 +106,30 @@ pub enum Outcome {
         index: usize,
         /// The instance.
         id: ContainerId,
-        /// Its end as it was written down.
+        /// Its exit as recorded.
         result: Result<Exit, Failure>,
     },
-    /// Of removing what was made and never started.
+    /// Of removing a container that was created and never started.
     Discarded {
         /// The container.
         index: usize,
-        /// What was to be removed.
+        /// The container to remove.
         id: ContainerId,
-        /// Whether it is gone; otherwise the next start, or the pod's end, removes it.
+        /// Whether it is gone; otherwise the next start, or the pod's teardown, removes it.
         gone: bool,
     },
     /// Of [`Action::Forget`].
     Forgotten {
         /// The container.
         index: usize,
-        /// What is gone.
+        /// The removed instances.
         ids: Vec<ContainerId>,
     },
     /// Of [`Action::TearDown`].
     TornDown(Result<(), Failure>),
 }
 
-/// Marks what `action` is about as under way, so that it is not planned again.
+/// Marks the subject of `action` as in progress, so that it is not planned again.
 pub fn begin(pod: &mut PodState, action: &Action) {
     match action {
         Action::PrepareSandbox => {
@@ -158,8 +158,8 @@ pub fn begin(pod: &mut PodState, action: &Action) {
     }
 }
 
-/// Takes an outcome in. Returns the end of a container that overtook the start just reported: it has yet to be gathered
-/// and written down, as every other end.
+/// Applies an outcome. Returns the exit of a container that was reported before its start: its details are still to be
+/// collected and recorded, as for every other exit.
 pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(ContainerId, Exit)> {
     match outcome {
         Outcome::SandboxPrepared(Ok(sandbox)) => {
@@ -168,7 +168,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             volumes_updated(pod, Ok(()), now);
         }
         Outcome::SandboxPrepared(Err(failure)) => {
-            // What came while it was tried is not what it failed for.
+            // Objects that changed during the attempt are not the cause of its failure.
             let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
             sandbox_failed(pod, failure, now);
             pod.retry.take_if(|_| edited);
@@ -193,7 +193,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         }
         Outcome::SandboxLost { index, sandbox } => {
             pod.containers[index].busy = None;
-            // Another start may have told the same, and the sandbox may be a new one already.
+            // Another start may have reported this already, and the sandbox may be a new one.
             if matches!(&pod.sandbox, SandboxState::Ready(current) if Arc::ptr_eq(current, &sandbox)) {
                 pod.sandbox = SandboxState::Absent { dirty: true };
             }
@@ -240,7 +240,7 @@ fn image_ensured(
     now: Instant,
 ) {
     if slot.fingerprint != fingerprint {
-        return; // Asked for before an edit: of no use now, and the edit has asked anew.
+        return; // Requested before an edit: obsolete, and the edit has requested its own image.
     }
     slot.image = match result {
         Ok(image) => {
@@ -269,14 +269,14 @@ fn started(
         Ok(instance) => {
             slot.retry = None;
             slot.half_made = None;
-            // Of an earlier try under the same id it may tell as well: that was another process.
+            // It may also be the exit of an earlier attempt under the same id: that was another process.
             let early_end = slot.early_end.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
             slot.succeed(*instance);
             early_end.map(|(id, _, exit)| (id, exit))
         }
         Err(failure) => {
             slot.half_made = begun;
-            // What made the image unusable may be mended by looking for it anew.
+            // Resolving the image again may fix what made it unusable.
             slot.image = ImageState::Unknown;
             let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
             slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), now));
@@ -294,7 +294,7 @@ fn signalled(slot: &mut ContainerSlot, stopping: Stopping, result: Result<Option
             slot.retry = None;
         }
         (Ok(_), _) => {}
-        // Tried again after a second; the signal is what matters, the reason is in the log.
+        // Retried after a second; the signal is what matters, the reason is in the log.
         (Err(failure), _) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
     }
 }
@@ -315,11 +315,11 @@ fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failu
     }
 }
 
-/// Takes the end of a container in. Returns the container it belongs to, by place, when it is a new end.
+/// Applies the exit of a container. Returns the index of its container if the exit is new.
 pub fn exited(pod: &mut PodState, id: &ContainerId, pid: u32, exit: Exit, now: Now) -> Option<usize> {
     for (index, slot) in pod.containers.iter_mut().enumerate() {
         if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
-            // It ended before its start was reported.
+            // It exited before its start was reported.
             slot.early_end = Some((id.clone(), pid, exit));
             return None;
         }

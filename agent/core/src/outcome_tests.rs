@@ -12,7 +12,7 @@ fn instance(attempt: u32) -> Instance {
 }
 
 #[test]
-fn an_end_that_overtakes_its_start_is_not_lost() {
+fn an_exit_reported_before_its_start_is_not_lost() {
     let mut pod = pod();
     begin(&mut pod, &Action::Start(0));
     assert_eq!(exited(&mut pod, &instance(0).id, 1, exit(4), now()), None);
@@ -22,7 +22,7 @@ fn an_end_that_overtakes_its_start_is_not_lost() {
 }
 
 #[test]
-fn the_end_of_an_earlier_try_under_the_same_id_is_not_the_new_ones() {
+fn the_exit_of_an_earlier_attempt_under_the_same_id_does_not_apply_to_the_new_one() {
     let mut pod = pod();
     begin(&mut pod, &Action::Start(0));
     assert_eq!(exited(&mut pod, &instance(0).id, 99, exit(137), now()), None);
@@ -33,7 +33,7 @@ fn the_end_of_an_earlier_try_under_the_same_id_is_not_the_new_ones() {
 }
 
 #[test]
-fn what_a_failed_start_may_have_left_is_remembered_until_one_succeeds() {
+fn possible_orphans_of_a_failed_start_are_remembered_until_a_start_succeeds() {
     let mut pod = pod();
     let failure = || Failure { reason: "RunContainerError", message: String::new(), transient: true };
     begin(&mut pod, &Action::Start(0));
@@ -45,7 +45,7 @@ fn what_a_failed_start_may_have_left_is_remembered_until_one_succeeds() {
 }
 
 #[test]
-fn an_id_that_containerd_does_not_let_go_of_is_passed_over() {
+fn an_id_that_containerd_does_not_release_is_skipped() {
     let mut pod = pod();
     let failure = Failure { reason: "RunContainerError", message: String::new(), transient: true };
     begin(&mut pod, &Action::Start(0));
@@ -57,7 +57,7 @@ fn an_id_that_containerd_does_not_let_go_of_is_passed_over() {
 }
 
 #[test]
-fn a_lost_sandbox_is_made_anew_once() {
+fn a_lost_sandbox_is_recreated_once() {
     let (old, new) = (sandbox(&[]), sandbox(&[]));
     let mut pod = pod();
     pod.sandbox = SandboxState::Ready(Arc::clone(&old));
@@ -71,7 +71,7 @@ fn a_lost_sandbox_is_made_anew_once() {
 }
 
 #[test]
-fn an_image_asked_for_before_an_edit_is_not_taken() {
+fn an_image_requested_before_an_edit_is_ignored() {
     let mut pod = pod();
     begin(&mut pod, &Action::EnsureImage(0));
     let failure = Failure { reason: "ErrImagePull", message: "no".into(), transient: false };
@@ -81,7 +81,7 @@ fn an_image_asked_for_before_an_edit_is_not_taken() {
 }
 
 #[test]
-fn pull_failures_back_off_and_passing_ones_do_not() {
+fn pull_failures_back_off_and_transient_ones_do_not() {
     let mut pod = pod();
     let fingerprint = pod.containers[0].fingerprint.clone();
     let mut pauses = Vec::new();
@@ -98,7 +98,7 @@ fn pull_failures_back_off_and_passing_ones_do_not() {
 }
 
 #[test]
-fn the_newest_dead_record_stays_and_older_ones_go() {
+fn the_newest_exited_instance_is_kept_and_older_ones_are_removed() {
     let mut pod = pod();
     for attempt in 0..3 {
         begin(&mut pod, &Action::Start(0));
@@ -116,7 +116,7 @@ fn the_newest_dead_record_stays_and_older_ones_go() {
 }
 
 #[test]
-fn a_kill_that_finds_the_process_gone_ends_it() {
+fn a_kill_that_finds_the_process_gone_records_its_exit() {
     let mut pod = pod();
     pod.containers[0].succeed(instance(0));
     begin(&mut pod, &Action::Kill(0));

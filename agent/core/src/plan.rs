@@ -1,7 +1,7 @@
-//! What to do next with one pod: the whole policy, a pure function of what is known of it and of the time.
+//! Decides the next actions of one pod: the whole policy, a pure function of the pod's state and the time.
 //!
-//! kubelet's decisions (kubelet-semantics 4.3, 4.4, 4.6) as far as limpet acts on them. One call yields the actions
-//! that may run side by side now; whatever is under way is marked busy in the state and is not planned again, so a
+//! kubelet's decisions (kubelet-semantics 4.3, 4.4, 4.6) as far as limpet acts on them. One call returns the actions
+//! that may run concurrently now; actions in progress are marked busy in the state and are not planned again, so a
 //! crash between two actions is an ordinary case.
 
 mod ending;
@@ -16,23 +16,23 @@ use ending::{clear, end, release, terminate};
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
 
-/// What a signal is sent for; the event's words follow from it.
+/// Why a signal is sent; determines the event's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillCause {
-    /// The pod ends.
+    /// The pod is being terminated.
     PodEnds,
     /// Image or resources of this container were edited.
     DefinitionChanged,
-    /// The pod's sandbox is gone; its containers cannot go on in it.
+    /// The pod's sandbox is gone; its containers cannot keep running in it.
     SandboxLost,
 }
 
-/// One thing to do. Containers are named by their place in [`PodState::containers`].
+/// One action. Containers are identified by their index in [`PodState::containers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// cgroup, namespaces, network and volumes.
+    /// Set up cgroup, namespaces, network and volumes.
     PrepareSandbox,
-    /// Write the volumes anew whose files come from objects or from the pod itself.
+    /// Rewrite the volumes whose files come from objects or from the pod itself.
     UpdateVolumes,
     /// Find the image, or pull it, as the pull policy says.
     EnsureImage(usize),
@@ -40,41 +40,41 @@ pub enum Action {
     Start(usize),
     /// SIGTERM, with SIGKILL due after the grace.
     Terminate(usize, Duration, KillCause),
-    /// SIGKILL to everything in it.
+    /// SIGKILL to every process in it.
     Kill(usize),
-    /// Write the newest instance's end down, then delete its task and snapshot.
+    /// Record the newest instance's exit, then delete its task and snapshot.
     Reap(usize),
-    /// The same for the instance before it.
+    /// The same for the previous instance.
     ReapPrevious(usize),
-    /// Remove the records and logs of the instances older than that.
+    /// Remove the records and logs of older instances.
     Forget(usize),
-    /// Take the sandbox down, keep records, logs and volumes: the pod has run to its end.
+    /// Tear down the sandbox, keep records, logs and volumes: the pod has finished.
     ReleaseSandbox,
-    /// Take everything of the pod down.
+    /// Remove everything of the pod.
     TearDown,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// These, side by side.
+    /// Perform these actions concurrently.
     Do(Vec<Action>),
-    /// Nothing before an event, or before that moment.
+    /// Nothing to do before an event, or before that time.
     Wait(Option<Instant>),
-    /// Nothing ever again: the pod is gone.
+    /// Nothing left to do: the pod is gone.
     Finished,
 }
 
-/// What is true conditions the pod.
+/// Conditions of the node that the plan depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeConditions {
-    /// containerd answers.
+    /// containerd responds.
     pub runtime_ready: bool,
-    /// A CNI configuration is there.
+    /// There is a CNI configuration.
     pub network_ready: bool,
 }
 
-/// Gathers actions and the earliest moment worth waking for.
+/// Collects actions and the earliest time to wake up.
 #[derive(Debug, Default)]
 struct Plan {
     actions: Vec<Action>,
@@ -107,7 +107,7 @@ pub fn plan(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     }
 }
 
-/// Whether the pod has run to its end: nothing of it runs and its restart policy wants nothing more.
+/// Whether the pod has finished: no container runs and its restart policy restarts none.
 pub fn is_finished(pod: &PodState) -> bool {
     if pod.containers.iter().any(|slot| slot.is_running() || matches!(slot.busy, Some(Busy::Starting(_)))) {
         return false;
@@ -124,12 +124,12 @@ fn failed(slot: &ContainerSlot) -> bool {
     slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code != 0)
 }
 
-/// The pod's restart policy; `Always` unless it says otherwise.
+/// The pod's restart policy; `Always` by default.
 pub fn restart_policy(pod: &PodState) -> &str {
     pod.record.spec().restart_policy.as_deref().unwrap_or("Always")
 }
 
-/// Whether a container that ended is to be started again.
+/// Whether an exited container is to be restarted.
 pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     let Some(exit) = slot.instance.as_ref().and_then(Instance::exit) else { return false };
     match restart_policy(pod) {
@@ -147,12 +147,12 @@ fn mains(pod: &PodState) -> impl Iterator<Item = (usize, &ContainerSlot)> {
     pod.containers.iter().enumerate().filter(|(_, slot)| !slot.init)
 }
 
-/// Once a regular container was started, initialisation counts as done (kubelet-semantics 4.3).
+/// Once a regular container was started, initialisation counts as complete (kubelet-semantics 4.3).
 pub fn mains_began(pod: &PodState) -> bool {
     mains(pod).any(|(_, slot)| slot.instance.is_some() || matches!(slot.busy, Some(Busy::Starting(_))))
 }
 
-/// Whether initialisation is behind the pod.
+/// Whether initialisation is complete.
 pub fn is_initialized(pod: &PodState) -> bool {
     mains_began(pod)
         || inits(pod)
@@ -163,7 +163,7 @@ pub fn is_initialized(pod: &PodState) -> bool {
 fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     let mut plan = Plan::default();
     if matches!(pod.sandbox, SandboxState::Absent { .. }) && pod.containers.iter().any(ContainerSlot::is_running) {
-        // The namespaces' pins are gone while containers still run in them: nothing could join those.
+        // The namespaces' pins are gone while containers still run in them: no container could join them.
         for (index, slot) in pod.containers.iter().enumerate().filter(|(_, slot)| slot.busy.is_none()) {
             let grace = Duration::from_secs(pod.record.grace_seconds());
             terminate(&mut plan, index, slot, grace, KillCause::SandboxLost, now);
@@ -180,7 +180,7 @@ fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     plan.step()
 }
 
-/// The pod's shim ends with its last task: a start must not meet a deletion. Starts come first.
+/// The pod's shim exits with its last task, so a start must not race a deletion. Starts come first.
 fn one_at_the_shim(plan: &mut Plan, pod: &PodState) {
     let clears = |action: &Action| matches!(action, Action::Reap(_) | Action::ReapPrevious(_) | Action::Forget(_));
     let starts = |action: &Action| matches!(action, Action::Start(_));
@@ -197,8 +197,8 @@ fn one_at_the_shim(plan: &mut Plan, pod: &PodState) {
     }
 }
 
-/// A shim that was killed leaves its socket. Two starts that find it dead at the same time would each make a new shim, and
-/// one of them would serve nothing for ever: the first start goes alone.
+/// A killed shim leaves its socket behind. Two concurrent starts that find it dead would each launch a new shim, and one
+/// of them would never serve a task: the first start runs alone.
 fn may_have_lost_shim(pod: &PodState) -> bool {
     let killed =
         |slot: &ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 137);
@@ -220,7 +220,7 @@ fn wanted(pod: &PodState) -> Vec<usize> {
         .collect()
 }
 
-/// The containers that are made anew because their image or resources are not what they were made with.
+/// The containers that are recreated because their image or resources changed.
 pub fn renewed(pod: &PodState) -> Vec<usize> {
     if pod.ending.is_some() || is_finished(pod) {
         return Vec::new();
@@ -228,13 +228,13 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     wanted(pod).into_iter().filter(|index| !pod.containers[*index].is_current()).collect()
 }
 
-/// Makes the sandbox when there is none and nothing forbids it.
+/// Plans the sandbox when there is none and nothing prevents it.
 fn prepare(plan: &mut Plan, pod: &PodState, conditions: NodeConditions, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;
     }
     if !pod.record.host_network() && !conditions.network_ready || pod.awaits_objects() {
-        // The change of either wakes the worker.
+        // A change of either wakes the worker.
         return;
     }
     match &pod.retry {
@@ -243,7 +243,7 @@ fn prepare(plan: &mut Plan, pod: &PodState, conditions: NodeConditions, now: Ins
     }
 }
 
-/// Brings the files of volumes up to date that come from what was edited. Containers run on meanwhile.
+/// Plans an update of the volume files made from edited objects. Containers keep running.
 fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.volumes_are_due() {
         return;
@@ -269,7 +269,7 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: I
         return;
     }
     if !wanted {
-        // The image of a container whose turn comes later is fetched meanwhile; one that is done is only cleared.
+        // The image of a container that starts later is pulled already; an exited container is only cleaned up.
         if slot.instance.is_none() {
             image(plan, pod, index, now);
         }
@@ -290,7 +290,7 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: I
     }
 }
 
-/// Not before this moment may the container be started: its crash back-off, or the trouble of the last try.
+/// The earliest time to start the container: after its crash back-off and the retry delay of the last failure.
 fn due(slot: &ContainerSlot) -> Option<Instant> {
     let backoff = match &slot.instance {
         Some(Instance { life: Life::Exited { retry_at, .. }, .. }) if slot.is_current() => Some(*retry_at),
@@ -299,7 +299,7 @@ fn due(slot: &ContainerSlot) -> Option<Instant> {
     backoff.max(slot.retry.as_ref().map(|retry| retry.retry_at))
 }
 
-/// An edited image or limit: the new image first, then the old process, so that a pull that fails stops nothing.
+/// Replaces a container with an edited image or limit: pulls first, so that a failed pull stops nothing.
 fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     let slot = &pod.containers[index];
     if image(plan, pod, index, now) {
@@ -308,12 +308,12 @@ fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     }
 }
 
-/// Whether the image is ready for the container's next attempt; plans to get it when nothing is under way.
+/// Whether the image is ready for the container's next attempt; plans to get it unless that is in progress.
 fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
     let slot = &pod.containers[index];
     match &slot.image {
         ImageState::Ready { attempt, .. } if *attempt == slot.next_attempt() || !always_pulls(pod, slot) => true,
-        // Its credentials may be among them.
+        // The pull credentials may be among the objects.
         ImageState::Unknown | ImageState::Ready { .. } if pod.awaits_objects() => false,
         ImageState::Unknown | ImageState::Ready { .. } => {
             plan.push(Action::EnsureImage(index));

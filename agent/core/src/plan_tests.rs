@@ -40,7 +40,7 @@ fn actions(pod: &PodState, now: Instant) -> Vec<Action> {
 }
 
 #[test]
-fn sandbox_and_images_are_prepared_side_by_side() {
+fn sandbox_and_images_are_prepared_concurrently() {
     let pod = pod("Always", &["init"], &["a", "b"]);
     let now = Instant::now();
     assert_eq!(
@@ -50,7 +50,7 @@ fn sandbox_and_images_are_prepared_side_by_side() {
 }
 
 #[test]
-fn without_a_network_a_pod_that_needs_one_waits_and_still_gets_its_images() {
+fn without_a_network_a_pod_that_needs_one_waits_and_still_pulls_its_images() {
     let state = pod("Always", &[], &["a"]);
     let conditions = NodeConditions { network_ready: false, ..READY };
     assert_eq!(plan(&state, conditions, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
@@ -67,16 +67,16 @@ fn without_containerd_nothing_is_planned() {
 }
 
 #[test]
-fn init_containers_run_in_order_then_all_mains_together() {
+fn init_containers_run_in_order_then_all_regular_ones_together() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &["i", "j"], &["a", "b"]));
     assert_eq!(actions(&pod, now), [Action::Start(0)]);
     running(&mut pod, 0);
     assert_eq!(actions(&pod, now), []);
     exited(&mut pod, 0, 0, now);
-    assert_eq!(actions(&pod, now), [Action::Start(1)], "the shim is kept by what starts, then the first is cleared");
+    assert_eq!(actions(&pod, now), [Action::Start(1)], "the start keeps the shim alive, then the first is cleaned up");
     pod.containers[0].busy = Some(Busy::Reaping);
-    assert_eq!(actions(&pod, now), [], "a start waits for a deletion that is under way");
+    assert_eq!(actions(&pod, now), [], "a start waits for a deletion in progress");
     pod.containers[0].busy = None;
     reaped(&mut pod, 0);
     exited(&mut pod, 1, 0, now);
@@ -85,7 +85,7 @@ fn init_containers_run_in_order_then_all_mains_together() {
 }
 
 #[test]
-fn after_a_shim_may_have_been_killed_one_start_goes_before_the_others() {
+fn after_a_shim_may_have_been_killed_one_start_runs_before_the_others() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a", "b"]));
     exited(&mut pod, 0, 137, now);
@@ -103,7 +103,7 @@ fn after_a_shim_may_have_been_killed_one_start_goes_before_the_others() {
 }
 
 #[test]
-fn a_failed_init_container_is_tried_again_or_fails_the_pod() {
+fn a_failed_init_container_is_restarted_or_fails_the_pod() {
     let now = Instant::now();
     let mut again = ready(pod("Always", &["i"], &["a"]));
     exited(&mut again, 0, 1, now);
@@ -118,7 +118,7 @@ fn a_failed_init_container_is_tried_again_or_fails_the_pod() {
 }
 
 #[test]
-fn restart_policy_decides_what_an_exit_means() {
+fn the_restart_policy_decides_whether_an_exit_restarts() {
     let now = Instant::now();
     for (policy, code, restarts) in
         [("Always", 0, true), ("Always", 1, true), ("OnFailure", 0, false), ("OnFailure", 1, true), ("Never", 1, false)]
@@ -132,7 +132,7 @@ fn restart_policy_decides_what_an_exit_means() {
 }
 
 #[test]
-fn a_successor_starts_before_its_predecessor_is_cleared() {
+fn a_successor_starts_before_its_predecessor_is_cleaned_up() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     exited(&mut pod, 0, 1, now);
@@ -143,7 +143,7 @@ fn a_successor_starts_before_its_predecessor_is_cleared() {
 }
 
 #[test]
-fn in_back_off_the_dead_instance_is_cleared_and_the_start_waits() {
+fn in_back_off_the_exited_instance_is_cleaned_up_and_the_start_waits() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     exited_with_pause(&mut pod, 0, 1, Duration::from_secs(20), now);
@@ -154,7 +154,7 @@ fn in_back_off_the_dead_instance_is_cleared_and_the_start_waits() {
 }
 
 #[test]
-fn an_edited_image_is_fetched_before_the_old_process_is_asked_to_end() {
+fn an_edited_image_is_pulled_before_the_old_process_is_terminated() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a", "b"]));
     running(&mut pod, 0);
@@ -165,7 +165,7 @@ fn an_edited_image_is_fetched_before_the_old_process_is_asked_to_end() {
     assert_eq!(actions(&pod, now), [Action::EnsureImage(1)]);
     let retry = RetryState::after(None, "ErrImagePull", "no".into(), now);
     pod.containers[1].image = ImageState::Failed(retry);
-    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one runs on");
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one keeps running");
     pod.containers[1].image = image();
     assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::DefinitionChanged)]);
 }
@@ -182,12 +182,12 @@ fn an_edit_of_metadata_touches_no_container() {
     edited.metadata.labels = Some([("app".to_owned(), "shop".to_owned())].into());
     edited.spec.as_mut().unwrap().active_deadline_seconds = Some(9);
     assert_eq!(pod.update(version(edited)), [0; 0]);
-    assert_eq!(plan(&pod, READY, now), before, "not even a back-off begins anew");
+    assert_eq!(plan(&pod, READY, now), before, "not even a back-off restarts");
     assert_eq!(pod.record.pod.metadata.labels.as_ref().unwrap()["app"], "shop");
 }
 
 #[test]
-fn an_edit_ends_a_crash_back_off() {
+fn an_edit_resets_a_crash_back_off() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     exited_with_pause(&mut pod, 0, 1, Duration::from_secs(300), now);
@@ -201,7 +201,7 @@ fn an_edit_ends_a_crash_back_off() {
 }
 
 #[test]
-fn an_image_that_is_always_pulled_is_looked_for_at_each_start() {
+fn an_image_with_pull_policy_always_is_resolved_at_each_start() {
     let now = Instant::now();
     let mut state = pod("Always", &[], &["a"]);
     let mut spec = state.record.pod.clone();
@@ -212,7 +212,7 @@ fn an_image_that_is_always_pulled_is_looked_for_at_each_start() {
 }
 
 #[test]
-fn a_pod_ends_by_term_then_kill_then_teardown() {
+fn a_pod_is_terminated_by_sigterm_then_sigkill_then_teardown() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     running(&mut pod, 0);
@@ -235,7 +235,7 @@ fn a_pod_ends_by_term_then_kill_then_teardown() {
 }
 
 #[test]
-fn a_pod_that_ends_waits_for_what_is_under_way() {
+fn a_terminating_pod_waits_for_actions_in_progress() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
@@ -245,7 +245,7 @@ fn a_pod_that_ends_waits_for_what_is_under_way() {
 }
 
 #[test]
-fn containers_that_outlived_their_sandbox_are_ended_first() {
+fn containers_that_outlived_their_sandbox_are_terminated_first() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     running(&mut pod, 0);

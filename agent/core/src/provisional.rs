@@ -1,4 +1,4 @@
-//! Pods that were found running before their source had spoken: nothing of them ends until it has. Pure.
+//! Pods that were found running before their source reported: they keep running until it has. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::merge::DesiredPods;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// The pods found running whose source has not been heard, by key, and the sources this node has.
+/// The pods found running whose source has not reported, by key, and the sources this node has.
 #[derive(Debug)]
 pub struct Provisional {
     sources: Vec<SourceKind>,
@@ -14,7 +14,7 @@ pub struct Provisional {
 }
 
 impl Provisional {
-    /// None yet.
+    /// Without any pods yet.
     pub fn new(sources: Vec<SourceKind>) -> Self {
         Self { sources, found: BTreeMap::new() }
     }
@@ -24,12 +24,12 @@ impl Provisional {
         self.sources.contains(&source)
     }
 
-    /// Whether every source of this node has spoken.
+    /// Whether every source of this node has reported.
     pub fn all_have_spoken(&self, desired: &DesiredPods) -> bool {
         self.sources.iter().all(|source| desired.is_ready(*source))
     }
 
-    /// Takes note of a pod that came of `source` and runs. False: what is wanted under its key takes over at once.
+    /// Notes a running pod of `source`. False: the desired pod of its key takes over at once.
     pub fn found(&mut self, key: &PodKey, source: SourceKind, desired: &DesiredPods) -> bool {
         let waits = desired.pods.get(key).is_none_or(|wanted| self.may_claim(source, wanted.source, desired));
         if waits {
@@ -38,8 +38,8 @@ impl Provisional {
         waits
     }
 
-    /// Whether `wanted` has to wait, because what runs under its key came of a source that comes first and has not
-    /// been heard. If not, the pod is not provisional any more.
+    /// Whether `wanted` has to wait, because the pod that runs under its key is of a source with precedence that has not
+    /// reported. If not, the pod is no longer provisional.
     pub fn holds_back(&mut self, wanted: &PodRecord, desired: &DesiredPods) -> bool {
         let found = self.found.get(&wanted.key).copied();
         let waits = found.is_some_and(|found| self.may_claim(found, wanted.source, desired));
@@ -54,7 +54,7 @@ impl Provisional {
         self.found.contains_key(key)
     }
 
-    /// The pods whose source has been heard by now, which are provisional no more.
+    /// Removes and returns the pods whose source has reported: they are no longer provisional.
     pub fn settle(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
         let heard = SourceKind::ALL.map(|source| self.has_spoken(source, desired));
         self.found.extract_if(.., |_, source| heard[source.index()]).map(|(key, _)| key).collect()
@@ -65,8 +65,8 @@ impl Provisional {
         found < wanting && self.sources.contains(&found) && !desired.is_ready(found)
     }
 
-    /// A source that is not configured any more has nothing to say once all others have spoken; an agent without any
-    /// source leaves alone what it finds.
+    /// A source that is no longer configured counts as reported once all others have; an agent without any source leaves
+    /// running pods alone.
     fn has_spoken(&self, source: SourceKind, desired: &DesiredPods) -> bool {
         if self.sources.contains(&source) {
             return desired.is_ready(source);
@@ -97,9 +97,9 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_ends_only_by_the_word_of_its_own_source() {
+    fn a_running_pod_is_terminated_only_after_its_own_source_has_reported() {
         let key = PodKey::new("default", "web");
-        // Where it came from, who has spoken, who wants the key: is it provisional at first, is it still afterwards?
+        // Its source, the ready sources, the source that wants the key: provisional at first, still provisional afterwards?
         type Case<'a> = (SourceKind, &'a [SourceKind], Option<SourceKind>, bool, bool);
         let cases: &[Case<'_>] = &[
             (File, &[], None, true, true),
@@ -108,9 +108,9 @@ mod tests {
             (File, &[Http], Some(Http), true, true),
             (File, &[File, Http], Some(Http), false, false),
             (File, &[File], Some(File), false, false),
-            // The wanting source comes first: nothing the other will say matters.
+            // The wanting source has precedence: the other one does not matter.
             (Http, &[File], Some(File), false, false),
-            // Not configured any more.
+            // No longer configured.
             (Push, &[File], None, true, true),
             (Push, &[File, Http], None, true, false),
             (Push, &[Http], Some(Http), false, false),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_without_sources_ends_nothing() {
+    fn an_agent_without_sources_terminates_nothing() {
         let mut provisional = Provisional::new(Vec::new());
         provisional.found(&PodKey::new("default", "web"), File, &DesiredPods::default());
         assert!(provisional.settle(&DesiredPods::default()).is_empty());

@@ -1,6 +1,6 @@
-//! What each source holds: its whole view as one immutable snapshot, what changed in it, what it refuses.
+//! The state of each source as one immutable snapshot: its pods and objects, what changed, what was rejected.
 //!
-//! The sources themselves (directory, URL, push) read and write; what follows from what they read is decided here.
+//! The sources themselves (directory, URL, push) do the I/O; this module decides what their input means.
 
 pub mod change;
 pub mod proposal;
@@ -23,77 +23,77 @@ use view::Contents;
 /// One snapshot per source, in the order of [`SourceKind::ALL`].
 pub type Snapshots = [Arc<SourceSnapshot>; SourceKind::ALL.len()];
 
-/// The pod of that key of a source that comes before pushes.
+/// The pod of that key in a source with precedence over pushes.
 pub fn first_claim<'a>(snapshots: &'a Snapshots, key: &PodKey) -> Option<&'a Arc<PodRecord>> {
     snapshots[..SourceKind::Push.index()].iter().find_map(|snapshot| snapshot.pods.get(key))
 }
 
-/// A manifest that was not taken, and what runs in its place.
+/// A rejected manifest, and what keeps running in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rejection {
     /// The file or URL.
     pub origin: Arc<str>,
-    /// Why, at least one error among them.
+    /// Why it was rejected; at least one is an error.
     pub faults: Vec<Fault>,
     /// Pods whose last good version is kept because of it.
     pub kept: Vec<PodKey>,
 }
 
-/// How a source is doing.
+/// The health of a source.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Health {
-    /// It has not spoken yet.
+    /// It has not reported yet.
     #[default]
     Starting,
-    /// What it published is what is there.
+    /// Its snapshot matches the directory or URL.
     Good,
-    /// What it published was there when it looked, but nothing tells it of changes: it looks every so often. The text says
-    /// how often and why.
+    /// Its snapshot was current at the last scan, but there are no change events: it rescans periodically. The text gives
+    /// the interval and the reason.
     Blind(Arc<str>),
-    /// It cannot read now; what it published last stands. The text says why and what is kept.
+    /// It cannot read at present; its last snapshot stays in effect. The text gives the reason and what is kept.
     Unavailable(Arc<str>),
 }
 
 impl Health {
-    /// Whether the source reads its place.
+    /// Whether the source can read its directory or URL.
     pub fn reads(&self) -> bool {
         matches!(self, Self::Good | Self::Blind(_))
     }
 }
 
-/// One source's whole view at one moment.
+/// One source's complete state at one time.
 #[derive(Debug, Clone, Default)]
 pub struct SourceSnapshot {
     /// Every pod of the source, last good versions included.
     pub pods: OrdMap<PodKey, Arc<PodRecord>>,
-    /// Pods that claim a key of `pods` and lose it within the source, as the second of two files does.
+    /// Pods that claim a key of `pods` but lose it to another file of the same source.
     pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
     /// The source's ConfigMaps and Secrets, for its own pods.
     pub objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
-    /// True once the source has read its place for the first time: from then on, what is missing is gone.
+    /// True once the source completed its first read: from then on, a missing pod counts as removed.
     pub ready: bool,
-    /// How it is doing.
+    /// Its health.
     pub health: Health,
-    /// What was refused, by file or URL.
+    /// Rejected manifests, by file or URL.
     pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,
-    /// What is new since the snapshot before, for those who tell of it; the merge has no use for it.
+    /// Changes since the previous snapshot, for logs, events and history; the merge ignores them.
     pub changes: Arc<[Arc<ManifestChange>]>,
 }
 
-/// Reads a canonical manifest that was accepted once.
+/// Reads a canonical manifest that was accepted before.
 pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<Restored, Vec<Fault>>;
 
 /// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
-    /// Reads a file, an answer or a push as authored.
+    /// Reads a file, an HTTP response or a push as authored.
     pub read: fn(&[u8], &str, SourceKind, &str) -> Manifest,
-    /// Reads a canonical manifest that was accepted once.
+    /// Reads a canonical manifest that was accepted before.
     pub restore: Restore,
 }
 
 impl Decoder {
-    /// What last good manifests hold. What this version of the agent cannot read is left out and told.
+    /// Reads last good manifests. One that this version of the agent cannot read is skipped and logged.
     pub fn restore_all(self, manifests: &[Arc<[u8]>], origin: &str, source: SourceKind, node: &str) -> Contents {
         let mut contents = Contents::default();
         for manifest in manifests {
@@ -102,7 +102,7 @@ impl Decoder {
                 Ok(Restored::Object(object)) => drop(contents.objects.insert(object.key.clone(), Arc::new(object))),
                 Err(faults) => {
                     for fault in faults {
-                        tracing::warn!(%source, origin, error = %fault, "last good version is not accepted any more");
+                        tracing::warn!(%source, origin, error = %fault, "last good version is no longer accepted");
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! What is known of one pod: the desired record, the sandbox, and each container's instances.
+//! The state of one pod: the desired record, the sandbox, and each container's instances.
 //!
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
@@ -21,15 +21,15 @@ use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life, Stopping};
 
-/// kubelet's reason when a volume cannot be put in place.
+/// kubelet's reason when a volume cannot be mounted.
 pub const FAILED_MOUNT: &str = "FailedMount";
-/// kubelet's reason when a container's configuration cannot be had.
+/// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
-/// One moment on both clocks: monotonic for pauses, wall for what people read.
+/// One time on both clocks: monotonic for delays, wall for what people read.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
-    /// For pauses and deadlines; never jumps.
+    /// For delays and deadlines; never jumps.
     pub mono: Instant,
     /// For people and for records; may jump.
     pub wall: Timestamp,
@@ -40,70 +40,70 @@ pub struct Now {
 pub struct PodSandbox {
     /// Namespaces, shm, hostname.
     pub sandbox: Sandbox,
-    /// What the pod answers to.
+    /// The pod's addresses.
     pub addresses: PodAddresses,
 }
 
-/// Where the pod's sandbox stands.
+/// The state of the pod's sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxState {
-    /// There is none. `dirty`: something of an earlier one (an address, a pin) may be left.
+    /// There is none. `dirty`: an earlier one may have left orphans (an address, a pin).
     Absent {
-        /// Something may have to be cleared.
+        /// Orphans may have to be removed.
         dirty: bool,
     },
-    /// Being made.
+    /// Being prepared.
     Preparing,
     /// Ready to be joined.
     Ready(Arc<PodSandbox>),
-    /// Being taken down.
+    /// Being torn down.
     Releasing,
-    /// Taken down for good, with everything else of the pod.
+    /// Removed for good, with everything else of the pod.
     Gone,
 }
 
-/// Something that did not work and will be tried again.
+/// A failure that will be retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryState {
     /// kubelet's reason: `ImagePullBackOff`, `CreateContainerError`…
     pub reason: &'static str,
     /// The sentence people read.
     pub message: String,
-    /// Not before this moment.
+    /// The earliest time of the retry.
     pub retry_at: Instant,
-    /// The pause that led there.
+    /// The back-off before that retry.
     pub pause: Duration,
 }
 
 impl RetryState {
-    /// The next trouble of the same kind, `previous` being the one before: its pause doubles.
+    /// The state after a repeated failure: the back-off of `previous` doubles.
     pub fn after(previous: Option<&Self>, reason: &'static str, message: String, now: Instant) -> Self {
         let pause = backoff::next(previous.map_or(Duration::ZERO, |retry| retry.pause));
         Self { reason, message, retry_at: now + pause, pause }
     }
 
-    /// A trouble that is expected to pass by itself: tried again after a second.
+    /// A transient failure: retried after a second.
     pub fn transient(reason: &'static str, message: String, now: Instant) -> Self {
         let pause = Duration::from_secs(1);
         Self { reason, message, retry_at: now + pause, pause: Duration::ZERO }
     }
 }
 
-/// Hash of what of the container can change in place: a change of it restarts that container alone.
+/// Hash of the container's fields that can change in place: a change restarts that container alone.
 fn fingerprint(authored: &Authored<'_>, name: &str) -> String {
     authored.container(name).map(AuthoredContainer::fingerprint).unwrap_or_default()
 }
 
-/// Why the pod is to end, and how gently.
+/// The termination of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
-    /// When the wish came.
+    /// When it was requested.
     pub since: Timestamp,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
 
-/// What the files of a pod's volumes were written from.
+/// The version of pod and objects that volume files are written from.
 #[derive(Debug, Clone)]
 pub struct VolumesVersion {
     fingerprint: Fingerprint,
@@ -117,14 +117,14 @@ impl PartialEq for VolumesVersion {
     }
 }
 
-/// How the volumes stand whose files come from objects or from the pod itself.
+/// The state of the volumes whose files come from objects or from the pod itself.
 #[derive(Debug, Clone, Default)]
 pub struct VolumesState {
-    /// What they say now, as far as this agent knows.
+    /// The version they hold now, if this agent wrote it.
     pub written: Option<VolumesVersion>,
-    /// What is being written.
+    /// The version being written.
     pub writing: Option<VolumesVersion>,
-    /// Why they do not say what they should.
+    /// Why they could not be updated.
     pub retry: Option<RetryState>,
 }
 
@@ -133,30 +133,30 @@ pub struct VolumesState {
 pub struct PodState {
     /// The newest accepted version of it.
     pub record: Arc<PodRecord>,
-    /// When limpet first saw it, or its first container started.
+    /// When limpet first saw it, or when its first container started.
     pub start_time: Timestamp,
     /// Its sandbox.
     pub sandbox: SandboxState,
-    /// Why the sandbox is not there.
+    /// Why there is no sandbox.
     pub retry: Option<RetryState>,
-    /// The call that an action has been waiting for, for long.
+    /// The call that an action has been waiting for too long.
     pub hanging: Option<String>,
     /// Init containers in order, then the others in order.
     pub containers: Vec<ContainerSlot>,
-    /// A connection to containerd, or an agent, has ended in its life: a shim may have been started that is forgotten.
+    /// It outlived a connection to containerd, or an agent: a forgotten shim may be running.
     pub outlived_connection: bool,
-    /// Set once it is to end.
+    /// Set once it is being terminated.
     pub ending: Option<Ending>,
-    /// The ConfigMaps and Secrets it refers to; `None`: its source has not said yet which there are.
+    /// The ConfigMaps and Secrets it refers to; `None`: its source has not reported them yet.
     pub objects: Option<Arc<PodObjects>>,
     /// Whether it refers to any.
     refers: bool,
-    /// The volumes that are made of them.
+    /// The volumes made from them.
     pub volumes: VolumesState,
 }
 
 impl PodState {
-    /// A pod nothing runs of.
+    /// A pod of which nothing runs.
     pub fn new(record: Arc<PodRecord>, now: Timestamp) -> Self {
         let spec = record.spec();
         let authored = Authored::of(&record.manifest);
@@ -181,8 +181,8 @@ impl PodState {
         }
     }
 
-    /// Takes a version in that can be reached in place. Returns the containers it touches, and touches no other: those
-    /// whose image or resources differ.
+    /// Applies a version that can be reached in place. Returns the containers whose image or resources differ; it changes
+    /// no other.
     pub fn update(&mut self, record: Arc<PodRecord>) -> Vec<usize> {
         let mut touched = Vec::new();
         let authored = Authored::of(&record.manifest);
@@ -210,7 +210,7 @@ impl PodState {
         }
     }
 
-    /// Takes in what there is of the objects it refers to. What failed for want of one is tried again at once.
+    /// Sets the objects it refers to. What failed for a missing object is retried at once.
     pub fn take_objects(&mut self, objects: Arc<PodObjects>) {
         if self.objects.as_ref().is_some_and(|known| **known == *objects) {
             return;
@@ -229,7 +229,7 @@ impl PodState {
         }
     }
 
-    /// Takes in that images have come by archives: a pull of one of them that failed, or that fails, is not waited after.
+    /// Reports images imported from archives: a failed or failing pull of one of them is retried at once.
     pub fn take_images(&mut self, names: &HashSet<String>) {
         let spec = self.record.spec();
         let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -250,12 +250,12 @@ impl PodState {
         }
     }
 
-    /// Whether it refers to objects and nobody knows yet which there are.
+    /// Whether it refers to objects that its source has not reported yet.
     pub fn awaits_objects(&self) -> bool {
         self.refers && self.objects.is_none()
     }
 
-    /// What its volumes should be written from; `None` while that is not known.
+    /// The version its volumes should be written from; `None` while that is not known.
     pub fn volumes_version(&self) -> Option<VolumesVersion> {
         let objects = match &self.objects {
             Some(objects) => Arc::clone(objects),
@@ -265,7 +265,7 @@ impl PodState {
         Some(VolumesVersion { fingerprint: self.record.fingerprint, objects })
     }
 
-    /// Whether it has volumes that say something else than they should, and nobody is writing them.
+    /// Whether it has outdated volumes that are not being written.
     pub fn volumes_are_due(&self) -> bool {
         let written = |volume: &Volume| {
             let Volume { config_map, secret, downward_api, projected, .. } = volume;
@@ -278,7 +278,7 @@ impl PodState {
             && self.record.spec().volumes.iter().flatten().any(written)
     }
 
-    /// Asks the pod to end. A second wish can only shorten the grace (kubelet-semantics 4.1).
+    /// Terminates the pod. A second command can only shorten the grace period (kubelet-semantics 4.1).
     pub fn end(&mut self, grace: Duration, now: Now) {
         if self.ending.is_none() {
             self.clear_pauses();

@@ -1,13 +1,13 @@
-//! The interleavings of the merge's exchange, by the model checker: no publication is lost, nobody sleeps on one.
+//! Model-checks the interleavings of the merge's exchange with loom: no publication and no wake-up is lost.
 //!
-//! What is checked is the agent's own file, compiled against loom's primitives.
+//! Checks the agent's own source file, compiled against loom's primitives.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../src/merge/exchange.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod exchange;
 
-/// loom's counterparts of what `merge::sync` names. A cell orders no more than an `ArcSwap` does at the least.
+/// loom's counterparts of `merge::sync`. A cell has the weakest memory ordering that an `ArcSwap` guarantees.
 mod sync {
     use std::task::Waker;
 
@@ -62,8 +62,8 @@ use loom::future::block_on;
 use loom::sync::Arc;
 use loom::thread;
 
-/// Takes until the values are `last`, as the merge does. A lost wake-up is a deadlock, which the checker reports.
-fn take_until<const N: usize>(exchange: &Exchange<N>, last: [usize; N]) {
+/// Consumes until the values are `last`, as the merge does. A lost wake-up is a deadlock, which the checker reports.
+fn consume_until<const N: usize>(exchange: &Exchange<N>, last: [usize; N]) {
     let mut seen = [0; N];
     while seen != last {
         block_on(poll_fn(|context| exchange.poll_published(context)));
@@ -74,7 +74,7 @@ fn take_until<const N: usize>(exchange: &Exchange<N>, last: [usize; N]) {
 }
 
 #[test]
-fn the_last_of_a_burst_is_taken() {
+fn the_last_value_of_a_burst_is_consumed() {
     loom::model(|| {
         let exchange = Arc::new(Exchange::<1>::new());
         let publisher = Arc::clone(&exchange);
@@ -82,13 +82,13 @@ fn the_last_of_a_burst_is_taken() {
             publisher.publish(0, 1);
             publisher.publish(0, 2);
         });
-        take_until(&exchange, [2]);
+        consume_until(&exchange, [2]);
         publishing.join().unwrap();
     });
 }
 
 #[test]
-fn two_publishers_are_both_heard() {
+fn values_of_two_publishers_are_both_consumed() {
     // Three threads have too many interleavings for a test; all with up to three preemptions take a second.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -98,16 +98,16 @@ fn two_publishers_are_both_heard() {
             let publisher = Arc::clone(&exchange);
             thread::spawn(move || publisher.publish(cell, 1))
         });
-        take_until(&exchange, [1, 1]);
+        consume_until(&exchange, [1, 1]);
         publishing.into_iter().for_each(|publishing| publishing.join().unwrap());
     });
 }
 
 #[test]
-fn what_was_published_before_the_first_wait_is_taken() {
+fn a_value_published_before_the_first_wait_is_consumed() {
     loom::model(|| {
         let exchange = Exchange::<2>::new();
         exchange.publish(1, 1);
-        take_until(&exchange, [0, 1]);
+        consume_until(&exchange, [0, 1]);
     });
 }

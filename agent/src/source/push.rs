@@ -221,7 +221,7 @@ impl PushSource {
             Err(error) => error.to_string(),
         };
         error!(%name, reason, "a push is refused, because it cannot be kept");
-        Err(PushError::NotKept { reason })
+        Err(PushError::NotPersisted { reason })
     }
 
     /// All that is to be kept now, under the names it is kept by.

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets that change, and the pods that reach.
+//! Predicted changes of ConfigMaps and Secrets, and the pods they affect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,36 +9,36 @@ use limpet_model::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, mounted, 
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
-/// One value of an object that is not as it was. A Secret's, and what is no text, has no words here.
+/// One changed value of an object. Values of Secrets, and values that are not text, are not shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueChange {
     /// Its key.
     pub key: String,
-    /// Whether it was there, and what it said.
+    /// Whether it existed before, and its text if shown.
     pub old: Option<Option<String>>,
-    /// Whether it is there, and what it says.
+    /// Whether it would exist, and its text if shown.
     pub new: Option<Option<String>>,
 }
 
-/// What becomes of one object.
+/// The forecast for one object.
 #[derive(Debug, Clone)]
 pub struct ObjectForecast {
-    /// The source it is of.
+    /// The source it belongs to.
     pub source: SourceKind,
-    /// As it is; `None`: it comes.
+    /// The current version; `None`: it is added.
     pub old: Option<Arc<ObjectRecord>>,
-    /// As it would be; `None`: it goes.
+    /// The new version; `None`: it is removed.
     pub new: Option<Arc<ObjectRecord>>,
     /// The values that differ.
     pub values: Vec<ValueChange>,
-    /// Pods with files made of it, which follow at once.
+    /// Pods with volume files made from it, which are updated at once.
     pub files_of: Vec<PodKey>,
-    /// Pods that take it at the next start of a container only.
+    /// Pods that use it only from the next start of a container.
     pub starts_of: Vec<PodKey>,
 }
 
 impl ObjectForecast {
-    /// The version to name it by.
+    /// The version to identify it by.
     pub fn record(&self) -> Option<&Arc<ObjectRecord>> {
         self.new.as_ref().or(self.old.as_ref())
     }
@@ -67,8 +67,8 @@ fn one(
     new: Option<&Arc<ObjectRecord>>,
     will: &DesiredPods,
 ) -> ObjectForecast {
-    let reached = will.pods.values().filter(|pod| pod.source == source && references(pod).contains(key));
-    let (files_of, starts_of): (Vec<_>, Vec<_>) = reached.partition(|pod| mounted(pod).contains(key));
+    let affected = will.pods.values().filter(|pod| pod.source == source && references(pod).contains(key));
+    let (files_of, starts_of): (Vec<_>, Vec<_>) = affected.partition(|pod| mounted(pod).contains(key));
     let keys = |pods: Vec<_>| pods.into_iter().map(|pod: &Arc<limpet_model::pod::PodRecord>| pod.key.clone()).collect();
     ObjectForecast {
         source,

@@ -1,5 +1,5 @@
-//! What a worker would make of another version of its pod, before it has it: the plan, asked of a state made from what
-//! is observed. Pure.
+//! Predicts which containers a worker restarts for a new version of its pod: runs the plan on a state rebuilt from the
+//! observed pod. Pure.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use limpet_model::pod::PodRecord;
 /// What an update in place does to the containers of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replacement {
-    /// Made anew, each once its image is here.
+    /// Recreated, each once its image is present.
     pub restarts: Vec<String>,
-    /// Run on.
+    /// Keep running.
     pub keeps: Vec<String>,
 }
 
-/// What the worker of `observed` does when `new` comes, which can be reached in place.
+/// What the worker of `observed` does with `new`, which is an update in place.
 pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Replacement {
     let mut pod = state(observed, now);
     pod.update(new);
@@ -50,21 +50,21 @@ fn state(observed: &ObservedPod, now: Instant) -> PodState {
     pod
 }
 
-/// How the newest instance of a container fares; `None`: it was never started.
+/// The state of a container's newest instance; `None`: it was never started.
 fn life(status: &ContainerStatus, now: Instant) -> Option<Life> {
     let state = status.state.as_ref()?;
     if state.running.is_some() {
         return Some(Life::Running { pid: 0, process: None, stopping: None });
     }
-    // One that waits for its next start shows its end as the last one.
+    // A container that waits for its next start reports its exit as `lastState`.
     let last = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-    state.terminated.as_ref().or(last).map(|end| ended(end, now))
+    state.terminated.as_ref().or(last).map(|terminated| exited(terminated, now))
 }
 
-fn ended(end: &ContainerStateTerminated, now: Instant) -> Life {
+fn exited(terminated: &ContainerStateTerminated, now: Instant) -> Life {
     let exit = Exit {
-        code: end.exit_code,
-        reason: end.reason.clone().unwrap_or_default(),
+        code: terminated.exit_code,
+        reason: terminated.reason.clone().unwrap_or_default(),
         message: String::new(),
         finished_at: Timestamp::UNIX_EPOCH,
     };
@@ -108,7 +108,7 @@ mod tests {
         Arc::new(restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap())
     }
 
-    /// Each container's state: `run`, `wait`, `crash` (waits after an end), or the code it ended with.
+    /// Each container's state: `run`, `wait`, `crash` (waits after an exit), or its exit code.
     fn observed(policy: &str, states: [&str; 3]) -> ObservedPod {
         let status = |(name, state): (&str, &str)| {
             let ended = |code: i32| json!({ "terminated": { "exitCode": code } });
@@ -136,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_plan_replaces_is_said_to_restart() {
-        // Policy, states of init, a and b, which images change, what restarts, what runs on.
+    fn only_containers_the_plan_replaces_are_reported_as_restarts() {
+        // Policy, states of init, a and b, which images change, what restarts, what keeps running.
         type Case<'a> = (&'a str, [&'a str; 3], [bool; 3], &'a [&'a str], &'a [&'a str]);
         let cases: &[Case<'_>] = &[
             ("Always", ["0", "run", "run"], [false, true, false], &["a"], &["b"]),

@@ -28,8 +28,8 @@ fn file<'a>(name: &'a str, text: &str) -> File<'a> {
     (SourceKind::File, name, text.to_owned())
 }
 
-/// A pod a line: its effect, its edits, what else is said; then objects, then `!` and what is refused and kept.
-fn told(forecast: &Forecast, rejected: &[crate::source::Rejection]) -> Vec<String> {
+/// One line per pod: its effect, edits and remarks; then the objects; then `!` and each rejected file with its kept pods.
+fn lines(forecast: &Forecast, rejected: &[crate::source::Rejection]) -> Vec<String> {
     let pod = |pod: &PodForecast| {
         let effect = match &pod.effect {
             Effect::Starts => "starts".to_owned(),
@@ -65,26 +65,26 @@ fn told(forecast: &Forecast, rejected: &[crate::source::Rejection]) -> Vec<Strin
             names(&object.starts_of)
         )
     };
-    let refused = rejected.iter().map(|refused| {
-        let kept: String = refused.kept.iter().map(|key| format!(" {}", key.name())).collect();
-        format!("!{}{kept}", refused.origin)
+    let rejected = rejected.iter().map(|rejection| {
+        let kept: String = rejection.kept.iter().map(|key| format!(" {}", key.name())).collect();
+        format!("!{}{kept}", rejection.origin)
     });
-    forecast.pods.iter().map(pod).chain(forecast.objects.iter().map(object)).chain(refused).collect()
+    forecast.pods.iter().map(pod).chain(forecast.objects.iter().map(object)).chain(rejected).collect()
 }
 
-/// What becomes of `before`, all of which runs, when `after` is proposed.
+/// The forecast for `before`, all of which runs, when `after` is proposed.
 fn diff(before: &[File<'_>], after: &[File<'_>], whole: bool) -> Vec<String> {
     let Proposed { snapshots: before, .. } = propose(&Snapshots::default(), proposals(before), false);
     let Proposed { snapshots: after, rejected } = propose(&before, proposals(after), whole);
-    told(&forecast(&as_if_running(&before), &before, &after, false, Instant::now()), &rejected)
+    lines(&forecast(&as_if_running(&before), &before, &after, false, Instant::now()), &rejected)
 }
 
 #[test]
-fn what_becomes_of_pods() {
+fn effects_on_pods() {
     let base = web("proxy:1", "");
     let two =
         format!("{base}{}", pod("db", "terminationGracePeriodSeconds: 9, containers: [{name: db, image: 'db:1'}]"));
-    // What it is, the files now, those proposed, whether they are all, what is told.
+    // Case, current files, proposed files, whether those are all, expected lines.
     type Case<'a> = (&'a str, Vec<File<'a>>, Vec<File<'a>>, bool, &'a [&'a str]);
     let cases: Vec<Case<'_>> = vec![
         ("the same", vec![file("w.yaml", &base)], vec![file("w.yaml", &base)], false, &[]),
@@ -167,40 +167,40 @@ fn what_becomes_of_pods() {
 }
 
 #[test]
-fn sources_come_in_their_order() {
+fn sources_take_precedence_in_their_order() {
     let base = web("proxy:1", "");
     let push = |text: &str| (SourceKind::Push, "web.yaml", text.to_owned());
     let claimed = diff(&[file("w.yaml", &base)], &[push(&web("proxy:2", ""))], false);
     assert_eq!(claimed, ["!web.yaml"]);
     let taken = diff(&[push(&base)], &[file("w.yaml", &base)], false);
-    let told = "push web.yaml also defines this pod; file w.yaml comes first";
-    assert_eq!(taken, [format!("web-edge1: recreates (from push to file) 30s <{told}>")]);
+    let remark = "push web.yaml also defines this pod; file w.yaml comes first";
+    assert_eq!(taken, [format!("web-edge1: recreates (from push to file) 30s <{remark}>")]);
     let pushed = diff(&[push(&base)], &[push(&web("proxy:2", ""))], false);
     assert_eq!(pushed, ["web-edge1: restarts [proxy] keeps [web] spec.containers[proxy].image"]);
     let propose = |before: &Snapshots, files: &[File<'_>], whole| propose(before, proposals(files), whole).snapshots;
     let pushed = propose(&Snapshots::default(), &[push(&web("proxy:2", ""))], false);
     let both = propose(&pushed, &[file("w.yaml", &base)], false);
-    let given_back = told_all(&both, &propose(&both, &[], true));
-    assert_eq!(given_back, ["web-edge1: recreates (from file to push) 30s spec.containers[proxy].image"]);
+    let reverted = all_changes(&both, &propose(&both, &[], true));
+    assert_eq!(reverted, ["web-edge1: recreates (from file to push) 30s spec.containers[proxy].image"]);
 }
 
-fn told_all(before: &Snapshots, after: &Snapshots) -> Vec<String> {
-    told(&forecast(&as_if_running(before), before, after, true, Instant::now()), &[])
+fn all_changes(before: &Snapshots, after: &Snapshots) -> Vec<String> {
+    lines(&forecast(&as_if_running(before), before, after, true, Instant::now()), &[])
 }
 
 #[test]
-fn what_is_under_way_is_told_when_all_is_asked() {
+fn changes_in_progress_are_included_only_when_all_are_requested() {
     let Proposed { snapshots, .. } =
         propose(&Snapshots::default(), proposals(&[file("w.yaml", &web("proxy:1", ""))]), false);
     let nothing_runs = ObservedPods::default();
     let all = forecast(&nothing_runs, &snapshots, &snapshots, true, Instant::now());
-    assert_eq!(told(&all, &[]), ["web-edge1: starts"]);
-    let asked = forecast(&nothing_runs, &snapshots, &snapshots, false, Instant::now());
-    assert_eq!(told(&asked, &[]), [""; 0]);
+    assert_eq!(lines(&all, &[]), ["web-edge1: starts"]);
+    let started = forecast(&nothing_runs, &snapshots, &snapshots, false, Instant::now());
+    assert_eq!(lines(&started, &[]), [""; 0]);
 }
 
 #[test]
-fn objects_are_told_with_the_pods_they_reach_and_secrets_without_their_values() {
+fn objects_are_listed_with_the_pods_they_affect_and_secrets_without_values() {
     let pods = pod("files", "containers: [{name: a, image: 'a:1'}], volumes: [{name: v, configMap: {name: m}}]")
         + &pod(
             "env",

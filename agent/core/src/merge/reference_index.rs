@@ -1,4 +1,4 @@
-//! Which pods refer to which ConfigMaps and Secrets: an edit of an object concerns those pods and no other.
+//! Index of the pods that refer to each ConfigMap and Secret: an edit of an object affects only those pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,20 +6,20 @@ use limpet_model::object::{ObjectKey, references};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// The desired pods by the objects of their source that they refer to, whether those exist or not.
+/// The desired pods by the objects of their source that they refer to, existing or not.
 #[derive(Debug, Default)]
 pub(super) struct ReferenceIndex(BTreeMap<(SourceKind, ObjectKey), BTreeSet<PodKey>>);
 
 impl ReferenceIndex {
-    /// Takes in that one key's desired version is `new` now and was `old`.
+    /// Updates the index when the desired version of one key changes from `old` to `new`.
     pub(super) fn replace(&mut self, old: Option<&PodRecord>, new: Option<&PodRecord>) {
         if let Some(record) = old {
             for object in references(record) {
-                let place = (record.source, object);
-                if let Some(pods) = self.0.get_mut(&place) {
+                let target = (record.source, object);
+                if let Some(pods) = self.0.get_mut(&target) {
                     pods.remove(&record.key);
                     if pods.is_empty() {
-                        self.0.remove(&place);
+                        self.0.remove(&target);
                     }
                 }
             }
@@ -73,16 +73,16 @@ mod tests {
         })
     }
 
-    /// What a merge of these views of file and http says: the verbs, and whose objects changed.
+    /// Merges these snapshots of file and http: the verbs, and the pods whose objects changed.
     fn absorb(
         table: &mut MergeTable,
         file: Arc<SourceSnapshot>,
         http: Arc<SourceSnapshot>,
     ) -> (Vec<&'static str>, Vec<String>) {
         let snapshots: Snapshots = [file, Arc::default(), http, Arc::default()];
-        let outcome = table.absorb(snapshots);
-        let verbs = outcome.changes.iter().map(super::super::PodChange::verb).collect();
-        (verbs, outcome.objects_changed.iter().map(|key| key.name().to_owned()).collect())
+        let delta = table.absorb(snapshots);
+        let verbs = delta.changes.iter().map(super::super::PodChange::verb).collect();
+        (verbs, delta.objects_changed.iter().map(|key| key.name().to_owned()).collect())
     }
 
     fn value(table: &MergeTable, pod: &PodRecord, map: &str) -> Option<String> {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_object_concerns_the_pods_of_its_source_that_refer_to_it() {
+    fn an_edited_object_affects_only_pods_of_its_source_that_refer_to_it() {
         let mut table = MergeTable::default();
         let (a, b, other) = (
             pod("a", &["x", "y"], SourceKind::File),
@@ -109,20 +109,20 @@ mod tests {
             (Some("1"), None, None)
         );
 
-        // An object that appears, one that changes, one that goes; the same again; one that nobody refers to.
-        let quiet: Vec<&str> = Vec::new();
+        // An object is added, one is changed, one without references is added; nothing changes; one is removed.
+        let no_verbs: Vec<&str> = Vec::new();
         assert_eq!(
             absorb(&mut table, view(&pods, &[Arc::clone(&x), Arc::clone(&y)]), Arc::clone(&http)),
-            (quiet.clone(), vec!["a-node".to_owned(), "b-node".to_owned()])
+            (no_verbs.clone(), vec!["a-node".to_owned(), "b-node".to_owned()])
         );
         let edited = map("x", "2");
         assert_eq!(
             absorb(&mut table, view(&pods, &[Arc::clone(&edited), Arc::clone(&y)]), Arc::clone(&http)),
-            (quiet.clone(), vec!["a-node".to_owned()])
+            (no_verbs.clone(), vec!["a-node".to_owned()])
         );
         assert_eq!(value(&table, &a, "x").as_deref(), Some("2"));
         let unused = map("z", "1");
-        let nothing = (quiet.clone(), Vec::<String>::new());
+        let nothing = (no_verbs.clone(), Vec::<String>::new());
         let all = [Arc::clone(&edited), Arc::clone(&y), unused];
         assert_eq!(absorb(&mut table, view(&pods, &all), Arc::clone(&http)), nothing);
         assert_eq!(absorb(&mut table, view(&pods, &all), http), nothing);
@@ -131,11 +131,11 @@ mod tests {
             (vec!["REMOVE"], vec!["a-node".to_owned(), "b-node".to_owned()])
         );
 
-        // A pod that refers to it no more is not told.
+        // A pod that no longer refers to the object is not affected.
         let without = [pod("a", &["x"], SourceKind::File), Arc::clone(&b)];
         absorb(&mut table, view(&without, &[]), none());
-        let (_, told) = absorb(&mut table, view(&without, &[y]), none());
-        assert_eq!(told, ["b-node"]);
+        let (_, affected) = absorb(&mut table, view(&without, &[y]), none());
+        assert_eq!(affected, ["b-node"]);
         absorb(&mut table, none(), none());
         let mut index = ReferenceIndex::default();
         index.replace(None, Some(&a));

@@ -10,7 +10,7 @@ use limpet_model::source::SourceKind;
 
 const SOURCES: usize = SourceKind::ALL.len();
 
-/// All slots and the one bell they ring. Memory is bounded by what the sources hold: a slot keeps one snapshot.
+/// All slots and the one notification they share. Memory is bounded by what the sources hold: a slot keeps one snapshot.
 #[derive(Debug)]
 pub struct Slots(Exchange<SOURCES>);
 
@@ -31,7 +31,7 @@ impl Slots {
         self.0.load()
     }
 
-    /// Resolves when something was published since the last time; never misses one. For one task only.
+    /// Resolves when something was published since the last call; never misses a publication. For one task only.
     pub async fn published(&self) {
         poll_fn(|context| self.0.poll_published(context)).await;
     }

@@ -1,4 +1,4 @@
-//! What the exchange is built on. The model checker brings its own (`agent/core/tests/exchange.rs`).
+//! The primitives the exchange is built on. The loom model checker supplies its own (`agent/core/tests/exchange.rs`).
 
 use std::sync::Arc;
 pub(super) use std::sync::atomic::{AtomicBool, Ordering};

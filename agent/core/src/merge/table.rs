@@ -1,8 +1,8 @@
-//! The merge itself, pure: which keys differ since the last time, who wins them, what that means.
+//! The merge itself, pure: which keys changed since the last merge, which pod wins each, and the resulting changes.
 //!
-//! Persistent maps share structure, so two snapshots are compared by pointer and only what changed is looked at.
-//! Who runs follows from the snapshots alone, never from their order in time: of a key that several sources claim
-//! the first source's pod, and of a UID that several such pods have the first source's, then the first key's.
+//! Persistent maps share structure, so two snapshots are compared by pointer and only changed entries are visited.
+//! Which pod runs depends on the snapshots alone, never on their order in time: for a key that several sources claim,
+//! the pod of the first source; for a UID that several such pods have, the pod of the first source, then of the first key.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -17,34 +17,34 @@ use limpet_model::object::ObjectKey;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
 
-/// The merged state and the snapshots it was made of.
+/// The merged state and the snapshots it was merged from.
 #[derive(Debug, Default)]
 pub struct MergeTable {
     absorbed: Snapshots,
     desired: DesiredPods,
-    /// The keys whose first claim has that UID: more than one only where manifests write UIDs. Unordered.
+    /// The keys whose first claim has that UID: more than one only if manifests set UIDs. Unordered.
     holders: HashMap<PodUid, Vec<PodKey>>,
     references: ReferenceIndex,
 }
 
-/// What one merge brought.
+/// The result of one merge.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct MergeDelta {
     /// Removed, Added, Updated, Deleting, Reconciled; by key within each.
     pub changes: Vec<PodChange>,
-    /// Pods that refer to an object which came, changed or went.
+    /// Pods that refer to an object that was added, changed or removed.
     pub objects_changed: BTreeSet<PodKey>,
-    /// A source spoke for the first time.
+    /// A source reported for the first time.
     pub readiness_changed: bool,
-    /// Keys of which others lose, or do not any more, than before.
+    /// Keys whose losing pods changed.
     pub contested: Vec<PodKey>,
 }
 
-impl Outcome {
-    /// Whether the merged state is what it was.
+impl MergeDelta {
+    /// Whether the merged state is unchanged.
     pub fn is_empty(&self) -> bool {
-        let quiet = self.changes.is_empty() && self.contested.is_empty() && self.objects_changed.is_empty();
-        quiet && !self.readiness_changed
+        let unchanged = self.changes.is_empty() && self.contested.is_empty() && self.objects_changed.is_empty();
+        unchanged && !self.readiness_changed
     }
 }
 
@@ -54,8 +54,8 @@ impl MergeTable {
         &self.desired
     }
 
-    /// Takes the sources' newest snapshots in and says what changed. Cost grows with what changed.
-    pub fn absorb(&mut self, snapshots: Snapshots) -> Outcome {
+    /// Merges the sources' newest snapshots and returns what changed. The cost grows with the size of the change.
+    pub fn absorb(&mut self, snapshots: Snapshots) -> MergeDelta {
         let mut touched = touched_keys(&self.absorbed, &snapshots);
         let objects = touched_objects(&self.absorbed, &snapshots);
         let ready = std::array::from_fn(|index| snapshots[index].ready);
@@ -63,28 +63,28 @@ impl MergeTable {
         self.desired.ready = ready;
         self.desired.objects = std::array::from_fn(|index| snapshots[index].objects.clone());
         let before = std::mem::replace(&mut self.absorbed, snapshots);
-        self.hold(&before, &mut touched);
+        self.update_holders(&before, &mut touched);
 
-        let mut outcome = Outcome { readiness_changed, ..Outcome::default() };
+        let mut delta = MergeDelta { readiness_changed, ..MergeDelta::default() };
         let mut changes: [Vec<PodChange>; 5] = Default::default();
         for key in touched {
-            let claim = self.standing(&key);
+            let claim = self.resolve(&key);
             if self.settle_duplicates(&key, claim.duplicates) {
-                outcome.contested.push(key.clone());
+                delta.contested.push(key.clone());
             }
             self.settle_pod(key, claim.winner, &mut |change| changes[rank(&change)].push(change));
         }
-        outcome.changes.reserve_exact(changes.iter().map(Vec::len).sum());
-        outcome.changes.extend(changes.into_iter().flatten());
+        delta.changes.reserve_exact(changes.iter().map(Vec::len).sum());
+        delta.changes.extend(changes.into_iter().flatten());
         for (source, object) in objects {
-            outcome.objects_changed.extend(self.references.pods(source, object).cloned());
+            delta.objects_changed.extend(self.references.pods(source, object).cloned());
         }
-        outcome
+        delta
     }
 
-    /// Brings the holders of UIDs up to date, and adds to `touched` the keys that gain or lose by it.
-    fn hold(&mut self, before: &Snapshots, touched: &mut Vec<PodKey>) {
-        let mut drawn_in = Vec::new();
+    /// Updates the holders of UIDs, and adds to `touched` the keys this affects.
+    fn update_holders(&mut self, before: &Snapshots, touched: &mut Vec<PodKey>) {
+        let mut affected = Vec::new();
         for key in &*touched {
             let (old, new) = (first_claim(before, key), first_claim(&self.absorbed, key));
             if let Some(old) = old
@@ -92,7 +92,7 @@ impl MergeTable {
                 && let Some(keys) = self.holders.get_mut(&old.uid)
             {
                 keys.retain(|held| held != key);
-                drawn_in.extend_from_slice(keys);
+                affected.extend_from_slice(keys);
                 if keys.is_empty() {
                     self.holders.remove(&old.uid);
                 }
@@ -103,25 +103,25 @@ impl MergeTable {
                     if !keys.contains(key) {
                         keys.push(key.clone());
                     }
-                    // An edit of one changes what is said of the others.
-                    drawn_in.extend(keys.iter().filter(|held| *held != key).cloned());
+                    // An edit of one changes the duplicates of the others.
+                    affected.extend(keys.iter().filter(|held| *held != key).cloned());
                 }
                 None => {
                     self.holders.insert(new.uid.clone(), vec![key.clone()]);
                 }
             }
         }
-        if !drawn_in.is_empty() {
-            touched.append(&mut drawn_in);
+        if !affected.is_empty() {
+            touched.append(&mut affected);
             touched.sort_unstable();
             touched.dedup();
         }
     }
 
-    /// Who runs under the key, and who of this key or UID does not.
-    fn standing(&self, key: &PodKey) -> Standing {
+    /// Which pod runs under the key, and which pods of this key or UID do not.
+    fn resolve(&self, key: &PodKey) -> Resolution {
         let mut claims = self.absorbed.iter().filter_map(|snapshot| Some((snapshot, snapshot.pods.get(key)?)));
-        let Some((snapshot, first)) = claims.next() else { return Standing::default() };
+        let Some((snapshot, first)) = claims.next() else { return Resolution::default() };
         let lost = |winner: &Arc<PodRecord>, loser: &Arc<PodRecord>| Duplicate {
             winner: Arc::clone(winner),
             loser: Arc::clone(loser),
@@ -148,10 +148,10 @@ impl MergeTable {
                 None => {}
             }
         }
-        Standing { winner, duplicates }
+        Resolution { winner, duplicates }
     }
 
-    /// Whether others lose than before.
+    /// Whether the losing pods changed.
     fn settle_duplicates(&mut self, key: &PodKey, duplicates: Vec<Duplicate>) -> bool {
         let before = self.desired.duplicates.get(key).map_or(&[][..], |before| &**before);
         let same =
@@ -167,26 +167,26 @@ impl MergeTable {
         true
     }
 
-    /// Puts the winner in its place and tells the one or two changes that brings.
-    fn settle_pod(&mut self, key: PodKey, winner: Option<Arc<PodRecord>>, tell: &mut impl FnMut(PodChange)) {
+    /// Sets the winner of the key and emits the resulting changes, one or two.
+    fn settle_pod(&mut self, key: PodKey, winner: Option<Arc<PodRecord>>, emit: &mut impl FnMut(PodChange)) {
         let before = match &winner {
             Some(winner) if self.desired.pods.get(&key).is_some_and(|now| Arc::ptr_eq(now, winner)) => return,
             Some(winner) => self.desired.pods.insert(key, Arc::clone(winner)),
             None => self.desired.pods.remove(&key),
         };
         self.references.replace(before.as_deref(), winner.as_deref());
-        classify(before, winner, tell);
+        classify(before, winner, emit);
     }
 }
 
-/// What the snapshots say of one key.
+/// The claims of one key, resolved.
 #[derive(Debug, Default)]
-struct Standing {
+struct Resolution {
     winner: Option<Arc<PodRecord>>,
     duplicates: Vec<Duplicate>,
 }
 
-/// Every object that came, changed or went, by source.
+/// Every object that was added, changed or removed, by source.
 fn touched_objects(before: &Snapshots, after: &Snapshots) -> Vec<(SourceKind, ObjectKey)> {
     let mut touched = Vec::new();
     for ((source, before), after) in SourceKind::ALL.into_iter().zip(before).zip(after) {
@@ -198,7 +198,7 @@ fn touched_objects(before: &Snapshots, after: &Snapshots) -> Vec<(SourceKind, Ob
     touched
 }
 
-/// The keys of which any source says something else than before, in order.
+/// The keys that changed in any source, in order.
 fn touched_keys(before: &Snapshots, after: &Snapshots) -> Vec<PodKey> {
     let mut touched = Vec::new();
     for (old, new) in before.iter().zip(after) {
@@ -230,20 +230,20 @@ fn rivals<'a>(snapshot: &'a SourceSnapshot, key: &PodKey) -> impl Iterator<Item 
 }
 
 /// The change between two versions of one key (kubelet-semantics 1.2, O3 to O7 and O14).
-fn classify(old: Option<Arc<PodRecord>>, new: Option<Arc<PodRecord>>, tell: &mut impl FnMut(PodChange)) {
+fn classify(old: Option<Arc<PodRecord>>, new: Option<Arc<PodRecord>>, emit: &mut impl FnMut(PodChange)) {
     match (old, new) {
         (None, None) => {}
-        (None, Some(new)) => tell(PodChange::Added(new)),
-        (Some(old), None) => tell(PodChange::Removed(old)),
+        (None, Some(new)) => emit(PodChange::Added(new)),
+        (Some(old), None) => emit(PodChange::Removed(old)),
         (Some(old), Some(new)) if !old.is_same_incarnation(&new) => {
-            tell(PodChange::Removed(old));
-            tell(PodChange::Added(new));
+            emit(PodChange::Removed(old));
+            emit(PodChange::Added(new));
         }
         (Some(old), Some(new)) if is_edited(&old, &new) => {
             let deleting = new.is_deleting();
-            tell(if deleting { PodChange::Deleting { old, new } } else { PodChange::Updated { old, new } });
+            emit(if deleting { PodChange::Deleting { old, new } } else { PodChange::Updated { old, new } });
         }
-        (Some(old), Some(new)) if old.pod.status != new.pod.status => tell(PodChange::Reconciled { old, new }),
+        (Some(old), Some(new)) if old.pod.status != new.pod.status => emit(PodChange::Reconciled { old, new }),
         (Some(_), Some(_)) => {}
     }
 }

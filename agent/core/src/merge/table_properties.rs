@@ -1,4 +1,4 @@
-//! Whatever the sources publish in whatever order: the merged state is the naive one, and the changes lead there.
+//! Property tests: in any order of publications the merged state equals the naive one, and the changes lead to it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,29 +14,29 @@ use limpet_model::pod::Fingerprint;
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// All that the merge can tell two versions of a pod by, from few values, so that they meet often.
+/// Everything by which the merge distinguishes two versions of a pod, from few values, so that collisions are common.
 #[derive(Debug, Clone, PartialEq)]
 struct Version {
     spec: u8,
     image: u8,
     uid: Option<u8>,
     origin: u8,
-    ends: bool,
+    deleting: bool,
     status: u8,
 }
 
 #[derive(Debug, Clone)]
 enum Publication {
-    /// The whole view built anew: nothing is shared with the one before.
+    /// The snapshot is rebuilt: it shares nothing with the previous one.
     Rebuilt(BTreeMap<&'static str, Version>),
-    /// One key of the view before: changed, or gone.
+    /// One key of the previous snapshot is changed or removed.
     Edited(&'static str, Option<Version>),
 }
 
 fn version() -> impl Strategy<Value = Version> {
     let uid = prop_oneof![3 => Just(None), 2 => (0u8..3).prop_map(Some)];
     (0u8..2, 0u8..2, uid, 0u8..2, prop::bool::weighted(0.2), 0u8..2)
-        .prop_map(|(spec, image, uid, origin, ends, status)| Version { spec, image, uid, origin, ends, status })
+        .prop_map(|(spec, image, uid, origin, deleting, status)| Version { spec, image, uid, origin, deleting, status })
 }
 
 fn publication() -> impl Strategy<Value = Publication> {
@@ -48,9 +48,9 @@ fn publication() -> impl Strategy<Value = Publication> {
 }
 
 fn record(name: &str, version: &Version, source: SourceKind) -> Arc<PodRecord> {
-    let Version { spec, image, uid, origin, ends, status } = version.clone();
+    let Version { spec, image, uid, origin, deleting, status } = version.clone();
     let mut pod = Pod::default();
-    pod.metadata.deletion_timestamp = ends.then_some(Time(jiff::Timestamp::UNIX_EPOCH));
+    pod.metadata.deletion_timestamp = deleting.then_some(Time(jiff::Timestamp::UNIX_EPOCH));
     pod.status = Some(PodStatus { message: Some(status.to_string()), ..PodStatus::default() });
     let written = uid.map(|uid| format!("written-{uid}"));
     let mut whole = [spec; 16];
@@ -85,7 +85,7 @@ fn apply(pods: &Pods, publication: &Publication, source: SourceKind) -> Pods {
     }
 }
 
-/// The merged state as one would write it down without a thought of cost.
+/// The merged state, computed without regard to cost.
 fn naive(snapshots: &Snapshots) -> BTreeMap<PodKey, Arc<PodRecord>> {
     let mut first: BTreeMap<PodKey, Arc<PodRecord>> = BTreeMap::new();
     for snapshot in snapshots.iter().rev() {
@@ -104,24 +104,24 @@ fn naive(snapshots: &Snapshots) -> BTreeMap<PodKey, Arc<PodRecord>> {
 /// Every pod that some source publishes and that does not run, as `loser of winner`, under both their keys.
 fn naive_duplicates(snapshots: &Snapshots) -> BTreeSet<(PodKey, String)> {
     let running = naive(snapshots);
-    let mut told = BTreeSet::new();
+    let mut found = BTreeSet::new();
     for key in snapshots.iter().flat_map(|snapshot| snapshot.pods.keys()) {
         let mut claims = snapshots.iter().filter_map(|snapshot| snapshot.pods.get(key));
         let first = claims.next().unwrap();
         for loser in claims {
-            told.insert((key.clone(), format!("{} {} of {} {}", loser.source, key, first.source, key)));
+            found.insert((key.clone(), format!("{} {} of {} {}", loser.source, key, first.source, key)));
         }
         let holder = running.values().find(|holder| holder.uid == first.uid).unwrap();
         if holder.key != *key {
             let text = format!("{} {} of {} {}", first.source, key, holder.source, holder.key);
-            told.extend([(key.clone(), text.clone()), (holder.key.clone(), text)]);
+            found.extend([(key.clone(), text.clone()), (holder.key.clone(), text)]);
         }
     }
-    told
+    found
 }
 
-/// Does to `pods` what a change says, and checks that it can be said of them.
-fn follow(pods: &mut BTreeMap<PodKey, Arc<PodRecord>>, change: &PodChange) -> Result<(), TestCaseError> {
+/// Applies a change to `pods`, and checks that it is valid for them.
+fn apply_change(pods: &mut BTreeMap<PodKey, Arc<PodRecord>>, change: &PodChange) -> Result<(), TestCaseError> {
     let key = change.record().key.clone();
     let before = match change {
         PodChange::Removed(_) => pods.remove(&key),
@@ -143,8 +143,8 @@ fn follow(pods: &mut BTreeMap<PodKey, Arc<PodRecord>>, change: &PodChange) -> Re
 
 proptest! {
     #[test]
-    fn any_interleaving_ends_in_the_naive_state(
-        // Rounds of publications, some of which come faster than they are merged.
+    fn any_interleaving_results_in_the_naive_state(
+        // Rounds of publications, several of which may be merged at once.
         rounds in prop::collection::vec(
             prop::collection::vec((select(&SourceKind::ALL[..]), publication()), 1..5), 1..10,
         ),
@@ -159,35 +159,35 @@ proptest! {
                     Arc::new(SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() });
             }
             let before = followed.clone();
-            let outcome = table.absorb(snapshots.clone());
+            let delta = table.absorb(snapshots.clone());
 
-            prop_assert!(outcome.changes.is_sorted_by_key(|change| (rank(change), change.record().key.clone())));
-            for change in &outcome.changes {
-                follow(&mut followed, change)?;
+            prop_assert!(delta.changes.is_sorted_by_key(|change| (rank(change), change.record().key.clone())));
+            for change in &delta.changes {
+                apply_change(&mut followed, change)?;
             }
             let merged: BTreeMap<_, _> = table.desired().pods.iter().map(|(k, r)| (k.clone(), Arc::clone(r))).collect();
             prop_assert_eq!(&merged, &naive(&snapshots));
             prop_assert_eq!(&followed, &merged);
             if before == merged {
-                prop_assert!(outcome.changes.is_empty());
+                prop_assert!(delta.changes.is_empty());
             }
             let mut uids = BTreeSet::new();
             prop_assert!(merged.values().all(|record| uids.insert(&record.uid)), "one UID runs twice");
 
-            let told: BTreeSet<(PodKey, String)> = (table.desired().duplicates.iter())
-                .flat_map(|(key, told)| told.iter().map(move |each| (key, each)))
+            let found: BTreeSet<(PodKey, String)> = (table.desired().duplicates.iter())
+                .flat_map(|(key, duplicates)| duplicates.iter().map(move |each| (key, each)))
                 .map(|(key, Duplicate { winner, loser })| {
                     (key.clone(), format!("{} {} of {} {}", loser.source, loser.key, winner.source, winner.key))
                 })
                 .collect();
-            prop_assert_eq!(told, naive_duplicates(&snapshots));
-            prop_assert!(table.absorb(snapshots.clone()).is_empty(), "the same again");
+            prop_assert_eq!(found, naive_duplicates(&snapshots));
+            prop_assert!(table.absorb(snapshots.clone()).is_empty(), "unchanged snapshots");
         }
     }
 
-    /// Which publications are merged together changes what is told on the way and nothing of the end.
+    /// Merging publications together affects the intermediate changes and not the final state.
     #[test]
-    fn coalescing_changes_nothing_of_the_end(
+    fn coalescing_does_not_affect_the_final_state(
         publications in prop::collection::vec((select(&SourceKind::ALL[..]), publication()), 1..20),
         merged_after in subsequence((0..20).collect::<Vec<usize>>(), 0..20),
     ) {

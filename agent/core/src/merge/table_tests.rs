@@ -1,4 +1,4 @@
-//! kubelet's cases of merging (kubelet-semantics 7.1) and those it does not test, as tables in our words.
+//! kubelet's test cases for merging (kubelet-semantics 7.1) and cases it does not test, as tables.
 #![allow(clippy::unwrap_used)]
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -9,9 +9,9 @@ use super::*;
 use limpet_model::manifest::restore;
 use limpet_model::pod::Fingerprint;
 
-/// A pod in a few words: its name, or `namespace/name`, then what is special about it.
+/// A pod in short form: its name, or `namespace/name`, then its special properties.
 /// `image=2`: edited in place; `spec=2`: another incarnation; `uid=u`: written in the manifest; `ends`, `ends=5`:
-/// asked to end, with that grace; `status=a`; `file=b`: its origin.
+/// being deleted, with that grace period; `status=a`; `file=b`: its origin.
 fn pod(words: &str, source: SourceKind) -> Arc<PodRecord> {
     let mut words = words.split(' ');
     let name = words.next().unwrap();
@@ -54,11 +54,11 @@ fn view(pods: &[&str], source: SourceKind) -> Arc<SourceSnapshot> {
     Arc::new(SourceSnapshot { pods: pods.collect(), ready: true, ..SourceSnapshot::default() })
 }
 
-fn told(changes: &[PodChange]) -> Vec<String> {
+fn emitted(changes: &[PodChange]) -> Vec<String> {
     changes.iter().map(|change| format!("{} {}", change.verb(), change.record().uid)).collect()
 }
 
-/// What a source publishes, and what that brings.
+/// What a source publishes, and the resulting changes.
 type Step<'a> = (SourceKind, &'a [&'a str], &'a [&'a str]);
 
 use SourceKind::{Api, File, Http, Push};
@@ -71,7 +71,7 @@ fn kubelets_cases() {
             "the same name in another namespace is another pod",
             &[(Api, &["a"], &["ADD api/default/a/1"]), (Api, &["a", "b/a"], &["ADD api/b/a/1"])],
         ),
-        ("the same again is silent", &[(Http, &["a"], &["ADD http/default/a/1"]), (Http, &["a"], &[])]),
+        ("an unchanged snapshot brings no change", &[(Http, &["a"], &["ADD http/default/a/1"]), (Http, &["a"], &[])]),
         (
             "an edit in place updates, and the removal carries the edited pod",
             &[(Api, &["a uid=u"], &["ADD u"]), (Api, &["a uid=u image=2"], &["UPDATE u"]), (Api, &[], &["REMOVE u"])],
@@ -88,7 +88,7 @@ fn kubelets_cases() {
             &[(File, &["a uid=u"], &["ADD u"]), (File, &["a uid=u spec=2"], &["REMOVE u", "ADD u"])],
         ),
         (
-            "a deletion is graceful, told once, and told again when the grace is shortened or the pod edited",
+            "a deletion is graceful, and emitted again only when the grace is shortened or the pod edited",
             &[
                 (Api, &["a uid=u"], &["ADD u"]),
                 (Api, &["a uid=u ends"], &["DELETE u"]),
@@ -98,8 +98,8 @@ fn kubelets_cases() {
                 (Api, &[], &["REMOVE u"]),
             ],
         ),
-        ("a pod that is new and to end is added", &[(Api, &["a uid=u ends"], &["ADD u"])]),
-        ("a deletion that was taken back", &[(Api, &["a uid=u ends"], &["ADD u"]), (Api, &["a uid=u"], &["UPDATE u"])]),
+        ("a new pod that is being deleted is added", &[(Api, &["a uid=u ends"], &["ADD u"])]),
+        ("a revoked deletion", &[(Api, &["a uid=u ends"], &["ADD u"]), (Api, &["a uid=u"], &["UPDATE u"])]),
         (
             "removed before added before updated before deleting before reconciled",
             &[
@@ -127,12 +127,12 @@ fn kubelets_cases() {
         ),
         ("an empty snapshot, then a pod", &[(Http, &[], &[]), (Http, &[], &[]), (Http, &["a uid=u"], &["ADD u"])]),
         (
-            "a renamed file updates nothing but where the pod comes from",
+            "a renamed file updates only the pod's origin",
             &[(File, &["a uid=u"], &["ADD u"]), (File, &["a uid=u file=b"], &["UPDATE u"])],
         ),
-        // Untested upstream: two sources with one name, in every order of coming and going.
+        // Untested upstream: two sources with one name, added and removed in every order.
         (
-            "the first source wins, whoever came first, and the next takes over",
+            "the first source wins, whichever published first, and the next takes over",
             &[
                 (Http, &["a"], &["ADD http/default/a/1"]),
                 (Api, &["a"], &[]),
@@ -170,14 +170,14 @@ fn kubelets_cases() {
         let mut snapshots = Snapshots::default();
         for (number, (source, pods, expected)) in steps.iter().enumerate() {
             snapshots[source.index()] = view(pods, *source);
-            let outcome = table.absorb(snapshots.clone());
-            assert_eq!(told(&outcome.changes), *expected, "{case}: step {number}");
+            let delta = table.absorb(snapshots.clone());
+            assert_eq!(emitted(&delta.changes), *expected, "{case}: step {number}");
         }
     }
 }
 
 #[test]
-fn metadata_of_a_manifest_is_an_update_and_says_so() {
+fn a_metadata_edit_is_an_update_that_names_the_field() {
     let mut annotations = json!({});
     let mut labels = json!({ "app": "web" });
     let mut table = MergeTable::default();
@@ -205,18 +205,18 @@ fn metadata_of_a_manifest_is_an_update_and_says_so() {
 }
 
 #[test]
-fn a_source_is_ready_by_itself_and_once() {
+fn each_source_becomes_ready_by_itself_and_once() {
     let mut table = MergeTable::default();
     let mut snapshots = Snapshots::default();
     assert!(table.absorb(snapshots.clone()).is_empty());
-    for (spoken, source) in [Http, File, Api, Push].into_iter().enumerate() {
+    for (reported, source) in [Http, File, Api, Push].into_iter().enumerate() {
         snapshots[source.index()] = view(&[], source);
-        let outcome = table.absorb(snapshots.clone());
-        assert!(outcome.readiness_changed && outcome.changes.is_empty(), "told although there is no pod");
+        let delta = table.absorb(snapshots.clone());
+        assert!(delta.readiness_changed && delta.changes.is_empty(), "reported although there is no pod");
         let ready = SourceKind::ALL.into_iter().filter(|kind| table.desired().is_ready(*kind)).count();
-        assert_eq!(ready, spoken + 1);
+        assert_eq!(ready, reported + 1);
         snapshots[source.index()] = view(&[], source);
-        assert!(table.absorb(snapshots.clone()).is_empty(), "empty again: silence");
+        assert!(table.absorb(snapshots.clone()).is_empty(), "empty again: no change");
     }
 }
 
@@ -229,7 +229,7 @@ fn duplicates(table: &MergeTable, key: &str) -> Vec<String> {
 }
 
 #[test]
-fn duplicates_are_told_on_both_sides_and_only_when_they_change() {
+fn duplicates_are_reported_for_both_pods_and_only_when_they_change() {
     let mut table = MergeTable::default();
     let mut snapshots = Snapshots::default();
     let mut publish = |table: &mut MergeTable, source: SourceKind, pods: &[&str]| {
@@ -246,7 +246,7 @@ fn duplicates_are_told_on_both_sides_and_only_when_they_change() {
     assert_eq!(duplicates(&table, "d"), ["file b > http d"]);
     assert!(!table.desired().pods.contains_key(&PodKey::new("default", "d")));
 
-    assert!(publish(&mut table, Push, &["e"]).is_empty(), "nothing new to say of the others");
+    assert!(publish(&mut table, Push, &["e"]).is_empty(), "the others' duplicates are unchanged");
     assert_eq!(publish(&mut table, File, &[]), ["a", "b", "d"]);
     assert_eq!(duplicates(&table, "a"), ["http a > api a"]);
     assert!(duplicates(&table, "b").is_empty() && duplicates(&table, "d").is_empty());
@@ -254,18 +254,18 @@ fn duplicates_are_told_on_both_sides_and_only_when_they_change() {
 }
 
 #[test]
-fn the_second_of_two_files_is_told_too() {
+fn a_duplicate_within_one_source_is_reported_too() {
     let mut table = MergeTable::default();
     let mut snapshot = (*view(&["a"], File)).clone();
     let rivals: Arc<[_]> = Arc::from([pod("a spec=2 file=b", File)]);
     snapshot.rivals.insert(PodKey::new("default", "a"), rivals);
     let mut snapshots = Snapshots::default();
     snapshots[File.index()] = Arc::new(snapshot);
-    let outcome = table.absorb(snapshots.clone());
-    assert_eq!(told(&outcome.changes), ["ADD file/default/a/1"]);
+    let delta = table.absorb(snapshots.clone());
+    assert_eq!(emitted(&delta.changes), ["ADD file/default/a/1"]);
     assert_eq!(duplicates(&table, "a"), ["file a > file a"]);
     snapshots[File.index()] = view(&["a"], File);
-    let outcome = table.absorb(snapshots);
-    assert!(outcome.changes.is_empty() && outcome.contested.len() == 1);
+    let delta = table.absorb(snapshots);
+    assert!(delta.changes.is_empty() && delta.contested.len() == 1);
     assert!(duplicates(&table, "a").is_empty());
 }

@@ -1,4 +1,4 @@
-//! How containers and pods end: the next signal, what dead instances left, what is taken down.
+//! Termination of containers and pods: the next signal, cleanup of exited instances, teardown.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use std::time::Instant;
 use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, Stopping};
 use super::{Action, KillCause, Plan, Step};
 
-/// How long after a SIGKILL that did not help the next one follows.
+/// How long after an ineffective SIGKILL the next one follows.
 pub(super) const KILL_AGAIN: Duration = Duration::from_secs(10);
 
-/// The pod ends: signal, kill after the grace, clear, take everything down.
+/// Terminates the pod: SIGTERM, SIGKILL after the grace period, teardown.
 pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
     let mut plan = Plan::default();
     let mut alive = false;
@@ -35,7 +35,7 @@ pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
     }
 }
 
-/// The next signal for a container that is to end, if one is due.
+/// The next signal for a container that is being terminated, if one is due.
 pub(super) fn terminate(
     plan: &mut Plan,
     index: usize,
@@ -51,7 +51,7 @@ pub(super) fn terminate(
     match stopping {
         None => plan.push(Action::Terminate(index, grace, cause)),
         Some(Stopping { kill_at, killed_at: None }) => {
-            // A later wish may have come with a shorter grace, never with a longer one.
+            // A later command may have a shorter grace period, never a longer one.
             let kill_at = (*kill_at).min(now + grace);
             if now >= kill_at { plan.push(Action::Kill(index)) } else { plan.wake_at(kill_at) }
         }
@@ -62,7 +62,7 @@ pub(super) fn terminate(
     }
 }
 
-/// Whether the last thing tried on the container failed so recently that it is left alone for now.
+/// Whether the container's last action failed so recently that its retry is not due yet.
 fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
     match &slot.retry {
         Some(retry) if retry.retry_at > now => {
@@ -73,7 +73,7 @@ fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
     }
 }
 
-/// The pod has run to its end: write the ends down, then give the sandbox back.
+/// The pod has finished: record the exits, then release the sandbox.
 pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     let mut plan = Plan::default();
     for (index, slot) in pod.containers.iter().enumerate().filter(|(_, slot)| slot.busy.is_none()) {
@@ -92,7 +92,7 @@ pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     }
 }
 
-/// Clears what dead instances left, one thing at a time. The newest one only when no successor is about to start:
+/// Cleans up exited instances, one action at a time. The newest one only when no successor is about to start:
 /// the successor comes first, so that a restart costs no more than a start.
 pub(super) fn clear(plan: &mut Plan, index: usize, slot: &ContainerSlot, newest_too: bool, now: Instant) {
     let unreaped = |instance: &Option<Instance>| {

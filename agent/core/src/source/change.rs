@@ -1,4 +1,4 @@
-//! One change of a manifest as a source took it: what people are told of it, and what is kept.
+//! One change of a manifest as a source accepted it: for logs, events and the stored change history.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -16,22 +16,22 @@ use limpet_model::actor::Actor;
 use limpet_model::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severity};
 use limpet_model::source::SourceKind;
 
-/// Parts of a pod that are named at most.
+/// At most this many changed parts of a pod are named.
 const MOST_PARTS: usize = 12;
-/// What is kept of one text, in characters.
+/// Maximum length of one text, in characters.
 const MAX_TEXT: usize = 240;
 
-/// What became of a manifest.
+/// What happened to a manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
     /// A pod that was not there before.
     Created,
-    /// Another version of it.
+    /// A new version of the pod.
     Edited,
-    /// It is gone.
+    /// The pod was removed.
     Removed,
-    /// The newer version was refused.
+    /// The newer version was rejected.
     Rejected,
 }
 
@@ -46,34 +46,34 @@ impl fmt::Display for ChangeKind {
     }
 }
 
-/// One change. LastGood as it is written out here, so fields are only ever added.
+/// One change. Stored in this JSON form, so fields are only ever added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestChange {
-    /// When the agent took it.
+    /// When the agent accepted it.
     pub at: Time,
     /// `file`, `push`, `http` or `api`.
     pub source: String,
     /// The file's name or the URL.
     pub origin: String,
-    /// What became of it.
+    /// What happened.
     pub change: ChangeKind,
-    /// The pod, as `namespace/name`; absent for a refused manifest of which nothing runs.
+    /// The pod, as `namespace/name`; absent for a rejected manifest of which nothing runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
     /// The pod's UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// What the change touched, a phrase each.
+    /// The parts that changed, a phrase each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub touched: Vec<String>,
     /// Containers it restarted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub restarts: Vec<String>,
-    /// It ended the pod, and a new one was started.
+    /// The pod was terminated and recreated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recreates: bool,
-    /// Why it was refused.
+    /// Why it was rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Who made it; absent: unknown.
@@ -142,18 +142,18 @@ impl ManifestChange {
         Some((PodKey::new(namespace, name), PodUid::new(self.uid.clone()?)))
     }
 
-    /// Whether it says what `earlier` says, whenever that was and whoever it was.
+    /// Whether it equals `earlier` apart from time and actor.
     pub fn repeats(&self, earlier: &Self) -> bool {
         let Self { at, actor, .. } = earlier.clone();
         Self { at, actor, ..self.clone() } == *earlier
     }
 
-    /// Who made it, in words.
+    /// Who made it, as text.
     pub fn by(&self) -> String {
         self.actor.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string)
     }
 
-    /// What it touched, or why it was refused.
+    /// What changed, or why it was rejected.
     pub fn what(&self) -> String {
         match self.change {
             ChangeKind::Edited => self.touched.join(", "),
@@ -162,7 +162,7 @@ impl ManifestChange {
         }
     }
 
-    /// What it did to what runs: `restarted web`; empty when nothing.
+    /// Its effect on the running pod: `restarted web`; empty if there is none.
     pub fn effect(&self) -> String {
         match (self.recreates, self.restarts.is_empty()) {
             (true, _) => "recreated the pod".to_owned(),
@@ -172,7 +172,7 @@ impl ManifestChange {
     }
 }
 
-/// The parts in words, images with what they were and are.
+/// The changed parts as text, images with their old and new version.
 fn touched(diff: &PodDiff<'_>, old: &PodRecord, new: &PodRecord) -> Vec<String> {
     let mut parts: Vec<String> = diff.parts().iter().take(MOST_PARTS).map(|part| phrase(part, old, new)).collect();
     if diff.parts().len() > MOST_PARTS {
@@ -189,7 +189,7 @@ fn phrase(part: &Part<'_>, old: &PodRecord, new: &PodRecord) -> String {
         all.find(|one| one.name == *container).and_then(|one| one.image.clone()).unwrap_or_default()
     };
     let (before, after) = (image(old), image(new));
-    // Of two versions of one image only the versions are of interest.
+    // For two tags of one image only the tags matter.
     let (from, to) = match (before.rsplit_once(':'), after.rsplit_once(':')) {
         (Some((one, from)), Some((other, to))) if one == other => (from, to),
         _ => (&*before, &*after),
@@ -205,14 +205,14 @@ fn short(text: &str) -> String {
     kept
 }
 
-/// What a source last published, to say what changed since; at the start what it last accepted.
+/// Remembers a source's last snapshot to compute its changes; at the start, its last good manifests.
 #[derive(Debug)]
 pub struct ChangeLog {
     source: SourceKind,
     before: SourceSnapshot,
-    /// What an earlier run accepted, as long as it may come back.
+    /// Last good manifests of an earlier run, until the source's first complete read.
     kept: BTreeMap<Arc<str>, LastGood>,
-    /// All manifests of that.
+    /// All manifests in `kept`.
     known: HashSet<Arc<[u8]>>,
 }
 
@@ -222,13 +222,13 @@ impl ChangeLog {
         Self { source, before: SourceSnapshot::default(), kept: BTreeMap::new(), known: HashSet::new() }
     }
 
-    /// What an earlier run accepted: it is no news when it comes back.
+    /// Sets what an earlier run accepted: it is no change when it reappears.
     pub fn expect(&mut self, kept: &BTreeMap<Arc<str>, LastGood>) {
         self.kept.clone_from(kept);
         self.known = kept.values().flat_map(|kept| kept.manifests.iter().cloned()).collect();
     }
 
-    /// The snapshot with what changed since the one before, as of `at`.
+    /// The snapshot with its changes since the previous one, as of `at`.
     pub fn enter(
         &mut self,
         snapshot: Arc<SourceSnapshot>,
@@ -243,7 +243,7 @@ impl ChangeLog {
         Arc::new(SourceSnapshot { changes: changes.into(), ..SourceSnapshot::clone(&snapshot) })
     }
 
-    /// What changed up to `after`. `restore` reads what was kept under a name; `who` changed an origin.
+    /// The changes up to `after`. `restore` reads the last good manifests of an origin; `who` is the actor that changed it.
     fn changes(
         &mut self,
         after: &SourceSnapshot,
@@ -298,7 +298,7 @@ impl ChangeLog {
         changes
     }
 
-    /// What was accepted by an earlier run and is not there any more.
+    /// Pods that an earlier run accepted and that no longer exist.
     fn gone(
         &mut self,
         after: &SourceSnapshot,
@@ -311,7 +311,7 @@ impl ChangeLog {
             after.pods.values().for_each(|pod| _ = missing.remove(&pod.manifest));
         }
         for (name, kept) in std::mem::take(&mut self.kept) {
-            // Most are there: nothing is read of those.
+            // Usually all still exist: nothing to decode.
             if kept.manifests.iter().all(|manifest| !missing.contains(manifest)) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What a source would publish if its place held something else: its own view, with what is proposed in it. Pure.
+//! What the sources would publish with other manifests: their current views with the proposals applied. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use limpet_model::manifest::Manifest;
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 
-/// What is proposed to a source.
+/// A manifest proposed to a source.
 #[derive(Debug)]
 pub struct Proposal {
     /// Which source it is for.
     pub source: SourceKind,
-    /// The file's name, or what stands for it.
+    /// The file's name, or a stand-in for it.
     pub name: Arc<str>,
-    /// What it holds.
+    /// Its contents.
     pub manifest: Manifest,
 }
 
-/// The sources with the proposals in them, and what of the proposals they refuse.
+/// The sources with the proposals applied, and the rejected proposals.
 #[derive(Debug)]
 pub struct Proposed {
     /// What each source would publish.
     pub snapshots: Snapshots,
-    /// What would be refused.
+    /// What would be rejected.
     pub rejected: Vec<Rejection>,
 }
 
-/// Puts the proposals in place. `whole`: the files proposed to the file source are all it has.
+/// Applies the proposals. `whole`: the proposed files are all that the file source holds.
 pub fn propose(now: &Snapshots, proposals: Vec<Proposal>, whole: bool) -> Proposed {
     let mut by_source: BTreeMap<SourceKind, Vec<Proposal>> = BTreeMap::new();
     for proposal in proposals {
@@ -53,8 +53,8 @@ pub fn propose(now: &Snapshots, proposals: Vec<Proposal>, whole: bool) -> Propos
     proposed
 }
 
-/// A file of a name the source has takes that one's place. What one of another name holds takes the place of what has
-/// that name now, wherever it stands.
+/// A file whose name the source knows replaces that file. Pods and objects of any other file replace those of the same
+/// key, whichever file holds them.
 fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<SourceSnapshot>, Vec<Rejection>) {
     let mut view = View::of(now);
     view.settle(now.ready, now.health.clone());
@@ -72,12 +72,12 @@ fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<Source
     }
     view.settle(now.ready, now.health.clone());
     let snapshot = view.snapshot();
-    let rejected = names.iter().filter_map(|name| snapshot.rejected.get(name)).map(|refused| (**refused).clone());
+    let rejected = names.iter().filter_map(|name| snapshot.rejected.get(name)).map(|rejection| (**rejection).clone());
     let rejected = rejected.collect();
     (snapshot, rejected)
 }
 
-/// Each pod and each object by itself, as pushes come.
+/// Applies each pod and each object by itself, as a push does.
 fn pushes(now: &Snapshots, pushes: Vec<Proposal>) -> (Arc<SourceSnapshot>, Vec<Rejection>) {
     let mut snapshot = SourceSnapshot::clone(&now[SourceKind::Push.index()]);
     let mut rejected = Vec::new();

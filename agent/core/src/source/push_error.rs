@@ -1,4 +1,4 @@
-//! Why a push is refused.
+//! Why a push is rejected.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::source::resource::Resource;
 use limpet_model::pod::{Fault, PodKey, Severity};
 use limpet_model::source::SourceKind;
 
-/// Why a push was refused. Nothing has changed then.
+/// Why a push was rejected. Nothing has changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PushError {
     /// The body is not one document of the path's kind and name.
@@ -15,21 +15,21 @@ pub enum PushError {
     /// The document has faults, at least one error among them.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Invalid(Vec<Fault>),
-    /// There is none of that name.
+    /// No object has that name.
     #[error("{} \"{name}\" not found", resource.plural())]
     NotFound {
         /// Its kind.
         resource: Resource,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// The pod was deleted and has not ended yet.
-    #[error("pod {key} is being deleted; push it again when it has ended")]
+    /// The pod was deleted and has not terminated yet.
+    #[error("pod {key} is being deleted; push it again once it has terminated")]
     BeingDeleted {
         /// The pod.
         key: PodKey,
     },
-    /// A source that comes first has a pod of that name.
+    /// A source with precedence has a pod of that name.
     #[error("pod {key} is defined by {by} {origin} already, which comes first; remove it there or choose another name")]
     Claimed {
         /// The pod.
@@ -39,7 +39,7 @@ pub enum PushError {
         /// Where in the source.
         origin: Arc<str>,
     },
-    /// What is to be deleted is another source's.
+    /// The object to delete belongs to another source.
     #[error("{what} comes from {by} {origin}; remove it there")]
     NotPushed {
         /// Kind, namespace and name.
@@ -49,19 +49,19 @@ pub enum PushError {
         /// Where in the source.
         origin: Arc<str>,
     },
-    /// It cannot be written to the disk.
-    #[error("it cannot be kept: {reason}")]
-    NotKept {
-        /// The disk's words.
+    /// It cannot be written to disk.
+    #[error("it cannot be persisted: {reason}")]
+    NotPersisted {
+        /// The I/O error.
         reason: String,
     },
-    /// The agent stops.
+    /// The agent is shutting down.
     #[error("limpet is stopping")]
     Stopping,
 }
 
 impl PushError {
-    /// What is wrong with the document itself, as a source that reads files would find it; empty when nothing is.
+    /// The faults of the document itself, as a source that reads files would report them; empty if there are none.
     pub fn faults(&self) -> Vec<Fault> {
         match self {
             Self::Invalid(faults) => faults.iter().filter(|fault| fault.severity == Severity::Error).cloned().collect(),
@@ -70,7 +70,7 @@ impl PushError {
             Self::NotFound { .. }
             | Self::BeingDeleted { .. }
             | Self::NotPushed { .. }
-            | Self::NotKept { .. }
+            | Self::NotPersisted { .. }
             | Self::Stopping => Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! What a source has said in the log about its manifests: each rejection and each warning once, not at every look.
+//! Logs the changes, rejections and warnings of a source's manifests: each once, not at every rescan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 
-/// One source's memory of what it said.
+/// What one source has already logged.
 #[derive(Debug)]
 pub struct RejectionLog {
     source: SourceKind,
@@ -25,7 +25,7 @@ impl RejectionLog {
         Self { source, rejected: OrdMap::new(), warned: BTreeMap::new() }
     }
 
-    /// Speaks of what a snapshot brings: of changes and who made them, of rejections, and of those that are over.
+    /// Logs a snapshot's changes with their actors, its new rejections, and rejections that are over.
     pub fn snapshot(&mut self, snapshot: &SourceSnapshot) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
             let ManifestChange { change: kind, pod, origin, .. } = &**change;
@@ -49,14 +49,14 @@ impl RejectionLog {
             let by = snapshot.changes.iter().find(|change| *change.origin == **name).map(|change| change.by());
             for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
                 let line = fault.position.map(|(line, _)| line);
-                let said = Fault { origin: Arc::from(""), ..fault.clone() };
-                warn!(%source, file = %name, line, error = %said, kept = ?rejection.kept, by, "manifest rejected");
+                let fault = Fault { origin: Arc::from(""), ..fault.clone() };
+                warn!(%source, file = %name, line, error = %fault, kept = ?rejection.kept, by, "manifest rejected");
             }
         }
         self.rejected = snapshot.rejected.clone();
     }
 
-    /// Speaks of warnings once a version of the file.
+    /// Logs warnings, once per version of the file.
     pub fn warnings(&mut self, name: &Arc<str>, faults: &[Fault]) {
         let warnings: Vec<Fault> = faults.iter().filter(|fault| fault.severity == Severity::Warning).cloned().collect();
         if self.warned.get(name).map_or(&[][..], Vec::as_slice) == warnings {
@@ -68,7 +68,7 @@ impl RejectionLog {
         self.warned.insert(Arc::clone(name), warnings);
     }
 
-    /// The file is gone: what comes under its name is new.
+    /// The file is gone: a later file of that name is new.
     pub fn forget(&mut self, name: &str) {
         self.warned.remove(name);
     }

@@ -1,8 +1,8 @@
-//! What can be pushed, under the names an apiserver has for it.
+//! The kinds that can be pushed, with the names an apiserver uses for them.
 
 use limpet_model::object::ObjectKind;
 
-/// The kinds that are pushed.
+/// A kind that can be pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     /// Pods.
@@ -12,7 +12,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// As in a route: `pods`.
+    /// As in an API path: `pods`.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Pod => "pods",
@@ -21,7 +21,7 @@ impl Resource {
         }
     }
 
-    /// As in kubectl's answers: `pod`.
+    /// As in kubectl's output: `pod`.
     pub fn singular(self) -> &'static str {
         match self {
             Self::Pod => "pod",
@@ -37,7 +37,7 @@ impl Resource {
         }
     }
 
-    /// The kind by one of the names kubectl knows it by.
+    /// The kind by one of the names kubectl accepts.
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "pod" | "pods" | "po" => Some(Self::Pod),
@@ -47,7 +47,7 @@ impl Resource {
         }
     }
 
-    /// Where the agent has the one of that name.
+    /// The agent's API path of the object of that name.
     pub fn path(self, namespace: &str, name: &str) -> String {
         format!("/api/v1/namespaces/{namespace}/{}/{name}", self.plural())
     }

@@ -1,5 +1,5 @@
-//! What the files of a source make together: which version of each counts, who owns a key that two claim, and the
-//! snapshot of it. Pure: no file is opened here. A URL's answer is one file, and so is each push.
+//! Combines the files of a source into its snapshot: which version of each file is in effect, and which file owns a key
+//! that two claim. Pure: no file is opened here. A URL's response is one file, and so is each push.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 
-/// What a file holds, its last good versions included.
+/// The pods and objects of a file, last good versions included.
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
     /// Its pods.
@@ -28,7 +28,7 @@ impl Contents {
         self.pods.keys().cloned().map(Claim::Pod).chain(objects)
     }
 
-    /// Takes in what `further` has and this has not.
+    /// Adds what `further` has and `self` lacks.
     pub fn add(&mut self, further: Self) {
         for (key, pod) in further.pods {
             self.pods.entry(key).or_insert(pod);
@@ -46,7 +46,7 @@ impl Contents {
     }
 }
 
-/// What two files may claim at the same time.
+/// A key that two files may claim at the same time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Claim {
     Pod(PodKey),
@@ -62,34 +62,34 @@ impl fmt::Display for Claim {
     }
 }
 
-/// One file as it counts now.
+/// The effective state of one file.
 #[derive(Debug, Default)]
 struct Entry {
-    /// What is in it, last good versions of broken documents included.
+    /// Its contents, with the last good versions of broken documents.
     contents: Contents,
-    /// Why it, or a document of it, was refused; empty for a good file.
+    /// Why it, or a document of it, was rejected; empty for a good file.
     faults: Vec<Fault>,
-    /// The pods of it that are last good versions.
+    /// Its pods that are last good versions.
     kept: Vec<PodKey>,
-    /// Its name is gone from the directory, not yet confirmed: it yields its keys to files that are there.
+    /// Its name is missing from the directory, not yet confirmed: it yields its keys to existing files.
     vanishing: bool,
 }
 
-/// All files together.
+/// All files of one source.
 #[derive(Debug, Default)]
 pub struct View {
     files: BTreeMap<Arc<str>, Entry>,
     claims: BTreeMap<Claim, BTreeSet<Arc<str>>>,
     snapshot: SourceSnapshot,
-    /// Keys and files whose standing has to be judged again before the next snapshot.
+    /// Keys and files to re-evaluate before the next snapshot.
     touched_keys: BTreeSet<Claim>,
     touched_files: BTreeSet<Arc<str>>,
 }
 
 impl View {
-    /// Takes what was read from the file `name`. Of a document that was refused, what it was before is kept, and of one
-    /// that cannot be told, everything that has no good version now; `restored` gives that of a file not seen since the
-    /// start.
+    /// Applies what was read from the file `name`. A rejected document keeps its previous version; if it cannot be
+    /// identified, everything without a good version now is kept. `restored` returns the last good version of a file not
+    /// seen since the start.
     pub fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
         let previous = self.files.get(name).map_or_else(restored, |entry| entry.contents.clone());
         let mut faults: Vec<Fault> = read.faults;
@@ -99,12 +99,12 @@ impl View {
             contents.objects.insert(settled.key.clone(), settled);
         }
         for pod in read.pods {
-            // The first of two in one file counts, and a record that is known already stays.
+            // The first of two pods with one key wins, and an unchanged record is reused.
             let known = previous.pods.get(&pod.key).filter(|before| same_version(before, &pod)).cloned();
             contents.pods.entry(pod.key.clone()).or_insert_with(|| known.unwrap_or(pod));
         }
         let refused = faults.iter().any(|fault| fault.severity == Severity::Error);
-        // A document that is gone ends its pod even when another one is broken, unless it may be the broken one.
+        // A missing document removes its pod even when another one is broken, unless it may be the broken one.
         let mut kept = Vec::new();
         for (key, pod) in previous.pods {
             if read.unknown_pod_refused || read.refused.contains(&key) {
@@ -123,7 +123,7 @@ impl View {
         self.replace(name, Some(Entry { contents, faults, kept, vanishing: false }));
     }
 
-    /// The view that published `snapshot`, as far as that tells.
+    /// Rebuilds the view that published `snapshot`, as far as possible.
     pub fn of(snapshot: &SourceSnapshot) -> Self {
         let mut files: BTreeMap<Arc<str>, Contents> = BTreeMap::new();
         for pod in snapshot.pods.values().chain(snapshot.rivals.values().flat_map(|rivals| rivals.iter())) {
@@ -141,7 +141,7 @@ impl View {
         view
     }
 
-    /// Takes what `read` names, accepted or refused, out of the files that hold it.
+    /// Removes what `read` names, accepted or rejected, from the files that hold it, and returns it.
     pub fn take_out(&mut self, read: &Manifest) -> Contents {
         let pods: BTreeSet<&PodKey> = read.pods.iter().map(|pod| &pod.key).chain(&read.refused).collect();
         let objects = read.objects.iter().map(|object| &object.key).chain(&read.refused_objects);
@@ -166,12 +166,12 @@ impl View {
         taken
     }
 
-    /// Takes the last good version of a file that cannot be looked at.
+    /// Applies the last good version of a file that cannot be read.
     pub fn restore(&mut self, name: &Arc<str>, contents: Contents) {
         self.replace(name, Some(Entry { contents, ..Entry::default() }));
     }
 
-    /// Marks a file whose name is gone, or is back.
+    /// Marks a file as missing from the directory, or as back.
     pub fn set_vanishing(&mut self, name: &Arc<str>, vanishing: bool) {
         if let Some(entry) = self.files.get_mut(name).filter(|entry| entry.vanishing != vanishing) {
             entry.vanishing = vanishing;
@@ -179,22 +179,22 @@ impl View {
         }
     }
 
-    /// The file is gone for good.
+    /// Removes a file for good.
     pub fn remove(&mut self, name: &Arc<str>) {
         self.replace(name, None);
     }
 
-    /// Names of all files that count.
+    /// Names of all files in effect.
     pub fn names(&self) -> impl Iterator<Item = &Arc<str>> {
         self.files.keys()
     }
 
-    /// Whether the file counts.
+    /// Whether the file is in effect.
     pub fn contains(&self, name: &str) -> bool {
         self.files.contains_key(name)
     }
 
-    /// What has to survive of the file; `None`: nothing.
+    /// The file's manifests to store as last good; `None`: there are none.
     pub fn manifests(&self, name: &str) -> Option<Manifests> {
         let contents = &self.files.get(name)?.contents;
         let pods = contents.pods.values().map(|pod| Arc::clone(&pod.manifest));
@@ -212,7 +212,7 @@ impl View {
         self.claims.is_empty()
     }
 
-    /// The snapshot after all that was taken; `None` when it is the same as before.
+    /// The snapshot after all updates; `None` if it is unchanged.
     pub fn settle(&mut self, ready: bool, health: Health) -> Option<Arc<SourceSnapshot>> {
         let mut changed = self.snapshot.ready != ready || self.snapshot.health != health;
         self.snapshot.ready = ready;
@@ -226,7 +226,7 @@ impl View {
         changed.then(|| Arc::new(self.snapshot.clone()))
     }
 
-    /// The snapshot as it was settled last.
+    /// The last settled snapshot.
     pub fn snapshot(&self) -> Arc<SourceSnapshot> {
         Arc::new(self.snapshot.clone())
     }
@@ -252,7 +252,7 @@ impl View {
         }
     }
 
-    /// The first in byte order of the file name, those that are there before those that vanish.
+    /// The claimant that sorts first by the bytes of its name; existing files come before vanishing ones.
     fn owner(&self, claim: &Claim) -> Option<&Arc<str>> {
         let claimants = self.claims.get(claim)?;
         claimants.iter().min_by_key(|name| (self.is_vanishing(name), *name))
@@ -298,7 +298,7 @@ impl View {
         true
     }
 
-    /// What the file says of the pod.
+    /// The pod as the file defines it.
     fn pod(&self, name: &str, key: &PodKey) -> Option<&Arc<PodRecord>> {
         self.files.get(name)?.contents.pods.get(key)
     }
@@ -335,7 +335,7 @@ impl View {
     }
 }
 
-/// Puts `record` into a part of the snapshot. False: it says so already.
+/// Puts `record` into a part of the snapshot. False: it is unchanged.
 fn publish<K: Ord + Clone, R>(part: &mut OrdMap<K, Arc<R>>, key: &K, record: Option<Arc<R>>) -> bool {
     match record {
         Some(record) if part.get(key).is_some_and(|now| Arc::ptr_eq(now, &record)) => false,
@@ -347,7 +347,7 @@ fn publish<K: Ord + Clone, R>(part: &mut OrdMap<K, Arc<R>>, key: &K, record: Opt
     }
 }
 
-/// An object as read, or as it was where nothing changed. One that is immutable keeps its data, and that it is.
+/// The object as read, or the previous record if nothing changed. An immutable object keeps its data and stays immutable.
 fn unless_immutable(
     object: Arc<ObjectRecord>,
     previous: &Contents,
@@ -363,7 +363,7 @@ fn unless_immutable(
     if **before == *object { Arc::clone(before) } else { object }
 }
 
-/// Equal as far as anyone downstream can tell: then the record that is known already stays, and nothing changes.
+/// Whether both are equal for all consumers: then the previous record is reused and nothing changes.
 fn same_version(a: &PodRecord, b: &PodRecord) -> bool {
     a.key == b.key && a.uid == b.uid && a.fingerprint == b.fingerprint && a.origin == b.origin && a.pod == b.pod
 }

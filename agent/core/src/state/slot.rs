@@ -1,4 +1,4 @@
-//! One container of a pod: its image, its instances, what is under way with it. Part of [`super::state`].
+//! One container of a pod: its image, its instances, the action in progress. Part of [`super::state`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use limpet_model::image::LocalImage;
 use limpet_model::process::ProcessHandle;
 use limpet_model::process::{ProcessName, Sender};
 
-/// How a container's image stands.
+/// The state of a container's image.
 #[derive(Debug, Clone, Default)]
 pub enum ImageState {
-    /// Not looked for yet.
+    /// Not resolved yet.
     #[default]
     Unknown,
-    /// Being looked for or pulled. The text tells how far it is.
+    /// Being resolved or pulled.
     Pulling,
-    /// Here, and good for the start of that attempt (`Always` looks anew for each).
+    /// Present, and valid for the start of that attempt (`Always` resolves it again for each).
     Ready {
         /// The image.
         image: Arc<LocalImage>,
         /// The attempt it was made ready for.
         attempt: u32,
     },
-    /// Not to be had now.
+    /// Not available now.
     Failed(RetryState),
 }
 
-/// A request to end, and how far it has come.
+/// The progress of a container's termination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stopping {
     /// When SIGKILL follows.
@@ -42,7 +42,7 @@ pub struct Stopping {
     pub killed_at: Option<Instant>,
 }
 
-/// Whether a container's process runs.
+/// Whether a container's process is running.
 #[derive(Debug, Clone)]
 pub enum Life {
     /// It runs.
@@ -51,21 +51,21 @@ pub enum Life {
         pid: u32,
         /// A reference to the process itself, where the kernel gives one.
         process: Option<Arc<dyn ProcessHandle>>,
-        /// It was asked to end.
+        /// Set once it is being terminated.
         stopping: Option<Stopping>,
     },
-    /// It ended.
+    /// It exited.
     Exited {
-        /// How.
+        /// Its exit.
         exit: Exit,
-        /// When a successor may be started, if the policy wants one.
+        /// When a successor may be started, if the restart policy asks for one.
         retry_at: Instant,
-        /// Its end is written to its record, its task and its snapshot are gone.
+        /// Its exit is recorded, its task and its snapshot are gone.
         reaped: bool,
     },
 }
 
-/// One attempt at a container.
+/// One instance of a container: one attempt to run it.
 #[derive(Debug, Clone)]
 pub struct Instance {
     /// Its id in containerd.
@@ -76,19 +76,19 @@ pub struct Instance {
     pub fingerprint: String,
     /// Its image's name.
     pub image: String,
-    /// The digest that name meant.
+    /// The digest that the name resolved to.
     pub image_digest: String,
     /// Its log.
     pub log_path: PathBuf,
     /// When its process was started; `None`: it never ran.
     pub started_at: Option<Timestamp>,
-    /// The pause its end brings.
+    /// The back-off after its exit.
     pub pause: Duration,
-    /// How often the kernel killed something in it for want of memory that was not its end.
+    /// The number of OOM kills in it that it survived.
     pub oom_kills_survived: u64,
-    /// What the kernel killed in it last for want of memory, and when that was told.
+    /// The last process the kernel OOM-killed in it, and when that was reported.
     pub oom_victim: Option<(ProcessName, Instant)>,
-    /// Who sent its first process the last signal that ends.
+    /// The sender of the last terminating signal to its first process.
     pub signalled_by: Option<Sender>,
     /// Whether it runs.
     pub life: Life,
@@ -106,7 +106,7 @@ impl Instance {
         self.id == *id && (own == pid || own == 0 || pid == 0)
     }
 
-    /// How it ended, if it did.
+    /// Its exit, if it exited.
     pub fn exit(&self) -> Option<&Exit> {
         match &self.life {
             Life::Exited { exit, .. } => Some(exit),
@@ -114,7 +114,7 @@ impl Instance {
         }
     }
 
-    /// Takes its end in. `now` decides when a successor may follow.
+    /// Applies its exit. `now` determines when a successor may start.
     pub fn end(&mut self, exit: Exit, now: Now) {
         let ran = self
             .started_at
@@ -122,21 +122,21 @@ impl Instance {
             .unwrap_or_default();
         let since = Duration::try_from(now.wall.duration_since(exit.finished_at)).unwrap_or_default();
         let pause = backoff::after_exit(self.pause, ran);
-        // The wall clock may have jumped while nobody looked: never wait longer than the pause itself.
+        // The wall clock may have jumped since: never wait longer than the back-off itself.
         let retry_at = now.mono + pause.saturating_sub(since);
         self.pause = pause;
         self.life = Life::Exited { exit, retry_at, reaped: false };
     }
 }
 
-/// What is being done to a container right now; one thing at a time.
+/// The action in progress on a container; one at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Busy {
     /// Its next attempt is being started, under this id.
     Starting(ContainerId),
-    /// A signal is on its way.
+    /// A signal is being sent.
     Signalling,
-    /// A dead instance is being cleared.
+    /// An exited instance is being cleaned up.
     Reaping,
 }
 
@@ -151,32 +151,32 @@ pub struct ContainerSlot {
     pub fingerprint: String,
     /// The newest attempt.
     pub instance: Option<Instance>,
-    /// The one before it, dead; kept for `--previous`.
+    /// The previous one, exited; kept for `--previous`.
     pub previous: Option<Instance>,
-    /// Older ones whose records are to go.
+    /// Older ones whose records are to be removed.
     pub stale: Vec<Instance>,
     /// Its image.
     pub image: ImageState,
-    /// It came by an archive while it was being pulled: a pull that fails has missed it.
+    /// The image was imported from an archive during its pull: if the pull fails, it is resolved again.
     pub image_came: bool,
-    /// The last trouble with its image; a later one waits longer.
+    /// The last failure of its image; the next one backs off longer.
     pub pull_retry: Option<RetryState>,
-    /// Why it cannot be started, signalled or cleared now.
+    /// Why it cannot be started, signalled or cleaned up now.
     pub retry: Option<RetryState>,
-    /// What is being done to it.
+    /// The action in progress.
     pub busy: Option<Busy>,
-    /// A try to start it failed or was cut short, and may have left something under this id.
+    /// A start failed or was interrupted, and may have left orphans under this id.
     pub half_made: Option<ContainerId>,
-    /// The first attempt that is still to be had: containerd holds the ids of those before it for nothing.
+    /// The first attempt that is still available: containerd keeps the ids of earlier ones reserved.
     pub attempt_floor: u32,
-    /// The pod's objects changed since its start was begun.
+    /// The pod's objects changed since its start began.
     pub objects_changed: bool,
-    /// The end of a process, perhaps of the instance whose start has not been reported yet.
+    /// The exit of a process, perhaps of the instance whose start has not been reported yet.
     pub early_end: Option<(ContainerId, u32, Exit)>,
 }
 
 impl ContainerSlot {
-    /// A container nothing is known of yet.
+    /// A container of which nothing is known yet.
     pub fn new(name: &str, init: bool, fingerprint: String) -> Self {
         Self {
             name: name.to_owned(),
@@ -197,17 +197,17 @@ impl ContainerSlot {
         }
     }
 
-    /// The attempt the next start would be.
+    /// The attempt number of the next start.
     pub fn next_attempt(&self) -> u32 {
         let next = self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1));
         next.max(self.attempt_floor)
     }
 
-    /// The pause that the end of the next attempt will bring.
+    /// The back-off after the exit of the next attempt.
     pub fn next_pause(&self) -> Duration {
         match &self.instance {
             None => Duration::ZERO,
-            // A changed image or limit begins anew, as kubelet's back-off key does.
+            // A changed image or limit resets the back-off, as kubelet's back-off key does.
             Some(instance) if instance.fingerprint != self.fingerprint => Duration::ZERO,
             Some(instance) => backoff::next(instance.pause),
         }
@@ -218,12 +218,12 @@ impl ContainerSlot {
         self.instance.as_ref().is_some_and(Instance::is_running)
     }
 
-    /// Whether what runs, or ran last, is what is desired.
+    /// Whether the instance that runs, or ran last, is the desired version.
     pub fn is_current(&self) -> bool {
         self.instance.as_ref().is_none_or(|instance| instance.fingerprint == self.fingerprint)
     }
 
-    /// Makes `instance` the newest one; what it replaces is kept, what that replaced is to go.
+    /// Makes `instance` the newest one; the replaced one becomes the previous, and the one before it stale.
     pub fn succeed(&mut self, instance: Instance) {
         if let Some(old) = self.instance.replace(instance)
             && let Some(older) = self.previous.replace(old)
@@ -232,7 +232,7 @@ impl ContainerSlot {
         }
     }
 
-    /// Every instance that is known, the newest first.
+    /// Every known instance, the newest first.
     pub fn instances_mut(&mut self) -> impl Iterator<Item = &mut Instance> {
         self.instance.iter_mut().chain(self.previous.iter_mut()).chain(self.stale.iter_mut())
     }

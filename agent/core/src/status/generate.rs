@@ -1,7 +1,7 @@
 //! The Kubernetes status of a pod, from what its worker knows: phase, conditions, container statuses.
 //!
-//! Pure; kubelet's rules (kubelet-semantics 4.7). The status before is taken in only to keep `startTime` and the
-//! times at which conditions changed.
+//! Pure; kubelet's rules (kubelet-semantics 4.7). The previous status is used only to keep `startTime` and the
+//! transition times of conditions.
 
 use std::net::IpAddr;
 
@@ -62,7 +62,7 @@ fn pod_ips(pod: &PodState, node_ips: &[IpAddr]) -> Vec<IpAddr> {
     }
 }
 
-/// The pod's phase, kubelet's tests in kubelet's order.
+/// The pod's phase: kubelet's checks in kubelet's order.
 fn phase(pod: &PodState) -> String {
     let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| !slot.init).collect();
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
@@ -88,7 +88,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, conditions: NodeCondit
         Some(instance) => instance.is_running(),
         None => false,
     };
-    // A waiting container shows how it ended last; a terminated one shows it as its state.
+    // A waiting container reports its last exit as `lastState`; a terminated one reports it as `state`.
     let last = match (&slot.instance, &slot.previous) {
         (Some(instance), _) if state.waiting.is_some() => terminated(instance),
         (_, Some(previous)) => terminated(previous),
@@ -108,7 +108,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, conditions: NodeCondit
     }
 }
 
-/// kubelet's form: repository and digest.
+/// In kubelet's form: repository and digest.
 fn image_id(instance: &Instance) -> String {
     let repository = instance.image.split('@').next().unwrap_or_default();
     let name = match repository.rsplit_once(':') {
@@ -233,14 +233,14 @@ struct Verdict {
     message: Option<String>,
 }
 
-fn verdict(ended: Option<&str>, reason: &str, word: &str, names: &[&str]) -> Verdict {
+fn verdict(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -> Verdict {
     match ended {
         Some(reason) => Verdict { holds: false, reason: Some(reason.to_owned()), message: None },
         None if names.is_empty() => Verdict { holds: true, reason: None, message: None },
         None => Verdict {
             holds: false,
             reason: Some(reason.to_owned()),
-            message: Some(format!("containers with {word} status: [{}]", names.join(" "))),
+            message: Some(format!("containers with {adjective} status: [{}]", names.join(" "))),
         },
     }
 }

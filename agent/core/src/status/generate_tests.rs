@@ -18,7 +18,7 @@ fn pod(policy: &str, inits: usize, mains: usize) -> PodState {
     state
 }
 
-/// `None` runs; `Some(code)` ended.
+/// `None`: running; `Some(code)`: exited.
 fn put(pod: &mut PodState, index: usize, end: Option<i32>, pause: Duration) {
     let slot = &mut pod.containers[index];
     let mut instance = Instance { image: "registry:5000/app:1".into(), pause, ..fixtures::instance(slot, 2) };
@@ -34,7 +34,7 @@ fn status(pod: &PodState) -> PodStatus {
 
 #[test]
 fn phases_follow_kubelets_table() {
-    /// Not made yet, running, or ended with a code.
+    /// Not created yet, running, or exited with a code.
     type Main = Option<Option<i32>>;
     let cases: [(&str, &[Main], &str); 9] = [
         ("Always", &[None], "Pending"),
@@ -59,7 +59,7 @@ fn phases_follow_kubelets_table() {
 }
 
 #[test]
-fn a_crash_loop_waits_with_its_last_end_in_sight() {
+fn a_crash_loop_waits_and_reports_its_last_exit() {
     let mut pod = pod("Always", 0, 1);
     put(&mut pod, 0, Some(3), Duration::from_secs(20));
     let status = status(&pod).container_statuses.unwrap().remove(0);
@@ -72,7 +72,7 @@ fn a_crash_loop_waits_with_its_last_end_in_sight() {
 }
 
 #[test]
-fn mains_wait_for_the_init_containers_and_say_so() {
+fn containers_wait_with_pod_initializing_for_the_init_containers() {
     let mut pod = pod("Always", 1, 1);
     put(&mut pod, 0, None, Duration::ZERO);
     let status = status(&pod);
@@ -88,7 +88,7 @@ fn mains_wait_for_the_init_containers_and_say_so() {
 }
 
 #[test]
-fn an_image_that_cannot_be_had_is_the_reason() {
+fn a_failed_image_pull_is_the_waiting_reason() {
     let mut pod = pod("Always", 0, 1);
     pod.containers[0].image =
         ImageState::Failed(RetryState::after(None, "ErrImagePull", "not found".into(), Instant::now()));
@@ -97,7 +97,7 @@ fn an_image_that_cannot_be_had_is_the_reason() {
 }
 
 #[test]
-fn a_condition_keeps_the_time_it_changed() {
+fn a_condition_keeps_its_transition_time() {
     let mut pod = pod("Always", 0, 1);
     put(&mut pod, 0, None, Duration::ZERO);
     let first = status(&pod);

@@ -1,7 +1,7 @@
-//! What is observed of every pod, as one snapshot that readers load without a lock.
+//! The observed state of every pod, as one snapshot that readers load without a lock.
 //!
 //! Pod workers publish, one entry per pod; the local API, the command line and the metrics read. A reader sees
-//! one consistent state and never holds up a worker.
+//! one consistent state and never blocks a worker.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,35 +15,35 @@ use tokio::sync::watch;
 
 use limpet_model::pod::{PodKey, PodRecord};
 
-/// What the agent holds of one container that the Pod API has no field for.
+/// What the agent knows of one container beyond the fields of the Pod API.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObservedContainer {
     /// The container's id in containerd, without `containerd://`.
     pub id: String,
-    /// Its first process, while it runs.
+    /// The pid of its first process, while it runs.
     pub pid: Option<u32>,
     /// The directory that holds its logs: `0.log`, `1.log`, one file per attempt.
     pub log_path: PathBuf,
-    /// How often it was started again; also the number of its newest log.
+    /// How often it was restarted; also the number of its newest log.
     pub restart_count: u32,
 }
 
-/// One pod as it stands: the version that is wanted and what has become of it.
+/// One pod: its desired version and its observed state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObservedPod {
-    /// The accepted version the worker works on.
+    /// The accepted version the worker applies.
     pub record: Arc<PodRecord>,
     /// Phase, conditions and container statuses.
     pub status: PodStatus,
-    /// A phrase for people, for the NOTE column: `registry unreachable since 40s`.
+    /// A phrase for the NOTE column: `registry unreachable since 40s`.
     pub note: Option<String>,
-    /// When the end of the pod began, while it ends.
+    /// When its termination began, while it terminates.
     pub terminating_since: Option<Timestamp>,
-    /// Every container that has been made, init containers included, by name.
+    /// Every container that has been created, init containers included, by name.
     pub containers: BTreeMap<String, ObservedContainer>,
 }
 
-/// Every pod a worker has, by key.
+/// Every pod that has a worker, by key.
 #[derive(Debug, Clone, Default)]
 pub struct ObservedPods {
     /// The pods; cheap to clone.
@@ -74,7 +74,7 @@ impl Observed {
         self.shared.pods.load_full()
     }
 
-    /// Puts `pod` in place of what was known of `key`; `None` forgets it. Readers that wait are woken.
+    /// Replaces the pod of `key`; `None` removes it. Wakes waiting readers.
     pub fn publish(&self, key: &PodKey, pod: Option<Arc<ObservedPod>>) {
         self.shared.pods.rcu(|current| {
             let mut next = ObservedPods::clone(current);
@@ -92,7 +92,7 @@ impl Observed {
         self.shared.version.send_modify(|version| *version = version.wrapping_add(1));
     }
 
-    /// The changes from now on. Take it before `load`, and nothing falls between.
+    /// The changes from now on. Subscribe before `load`, so that no change is missed.
     pub fn changes(&self) -> Changes {
         Changes(self.shared.version.subscribe())
     }
@@ -103,12 +103,12 @@ impl Observed {
     }
 }
 
-/// Waits for changes; those that come while nobody waits are remembered as one.
+/// Waits for changes; those that arrive between two calls are reported as one.
 #[derive(Debug)]
 pub struct Changes(watch::Receiver<u64>);
 
 impl Changes {
-    /// Resolves once something changed since the last call; false when the agent is gone for good.
+    /// Resolves once something changed since the last call; false when the publisher is gone.
     pub async fn next(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
@@ -123,7 +123,7 @@ mod tests {
     use crate::fixtures::observed;
 
     #[test]
-    fn publish_replaces_and_forgets() {
+    fn publish_replaces_and_removes() {
         let observed_pods = Observed::default();
         let pod = observed(serde_json::json!({"metadata": {"name": "web-edge1"}}));
         let key = pod.record.key.clone();
@@ -137,7 +137,7 @@ mod tests {
         let before = observed_pods.load();
 
         observed_pods.publish(&key, None);
-        assert!(before.pods.contains_key(&key), "a snapshot does not move");
+        assert!(before.pods.contains_key(&key), "a snapshot is immutable");
         assert!(observed_pods.load().pods.is_empty());
         assert_eq!(changes.next().now_or_never(), Some(true));
     }

@@ -27,7 +27,7 @@ impl Refusal {
             PushError::BeingDeleted { .. } | PushError::Claimed { .. } | PushError::NotPushed { .. } => {
                 (StatusCode::CONFLICT, "Conflict")
             }
-            PushError::NotKept { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+            PushError::NotPersisted { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
             PushError::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
         };
         let (message, causes) = match error {
@@ -115,7 +115,7 @@ mod tests {
             (missing, 404, "NotFound"),
             (PushError::BeingDeleted { key: key.clone() }, 409, "Conflict"),
             (PushError::Claimed { key, by: SourceKind::File, origin: "web.yaml".into() }, 409, "Conflict"),
-            (PushError::NotKept { reason: "disk full".to_owned() }, 500, "InternalError"),
+            (PushError::NotPersisted { reason: "disk full".to_owned() }, 500, "InternalError"),
             (PushError::Stopping, 503, "ServiceUnavailable"),
         ];
         for (error, code, reason) in table {

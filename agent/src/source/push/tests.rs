@@ -280,10 +280,10 @@ async fn what_cannot_be_kept_is_not_taken() {
     std::fs::write(bench.path.parent().unwrap(), "").unwrap();
     bench.store.forget_database();
     let refused = bench.put("db", "x:1").await;
-    assert!(matches!(refused, Err(PushError::NotKept { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(PushError::NotPersisted { .. })), "{refused:?}");
     assert_eq!(bench.shape(), ["web-edge1 x:1"]);
     let refused = bench.delete("web", None).await;
-    assert!(matches!(refused, Err(PushError::NotKept { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(PushError::NotPersisted { .. })), "{refused:?}");
     assert_eq!(bench.shape(), ["web-edge1 x:1"]);
     bench.stop().await;
     std::fs::remove_file(bench.path.parent().unwrap()).unwrap();

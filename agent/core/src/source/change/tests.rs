@@ -39,35 +39,35 @@ fn restore(origin: &str, kept: &LastGood) -> Contents {
     contents
 }
 
-/// `change pod: what; effect; by` of each.
-fn say(ledger: &mut ChangeLog, after: &SourceSnapshot) -> Vec<String> {
+/// `change pod: what; effect; by` of each change.
+fn changes(log: &mut ChangeLog, after: &SourceSnapshot) -> Vec<String> {
     let cp = Arc::new(Actor { pid: Some(7), user: Some("root".to_owned()), ..Actor::default() });
     let who = |origin: &str| (origin == "a.yaml").then(|| Arc::clone(&cp));
-    let changes = ledger.changes(after, Timestamp::UNIX_EPOCH, restore, who);
-    let say = |change: &Arc<ManifestChange>| {
+    let changes = log.changes(after, Timestamp::UNIX_EPOCH, restore, who);
+    let line = |change: &Arc<ManifestChange>| {
         let pod = change.pod.as_deref().unwrap_or("-");
         format!("{} {pod}: {}; {}; {}", change.change, change.what(), change.effect(), change.by())
     };
-    changes.iter().map(say).collect()
+    changes.iter().map(line).collect()
 }
 
 #[test]
-fn each_change_says_what_it_touched_what_it_did_and_who_made_it() {
-    let mut ledger = ChangeLog::new(SourceKind::File);
+fn each_change_names_the_parts_the_effect_and_the_actor() {
+    let mut log = ChangeLog::new(SourceKind::File);
     let one = pod("web", "proxy:1.4", "a", "a.yaml");
     assert_eq!(
-        say(&mut ledger, &snapshot(&[Arc::clone(&one)], &[])),
+        changes(&mut log, &snapshot(&[Arc::clone(&one)], &[])),
         ["created default/web-edge1: created; ; root (pid 7)"]
     );
-    assert_eq!(say(&mut ledger, &snapshot(&[Arc::clone(&one)], &[])), [""; 0], "nothing changed");
+    assert_eq!(changes(&mut log, &snapshot(&[Arc::clone(&one)], &[])), [""; 0], "nothing changed");
     let two = pod("web", "proxy:1.5", "b", "a.yaml");
     assert_eq!(
-        say(&mut ledger, &snapshot(&[Arc::clone(&two)], &[])),
+        changes(&mut log, &snapshot(&[Arc::clone(&two)], &[])),
         ["edited default/web-edge1: labels, image of web 1.4 -> 1.5; restarted web; root (pid 7)"]
     );
-    let refused = [("a.yaml", "no such field", &[&two][..]), ("b.yaml", "not YAML", &[])];
+    let rejected = [("a.yaml", "no such field", &[&two][..]), ("b.yaml", "not YAML", &[])];
     assert_eq!(
-        say(&mut ledger, &snapshot(&[Arc::clone(&two)], &refused)),
+        changes(&mut log, &snapshot(&[Arc::clone(&two)], &rejected)),
         [
             "rejected default/web-edge1: rejected: no such field; ; root (pid 7)",
             "rejected -: rejected: not YAML; ; unknown",
@@ -75,34 +75,34 @@ fn each_change_says_what_it_touched_what_it_did_and_who_made_it() {
     );
     let moved = pod("web", "proxy:1.5", "b", "b.yaml");
     assert_eq!(
-        say(&mut ledger, &snapshot(&[moved], &[])),
+        changes(&mut log, &snapshot(&[moved], &[])),
         ["edited default/web-edge1: where it comes from; ; unknown"]
     );
-    assert_eq!(say(&mut ledger, &snapshot(&[], &[])), ["removed default/web-edge1: removed; ; unknown"]);
+    assert_eq!(changes(&mut log, &snapshot(&[], &[])), ["removed default/web-edge1: removed; ; unknown"]);
 }
 
 #[test]
-fn what_an_earlier_run_accepted_is_no_news_and_what_changed_meanwhile_is() {
+fn after_a_restart_only_differences_to_the_last_good_manifests_are_changes() {
     let (same, edited, gone) = (
         pod("same", "i:1", "a", "same.yaml"),
         pod("edited", "i:1", "a", "a.yaml"),
         pod("gone", "i:1", "a", "gone.yaml"),
     );
-    let mut ledger = ChangeLog::new(SourceKind::File);
+    let mut log = ChangeLog::new(SourceKind::File);
     let kept = |pod: &Arc<PodRecord>| {
         (Arc::clone(&pod.origin), LastGood::new(vec![Arc::clone(&pod.manifest)], Timestamp::now()))
     };
-    ledger.expect(&BTreeMap::from([kept(&same), kept(&edited), kept(&gone)]));
+    log.expect(&BTreeMap::from([kept(&same), kept(&edited), kept(&gone)]));
     let now = snapshot(&[same, pod("edited", "i:2", "a", "a.yaml"), pod("new", "i:1", "a", "a.yaml")], &[]);
     assert_eq!(
-        say(&mut ledger, &now),
+        changes(&mut log, &now),
         [
             "edited default/edited-edge1: image of web 1 -> 2; restarted web; root (pid 7)",
             "created default/new-edge1: created; ; root (pid 7)",
             "removed default/gone-edge1: removed; ; unknown",
         ]
     );
-    assert_eq!(say(&mut ledger, &now), [""; 0]);
+    assert_eq!(changes(&mut log, &now), [""; 0]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn take(view: &mut View, name: &str, (pods, broken): FileText<'_>) {
     view.accept(&Arc::from(name), manifest, Contents::default);
 }
 
-/// What loses its key within the source, as `file: name version`.
+/// Pods that lose their key within the source, as `file: name version`.
 fn rivals(snapshot: &SourceSnapshot) -> Vec<String> {
     let rivals = snapshot.rivals.values().flat_map(|rivals| rivals.iter());
     rivals.map(|pod| format!("{}: {}", pod.origin, String::from_utf8_lossy(&pod.manifest))).collect()
@@ -47,18 +47,18 @@ fn shape(snapshot: &SourceSnapshot) -> Vec<String> {
 }
 
 #[test]
-fn what_counts_after_a_file_changed() {
+fn effective_pods_after_a_file_changed() {
     let cases: &[(&str, &[FileText<'_>], &[&str])] = &[
         ("good", &[(&[("a", 1)], false)], &["a 1"]),
         ("edited", &[(&[("a", 1)], false), (&[("a", 2)], false)], &["a 2"]),
-        ("pod taken out", &[(&[("a", 1), ("b", 1)], false), (&[("a", 1)], false)], &["a 1"]),
+        ("pod removed", &[(&[("a", 1), ("b", 1)], false), (&[("a", 1)], false)], &["a 1"]),
         ("broken from the start", &[(&[], true)], &["!f"]),
         ("one document broken from the start", &[(&[("a", 1)], true)], &["a 1", "!f"]),
         ("broken later", &[(&[("a", 1)], false), (&[], true)], &["a 1", "!f a"]),
         ("broken twice", &[(&[("a", 1)], false), (&[], true), (&[], true)], &["a 1", "!f a"]),
         ("one broken later", &[(&[("a", 1), ("b", 1)], false), (&[("a", 2)], true)], &["a 2", "b 1", "!f b"]),
-        ("mended", &[(&[("a", 1)], false), (&[], true), (&[("a", 2)], false)], &["a 2"]),
-        ("mended without the pod", &[(&[("a", 1)], false), (&[], true), (&[("b", 1)], false)], &["b 1"]),
+        ("fixed", &[(&[("a", 1)], false), (&[], true), (&[("a", 2)], false)], &["a 2"]),
+        ("fixed without the pod", &[(&[("a", 1)], false), (&[], true), (&[("b", 1)], false)], &["b 1"]),
         ("emptied on purpose", &[(&[("a", 1)], false), (&[], false)], &[]),
         ("twice in one file", &[(&[("a", 1), ("a", 2)], false)], &["a 1"]),
     ];
@@ -73,7 +73,7 @@ fn what_counts_after_a_file_changed() {
 }
 
 #[test]
-fn two_claims_are_settled_by_name_and_never_by_time() {
+fn two_claims_are_settled_by_file_name_and_never_by_time() {
     let mut view = View::default();
     take(&mut view, "b", (&[("x", 2)], false));
     take(&mut view, "a", (&[("x", 1)], false));
@@ -93,7 +93,7 @@ fn two_claims_are_settled_by_name_and_never_by_time() {
 }
 
 #[test]
-fn a_vanishing_file_keeps_what_nobody_else_claims() {
+fn a_vanishing_file_keeps_keys_no_other_file_claims() {
     let mut view = View::default();
     take(&mut view, "a", (&[("x", 1)], false));
     view.settle(true, Health::Good);
@@ -102,7 +102,7 @@ fn a_vanishing_file_keeps_what_nobody_else_claims() {
 }
 
 #[test]
-fn reading_the_same_again_changes_nothing() {
+fn reading_unchanged_content_changes_nothing() {
     let mut view = View::default();
     take(&mut view, "a", (&[("x", 1)], true));
     let first = view.settle(true, Health::Good).unwrap();
@@ -128,7 +128,7 @@ fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
     assert_eq!(shape(&view.snapshot), ["x 1", "!a x"]);
 }
 
-/// A ConfigMap that says `value`; `fixed`: immutable.
+/// A ConfigMap whose key `k` is `value`; `fixed`: immutable.
 fn map(name: &str, value: &str, fixed: bool) -> Arc<ObjectRecord> {
     let value = serde_json::json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": value}, "immutable": fixed,
@@ -154,25 +154,25 @@ fn take_objects(view: &mut View, name: &str, objects: Vec<Arc<ObjectRecord>>, br
 }
 
 #[test]
-fn objects_are_claimed_kept_and_dropped_as_pods_are() {
+fn objects_are_claimed_kept_and_removed_as_pods_are() {
     let mut view = View::default();
     take_objects(&mut view, "b", vec![map("x", "b", false)], false);
     take_objects(&mut view, "a", vec![map("x", "a", false), map("y", "a", false)], false);
     assert_eq!(objects(&view), ["x=a", "y=a", "!b"]);
     take_objects(&mut view, "a", vec![map("y", "new", false)], true);
-    assert_eq!(objects(&view), ["x=a", "y=new", "!a", "!b"], "a broken document leaves its last good version");
+    assert_eq!(objects(&view), ["x=a", "y=new", "!a", "!b"], "a broken document keeps its last good version");
     assert_eq!(view.manifests("a").unwrap().len(), 2);
     view.remove(&Arc::from("a"));
     view.settle(true, Health::Good);
     assert_eq!(objects(&view), ["x=b"]);
     let before = Arc::clone(view.snapshot.objects.values().next().unwrap());
     take_objects(&mut view, "b", vec![map("x", "b", false)], false);
-    assert!(Arc::ptr_eq(&before, view.snapshot.objects.values().next().unwrap()), "what says the same stays the same");
+    assert!(Arc::ptr_eq(&before, view.snapshot.objects.values().next().unwrap()), "an equal object keeps its record");
     assert_eq!((view.pods(), view.is_empty()), (0, false));
 }
 
 #[test]
-fn what_is_immutable_stays() {
+fn immutable_objects_keep_their_data() {
     let mut view = View::default();
     take_objects(&mut view, "a", vec![map("x", "1", false)], false);
     take_objects(&mut view, "a", vec![map("x", "2", true)], false);
@@ -189,15 +189,15 @@ fn what_is_immutable_stays() {
 }
 
 #[test]
-fn of_a_refused_document_the_last_good_pod_stays_and_a_removed_one_goes() {
+fn a_rejected_document_keeps_its_last_good_pod_and_a_missing_one_is_removed() {
     let mut view = View::default();
     take(&mut view, "a", (&[("x", 1), ("y", 1), ("z", 1)], false));
     view.settle(true, Health::Good);
-    let refused = [PodKey::new("default", "y")].into();
+    let rejected = [PodKey::new("default", "y")].into();
     let faults = vec![Fault::error("spec", "broken")];
     view.accept(
         &Arc::from("a"),
-        Manifest { pods: vec![pod("x", 2, "a")], faults, refused, ..Manifest::default() },
+        Manifest { pods: vec![pod("x", 2, "a")], faults, refused: rejected, ..Manifest::default() },
         Contents::default,
     );
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 1", "!a y"]);
