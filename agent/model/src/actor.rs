@@ -1,35 +1,35 @@
-//! Who changed something: a process, as far as it is known. What is not known is left out and never guessed.
+//! The process that changed a manifest, as far as it is known. Unknown facts are omitted, never guessed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A process that did something, and whom it belongs to.
+/// A process that changed something, and its user and pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Actor {
-    /// Its number in the agent's own pid namespace.
+    /// Its pid in the agent's own pid namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Its parent's number.
+    /// Its parent's pid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<u32>,
-    /// Its real user.
+    /// Its real user id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// That user's name on the node; a container's user of the same number may be another.
+    /// That user's name on the node; inside a container the same id may be another user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What it calls itself: `/proc/<pid>/comm`.
+    /// Its command name: `/proc/<pid>/comm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// The program it runs, as its own mount namespace names it.
+    /// Its executable's path in its own mount namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// Its cgroup, from the root of the hierarchy.
+    /// Its cgroup path, from the root of the hierarchy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// The pod whose cgroup that is or lies in.
+    /// The pod that owns this cgroup or an ancestor of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<Resident>,
 }
@@ -43,18 +43,18 @@ pub struct Resident {
     /// `namespace/name`; absent when no pod of that UID is known any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// The container's name; absent for a process of none, or of one that is not known any more.
+    /// The container's name; absent if the process has none, or if the container is no longer known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }
 
 impl Actor {
-    /// The same one without the numbers of this very process: what it does again is the same again.
+    /// The actor without its pids, so that repeated changes by the same program compare equal.
     pub fn without_numbers(&self) -> Self {
         Self { pid: None, parent: None, ..self.clone() }
     }
 
-    /// Somebody of whom nothing is known.
+    /// Whether nothing is known of it.
     pub fn is_unknown(&self) -> bool {
         *self == Self::default()
     }
@@ -97,7 +97,7 @@ mod tests {
     use crate::actor::*;
 
     #[test]
-    fn an_actor_in_words_says_what_is_not_known() {
+    fn an_actor_as_text_names_what_is_unknown() {
         let whole = Actor {
             pid: Some(4711),
             parent: Some(1),

@@ -1,4 +1,4 @@
-//! How manifests are watched, and who is asked and informed about those who change them.
+//! Settings of the manifest watch, and the interface between its attribution of changes and the agent.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use crate::actor::{Actor, Resident};
 
-/// What tells of changes of manifests, and of who makes them (`manifestWatch`). inotify always watches.
+/// What attributes changes of manifests to processes (`manifestWatch`). inotify always reports the changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ManifestWatch {
-    /// The best that works here.
+    /// The best backend that works on this node.
     #[default]
     Auto,
-    /// inotify alone: who makes a change is not known.
+    /// inotify alone: changes are not attributed.
     Inotify,
-    /// fanotify tells who.
+    /// fanotify attributes changes.
     Fanotify,
-    /// BPF programs tell who.
+    /// BPF programs attribute changes.
     Ebpf,
 }
 
 impl ManifestWatch {
-    /// All, in the order of the documentation.
+    /// All values, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::Auto, Self::Inotify, Self::Fanotify, Self::Ebpf];
 
     /// Its name in the configuration.
@@ -35,14 +35,14 @@ impl ManifestWatch {
     }
 }
 
-/// What tells of changes, and of who made them.
+/// The active backend of the manifest watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// That something changed, and not who did it.
+    /// inotify alone: changes without attribution.
     Inotify,
-    /// inotify, and fanotify for who did it.
+    /// inotify, with fanotify for attribution.
     Fanotify,
-    /// inotify, and BPF programs for who did it.
+    /// inotify, with BPF programs for attribution.
     Ebpf,
 }
 
@@ -63,17 +63,17 @@ impl fmt::Display for Backend {
     }
 }
 
-/// What the watch asks of the rest of the agent, and tells it. Called on the agent's own thread: must not block.
+/// The watch's callbacks into the rest of the agent: lookups and reports. Called on the agent's own thread: must not block.
 pub trait Onlooker: Send + Sync {
-    /// The pod whose cgroup has or contains that path, in whatever hierarchy.
+    /// The pod that owns that cgroup path or an ancestor of it, in any hierarchy.
     fn resident(&self, cgroup: &str) -> Option<Resident>;
-    /// A process of a pod changed that name in a watched directory.
+    /// Reports that a process of a pod changed that name in a watched directory.
     fn pod_wrote(&self, name: &OsStr, actor: &Actor);
-    /// This is what watches from now on; `lost`: what was wanted or at work and does not work.
+    /// Reports the backend active from now on; `lost`: the requested or previously active backend that failed.
     fn watching(&self, backend: Backend, lost: Option<Backend>);
 }
 
-/// Nobody lives here and nobody listens.
+/// Knows no pods and ignores reports.
 impl Onlooker for () {
     fn resident(&self, _: &str) -> Option<Resident> {
         None
@@ -84,12 +84,12 @@ impl Onlooker for () {
     fn watching(&self, _: Backend, _: Option<Backend>) {}
 }
 
-/// How the manifests are to be watched.
+/// The settings of the manifest watch.
 #[derive(Clone)]
 pub struct WatchSettings {
-    /// What the configuration asks for.
+    /// The configured value.
     pub wanted: ManifestWatch,
-    /// Whom to ask and to tell.
+    /// The callbacks into the agent.
     pub onlooker: Arc<dyn Onlooker>,
 }
 

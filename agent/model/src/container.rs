@@ -1,4 +1,4 @@
-//! Containers: their ids, what limpet records of each, and how containerd finds them.
+//! Containers: their ids, the record limpet keeps of each, and their state in containerd.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::source::SourceKind;
 
 /// A container's id in containerd: 64 hexadecimal digits, the last 32 of them the pod's.
 ///
-/// Derived from pod UID, container name and attempt, so that a start cut short by a crash is found again. Its own
-/// digits come first, because people and tools read the first dozen.
+/// Derived from pod UID, container name and attempt, so that a start interrupted by a crash is found again. Its own
+/// digits come first, because people and tools show the first dozen.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerId(Arc<str>);
 
@@ -36,7 +36,7 @@ impl ContainerId {
         Self(id.into())
     }
 
-    /// The last 32 digits, which lead to the pod; empty for an id that is not limpet's.
+    /// The last 32 digits, which identify the pod; empty for an id that is not limpet's.
     pub fn pod_part(&self) -> &str {
         self.0.get(32..).unwrap_or_default()
     }
@@ -63,7 +63,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a container is; never changes.
+/// The immutable facts of a container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerIdentity {
     /// The pod's namespace.
@@ -82,15 +82,15 @@ pub struct ContainerIdentity {
     pub source: String,
     /// The file or URL.
     pub origin: String,
-    /// Hash of what of this container can change in place: image and resources.
+    /// Hash of the fields that can change in place: image and resources.
     pub fingerprint: String,
     /// The image's name as pulled.
     pub image: String,
-    /// Digest the name pointed to at the start.
+    /// The digest the name resolved to at the start.
     pub image_digest: String,
-    /// Where its log is.
+    /// The path of its log.
     pub log_path: String,
-    /// The back-off that its end begins with, in seconds (kubelet-semantics 4.5).
+    /// The back-off after its exit, in seconds (kubelet-semantics 4.5).
     #[serde(default)]
     pub backoff_seconds: u64,
 }
@@ -107,7 +107,7 @@ impl ContainerIdentity {
     }
 }
 
-/// How a container ended.
+/// How a container exited.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
     /// Exit code; above 128 a signal.
@@ -117,27 +117,27 @@ pub struct Exit {
     /// The termination message, or why the start failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// When it ended, by the wall clock of then.
+    /// When it exited, by the wall clock at that time.
     pub finished_at: Timestamp,
 }
 
-/// What became of a container; written over as it happens.
+/// The state of a container; overwritten as it changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerState {
     /// When its process was started; `None`: it never ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Timestamp>,
-    /// How it ended; `None`: it runs, or nobody saw its end.
+    /// How it exited; `None`: it runs, or its exit was missed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
 }
 
-/// A container as its extensions describe it.
+/// A container as described by its containerd extensions.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// What it is.
+    /// Its immutable facts.
     pub identity: ContainerIdentity,
-    /// What became of it.
+    /// Its state.
     pub state: ContainerState,
     /// The pod's manifest, canonical JSON as authored.
     pub manifest: Arc<[u8]>,
@@ -146,21 +146,21 @@ pub struct Recorded {
 /// containerd's view of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// Made, not started.
+    /// Created, not started.
     Created,
     /// Its process runs (or is paused).
     Running {
         /// The first process, in the host's pid namespace.
         pid: u32,
     },
-    /// Its process ended.
+    /// Its process exited.
     Stopped {
         /// The exit code.
         code: i32,
-        /// When it ended.
+        /// When it exited.
         at: Timestamp,
     },
-    /// containerd cannot tell: the shim does not answer (yet).
+    /// containerd does not know: the shim does not respond (yet).
     Unknown {
         /// The last known first process.
         pid: u32,
@@ -172,11 +172,11 @@ pub enum Task {
 pub struct FoundContainer {
     /// Its id.
     pub id: ContainerId,
-    /// What limpet wrote on it.
+    /// The record limpet wrote to it.
     pub recorded: Recorded,
     /// Its task, if it has one.
     pub task: Option<Task>,
-    /// Whether it still has its writable snapshot.
+    /// Whether its writable snapshot still exists.
     pub has_snapshot: bool,
 }
 
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_the_attempts_own_half_and_the_pods() {
+    fn an_id_is_half_the_attempts_own_and_half_the_pods() {
         let uid = PodUid::new("0123");
         let first = ContainerId::derive(&uid, "web", 0);
         let second = ContainerId::derive(&uid, "web", 1);

@@ -1,4 +1,4 @@
-//! Which directory something is, whatever its path.
+//! The identity of a directory, independent of its path.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ pub struct DirectoryId {
 }
 
 impl DirectoryId {
-    /// The identity of what `metadata` describes; `None` when that is no directory.
+    /// The identity of the directory that `metadata` describes; `None` if it is not a directory.
     pub fn from_metadata(metadata: &Metadata) -> Option<Self> {
         metadata.is_dir().then(|| Self { device: metadata.dev(), inode: metadata.ino() })
     }

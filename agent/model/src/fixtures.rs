@@ -12,7 +12,7 @@ use crate::source::SourceKind;
 /// A pod from a manifest in JSON, with fingerprints that do not depend on it.
 ///
 /// # Panics
-/// When the manifest is no Pod with a name.
+/// When the manifest is not a Pod with a name.
 pub fn record(manifest: Value) -> Arc<PodRecord> {
     let pod: Pod = serde_json::from_value(manifest.clone()).unwrap();
     let namespace = pod.metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
@@ -31,7 +31,7 @@ pub fn record(manifest: Value) -> Arc<PodRecord> {
 /// A pod with this `spec`, from a file.
 ///
 /// # Panics
-/// When the spec is none of a Pod.
+/// When the spec is not that of a Pod.
 pub fn record_of_spec(spec: Value) -> PodRecord {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",

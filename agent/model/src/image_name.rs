@@ -1,29 +1,29 @@
 //! Image references, normalised the way containerd and kubelet do it.
 //!
-//! The grammar is distribution's (github.com/distribution/reference), read by hand: as the regular expression that
-//! crates have for it, it takes 17 MiB and 40 ms to compile.
+//! The grammar is distribution's (github.com/distribution/reference), parsed by hand: the regular expression that
+//! crates use for it takes 17 MiB and 40 ms to compile.
 
-/// What is no image name.
+/// An invalid image name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("couldn't parse image name \"{image}\": {cause}")]
 pub struct InvalidImageName {
     /// The name as it was given.
     pub image: String,
-    /// Why it is none.
+    /// Why it is invalid.
     pub cause: String,
 }
 
-/// The registry of a name that has none.
+/// The registry of a name without one.
 const DEFAULT_HOST: &str = "docker.io";
 /// Its older name.
 const LEGACY_HOST: &str = "index.docker.io";
-/// Where that registry keeps names of one part.
+/// That registry's prefix for names of one part.
 const OFFICIAL: &str = "library";
-/// Bytes a name may have, and a tag.
+/// Maximum length in bytes of a name, and of a tag.
 const MAX_NAME: usize = 255;
 const MAX_TAG: usize = 128;
 
-/// A reference taken apart: where to ask, for which repository, for what.
+/// A parsed reference: registry, repository, and tag or digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageName {
     /// The normalised whole: `docker.io/library/busybox:latest`.
@@ -36,17 +36,17 @@ pub struct ImageName {
     pub target: Target,
 }
 
-/// What in a repository is meant.
+/// The image in the repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// A name that may move.
+    /// A name that may point to other content later.
     Tag(String),
-    /// Content that cannot: `sha256:…`.
+    /// Fixed content: `sha256:…`.
     Digest(String),
 }
 
 impl Target {
-    /// As it stands in a manifest's URL.
+    /// As in the URL of an image manifest.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Tag(tag) => tag,
@@ -56,13 +56,13 @@ impl Target {
 }
 
 impl ImageName {
-    /// Parses and normalises; of a reference with tag and digest the digest counts, as for containerd's CRI.
+    /// Parses and normalises; a digest takes precedence over a tag, as in containerd's CRI.
     pub fn parse(reference: &str) -> Result<Self, InvalidImageName> {
         let invalid = |cause: &str| InvalidImageName { image: reference.to_owned(), cause: cause.to_owned() };
         if reference.len() > 1024 {
             return Err(invalid("longer than 1024 characters"));
         }
-        // Distribution refuses 64 hexadecimal digits as a name: it would be taken for an image id.
+        // Distribution rejects 64 hexadecimal digits as a name: they could be an image id.
         if reference.len() == 64 && reference.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(invalid("cannot specify a 64-byte hexadecimal string"));
         }
@@ -105,7 +105,7 @@ fn split(reference: &str) -> (&str, Option<&str>, Option<&str>) {
     }
 }
 
-/// Host and repository, with Docker's defaults for what is left out.
+/// Host and repository, with Docker's defaults for missing parts.
 fn complete(name: &str) -> (String, String) {
     let looks_like_a_host = |part: &str| {
         part.contains(['.', ':']) || part == "localhost" || part.bytes().any(|byte| byte.is_ascii_uppercase())
@@ -121,7 +121,7 @@ fn complete(name: &str) -> (String, String) {
     (host.to_owned(), repository.to_owned())
 }
 
-/// A host name, an IPv4 or a bracketed IPv6 address, with a port or not.
+/// A host name, an IPv4 or a bracketed IPv6 address, with an optional port.
 fn is_host(host: &str) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, Some(port)),
@@ -162,7 +162,7 @@ fn is_sha256(hex: &str) -> bool {
     hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The name under which containerd keeps the image: `busybox` is `docker.io/library/busybox:latest`; digests are kept.
+/// The image's name in containerd: `busybox` is `docker.io/library/busybox:latest`; digests are kept.
 ///
 /// # Errors
 /// `InvalidName`, kubelet's `InvalidImageName`.
@@ -170,7 +170,7 @@ pub fn normalize(reference: &str) -> Result<String, InvalidImageName> {
     ImageName::parse(reference).map(|name| name.whole)
 }
 
-/// The tag a reference names, `latest` when it has neither tag nor digest; `None` without one, or when it is no name.
+/// The reference's tag, `latest` if it has neither tag nor digest; `None` for a digest alone or an invalid name.
 pub fn tag(reference: &str) -> Option<&str> {
     ImageName::parse(reference).ok()?;
     match split(reference) {
@@ -187,7 +187,7 @@ mod tests {
     const DIGEST: &str = "sha256:7cc4b5aefd1d0cadf8d97d4350462ba51c694ebca145b08d7d41b41acc8db5aa";
 
     #[test]
-    fn names_are_completed_as_docker_does() {
+    fn names_are_completed_as_by_docker() {
         let table = [
             ("busybox", "docker.io/library/busybox:latest"),
             ("busybox:1.36", "docker.io/library/busybox:1.36"),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_said_and_unsaid() {
+    fn explicit_and_default_tags() {
         let (digest, both) = (format!("a@{DIGEST}"), format!("a:latest@{DIGEST}"));
         for (given, wanted) in [
             ("a", Some("latest")),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_invalid() {
+    fn other_texts_are_invalid_names() {
         let long = "a/".repeat(600);
         let id = &DIGEST[7..];
         let md5 = "a@md5:d41d8cd98f00b204e9800998ecf8427e";

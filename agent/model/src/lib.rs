@@ -1,7 +1,7 @@
-//! limpet's types, and how bytes become them: pods, objects, containers, images, sources.
+//! limpet's data types and how manifests are decoded into them: pods, objects, containers, images, sources.
 //!
-//! Everything here is pure: no I/O, no clock, no runtime. The crates above exchange these values and nothing else:
-//! `limpet-core` decides on them, `limpet-host`, `limpet-containerd` and `limpet-attribution` make them true.
+//! Everything here is pure: no I/O, no clock, no runtime. The other crates exchange only these values:
+//! `limpet-core` decides on them, `limpet-host`, `limpet-containerd` and `limpet-attribution` act on them.
 
 pub mod actor;
 pub mod attribution;

@@ -1,45 +1,45 @@
-//! What happens to containers without the agent's doing, one event at a time.
+//! Lifecycle events of containers that the agent did not cause itself.
 
 use jiff::Timestamp;
 
 use crate::container::ContainerId;
 use crate::process::{ProcessName, Sender};
 
-/// Something the supervisor must know.
+/// A lifecycle event for the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LifecycleEvent {
-    /// The subscription to containerd's events stands: read the whole state now.
+    /// The subscription to containerd's events is established: read the whole state now.
     Connected,
-    /// The stream ended: containerd is gone, containers live on.
+    /// The event stream ended: containerd is gone, containers keep running.
     Disconnected,
-    /// A container's first process ended.
+    /// A container's first process exited.
     Exited {
         /// The container.
         id: ContainerId,
-        /// The process, 0 when that is not known: a container that had to be made again has had several.
+        /// The process, 0 if unknown: a container that had to be created again has had several.
         pid: u32,
         /// Its exit code.
         code: i32,
-        /// When, by the shim's clock.
+        /// The exit time by the shim's clock.
         at: Timestamp,
     },
-    /// The kernel killed something in the container for lack of memory.
+    /// The kernel OOM-killed a process in the container.
     OutOfMemory {
         /// The container.
         id: ContainerId,
     },
-    /// Which process it killed, as the kernel itself reports.
+    /// The OOM-killed process, as the kernel reports it.
     OutOfMemoryVictim {
         /// The container.
         id: ContainerId,
         /// The process.
         victim: ProcessName,
     },
-    /// A signal that ends processes was sent to the container's first process.
+    /// A terminating signal was sent to the container's first process.
     Signalled {
         /// The container.
         id: ContainerId,
-        /// Who sent it.
+        /// Its sender.
         sender: Sender,
     },
 }

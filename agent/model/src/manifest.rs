@@ -1,4 +1,4 @@
-//! What one file, one answer or one push holds, as pods, objects and faults.
+//! Decodes a file, an HTTP response or a push into pods, objects and faults.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -13,34 +13,34 @@ use crate::pod::{
 };
 use crate::source::SourceKind;
 
-/// What one file, one answer or one push held.
+/// The contents of one file, one HTTP response or one push.
 #[derive(Debug, Default)]
 pub struct Manifest {
-    /// The pods that can be taken.
+    /// The accepted pods.
     pub pods: Vec<Arc<PodRecord>>,
-    /// The ConfigMaps and Secrets that can be taken.
+    /// The accepted ConfigMaps and Secrets.
     pub objects: Vec<Arc<ObjectRecord>>,
-    /// Everything to say about them, in the order of the text. With an error among it, something was refused.
+    /// All faults, in the order of the text. If one is an error, something was rejected.
     pub faults: Vec<Fault>,
-    /// The pods that were refused, as far as they can be told: their last good versions stay.
+    /// The rejected pods that can be identified: their last good versions stay.
     pub refused: BTreeSet<PodKey>,
     /// The same for objects.
     pub refused_objects: BTreeSet<ObjectKey>,
-    /// Of `objects`, those whose documents name no namespace.
+    /// Those of `objects` whose documents name no namespace.
     pub unplaced: BTreeSet<ObjectKey>,
-    /// Something was refused that cannot be told to be this pod or that.
+    /// A document was rejected that may be any pod.
     pub unknown_pod_refused: bool,
     /// The same for objects.
     pub unknown_object_refused: bool,
 }
 
 impl Manifest {
-    /// One that could not be read at all.
+    /// A manifest that could not be read at all.
     pub fn broken(fault: Fault) -> Self {
         Self { faults: vec![fault], unknown_pod_refused: true, unknown_object_refused: true, ..Self::default() }
     }
 
-    /// Notes all that a refused item may be.
+    /// Notes every pod and object that a rejected item may be.
     fn refuse(&mut self, item: &Item<'_>, node_name: &str) {
         let (pod, kinds) = item.candidates();
         match item.name() {
@@ -108,7 +108,7 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
     let unread = !faults.is_empty();
     manifest.faults = faults;
     let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
-    // What stands twice in a list itself leaves open which items are meant.
+    // A duplicate key of a list itself leaves open which items are meant.
     let (unclear, documents): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| outer(document).is_some());
     manifest.unknown_pod_refused = unread || !unclear.is_empty();
     manifest.unknown_object_refused = manifest.unknown_pod_refused;
@@ -118,7 +118,7 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
             Some(kind) => manifest.take_object(&item, kind, &origin, node_name, &mut objects),
             None => manifest.take_pod(&item, &origin, source, node_name, &mut keys),
         };
-        manifest.faults.extend(faults.into_iter().map(|fault| item.place(fault)));
+        manifest.faults.extend(faults.into_iter().map(|fault| item.locate(fault)));
     }
     for fault in &mut manifest.faults {
         fault.origin = Arc::clone(&origin);
@@ -127,7 +127,7 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
     manifest
 }
 
-/// Whether `key` comes for the first time; if not, that is a fault.
+/// Whether `key` occurs for the first time; adds a fault if not.
 fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>, faults: &mut Vec<Fault>) -> bool {
     let new = known.insert(key.clone());
     if !new {
@@ -137,14 +137,14 @@ fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>,
     new
 }
 
-/// Makes a pod of a manifest that was accepted once and kept by limpet. It is not judged again: a version that
-/// refuses more than the one before must not stop what runs.
+/// Decodes a pod from a manifest that was accepted before and stored by limpet. It is not validated again: a limpet
+/// version with stricter validation must not stop running pods.
 ///
 /// # Errors
-/// The bytes are no Pod.
+/// The bytes are not a Pod.
 pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
-    let value: Value =
-        serde_json::from_slice(manifest).map_err(|error| vec![Fault::error("", format!("kept manifest: {error}"))])?;
+    let value: Value = serde_json::from_slice(manifest)
+        .map_err(|error| vec![Fault::error("", format!("stored manifest: {error}"))])?;
     let (pod, faults) = decode::decode(&value);
     match pod {
         Some(pod) => Ok(record(&value, pod, Arc::from(origin), source, node_name)),
@@ -152,7 +152,7 @@ pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &st
     }
 }
 
-/// What was accepted once and kept by limpet.
+/// A manifest that was accepted before and stored by limpet.
 #[derive(Debug)]
 pub enum Restored {
     /// A pod.
@@ -161,7 +161,7 @@ pub enum Restored {
     Object(ObjectRecord),
 }
 
-/// Makes a pod or an object of a manifest that was accepted once, as [`restore`] does.
+/// Decodes a pod or an object from a manifest that was accepted before, as [`restore`] does.
 ///
 /// # Errors
 /// The bytes are neither.
@@ -171,8 +171,8 @@ pub fn restore_kept(
     source: SourceKind,
     node_name: &str,
 ) -> Result<Restored, Vec<Fault>> {
-    let value: Value =
-        serde_json::from_slice(manifest).map_err(|error| vec![Fault::error("", format!("kept manifest: {error}"))])?;
+    let value: Value = serde_json::from_slice(manifest)
+        .map_err(|error| vec![Fault::error("", format!("stored manifest: {error}"))])?;
     match object::restore(&value, origin) {
         Some(object) => object.map(Restored::Object),
         None => restore(manifest, origin, source, node_name).map(Box::new).map(Restored::Pod),
@@ -206,7 +206,7 @@ fn record(
     }
 }
 
-/// One object of a document, and where it stands there.
+/// One object of a document, and its path there.
 struct Item<'a> {
     document: &'a Document<'a>,
     value: &'a Value,
@@ -219,7 +219,7 @@ fn is_list(document: &Document<'_>) -> bool {
     document.value["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// A key that is written twice in a list and in none of its items.
+/// A duplicate key in a list itself, in none of its items.
 fn outer<'d>(document: &'d Document<'_>) -> Option<&'d Fault> {
     document.duplicates.iter().find(|fault| is_list(document) && !fault.path.starts_with("items["))
 }
@@ -244,7 +244,7 @@ impl Item<'_> {
         (self.value["apiVersion"] == "v1").then_some(kind)
     }
 
-    /// The name and namespace an item goes by; `None` when it does not say them.
+    /// The item's namespace and name; `None` if it has no usable ones.
     fn name(&self) -> Option<(Option<&str>, &str)> {
         let metadata = &self.value["metadata"];
         let name = metadata["name"].as_str().filter(|name| !name.is_empty())?;
@@ -255,7 +255,7 @@ impl Item<'_> {
         }
     }
 
-    /// What an item that is refused may be: a pod, an object of these kinds.
+    /// What a rejected item may be: a pod, an object of these kinds.
     fn candidates(&self) -> (bool, &'static [ObjectKind]) {
         match self.value["kind"].as_str() {
             Some("Pod") => (true, &[]),
@@ -265,7 +265,7 @@ impl Item<'_> {
         }
     }
 
-    /// The pod, if there is no error, and everything to say about it.
+    /// The pod, if there is no error, and its faults.
     fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
         if let Some(fault) = self.kind_fault() {
             return (None, vec![fault]);
@@ -275,16 +275,16 @@ impl Item<'_> {
         let Some(pod) = pod else { return (None, faults) };
         let refused = |faults: &[Fault]| faults.iter().any(|fault| fault.severity == Severity::Error);
         let record = record(self.value, pod, Arc::clone(origin), source, node_name);
-        // A field of the wrong type was left out: what follows from its absence would only confuse.
+        // A field of the wrong type was removed: faults that follow from its absence would only confuse.
         if !refused(&faults) {
             faults.extend(validate::validate(&record));
         }
         faults.extend(unsupported::check(self.value, source));
-        let taken = !refused(&faults);
-        (taken.then_some(record), faults)
+        let accepted = !refused(&faults);
+        (accepted.then_some(record), faults)
     }
 
-    /// Keys written twice within this item.
+    /// Duplicate keys within this item.
     fn duplicates(&self) -> impl Iterator<Item = Fault> {
         let within = |fault: &&Fault| {
             let rest = fault.path.strip_prefix(self.path.as_str());
@@ -294,15 +294,15 @@ impl Item<'_> {
         own.map(|fault| Fault { path: fault.path[self.path.len()..].trim_start_matches('.').to_owned(), ..fault })
     }
 
-    /// Anything but a v1 Pod.
+    /// The fault of anything but a v1 Pod.
     fn kind_fault(&self) -> Option<Fault> {
         let text = |key: &str| self.value[key].as_str().unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
         match (version, kind) {
             ("v1", "Pod") => None,
             ("", "") => Some(
-                Fault::error("", "is no Kubernetes object: apiVersion and kind are missing")
-                    .with_remedy("begin it with apiVersion: v1 and kind: Pod"),
+                Fault::error("", "is not a Kubernetes object: apiVersion and kind are missing")
+                    .with_remedy("start it with apiVersion: v1 and kind: Pod"),
             ),
             ("v1", "") => Some(Fault::error("kind", "required").with_remedy("kind: Pod")),
             ("", "Pod" | "ConfigMap" | "Secret") => {
@@ -313,14 +313,14 @@ impl Item<'_> {
                 Some(Fault::error("apiVersion", format!("{version} has no {kind}")).with_remedy("apiVersion: v1"))
             }
             _ => Some(
-                Fault::error("kind", format!("{kind} is not taken: a node runs Pods"))
+                Fault::error("kind", format!("{kind} is not accepted: a node runs Pods"))
                     .with_remedy("write its pod template as a Pod of its own"),
             ),
         }
     }
 
-    /// The fault with its place in the file and, of a list's item, its whole path.
-    fn place(&self, mut fault: Fault) -> Fault {
+    /// The fault with its position in the file and its full path, including that of the list item.
+    fn locate(&self, mut fault: Fault) -> Fault {
         let path = match (self.path.is_empty(), fault.path.is_empty()) {
             (true, _) => fault.path.clone(),
             (false, true) => self.path.clone(),

@@ -1,9 +1,9 @@
-//! What is true of the node that containers run on.
+//! Facts of the node that containers run on.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// What is true of the node and does not change while the agent runs.
+/// Facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeFacts {
     /// The settled node name.
@@ -14,7 +14,7 @@ pub struct NodeFacts {
     pub memory_capacity: u64,
     /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
     pub oom_score_floor: i32,
-    /// The unified (v2) cgroup hierarchy alone is mounted.
+    /// Only the unified (v2) cgroup hierarchy is mounted.
     pub cgroup_v2: bool,
     /// The cgroup driver is systemd: each container is a scope.
     pub systemd_cgroup: bool,

@@ -1,8 +1,8 @@
-//! Local objects: ConfigMap and Secret documents beside the Pods of a source, for the pods of that source alone.
+//! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone.
 //!
-//! In: a decoded document. Out: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each pod
-//! the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] whatever the kind: nothing
-//! prints them, and they are erased when the last owner lets go. Faults name fields and keys, never values.
+//! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
+//! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
+//! printed, and erased when the last owner drops them. Faults name fields and keys, never values.
 
 mod decode;
 mod pod_objects;

@@ -1,6 +1,6 @@
-//! A manifest becomes a pod: decode, default, validate, identity, fingerprint, diff.
+//! Turns a manifest into a pod: decode, default, validate, identity, fingerprint, diff.
 //!
-//! Everything here is pure: bytes and names in, values and faults out. No I/O, no clock.
+//! Everything here is pure: input is bytes and names, output is values and faults. No I/O, no clock.
 
 pub mod authored;
 pub mod compute_resources;
@@ -33,7 +33,7 @@ pub use record::{Fingerprint, PodRecord};
 pub use validate::{is_dns_label, is_dns_subdomain};
 pub(crate) use yaml::join as field_path;
 
-/// What the annotation begins with that was an AppArmor profile before there was a field; the container's name follows.
+/// Prefix of the annotation that set a container's AppArmor profile before the field; the container's name follows.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 #[cfg(test)]

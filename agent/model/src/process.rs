@@ -1,4 +1,4 @@
-//! Processes of containers: how the kernel names them, and references that outlive their numbers.
+//! Processes of containers: their names in the kernel, and handles that stay valid when a pid is reused.
 
 use std::fmt;
 use std::io;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use crate::container::ContainerId;
 
-/// SIGKILL, which the OOM killer sends, too.
+/// SIGKILL, which the OOM killer also sends.
 pub const SIGKILL: u32 = 9;
 
 /// A process as the kernel names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessName {
-    /// Its number, in the initial namespace.
+    /// Its pid in the initial pid namespace.
     pub pid: u32,
     /// The first 15 bytes of its program's name.
     pub command: String,
@@ -25,14 +25,14 @@ impl fmt::Display for ProcessName {
     }
 }
 
-/// Who sent a signal that ends a process.
+/// The sender of a terminating signal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sender {
     /// The signal's number.
     pub signal: u32,
-    /// The process; `None`: the kernel itself, for a fault or for lack of memory.
+    /// The process; `None`: the kernel itself, for a fault or an OOM kill.
     pub process: Option<ProcessName>,
-    /// The process's user.
+    /// The process's user id.
     pub uid: u32,
 }
 
@@ -43,21 +43,21 @@ pub fn container_in_cgroups(cgroups: &str) -> Option<ContainerId> {
     parts.filter(is_id).map(ContainerId::new).next()
 }
 
-/// A reference to one process that stays valid whoever gets its number later.
+/// A handle to one process that stays valid even if its pid is reused.
 pub trait ProcessHandle: fmt::Debug + Send + Sync {
-    /// Whether the process has not ended.
+    /// Whether the process has not exited.
     fn is_alive(&self) -> bool;
 
-    /// Resolves when the process has ended, all its threads included. Cancel safe.
+    /// Resolves when the process has exited, all its threads included. Cancel safe.
     ///
     /// # Errors
-    /// Its end cannot be waited for here.
+    /// Its exit cannot be waited for here.
     fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 }
 
 /// Looks up processes.
 pub trait Processes {
-    /// The process that has the number `pid` now, where the kernel gives references to processes.
+    /// A handle to the process that has `pid` now, if the kernel supports handles.
     fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>>;
 
     /// Whether the process `pid` is in the container's cgroup: for processes without a handle.

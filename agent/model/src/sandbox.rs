@@ -15,7 +15,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// The pins there are to be, in the order they are bound.
+    /// The required pins, in the order they are bound.
     pub fn pins(&self) -> impl Iterator<Item = &Path> {
         [&self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
     }
@@ -32,7 +32,7 @@ pub struct Sandbox {
     pub hostname: String,
 }
 
-/// The addresses a pod answers to, the primary one first; the node's for `hostNetwork`.
+/// A pod's addresses, the primary one first; the node's for `hostNetwork`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodAddresses {
     /// Primary address first.

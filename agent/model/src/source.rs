@@ -34,7 +34,7 @@ impl SourceKind {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// Its place in [`Self::ALL`].
+    /// Its index in [`Self::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_index_of_a_kind_is_its_place() {
+    fn the_index_of_a_kind_is_its_position() {
         for (index, kind) in SourceKind::ALL.into_iter().enumerate() {
             assert_eq!((kind.index(), SourceKind::from_name(kind.as_str())), (index, Some(kind)));
         }

@@ -1,6 +1,6 @@
-//! A document becomes an object, strictly, as an apiserver would take it.
+//! Decodes a document into an object, as strictly as an apiserver.
 //!
-//! Written by hand: a decoder's own words quote the value that does not fit, which must not happen to a Secret.
+//! Written by hand: a generic decoder's errors quote the wrong value, which must not happen to a Secret.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use serde_json::{Map, Value};
 use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
 use crate::pod::{Fault, Severity, is_dns_label, is_dns_subdomain, strict};
 
-/// All values of one object together, as Kubernetes bounds them.
+/// Kubernetes' limit for all values of one object together.
 const MAX_DATA: usize = 1 << 20;
 const MAX_KEY: usize = 253;
 const DEFAULT_NAMESPACE: &str = "default";
 const OPAQUE: &str = "Opaque";
 const TOKEN: &str = "kubernetes.io/service-account-token";
-/// On a Secret that was read from the agent: the names of its keys, in place of its data.
+/// On a Secret that the agent returns: the names of its keys, in place of its data.
 pub const KEYS_ANNOTATION: &str = "limpet.dev/keys";
 const KEY_RULE: &str = "letters, digits, -, _ and ., at most 253 characters, not beginning with ..";
 
-/// The keys a Secret of each of Kubernetes' own types must have; of several one is enough.
+/// The keys that a Secret of each of Kubernetes' own types requires: all of them (`true`) or any one.
 const REQUIRED_KEYS: [(&str, &[&str], bool); 5] = [
     ("kubernetes.io/basic-auth", &["username", "password"], false),
     ("kubernetes.io/dockercfg", &[".dockercfg"], true),
@@ -32,7 +32,7 @@ const REQUIRED_KEYS: [(&str, &[&str], bool); 5] = [
     ("kubernetes.io/tls", &["tls.crt", "tls.key"], true),
 ];
 
-/// Reads a ConfigMap or Secret. The object, if there is no error, and everything to say about it.
+/// Decodes a ConfigMap or Secret: the object, if there is no error, and all faults.
 pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, Vec<Fault>) {
     let mut faults = Vec::new();
     let Some(document) = value.as_object() else {
@@ -54,11 +54,11 @@ pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<Obje
         ObjectKind::Secret => secret_type(document, &data, &mut faults),
     };
     let record = ObjectRecord { key, origin, immutable, secret_type: Arc::from(secret_type), data };
-    let taken = !faults.iter().any(|fault| fault.severity == Severity::Error);
-    (taken.then_some(record), faults)
+    let accepted = !faults.iter().any(|fault| fault.severity == Severity::Error);
+    (accepted.then_some(record), faults)
 }
 
-/// The object kept by limpet as [`ObjectRecord::manifest`]; `None` when `value` is another kind's.
+/// Decodes an object stored as [`ObjectRecord::manifest`]; `None` if `value` is of another kind.
 pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<Fault>>> {
     let kind = ObjectKind::from_name(value["kind"].as_str()?)?;
     let (record, faults) = decode(value, kind, Arc::from(origin));
@@ -86,21 +86,21 @@ fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>)
     let name = metadata.name.unwrap_or_default();
     if name.is_empty() && metadata.generate_name.is_some() {
         faults.push(
-            Fault::error("metadata.generateName", "only an apiserver makes up names")
+            Fault::error("metadata.generateName", "only an apiserver generates names")
                 .with_remedy("write metadata.name"),
         );
     } else if name.is_empty() {
         faults.push(Fault::error("metadata.name", "required"));
     } else if !is_dns_subdomain(&name) {
         faults.push(
-            Fault::error("metadata.name", format!("{name:?} is no name of a {}", kind.as_str()))
+            Fault::error("metadata.name", format!("{name:?} is not a valid name for a {}", kind.as_str()))
                 .with_remedy("lower-case letters, digits, - and ., at most 253 characters"),
         );
     }
     let namespace = metadata.namespace.filter(|namespace| !namespace.is_empty());
     let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
     if !is_dns_label(&namespace) {
-        faults.push(Fault::error("metadata.namespace", format!("{namespace:?} is no namespace")));
+        faults.push(Fault::error("metadata.namespace", format!("{namespace:?} is not a valid namespace")));
     }
     if metadata.annotations.is_some_and(|annotations| annotations.contains_key(KEYS_ANNOTATION)) {
         let message = format!("{KEYS_ANNOTATION} is on Secrets as limpet shows them, without their values");
@@ -117,7 +117,7 @@ fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>)
     ObjectKey::new(kind, namespace, name)
 }
 
-/// The metadata. An annotation may hold a copy of the object (`kubectl apply` leaves one), so no value is quoted here
+/// The metadata. An annotation may hold a copy of the object (`kubectl apply` adds one), so faults quote no value here
 /// either.
 fn metadata(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> ObjectMeta {
     let Some(value) = document.get("metadata").filter(|value| !value.is_null()) else { return ObjectMeta::default() };
@@ -126,9 +126,9 @@ fn metadata(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> ObjectMet
         let suggestion = unknown.suggestion().unwrap_or_default();
         Fault::error(format!("metadata.{}", unknown.path), "no such field").with_remedy(suggestion)
     }));
-    read.unwrap_or_else(|misfit| {
-        let path = if misfit.path.is_empty() { "metadata".to_owned() } else { format!("metadata.{}", misfit.path) };
-        faults.push(Fault::error(path, "is of the wrong type"));
+    read.unwrap_or_else(|error| {
+        let path = if error.path.is_empty() { "metadata".to_owned() } else { format!("metadata.{}", error.path) };
+        faults.push(Fault::error(path, "has the wrong type"));
         ObjectMeta::default()
     })
 }
@@ -148,7 +148,7 @@ fn config_map_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BT
     let mut data = values(document, "data", false, faults);
     for (key, entry) in values(document, "binaryData", true, faults) {
         if data.insert(key.clone(), Entry { binary: true, ..entry }).is_some() {
-            faults.push(Fault::error(path("binaryData", &key), "is in data too; a key stands in one of them"));
+            faults.push(Fault::error(path("binaryData", &key), "is in data too; a key belongs in only one of them"));
         }
     }
     data
@@ -161,7 +161,7 @@ fn secret_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BTreeM
     data
 }
 
-/// One map of values; what is wrong is told and left out.
+/// One map of values; wrong ones are omitted and reported as faults.
 fn values(
     document: &Map<String, Value>,
     field: &str,
@@ -179,7 +179,7 @@ fn values(
     let mut found = BTreeMap::new();
     for (key, value) in map {
         if !is_key(key) {
-            faults.push(Fault::error(path(field, key), format!("{key:?} is no key")).with_remedy(KEY_RULE));
+            faults.push(Fault::error(path(field, key), format!("{key:?} is not a valid key")).with_remedy(KEY_RULE));
         }
         match bytes(value, encoded) {
             Ok(bytes) => drop(found.insert(key.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false })),
@@ -224,21 +224,21 @@ fn secret_type<'a>(
     if let Some((_, keys, all)) = rule {
         let missing: Vec<&str> = keys.iter().copied().filter(|key| !data.contains_key(*key)).collect();
         if !missing.is_empty() && (*all || missing.len() == keys.len()) {
-            let word = if *all { " and " } else { " or " };
-            faults.push(Fault::error("data", format!("a Secret of type {kind} needs {}", missing.join(word))));
+            let conjunction = if *all { " and " } else { " or " };
+            faults.push(Fault::error("data", format!("a Secret of type {kind} needs {}", missing.join(conjunction))));
         }
     }
     if matches!(kind, "kubernetes.io/dockercfg" | "kubernetes.io/dockerconfigjson") {
         for (key, entry) in data.iter().filter(|(key, _)| key.starts_with(".docker")) {
             if serde_json::from_slice::<serde::de::IgnoredAny>(entry.bytes.expose()).is_err() {
-                faults.push(Fault::error(path("data", key), "is no JSON document"));
+                faults.push(Fault::error(path("data", key), "is not a JSON document"));
             }
         }
     }
     kind
 }
 
-/// Kubernetes' rule for the keys of both kinds: each may become a file's name.
+/// Kubernetes' rule for the keys of both kinds: each may become a file name.
 fn is_key(key: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=MAX_KEY).contains(&key.len()) && key.bytes().all(plain) && key != "." && !key.starts_with("..")

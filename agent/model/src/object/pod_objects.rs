@@ -1,4 +1,4 @@
-//! The objects one pod refers to, as they are now.
+//! The current versions of the objects one pod refers to.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord, references};
 use crate::pod::PodRecord;
 
-/// What of a source's objects one pod refers to; what is not here is missing. Two are equal when the pod would get the
-/// same from both.
+/// The objects of a source that one pod refers to, without missing ones. Two are equal if they give the pod the same
+/// values.
 #[derive(Debug, Clone, Default)]
 pub struct PodObjects(BTreeMap<ObjectKey, Arc<ObjectRecord>>);
 
@@ -18,13 +18,13 @@ impl PodObjects {
         Self(references(pod).into_iter().filter_map(found).collect())
     }
 
-    /// The object of that kind and name in the pod's namespace, which all of them are of.
+    /// The object of that kind and name; all are in the pod's namespace.
     pub fn get(&self, kind: ObjectKind, name: &str) -> Option<&Arc<ObjectRecord>> {
         self.0.values().find(|object| object.key.kind == kind && *object.key.name == *name)
     }
 
-    /// `text` without the values of Secrets: words of others may quote a command that was made with one. Values of fewer
-    /// than four bytes are no secret, and would take ordinary words apart.
+    /// `text` without the values of Secrets: an error of another program may quote a command that contains one. Values of
+    /// fewer than four bytes are kept: they are no secret, and occur in ordinary words.
     pub fn redact(&self, text: String) -> String {
         let secrets = self.0.values().filter(|object| object.key.kind == ObjectKind::Secret);
         let values = secrets.flat_map(|object| object.data.values()).filter_map(|entry| entry.bytes.expose_text());
@@ -34,7 +34,7 @@ impl PodObjects {
         })
     }
 
-    /// All of them.
+    /// All objects.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ObjectRecord>> {
         self.0.values()
     }
@@ -59,7 +59,7 @@ mod tests {
     use crate::object::pod_objects::*;
 
     #[test]
-    fn values_of_secrets_are_taken_out_of_a_text() {
+    fn values_of_secrets_are_redacted_from_a_text() {
         let decode = |kind: ObjectKind, data: serde_json::Value| {
             let field = if kind == ObjectKind::Secret { "stringData" } else { "data" };
             let value = json!({"metadata": {"name": "o"}, field: data});

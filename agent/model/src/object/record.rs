@@ -1,4 +1,4 @@
-//! An object as the sources hand it on.
+//! An object as the sources publish it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ impl ObjectKind {
         }
     }
 
-    /// The kind as an apiserver's "not found" has it.
+    /// The kind as in an apiserver's "not found" message.
     pub fn resource(self) -> &'static str {
         match self {
             Self::ConfigMap => "configmap",
@@ -44,7 +44,7 @@ impl ObjectKind {
     }
 }
 
-/// Kind, namespace and name: what a reference leads to. The parts have passed Kubernetes' name rules.
+/// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// ConfigMap or Secret.
@@ -71,9 +71,9 @@ impl fmt::Display for ObjectKey {
 /// One value of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What it says.
+    /// Its content.
     pub bytes: SecretBytes,
-    /// It comes from a ConfigMap's `binaryData`: a file may have it, the environment may not.
+    /// It is from a ConfigMap's `binaryData`: usable in files, not in environment variables.
     pub binary: bool,
 }
 
@@ -82,9 +82,9 @@ pub struct Entry {
 pub struct ObjectRecord {
     /// Which object it is.
     pub key: ObjectKey,
-    /// Where in the source it comes from: a file's name, a URL.
+    /// Its origin within the source: a file's name, a URL.
     pub origin: Arc<str>,
-    /// Its data may not change any more.
+    /// Its data must not change any more.
     pub immutable: bool,
     /// A Secret's type; empty for a ConfigMap.
     pub secret_type: Arc<str>,
@@ -93,16 +93,16 @@ pub struct ObjectRecord {
 }
 
 impl ObjectRecord {
-    /// Whether `other` gives pods the same.
+    /// Whether `other` gives pods the same values.
     pub fn same_content(&self, other: &Self) -> bool {
         self.data == other.data && self.secret_type == other.secret_type
     }
 
-    /// Why `next` may not come in its place: what is immutable keeps its data, and that it is immutable.
+    /// Why `next` must not replace it: an immutable object keeps its data and stays immutable.
     pub fn forbids(&self, next: &Self) -> Option<Fault> {
         let allowed = !self.immutable || (next.immutable && self.same_content(next));
         let fault = || {
-            let message = format!("{} is immutable: its data stays as it was", self.key);
+            let message = format!("{} is immutable: its data cannot change", self.key);
             Fault::error("data", message).with_remedy("give the changed object another name")
         };
         (!allowed).then(fault)
@@ -114,7 +114,7 @@ impl ObjectRecord {
         Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, ..self.clone() }
     }
 
-    /// The object as one JSON document that [`super::restore`] reads: what is kept on disk. It holds the values.
+    /// The object as one JSON document for [`super::restore`], as stored on disk. It contains the values.
     pub fn manifest(&self) -> Arc<[u8]> {
         let (mut text, mut binary) = (Map::new(), Map::new());
         for (key, entry) in &self.data {

@@ -1,4 +1,4 @@
-//! Which objects a pod refers to.
+//! The objects a pod refers to.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 use crate::object::{ObjectKey, ObjectKind};
 use crate::pod::PodRecord;
 
-/// Every object the pod takes values from: environment, volumes, pull secrets. All are of the pod's own namespace.
+/// Every object the pod uses: environment, volumes, pull secrets. All are in the pod's own namespace.
 pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let mut found = BTreeSet::new();
     let mut add = |kind, name: &str| {
@@ -28,7 +28,7 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     found
 }
 
-/// The objects that files of the pod's volumes are made of: those follow an edit at once.
+/// The objects in the pod's volumes: their files are updated at once after an edit.
 pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let mut found = BTreeSet::new();
     let mut add = |kind, name: &str| {
@@ -87,7 +87,7 @@ mod tests {
     use crate::source::SourceKind;
 
     #[test]
-    fn every_place_that_names_an_object() {
+    fn every_field_that_refers_to_an_object() {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n"}, "spec": {
             "initContainers": [{"name": "i", "image": "x", "envFrom": [{"secretRef": {"name": "init"}}]}],
             "containers": [{"name": "c", "image": "x", "envFrom": [{"configMapRef": {"name": "a"}}], "env": [

@@ -1,4 +1,4 @@
-//! Bytes that nobody is to read by accident.
+//! Bytes that must not be printed by accident.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ impl SecretBytes {
         &self.0
     }
 
-    /// The bytes as text; `None` when they are none.
+    /// The bytes as text; `None` if they are not UTF-8.
     pub fn expose_text(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }

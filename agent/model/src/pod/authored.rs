@@ -1,7 +1,7 @@
-//! What of a manifest is compared and hashed as it was authored, borrowed from its canonical form.
+//! The parts of a manifest that are compared and hashed as authored, borrowed from its canonical form.
 //!
-//! What of a container can change in place is told by these bytes and not by the defaulted object: an agent that
-//! defaults otherwise than the one before restarts nothing. Canonical bytes are equal exactly when the values are.
+//! Changes in place are detected by these bytes and not by the defaulted object, so that an agent with other defaults
+//! restarts nothing. Canonical bytes are equal exactly when the values are.
 
 use std::borrow::Cow;
 
@@ -33,7 +33,7 @@ struct Spec<'a> {
     containers: Vec<AuthoredContainer<'a>>,
 }
 
-/// What can change in place of one container, and the pull policy, whose default follows from the image.
+/// The fields of one container that can change in place, and the pull policy, whose default depends on the image.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuthoredContainer<'a> {
@@ -48,7 +48,7 @@ pub struct AuthoredContainer<'a> {
 }
 
 impl<'a> Authored<'a> {
-    /// Reads a canonical manifest; one that is none has no parts.
+    /// Reads a canonical manifest; an invalid one has no parts.
     pub fn of(manifest: &'a [u8]) -> Self {
         serde_json::from_slice(manifest).unwrap_or_default()
     }
@@ -64,7 +64,7 @@ impl<'a> Authored<'a> {
 }
 
 impl AuthoredContainer<'_> {
-    /// Hash of image and resources: a change of it restarts this container and no other.
+    /// Hash of image and resources: a change restarts this container and no other.
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
         for part in ["[", text(self.image), ",", text(self.resources), "]"] {
@@ -111,7 +111,7 @@ mod tests {
         let manifest = manifest.to_string();
         let authored = Authored::of(manifest.as_bytes());
         let fingerprint = |name: &str| authored.container(name).unwrap().fingerprint();
-        // Written on the containers that run: fixed for good.
+        // Recorded on running containers: must never change.
         let of = |value: serde_json::Value| -> String {
             Sha256::digest(value.to_string())[..16].iter().map(|byte| format!("{byte:02x}")).collect()
         };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_manifest_has_no_parts() {
+    fn an_invalid_manifest_has_no_parts() {
         assert!(Authored::of(b"[]").container("web").is_none());
         assert!(Authored::of(b"").same_uid(&Authored::of(b"{}")));
     }

@@ -1,4 +1,4 @@
-//! A pod's requests and limits as the kernel takes them: shares, quota, memory, OOM score (kubelet's formulas).
+//! A pod's requests and limits as kernel settings: CPU shares and quota, memory, OOM score (kubelet's formulas).
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 
@@ -7,16 +7,16 @@ use crate::pod::PodRecord;
 use crate::pod::quantity::Amount;
 use crate::source::SourceKind;
 
-/// The least and the most CPU shares the kernel takes.
+/// The minimum and maximum CPU shares of the kernel.
 const SHARES: (u64, u64) = (2, 262_144);
 
 /// Length of a CPU quota's period in microseconds.
 pub const CPU_PERIOD: u64 = 100_000;
 
-/// The least CPU quota in microseconds.
+/// The minimum CPU quota in microseconds.
 const MIN_QUOTA: i64 = 1_000;
 
-/// `oom_score_adj` of guaranteed pods and of those the node cannot do without.
+/// `oom_score_adj` of guaranteed and of node-critical pods.
 const GUARANTEED_OOM_SCORE: i64 = -997;
 
 /// `oom_score_adj` of pods that request nothing.
@@ -36,7 +36,7 @@ pub fn cpu_quota(milli_cpu: i64) -> Option<i64> {
     (milli_cpu > 0).then(|| (milli_cpu.saturating_mul(100_000) / 1_000).max(MIN_QUOTA))
 }
 
-/// What a pod's own cgroup is to allow.
+/// The limits of a pod's own cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodLimits {
     /// CPU shares.
@@ -47,7 +47,7 @@ pub struct PodLimits {
     pub memory: Option<i64>,
 }
 
-/// A pod's limits (kubelet's `ResourceConfigForPod`): a limit holds for the pod when every container has one.
+/// A pod's limits (kubelet's `ResourceConfigForPod`): the pod has a limit if every container has one.
 pub fn pod_limits(spec: &PodSpec) -> PodLimits {
     if qos_class(spec) == QosClass::BestEffort {
         return PodLimits { cpu_shares: SHARES.0, cpu_quota: None, memory: None };
@@ -59,7 +59,7 @@ pub fn pod_limits(spec: &PodSpec) -> PodLimits {
     }
 }
 
-/// Millicores a pod requests in all.
+/// Total millicores a pod requests.
 pub fn pod_cpu_request(spec: &PodSpec) -> i64 {
     pod_request(spec, CPU).milli()
 }
@@ -82,7 +82,7 @@ fn pod_limit(spec: &PodSpec, name: &str) -> Option<Amount> {
     Some(needed + amount(spec.overhead.as_ref(), name))
 }
 
-/// The most that containers need at any one time: init containers run one by one, each beside the sidecars before it.
+/// The peak need of the containers: init containers run one by one, each together with the sidecars before it.
 fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
     let need = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
     let (mut sidecars, mut peak) = (Amount::ZERO, Amount::ZERO);
@@ -121,7 +121,7 @@ fn burstable_oom_score(spec: &PodSpec, container: &Container, memory_capacity: u
     let mut requested = memory(container);
     let in_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
     if in_init && is_sidecar(container) {
-        // A sidecar is not to die before those it serves.
+        // A sidecar must not be killed before the containers it serves.
         requested = requested.max(spec.containers.iter().map(memory).min().unwrap_or_default());
     }
     let pod_level = spec.resources.as_ref().map(|resources| request(resources, MEMORY)).unwrap_or_default();
@@ -139,7 +139,7 @@ fn burstable_formula(requested: i64, memory_capacity: u64) -> i64 {
     score.clamp(1_000 + GUARANTEED_OOM_SCORE, BEST_EFFORT_OOM_SCORE - 1)
 }
 
-/// `system-node-critical` and entitled to it: a pod of the node's own, or one whose class the apiserver has admitted.
+/// Whether it is `system-node-critical` and entitled to it: a local pod, or one whose class the apiserver admitted.
 fn is_node_critical(pod: &PodRecord) -> bool {
     let spec = pod.spec();
     spec.priority_class_name.as_deref() == Some("system-node-critical")

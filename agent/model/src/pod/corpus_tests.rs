@@ -1,5 +1,5 @@
-//! The corpus: of every manifest in it limpet says what a real apiserver said (`cargo xtask corpus` asked it), and makes
-//! the same object of it. What differs on purpose stands here with its reason.
+//! The corpus: for every manifest in it limpet gives the verdict of a real apiserver (recorded by `cargo xtask corpus`),
+//! and the same defaulted object. Intended differences are listed here with their reason.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,22 +12,22 @@ use serde_json::Value;
 use super::{Reason, Severity, decode, default, quantity};
 use crate::source::SourceKind;
 
-/// Cases on whose verdict limpet differs, and why.
+/// Cases with another verdict by limpet, and why.
 const VERDICTS: &[(&str, &str)] = &[
     ("metadata/annotations just fit", "the node adds annotations of its own, as kubelet does"),
     ("pod/nodeName in capitals", "the node writes its own name there"),
-    ("security/root and no root", "kubelet takes it and never starts it; limpet says so at once"),
+    ("security/root and no root", "kubelet accepts it and never starts it; limpet rejects it at once"),
     ("volume/claim of an ephemeral volume", "the pod's name has the node's in it, and so have its claims"),
     ("volume/hostPath that is relative", "relative to what? kubelet takes its own working directory"),
 ];
 
-/// Places of objects where limpet differs, by case, and why.
+/// Paths where limpet's object differs, by case, and why.
 const OBJECTS: &[(&str, &str, &str)] = &[
     ("scheduling/pod affinity of keys", "/spec/affinity", "nothing schedules here: the selector stays as it is"),
     ("scheduling/spread of keys", "/spec/topologySpreadConstraints", "the same"),
 ];
 
-/// Fields that the apiserver calls otherwise than they are written: by case, its words and limpet's.
+/// Fields that the apiserver names otherwise than the manifest: by case, its name and limpet's.
 const FIELDS: &[(&str, &str, &str)] = &[
     ("metadata/seccomp", "metadata.annotations.", "metadata.annotations"),
     ("pod/hostUsers", "spec.HostPID", "spec.hostPID"),
@@ -57,7 +57,7 @@ const FIELDS: &[(&str, &str, &str)] = &[
 ];
 const PROJECTED: &str = "spec.volumes.projected";
 
-/// Limpet's errors about the manifest, without those about what it does not do yet.
+/// Limpet's errors about the manifest, without those about unsupported fields.
 fn refused_fields(pod: &Value) -> BTreeSet<String> {
     let read = manifest::read(pod.to_string().as_bytes(), "case.json", SourceKind::File, "n");
     let own = [Reason::Unsupported, Reason::NeedsApiserver];
@@ -97,7 +97,7 @@ fn every_case_has_an_answer_and_every_answer_a_case() {
 }
 
 #[test]
-fn limpet_judges_as_the_apiserver() {
+fn limpets_verdict_is_the_apiservers() {
     let answers = Answers::read().unwrap();
     let mut wrong = Vec::new();
     for case in corpus::cases().unwrap() {
@@ -122,7 +122,7 @@ fn limpet_judges_as_the_apiserver() {
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// The apiserver's name of a field in limpet's words; a word that ends in a dot stands for all that begins with it.
+/// Limpet's name of a field the apiserver names; an apiserver name that ends in a dot is a prefix.
 fn renamed(case: &str, field: &str) -> String {
     let rename = |(_, theirs, ours): &(&str, &str, &str)| match field.strip_prefix(theirs) {
         Some(_) if theirs.ends_with('.') => Some((*ours).to_owned()),
@@ -133,7 +133,7 @@ fn renamed(case: &str, field: &str) -> String {
 }
 
 #[test]
-fn limpet_fills_in_what_the_apiserver_fills_in() {
+fn limpets_defaults_are_the_apiservers() {
     let answers = Answers::read().unwrap();
     let mut wrong = Vec::new();
     for case in corpus::cases().unwrap() {
@@ -149,15 +149,15 @@ fn limpet_fills_in_what_the_apiserver_fills_in() {
         for part in ["spec", "metadata"] {
             compare(&ours[part], &theirs[part], &format!("/{part}"), &mut differences);
         }
-        let on_purpose = |at: &str| OBJECTS.iter().any(|(id, place, _)| *id == case.id && at.starts_with(place));
+        let on_purpose = |at: &str| OBJECTS.iter().any(|(id, path, _)| *id == case.id && at.starts_with(path));
         differences.retain(|difference| !difference.starts_with("/metadata/name") && !on_purpose(difference));
         wrong.extend(differences.into_iter().map(|difference| format!("{}: {difference}", case.id)));
     }
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Notes where two objects differ. What Go leaves out because it is empty is the same as absent; quantities are
-/// compared as amounts, which the apiserver rounds up to thousandths.
+/// Notes where two objects differ. Empty values that Go omits equal absent ones; quantities are compared as amounts,
+/// which the apiserver rounds up to thousandths.
 fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>) {
     match (ours, theirs) {
         (Value::Object(own), Value::Object(other)) => {
@@ -179,7 +179,7 @@ fn compare(ours: &Value, theirs: &Value, at: &str, differences: &mut Vec<String>
     }
 }
 
-/// What Go does not write, or writes for nothing.
+/// Whether it is a value that Go omits, or writes although it is the default.
 fn is_zero(value: &Value, at: &str) -> bool {
     *value == Value::Bool(false)
         || *value == 0
@@ -189,7 +189,7 @@ fn is_zero(value: &Value, at: &str) -> bool {
 }
 
 fn same_amount(own: &str, other: &str, at: &str) -> bool {
-    let places = ["/limits/", "/requests/", "/overhead/", "/sizeLimit", "/divisor"];
+    let paths = ["/limits/", "/requests/", "/overhead/", "/sizeLimit", "/divisor"];
     let milli = |text: &str| quantity::parse(text).map(quantity::Amount::milli);
-    places.iter().any(|place| at.contains(place)) && milli(own).is_ok() && milli(own) == milli(other)
+    paths.iter().any(|path| at.contains(path)) && milli(own).is_ok() && milli(own) == milli(other)
 }

@@ -1,4 +1,4 @@
-//! A value becomes a Pod, strictly: what is not a field, and what is of the wrong type, is a fault with its path.
+//! Decodes a value into a Pod, strictly: an unknown field and a value of the wrong type are faults with their path.
 
 use std::borrow::Cow;
 
@@ -6,51 +6,51 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use crate::pod::Fault;
-use crate::pod::strict::{self, Misfit, Step, Unknown};
+use crate::pod::strict::{self, Step, TypeError, UnknownField};
 
-/// Wrong types reported of one document; an author mends them one by one anyway.
+/// Wrong types reported per document; an author fixes them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
 
-/// Reads a Pod. With faults of type, what was wrong is left out of the Pod, so that the rest can be judged as well.
+/// Decodes a Pod. Values of the wrong type are removed from the Pod, so that the rest can be validated as well.
 pub(crate) fn decode(value: &Value) -> (Option<Pod>, Vec<Fault>) {
     let mut value = Cow::Borrowed(value);
     let mut wrong = Vec::new();
     loop {
         let (read, unknown) = strict::read(value.as_ref());
-        let misfit = match read {
+        let type_error = match read {
             Ok(pod) => {
                 wrong.extend(unknown.into_iter().map(unknown_field));
                 return (Some(pod), wrong);
             }
-            Err(misfit) => misfit,
+            Err(type_error) => type_error,
         };
-        let seen = wrong.iter().any(|known: &Fault| known.path == misfit.path);
-        let gone = clear(value.to_mut(), &misfit.steps);
-        wrong.push(type_fault(misfit));
+        let seen = wrong.iter().any(|known: &Fault| known.path == type_error.path);
+        let gone = clear(value.to_mut(), &type_error.steps);
+        wrong.push(type_fault(type_error));
         if seen || !gone || wrong.len() == MAX_TYPE_FAULTS {
             return (None, wrong);
         }
     }
 }
 
-/// Reads a Pod that limpet has written: fields it does not know are newer than it.
+/// Decodes a Pod that limpet wrote: unknown fields are those of a newer version.
 ///
 /// # Errors
 /// What is wrong, and where.
-pub fn from_value(value: &Value) -> Result<Pod, Misfit> {
+pub fn from_value(value: &Value) -> Result<Pod, TypeError> {
     strict::read(value).0
 }
 
-fn unknown_field(unknown: Unknown) -> Fault {
+fn unknown_field(unknown: UnknownField) -> Fault {
     let suggestion = unknown.suggestion().unwrap_or_default();
     Fault::error(unknown.path, "no such field").with_remedy(suggestion)
 }
 
-fn type_fault(misfit: Misfit) -> Fault {
-    Fault::error(misfit.path, type_message(&misfit.error.to_string()))
+fn type_fault(type_error: TypeError) -> Fault {
+    Fault::error(type_error.path, type_message(&type_error.error.to_string()))
 }
 
-/// serde's words in ours.
+/// serde's message in limpet's form.
 fn type_message(message: &str) -> String {
     match message.split_once(", expected ") {
         Some((found, expected)) => {
@@ -63,7 +63,7 @@ fn type_message(message: &str) -> String {
     }
 }
 
-/// Takes out the value that `steps` lead to. False when there is nothing.
+/// Removes the value at `steps`. False if there is none.
 fn clear(value: &mut Value, steps: &[Step]) -> bool {
     let Some((last, around)) = steps.split_last() else { return false };
     let parent = around.iter().try_fold(value, |value, step| match (step, value) {
@@ -73,7 +73,7 @@ fn clear(value: &mut Value, steps: &[Step]) -> bool {
     });
     match (last, parent) {
         (Step::Name(name), Some(Value::Object(map))) => map.remove(name).is_some(),
-        // Taken out of its list, every later item would have another path: it becomes an empty object instead.
+        // Removing an item would change the path of every later one: it becomes an empty object instead.
         (Step::Item(index), Some(Value::Array(items))) => {
             let item = items.get_mut(*index).filter(|item| !item.is_object());
             item.map(|item| *item = Value::Object(serde_json::Map::new())).is_some()
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_named_with_what_they_may_have_meant() {
+    fn unknown_fields_are_reported_with_a_suggestion() {
         let value = json!({
             "spec": {"containers": [{"name": "a", "livenesProbe": {}, "qqq": 1, "volumes": []}], "volumes": null, "image": "a"},
             "metadata": {"lables": {}, "labels": {"imge": "b"}}

@@ -1,4 +1,4 @@
-//! Kubernetes' defaults of a Pod, whole: also of the fields limpet does not act on.
+//! Kubernetes' defaults of a Pod, complete: including fields limpet does not act on.
 
 mod container;
 mod resources;
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, PodSpec};
 
 use crate::image_name;
 
-/// Fills in what the author left out.
+/// Sets the defaults of absent fields.
 pub(crate) fn default(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
     spec_defaults(spec);
@@ -21,7 +21,7 @@ fn set<T>(field: &mut Option<T>, value: T) {
     field.get_or_insert(value);
 }
 
-/// A text that is absent or empty becomes `value`.
+/// Sets an absent or empty text to `value`.
 fn text(field: &mut Option<String>, value: &str) {
     if field.as_deref().unwrap_or_default().is_empty() {
         *field = Some(value.to_owned());
@@ -29,7 +29,7 @@ fn text(field: &mut Option<String>, value: &str) {
 }
 
 fn spec_defaults(spec: &mut PodSpec) {
-    // The account has an old name and a new one; the new one counts.
+    // The service account has an old field and a new one; the new one takes precedence.
     let account = [&spec.service_account_name, &spec.service_account];
     let account = account.into_iter().flatten().find(|name| !name.is_empty()).cloned();
     spec.service_account_name.clone_from(&account);
@@ -37,7 +37,7 @@ fn spec_defaults(spec: &mut PodSpec) {
     text(&mut spec.restart_policy, "Always");
     text(&mut spec.dns_policy, "ClusterFirst");
     text(&mut spec.scheduler_name, "default-scheduler");
-    // Less than nothing was allowed once, and means at once.
+    // A negative value was allowed once, and means one second.
     let grace = spec.termination_grace_period_seconds.unwrap_or(30);
     spec.termination_grace_period_seconds = Some(if grace < 0 { 1 } else { grace });
     set(&mut spec.enable_service_links, true);
@@ -51,7 +51,7 @@ fn spec_defaults(spec: &mut PodSpec) {
     resources::of_pod(spec);
 }
 
-/// `Always` when an image's tag is `latest`, said or unsaid; a digest alone has no tag.
+/// `Always` if the image's tag is `latest`, explicitly or by default; a digest alone has no tag.
 fn pull_policy(image: Option<&str>) -> &'static str {
     match image.and_then(image_name::tag) {
         Some("latest") => "Always",

@@ -1,7 +1,7 @@
-//! What differs between two versions of a pod, part by part. Borrows from both; nothing is copied.
+//! The differences between two versions of a pod, part by part. Borrows from both; nothing is copied.
 //!
 //! Image and resources are compared as authored, because they decide whether a container is restarted and an agent
-//! that defaults otherwise must restart nothing. Everything else is compared as it counts: defaulted.
+//! with other defaults must restart nothing. Everything else is compared with its defaults.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use crate::pod::PodRecord;
 use crate::pod::authored::{Authored, AuthoredContainer};
 use crate::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 
-/// One part of a pod that is not as it was.
+/// One part of a pod that differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
     /// `metadata.labels`.
     Labels,
-    /// `metadata.annotations`, but for those the node writes.
+    /// `metadata.annotations`, except those the node sets.
     Annotations,
     /// Another field of `metadata`, by its name.
     Metadata(&'static str),
@@ -27,15 +27,15 @@ pub enum Part<'a> {
     Resources(&'a str),
     /// Anything else of the container of that name.
     Container(&'a str),
-    /// A container that was not there before.
+    /// A container that was added.
     ContainerAdded(&'a str),
-    /// A container that is not there any more.
+    /// A container that was removed.
     ContainerRemoved(&'a str),
-    /// The containers, or the init containers, come in another order.
+    /// The containers, or the init containers, are in another order.
     ContainerOrder,
-    /// The volume of that name: new, gone or another one.
+    /// The volume of that name: added, removed or changed.
     Volume(&'a str),
-    /// What the pod's sandbox is made of: the field's name.
+    /// A field that the pod's sandbox depends on, by its name.
     Sandbox(&'static str),
     /// `terminationGracePeriodSeconds`.
     GracePeriod,
@@ -45,13 +45,13 @@ pub enum Part<'a> {
     Tolerations,
     /// Any other field of the spec, by its name.
     Spec(&'static str),
-    /// Its source asks for its end, or asks otherwise than before.
+    /// Its source requests its deletion, or changed that request.
     Deletion,
     /// The status its source knows.
     Status,
-    /// Where it comes from: a renamed file, another URL.
+    /// Its origin: a renamed file, another URL.
     Origin,
-    /// How it is written and not what it means: a default spelled out.
+    /// Its text and not its meaning: an explicit default.
     Form,
 }
 
@@ -64,7 +64,7 @@ pub struct PodDiff<'a> {
 }
 
 impl<'a> PodDiff<'a> {
-    /// Names every part of `new` that is not as in `old`.
+    /// Collects every part of `new` that differs from `old`.
     pub fn between(old: &'a PodRecord, new: &'a PodRecord) -> Self {
         let mut parts = Vec::new();
         if old.fingerprint != new.fingerprint {
@@ -103,7 +103,7 @@ impl<'a> PodDiff<'a> {
         self.parts.is_empty()
     }
 
-    /// Whether nothing differs that any container or the sandbox is made of: labels, annotations, where it comes from.
+    /// Whether only metadata differs, which affects neither containers nor the sandbox: labels, annotations, origin.
     pub fn is_metadata_only(&self) -> bool {
         let metadata = |part: &Part<'_>| {
             matches!(part, Part::Labels | Part::Annotations | Part::Metadata(_) | Part::Origin | Part::Form)
@@ -111,7 +111,7 @@ impl<'a> PodDiff<'a> {
         self.parts.iter().all(metadata)
     }
 
-    /// Whether the new version cannot be reached in place: the old pod ends, then the new one starts.
+    /// Whether the new version cannot be reached in place: the old pod is terminated, then the new one starts.
     pub fn needs_new_pod(&self) -> bool {
         !self.old.is_same_incarnation(self.new)
     }
@@ -122,7 +122,7 @@ impl<'a> PodDiff<'a> {
             Part::Image(name) | Part::Resources(name) => Some(*name),
             _ => None,
         };
-        // Image and resources of one container stand beside each other.
+        // Image and resources of one container are adjacent.
         let mut last = None;
         self.parts.iter().filter_map(named).filter(move |name| last.replace(*name) != Some(*name))
     }
@@ -130,7 +130,7 @@ impl<'a> PodDiff<'a> {
 
 /// Compares two structs field by field and pushes the part of each field that differs.
 ///
-/// Exhaustive: a field that a newer Pod API brings does not compile before it has its place.
+/// Exhaustive: a new field of the Pod API does not compile until it is listed.
 macro_rules! compare {
     ($type:ident: $old:expr, $new:expr => $parts:expr;
      elsewhere: $($other:ident),*; $($part:expr => $($field:ident),+;)*) => {{
@@ -141,7 +141,7 @@ macro_rules! compare {
 
 fn metadata<'a>(old: &ObjectMeta, new: &ObjectMeta, parts: &mut Vec<Part<'a>>) {
     compare! { ObjectMeta: old, new => parts;
-        // The apiserver's own bookkeeping is nobody's wish; the others are looked at where they belong.
+        // The apiserver's own bookkeeping is not desired state; the other fields are compared elsewhere.
         elsewhere: annotations, creation_timestamp, deletion_grace_period_seconds, deletion_timestamp, generation,
             managed_fields, name, namespace, resource_version, self_link, uid;
         Part::Labels => labels;
@@ -205,7 +205,7 @@ fn one_container<'a>(
     let name = new.name.as_str();
     let (image, resources, policy) = match authored {
         (Some(a), Some(b)) => (!a.same_image(b), !a.same_resources(b), !a.same_pull_policy(b)),
-        // No manifest to ask: what counts decides.
+        // Without a manifest the defaulted values decide.
         _ => (old.image != new.image, old.resources != new.resources, old.image_pull_policy != new.image_pull_policy),
     };
     if image {
@@ -288,7 +288,7 @@ impl fmt::Display for Part<'_> {
             Self::Resources(container) => write!(f, "resources of container {container}"),
             Self::Container(container) => write!(f, "container {container}"),
             Self::ContainerAdded(container) => write!(f, "container {container} (new)"),
-            Self::ContainerRemoved(container) => write!(f, "container {container} (gone)"),
+            Self::ContainerRemoved(container) => write!(f, "container {container} (removed)"),
             Self::ContainerOrder => f.write_str("order of containers"),
             Self::Volume(volume) => write!(f, "volume {volume}"),
             Self::GracePeriod => f.write_str("terminationGracePeriodSeconds"),
@@ -296,13 +296,13 @@ impl fmt::Display for Part<'_> {
             Self::Tolerations => f.write_str("tolerations"),
             Self::Deletion => f.write_str("deletion"),
             Self::Status => f.write_str("status"),
-            Self::Origin => f.write_str("where it comes from"),
-            Self::Form => f.write_str("the way it is written"),
+            Self::Origin => f.write_str("origin"),
+            Self::Form => f.write_str("formatting"),
         }
     }
 }
 
-/// The parts in a row: `image of container web, labels`.
+/// The parts, separated by commas: `image of container web, labels`.
 impl fmt::Display for PodDiff<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, part) in self.parts.iter().enumerate() {

@@ -23,12 +23,12 @@ fn base() -> Value {
     })
 }
 
-/// Restored, not read: what is asked here is what differs, not whether a field may be there.
+/// Restored, not read: only the differences matter here, not whether a field is allowed.
 fn record(manifest: &Value, origin: &str) -> PodRecord {
     restore(manifest.to_string().as_bytes(), origin, SourceKind::File, "edge1").unwrap()
 }
 
-/// `base` with the value at `pointer` replaced; a missing last key is made, `null` removes.
+/// `base` with the value at `pointer` replaced; a missing last key is added, `null` removes.
 fn edited(pointer: &str, value: Value) -> Value {
     let mut manifest = base();
     let (parent, key) = pointer.rsplit_once('/').unwrap();
@@ -41,8 +41,8 @@ fn edited(pointer: &str, value: Value) -> Value {
 }
 
 #[test]
-fn each_edit_is_named_and_only_those_that_must_make_a_new_pod() {
-    // What is edited, the parts by name, whether the pod is made anew.
+fn each_edit_is_named_and_only_some_need_a_new_pod() {
+    // The edited field, the parts by name, whether the pod is recreated.
     let cases: &[(&str, Value, &str, bool)] = &[
         ("/metadata/labels/app", json!("shop"), "labels", false),
         ("/metadata/labels/tier", json!("front"), "labels", false),
@@ -56,7 +56,7 @@ fn each_edit_is_named_and_only_those_that_must_make_a_new_pod() {
         ("/spec/containers/1/image", json!("proxy"), "image of container proxy", false),
         ("/spec/initContainers/0/image", json!("tool:2"), "image of container prepare", false),
         ("/spec/containers/0/resources/limits/memory", json!("1Gi"), "resources of container web", false),
-        // Defaulted it is the same; as authored it is not, and that is what the container is known by.
+        // Equal with defaults; different as authored, which determines the container's fingerprint.
         ("/spec/containers/0/resources/requests", json!({ "memory": "64Mi" }), "resources of container web", false),
         ("/spec/activeDeadlineSeconds", json!(9), "activeDeadlineSeconds", false),
         ("/spec/tolerations", json!([{ "key": "a", "operator": "Exists" }]), "tolerations", false),
@@ -65,7 +65,7 @@ fn each_edit_is_named_and_only_those_that_must_make_a_new_pod() {
         ("/spec/containers/1/env", json!([{ "name": "A", "value": "1" }]), "container proxy", true),
         ("/spec/initContainers/0/args", json!(["a"]), "container prepare", true),
         ("/spec/containers/-", json!({ "name": "more", "image": "m:1" }), "container more (new)", true),
-        ("/spec/initContainers", Value::Null, "container prepare (gone)", true),
+        ("/spec/initContainers", Value::Null, "container prepare (removed)", true),
         ("/spec/volumes/0", json!({ "name": "data", "emptyDir": { "medium": "Memory" } }), "volume data", true),
         ("/spec/volumes/-", json!({ "name": "more" }), "volume more", true),
         ("/spec/volumes", Value::Null, "volume data", true),
@@ -76,7 +76,7 @@ fn each_edit_is_named_and_only_those_that_must_make_a_new_pod() {
         ("/spec/securityContext", json!({ "runAsUser": 1 }), "securityContext", true),
         ("/spec/terminationGracePeriodSeconds", json!(1), "terminationGracePeriodSeconds", true),
         ("/spec/restartPolicy", json!("Never"), "restartPolicy", true),
-        ("/spec/dnsPolicy", json!("ClusterFirst"), "the way it is written", true),
+        ("/spec/dnsPolicy", json!("ClusterFirst"), "formatting", true),
         ("/status", json!({ "message": "a" }), "status", false),
         ("/metadata/name", json!("web"), "", false),
     ];
@@ -86,7 +86,7 @@ fn each_edit_is_named_and_only_those_that_must_make_a_new_pod() {
         let diff = PodDiff::between(&old, &new);
         assert_eq!((diff.to_string().as_str(), diff.needs_new_pod()), (*parts, *new_pod), "{pointer} {value}");
         let back = PodDiff::between(&new, &old);
-        let undone = parts.replace("(new)", "()").replace("(gone)", "(new)").replace("()", "(gone)");
+        let undone = parts.replace("(new)", "()").replace("(removed)", "(new)").replace("()", "(removed)");
         assert_eq!(back.to_string(), undone, "back: {pointer} {value}");
     }
 }
@@ -100,8 +100,8 @@ fn several_edits_are_all_named_and_a_container_is_restarted_once() {
     manifest["spec"]["initContainers"][0]["image"] = json!("tool:2");
     let (old, new) = (record(&base(), "web.yaml"), record(&manifest, "web.yaml"));
     let diff = PodDiff::between(&old, &new);
-    let said = "labels, image of container prepare, image of container web, resources of container web";
-    assert_eq!(diff.to_string(), said);
+    let expected = "labels, image of container prepare, image of container web, resources of container web";
+    assert_eq!(diff.to_string(), expected);
     assert_eq!(diff.restarts().collect::<Vec<_>>(), ["prepare", "web"]);
     assert!(!diff.is_metadata_only() && !diff.needs_new_pod());
 }
@@ -128,7 +128,7 @@ fn metadata_touches_no_container() {
 }
 
 #[test]
-fn deletion_is_named_for_itself() {
+fn deletion_is_a_part_of_its_own() {
     let old = record(&base(), "web.yaml");
     let mut new = old.clone();
     new.pod.metadata.deletion_grace_period_seconds = Some(5);
@@ -139,7 +139,7 @@ fn deletion_is_named_for_itself() {
 }
 
 #[test]
-fn a_manifest_that_is_written_otherwise_is_the_same() {
+fn a_manifest_in_another_format_is_equal() {
     let yaml = "kind: Pod\napiVersion: v1\nmetadata: {name: web}\nspec:\n  containers: [{image: 'a:1', name: a}]\n";
     let json = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"a:1"}]}}"#;
     let of = |text: &str| Arc::clone(&read(text.as_bytes(), "web.yaml", SourceKind::File, "edge1").pods[0]);

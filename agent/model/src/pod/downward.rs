@@ -1,4 +1,4 @@
-//! What a pod may learn of itself (the downward API), in its environment or in files.
+//! The downward API: fields of a pod in its environment or in files.
 
 use k8s_openapi::api::core::v1::{Container, ResourceFieldSelector};
 
@@ -6,7 +6,7 @@ use crate::pod::PodRecord;
 use crate::pod::qos::{all_containers, limit, request};
 use crate::pod::quantity::{Amount, parse};
 
-/// What an unlimited container may use.
+/// The limits of an unlimited container: the node's resources.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeLimits {
     /// Processors.
@@ -15,7 +15,7 @@ pub struct NodeLimits {
     pub memory: u64,
 }
 
-/// A field of the pod's metadata, as both environment and files may have it; `None`: `path` is none.
+/// A field of the pod's metadata that environment and files may use; `None`: `path` is not one.
 pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
     let metadata = &pod.pod.metadata;
     match path {
@@ -33,8 +33,8 @@ pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
     Some(values.and_then(|values| values.get(key)).cloned().unwrap_or_default())
 }
 
-/// A request or limit of a container (`resourceFieldRef`); what is not limited is limited by the node. `own` is meant
-/// when the selector names no container. `None`: there is no such container or resource.
+/// A request or limit of a container (`resourceFieldRef`); an absent limit is that of the node. Without a container
+/// name in the selector, `own` is used. `None`: there is no such container or resource.
 pub fn resource_field(
     pod: &PodRecord,
     own: Option<&Container>,

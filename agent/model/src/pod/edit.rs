@@ -1,7 +1,7 @@
-//! Which fields differ between two versions of a manifest as authored: what people read before and after an edit.
+//! The fields that differ between two versions of a manifest as authored, for `diff` output.
 //!
-//! Items of lists are known by what Kubernetes knows them by (a container by its name), so that an item that moved or
-//! came is no change of those behind it.
+//! List items are identified by Kubernetes' merge keys (a container by its name), so that an item that was moved or
+//! added is no change of the items after it.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::pod::{PodRecord, field_path, fingerprint};
 
-/// By which key the items of a list are known, as the Pod API's merge keys have it.
+/// The key that identifies the items of a list: the Pod API's merge keys.
 const ITEM_KEYS: [(&str, &str); 16] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -30,18 +30,18 @@ const ITEM_KEYS: [(&str, &str); 16] = [
     ("claims", "name"),
 ];
 
-/// One field that is not as it was.
+/// One field that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
     /// The field: `spec.containers[web].env[BAUD]`.
     pub path: String,
     /// The field of the Pod API that holds it: `env`.
     pub field: String,
-    /// As it was; `None`: not there.
+    /// The old value; `None`: absent.
     pub old: Option<Value>,
-    /// As it is; `None`: not there any more.
+    /// The new value; `None`: absent.
     pub new: Option<Value>,
-    /// Whether the pod goes on with it.
+    /// Whether the pod can change it in at.
     pub in_place: bool,
 }
 
@@ -50,18 +50,18 @@ pub fn edits(old: &PodRecord, new: &PodRecord) -> Vec<Edit> {
     let read = |record: &PodRecord| serde_json::from_slice::<Value>(&record.manifest).unwrap_or_default();
     let (old, new) = (read(old), read(new));
     let mut found = Vec::new();
-    compare(&Place::default(), Some(&old), Some(&new), &mut found);
+    compare(&Location::default(), Some(&old), Some(&new), &mut found);
     found
 }
 
-/// Where in the manifest: for people, and as steps, `*` for any item of a list.
+/// A location in the manifest: as text, and as steps, `*` for any item of a list.
 #[derive(Debug, Clone, Default)]
-struct Place<'a> {
+struct Location<'a> {
     path: String,
     steps: Vec<&'a str>,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Location<'a> {
     fn field(&self, name: &'a str) -> Self {
         Self { path: field_path(&self.path, name), steps: [&self.steps, &[name][..]].concat() }
     }
@@ -90,39 +90,39 @@ impl<'a> Place<'a> {
     }
 }
 
-fn compare<'a>(place: &Place<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
+fn compare<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
     if old == new {
         return;
     }
     let before = found.len();
-    if let (Some(old), Some(new)) = (fields(place, old), fields(place, new)) {
+    if let (Some(old), Some(new)) = (fields(at, old), fields(at, new)) {
         for name in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
-            compare(&place.field(name), old.get(name), new.get(name), found);
+            compare(&at.field(name), old.get(name), new.get(name), found);
         }
-    } else if let (Some(old), Some(new)) = (items(place, old), items(place, new)) {
-        lists(place, &old, &new, found);
+    } else if let (Some(old), Some(new)) = (items(at, old), items(at, new)) {
+        lists(at, &old, &new, found);
     }
-    // No field of it differs, or it has none: `{}` came, a scalar became a list.
+    // None of its fields differs, or it has none: `{}` was added, a scalar became a list.
     if found.len() == before {
-        found.push(place.edit(old, new));
+        found.push(at.edit(old, new));
     }
 }
 
-/// The fields of a map. One that is not there has none, so that what came or went is told field by field, but for an
-/// item of a list, which is told whole.
-fn fields<'a>(place: &Place<'_>, value: Option<&'a Value>) -> Option<&'a Map<String, Value>> {
+/// The fields of a map. An absent map has none, so that an added or removed map is reported field by field; a list item
+/// is reported as a whole.
+fn fields<'a>(at: &Location<'_>, value: Option<&'a Value>) -> Option<&'a Map<String, Value>> {
     static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
     match value {
         Some(value) => value.as_object(),
-        None => (!place.is_item()).then_some(&NONE),
+        None => (!at.is_item()).then_some(&NONE),
     }
 }
 
 type Items<'a> = Vec<(String, &'a Value)>;
 
-/// The items of a list by what they are known by; `None`: they are not known by anything, or two by the same.
-fn items<'a>(place: &Place<'_>, value: Option<&'a Value>) -> Option<Items<'a>> {
-    let (_, key) = ITEM_KEYS.iter().find(|(list, _)| place.steps.last() == Some(list))?;
+/// The items of a list by their merge key; `None`: they have none, or two have the same.
+fn items<'a>(at: &Location<'_>, value: Option<&'a Value>) -> Option<Items<'a>> {
+    let (_, key) = ITEM_KEYS.iter().find(|(list, _)| at.steps.last() == Some(list))?;
     let Some(value) = value else { return Some(Vec::new()) };
     let mut known = BTreeSet::new();
     let item = |item: &'a Value| {
@@ -136,13 +136,13 @@ fn items<'a>(place: &Place<'_>, value: Option<&'a Value>) -> Option<Items<'a>> {
     value.as_array()?.iter().map(item).collect()
 }
 
-fn lists<'a>(place: &Place<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Vec<Edit>) {
+fn lists<'a>(at: &Location<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Vec<Edit>) {
     let find = |list: &Items<'a>, name: &str| list.iter().find(|(other, _)| other == name).map(|(_, item)| *item);
     for (name, item) in new {
-        one_item(&place.item(name), find(old, name), Some(item), found);
+        one_item(&at.item(name), find(old, name), Some(item), found);
     }
     for (name, item) in old.iter().filter(|(name, _)| find(new, name).is_none()) {
-        one_item(&place.item(name), Some(item), None, found);
+        one_item(&at.item(name), Some(item), None, found);
     }
     let order = |list: &Items<'a>, other: &Items<'a>| -> Vec<Value> {
         let stays = list.iter().filter(|(name, _)| find(other, name).is_some());
@@ -150,21 +150,21 @@ fn lists<'a>(place: &Place<'a>, old: &Items<'a>, new: &Items<'a>, found: &mut Ve
     };
     let (before, after) = (order(old, new), order(new, old));
     if before != after {
-        found.push(place.edit(Some(&Value::Array(before)), Some(&Value::Array(after))));
+        found.push(at.edit(Some(&Value::Array(before)), Some(&Value::Array(after))));
     }
 }
 
-/// An environment variable that is nothing but a value is told by that.
-fn one_item<'a>(place: &Place<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
-    let is_variable = place.steps.len() > 1 && place.steps[place.steps.len() - 2] == "env";
+/// An environment variable with only a value is reported by that value.
+fn one_item<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value>, found: &mut Vec<Edit>) {
+    let is_variable = at.steps.len() > 1 && at.steps[at.steps.len() - 2] == "env";
     let plain = |item: Option<&'a Value>| match item.and_then(Value::as_object) {
         Some(fields) if fields.keys().all(|key| key == "name" || key == "value") => Some(fields.get("value")),
         Some(_) => None,
         None => Some(None),
     };
     match (plain(old), plain(new)) {
-        (Some(before), Some(after)) if is_variable && before != after => found.push(place.edit(before, after)),
-        _ => compare(place, old, new, found),
+        (Some(before), Some(after)) if is_variable && before != after => found.push(at.edit(before, after)),
+        _ => compare(at, old, new, found),
     }
 }
 

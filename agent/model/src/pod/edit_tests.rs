@@ -20,8 +20,8 @@ fn base() -> Value {
     })
 }
 
-/// `path: old -> new`, `!` before what makes a new pod, and the field that holds it behind.
-fn told(edits: &[Edit]) -> Vec<String> {
+/// `path: old -> new`, with a leading `!` if it needs a new pod, and the field that holds it at the end.
+fn lines(edits: &[Edit]) -> Vec<String> {
     let text = |value: &Option<Value>| value.as_ref().map_or("-".to_owned(), ToString::to_string);
     let one = |edit: &Edit| {
         let mark = if edit.in_place { "" } else { "!" };
@@ -31,8 +31,8 @@ fn told(edits: &[Edit]) -> Vec<String> {
 }
 
 #[test]
-fn each_edit_is_told_at_its_field() {
-    // Where, what is put there (`null` removes), what is told.
+fn each_edit_is_reported_at_its_field() {
+    // The path, the value set there (`null` removes), the expected lines.
     let cases: &[(&str, Value, &[&str])] = &[
         ("/metadata/labels", json!({ "app": "web" }), &["metadata.labels.app: - -> \"web\" (labels)"]),
         ("/metadata/annotations", json!({ "a.b/c": "x" }), &["metadata.annotations[a.b/c]: - -> \"x\" (annotations)"]),
@@ -106,8 +106,8 @@ fn each_edit_is_told_at_its_field() {
         }
         let (old, new) = (record(&base()), record(&manifest));
         let found = edits(&old, &new);
-        assert_eq!(told(&found), *wanted, "{pointer}");
-        // In place is what identity says it is.
+        assert_eq!(lines(&found), *wanted, "{pointer}");
+        // In place exactly if the identity stays.
         let same_pod = found.iter().all(|edit| edit.in_place);
         assert_eq!(same_pod, old.immutable_fingerprint == new.immutable_fingerprint, "{pointer}");
         assert_eq!(found.is_empty(), old.fingerprint == new.fingerprint, "{pointer}");
@@ -116,7 +116,7 @@ fn each_edit_is_told_at_its_field() {
 }
 
 #[test]
-fn items_that_are_known_by_nothing_are_told_as_a_list() {
+fn items_without_a_unique_merge_key_are_reported_as_a_list() {
     let with = |containers: Value| {
         let mut manifest = base();
         manifest["spec"]["containers"][0]["ports"] = containers;

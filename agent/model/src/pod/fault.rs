@@ -1,23 +1,23 @@
-//! What is wrong with a manifest, said so that its author can mend it: file, place, field, reason, remedy.
+//! Faults of a manifest, with all that its author needs to fix them: file, position, field, reason, remedy.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Whether a fault refuses the manifest or only comments on it.
+/// Whether a fault rejects the manifest or only warns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The manifest is refused.
+    /// The manifest is rejected.
     Error,
-    /// The manifest is taken; the author should know.
+    /// The manifest is accepted; the author should know.
     Warning,
 }
 
 /// What kind of rule a manifest breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// A document is no YAML, or too large.
+    /// A document is not valid YAML, or too large.
     Syntax,
-    /// A rule of Kubernetes: a field that does not exist, a wrong type, a value that is not allowed.
+    /// A rule of Kubernetes: an unknown field, a wrong type, a value that is not allowed.
     Invalid,
     /// A field limpet does not act on.
     Unsupported,
@@ -42,7 +42,7 @@ pub struct Fault {
     pub path: String,
     /// What is wrong, without the path.
     pub message: String,
-    /// What to do about it, a whole phrase; empty when the message says it already.
+    /// What to do about it, a whole phrase; empty if the message contains it.
     pub remedy: String,
 }
 

@@ -1,4 +1,4 @@
-//! The canonical form of a manifest as authored, and hashes of it. Fixed for good: a pod's identity rests on it.
+//! The canonical form of a manifest as authored, and its hashes. Must never change: a pod's identity depends on it.
 //!
 //! Canonical: JSON without white space, keys in byte order, `null` and an absent key the same, numbers and quantities
 //! as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is the first
@@ -17,13 +17,13 @@ const METADATA_IN_PLACE: [&str; 2] = ["annotations", "labels"];
 const CONTAINER_IN_PLACE: [&str; 2] = ["image", "resources"];
 pub(super) const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
 
-/// The canonical form of `manifest`; its `status` is nobody's wish and left out.
+/// The canonical form of `manifest` without its `status`, which is not desired state.
 pub(crate) fn canonical(manifest: &Value) -> Vec<u8> {
     without(manifest, |steps| *steps == ["status"])
 }
 
-/// The canonical form of what is left of `manifest` without the fields that `is_left_out` names by the steps that lead
-/// there; `*` stands for an item of a list.
+/// The canonical form of `manifest` without the fields for which `is_left_out` is true, given their steps; `*` stands
+/// for an item of a list.
 fn without(manifest: &Value, is_left_out: impl Fn(&[&str]) -> bool) -> Vec<u8> {
     let mut text = Vec::with_capacity(1024);
     write(manifest, &mut Vec::new(), &is_left_out, &mut text);
@@ -68,7 +68,7 @@ fn write<'a>(value: &'a Value, steps: &mut Vec<&'a str>, is_left_out: &impl Fn(&
 }
 
 fn write_leaf(leaf: &impl Serialize, text: &mut Vec<u8>) {
-    // A text or number into memory: there is nothing that could fail.
+    // Writing a text or number to memory cannot fail.
     let _ = serde_json::to_writer(text, leaf);
 }
 
@@ -80,12 +80,12 @@ pub(crate) fn hash(bytes: &[u8]) -> Fingerprint {
     Fingerprint(half)
 }
 
-/// The hash of what of `manifest` cannot change in place.
+/// The hash of the fields of `manifest` that cannot change in place.
 pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
     hash(&without(manifest, is_in_place))
 }
 
-/// Whether a pod goes on when what is at `steps` changes; `*` stands for an item of a list.
+/// Whether the field at `steps` can change in place; `*` stands for an item of a list.
 pub(super) fn is_in_place(steps: &[&str]) -> bool {
     match steps {
         ["status", ..] => true,

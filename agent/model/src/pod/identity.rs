@@ -1,4 +1,4 @@
-//! Which pod a manifest is: key, UID, and the fields the node settles (kubelet-semantics D4 to D15).
+//! The identity of a manifest's pod: key, UID, and the fields the node sets (kubelet-semantics D4 to D15).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use sha2::{Digest, Sha256};
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use crate::pod::{Fingerprint, PodKey, PodUid};
 use crate::source::SourceKind;
 
-/// kubelet's annotation with the pod's hash; with a static pod it is the UID.
+/// kubelet's annotation with the pod's hash; for a static pod it is the UID.
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// kubelet's annotation with the pod's source.
 pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
@@ -18,8 +18,8 @@ pub fn key(namespace: Option<&str>, name: &str, node_name: &str) -> PodKey {
     PodKey::new(namespace, format!("{name}-{}", node_name.to_lowercase()))
 }
 
-/// The UID derived from node, source, key and what cannot change in place. Each part goes in with its length, so that
-/// no two lists of parts read the same.
+/// The UID derived from node, source, key and the fields that cannot change in place. Each part is hashed with its
+/// length, so that no two lists of parts hash the same input.
 pub fn derive_uid(node_name: &str, source: SourceKind, key: &PodKey, immutable: Fingerprint) -> PodUid {
     let mut hash = Sha256::new();
     let node_name = node_name.to_lowercase();
@@ -32,7 +32,7 @@ pub fn derive_uid(node_name: &str, source: SourceKind, key: &PodKey, immutable: 
     PodUid::new(digits)
 }
 
-/// Writes what the node settles into the pod.
+/// Sets the fields of the pod that the node owns.
 pub fn settle(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, node_name: &str) {
     let metadata = &mut pod.metadata;
     metadata.name = Some(key.name().to_owned());
@@ -49,7 +49,7 @@ pub fn settle(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, nod
     pod.status.get_or_insert_with(PodStatus::default).phase = Some("Pending".to_owned());
 }
 
-/// A file's pod outlives every taint (kubelet-semantics D12).
+/// A file's pod tolerates every taint (kubelet-semantics D12).
 fn tolerate_all(tolerations: &mut Vec<Toleration>) {
     let all = Toleration {
         effect: Some("NoExecute".to_owned()),

@@ -1,9 +1,9 @@
-//! The two names of a pod: its key, which says where it stands, and its UID, which says which one it is.
+//! The two names of a pod: its key (namespace and name), and its UID, which identifies one incarnation.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Namespace and name. A static pod's name already carries `-<node name>`.
+/// Namespace and name. A static pod's name already ends with `-<node name>`.
 ///
 /// Cheap to clone and ordered by namespace, then name. Both parts have passed Kubernetes' name rules, so a
 /// key is safe as part of a file name.
@@ -42,7 +42,7 @@ impl fmt::Debug for PodKey {
     }
 }
 
-/// A pod's UID: 32 hexadecimal digits for a static pod, or what the manifest says.
+/// A pod's UID: 32 hexadecimal digits for a static pod, or the manifest's own.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(Arc<str>);
 

@@ -1,4 +1,4 @@
-//! kubelet's cases of reading a manifest (kubelet-semantics 7.2), as tables in our words.
+//! kubelet's test cases for reading a manifest (kubelet-semantics 7.2), as tables.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ fn read_on(node: &str, text: &str) -> Manifest {
 }
 
 #[test]
-fn yaml_and_json_are_one_object_with_all_defaults_and_what_was_written_is_kept() {
+fn yaml_and_json_decode_to_one_object_with_all_defaults_and_the_authored_values() {
     let from_yaml = read_on("edge1", YAML);
     let written: Value = serde_json::from_slice(&from_yaml.pods[0].manifest).unwrap();
     let mut with_status = written.clone();
@@ -72,11 +72,11 @@ fn yaml_and_json_are_one_object_with_all_defaults_and_what_was_written_is_kept()
 }
 
 #[test]
-fn what_needs_an_apiserver_is_refused_by_name_and_what_means_nothing_without_one_is_told() {
+fn fields_that_need_an_apiserver_are_errors_and_fields_without_effect_are_warnings() {
     let bundle = json!([{ "name": "ca", "projected": { "sources": [
         { "clusterTrustBundle": { "name": "ca", "path": "ca.pem" } }
     ] } }]);
-    // What is written, the field that is spoken of, whether the pod is taken.
+    // The edit, the field of the fault, whether the pod is accepted.
     let cases = [
         (json!({ "/spec/volumes": bundle }), "spec.volumes[0].projected", false),
         (json!({ "/spec/resourceClaims": [{ "name": "gpu" }] }), "spec.resourceClaims", false),
@@ -84,12 +84,12 @@ fn what_needs_an_apiserver_is_refused_by_name_and_what_means_nothing_without_one
         (json!({ "/spec/priorityClassName": "system-node-critical" }), "spec.priorityClassName", true),
         (json!({ "/spec/priority": 0 }), "spec.priority", true),
     ];
-    for (edit, path, taken) in cases {
+    for (edit, path, accepted) in cases {
         let read = read_on("edge1", &manifest(edit.clone()).to_string());
-        assert_eq!(read.pods.len(), usize::from(taken), "{edit}: {:?}", read.faults);
-        let severity = if taken { Severity::Warning } else { Severity::Error };
-        let named = |fault: &Fault| fault.path.starts_with(path) && fault.severity == severity;
-        assert!(read.faults.iter().any(named), "{edit}: {:?}", read.faults);
+        assert_eq!(read.pods.len(), usize::from(accepted), "{edit}: {:?}", read.faults);
+        let severity = if accepted { Severity::Warning } else { Severity::Error };
+        let reported = |fault: &Fault| fault.path.starts_with(path) && fault.severity == severity;
+        assert!(read.faults.iter().any(reported), "{edit}: {:?}", read.faults);
     }
 }
 
@@ -109,7 +109,7 @@ fn a_list_is_read_as_yaml_and_as_json_and_an_empty_namespace_is_the_default_one(
 }
 
 #[test]
-fn the_nodes_name_is_lower_case_in_the_pods_and_as_it_is_in_the_spec() {
+fn the_nodes_name_is_lower_case_in_pod_names_and_unchanged_in_the_spec() {
     for node in ["node1", "Node1", "NODE1"] {
         let pod = &read_on(node, &manifest(json!({})).to_string()).pods[0];
         assert_eq!((pod.key.name(), pod.spec().node_name.as_deref()), ("web-node1", Some(node)));
@@ -119,7 +119,7 @@ fn the_nodes_name_is_lower_case_in_the_pods_and_as_it_is_in_the_spec() {
 }
 
 #[test]
-fn a_container_with_a_restart_policy_of_its_own_is_refused_as_long_as_it_would_not_be_obeyed() {
+fn a_container_with_its_own_restart_policy_is_rejected_while_unsupported() {
     let sidecar = json!([{ "name": "log", "image": "log:1", "restartPolicy": "Always" }]);
     let read = read_on("edge1", &manifest(json!({ "/spec/initContainers": sidecar })).to_string());
     assert!(
@@ -128,7 +128,7 @@ fn a_container_with_a_restart_policy_of_its_own_is_refused_as_long_as_it_would_n
 }
 
 #[test]
-fn a_key_written_twice_refuses_what_it_is_in() {
+fn a_duplicate_key_rejects_only_the_item_that_contains_it() {
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: NAME}, spec: {containers: [{name: c, image: 'c:1'EXTRA}]}}";
     let good = pod.replace("NAME", "good").replace("EXTRA", "");
     let twice = pod.replace("NAME", "twice").replace("EXTRA", ", image: 'd:1'");
@@ -144,16 +144,16 @@ fn a_key_written_twice_refuses_what_it_is_in() {
     assert_eq!((read.pods.len(), read.unknown_pod_refused), (2, true), "{:?}", read.faults);
 }
 
-/// What is refused keeps the last good version of all that it may be, and of nothing else.
+/// A rejected document keeps the last good version of everything it may be, and of nothing else.
 #[test]
-fn a_refused_document_is_told_to_be_what_it_may_be() {
+fn a_rejected_document_names_everything_it_may_be() {
     let table: [(&str, &[&str], bool, bool); 7] = [
         ("kind: Pod\nmetadata: {name: a}", &["default/a-node"], false, false),
         ("kind: Pod\nmetadata: {}", &[], true, false),
         ("kind: Pod\nmetadata: {name: a, namespace: [x]}", &[], true, false),
         ("kind: Secret\nmetadata: {name: a, namespace: lab}\ndata: {k: 5}", &["Secret lab/a"], false, false),
         ("kind: ConfigMap\nmetadata: {}", &[], false, true),
-        // A kind that was misspelt.
+        // A misspelt kind.
         (
             "kind: Secert\nmetadata: {name: a}",
             &["default/a-node", "ConfigMap default/a", "Secret default/a"],

@@ -8,14 +8,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::quantity::{Amount, parse};
 
-/// The resource that counts processors.
+/// The CPU resource.
 pub const CPU: &str = "cpu";
-/// The resource that counts bytes of memory.
+/// The memory resource.
 pub const MEMORY: &str = "memory";
 /// The resources with a cgroup controller of their own.
 const RESOURCES: [&str; 2] = [CPU, MEMORY];
 
-/// An amount of a list; absent is zero. So is what is no quantity: validation has refused it already.
+/// An amount of a list; zero if absent, or if not a quantity: validation has rejected that already.
 pub fn amount(list: Option<&BTreeMap<String, Quantity>>, name: &str) -> Amount {
     list.and_then(|list| list.get(name)).and_then(|quantity| parse(&quantity.0).ok()).unwrap_or_default()
 }
@@ -48,7 +48,7 @@ impl fmt::Display for QosClass {
     }
 }
 
-/// The class of a pod. Only CPU and memory count, init containers too; `spec.resources` stands for all of them when set.
+/// The class of a pod. Only CPU and memory count, init containers too; `spec.resources`, if set, replaces all of them.
 pub fn qos_class(spec: &PodSpec) -> QosClass {
     let all: Vec<Option<&ResourceRequirements>> = match &spec.resources {
         Some(resources) if names_any(resources) => vec![Some(resources)],
@@ -77,7 +77,7 @@ fn names_any(resources: &ResourceRequirements) -> bool {
     RESOURCES.iter().any(|name| !request(resources, name).is_zero() || !limit(resources, name).is_zero())
 }
 
-/// What is requested of a resource: a limit without a request is one (the API's defaulting).
+/// The request for a resource: a limit without a request counts as one (the API's defaulting).
 pub fn request(resources: &ResourceRequirements, name: &str) -> Amount {
     match resources.requests.as_ref().and_then(|requests| requests.get(name)) {
         Some(_) => amount(resources.requests.as_ref(), name),
@@ -85,7 +85,7 @@ pub fn request(resources: &ResourceRequirements, name: &str) -> Amount {
     }
 }
 
-/// What a resource is limited to; zero is no limit.
+/// The limit of a resource; zero is no limit.
 pub fn limit(resources: &ResourceRequirements, name: &str) -> Amount {
     amount(resources.limits.as_ref(), name)
 }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_level_resources_stand_for_all() {
+    fn pod_level_resources_replace_those_of_containers() {
         let limits = serde_json::json!({"cpu": "1", "memory": "1Gi"});
         let pod = serde_json::json!({"containers": [container(&[], &[])], "resources": {"limits": limits}});
         assert_eq!(qos_class(&spec(pod)), QosClass::Guaranteed);

@@ -1,7 +1,7 @@
 //! Kubernetes quantities (`500m`, `1.5Gi`, `1e3`) as exact numbers.
 //!
-//! No floating point: an amount is a count of billionths, as fine as Kubernetes keeps. What is finer is
-//! rounded up (away from zero), what is above 2^63-1 is capped, as `resource.ParseQuantity` does.
+//! No floating point: an amount is a count of billionths, Kubernetes' precision. Finer amounts are
+//! rounded up (away from zero), amounts above 2^63-1 are capped, as in `resource.ParseQuantity`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::ops::{Add, Sub};
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Longest text read. Kubernetes has no bound; no real quantity comes near this one.
+/// Maximum length of a text. Kubernetes has no limit; no real quantity comes near this one.
 const MAX_LENGTH: usize = 128;
 
 /// Significant digits kept exactly: with the largest binary suffix they still fit into 128 bits.
@@ -32,7 +32,7 @@ pub struct Amount(i128);
 /// Why a text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// The text does not follow the grammar. The words are Kubernetes' own.
+    /// The text does not follow the grammar. The message is Kubernetes' own.
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$', got {0:?}")]
     Format(String),
     /// The suffix is none of Kubernetes'.
@@ -44,7 +44,7 @@ pub enum QuantityError {
 }
 
 impl Amount {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self(0);
 
     /// Whole units, capped.
@@ -67,7 +67,7 @@ impl Amount {
         ceiling(self.0, NANO)
     }
 
-    /// Whether there is nothing.
+    /// Whether it is zero.
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -116,7 +116,7 @@ fn ceiling(value: i128, divisor: i128) -> i64 {
     i64::try_from(quotient).unwrap_or(if quotient < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// Reads a quantity's text.
+/// Parses a quantity.
 ///
 /// # Errors
 /// When the text is not in Kubernetes' grammar, or is longer than any amount has reason to be.
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn other_texts_are_rejected() {
         for text in [
             "", "-", "+", ".", "m", "1..2", "1.2.3", "1K", "1ki", "1Mib", "1 Gi", " 1", "1 ", "0x10", "1e", "1e+",
             "1e1.5", "1e99999", "--1", "1mm", "½", "1,5", "1e--1", "1e+-1",
@@ -274,7 +274,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[-+0-9.eEKMGimnuk]{0,40}|.{0,10}") {
+        fn any_text_is_parsed_or_rejected(text in "[-+0-9.eEKMGimnuk]{0,40}|.{0,10}") {
             let negated = parse(&format!("-{text}")).map(Amount::nanos);
             if let (Ok(amount), Ok(negated)) = (parse(&text), negated) {
                 proptest::prop_assert_eq!(amount.nanos(), -negated);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_is_written_shortly() {
+    fn an_amount_is_written_in_its_shortest_form() {
         for text in ["0", "2", "1500m", "-3", "1u", "7n", "1500000001n"] {
             assert_eq!(parse(text).unwrap().to_string(), text);
         }

@@ -1,4 +1,4 @@
-//! A pod as the sources hand it on: decoded, defaulted, validated, named, and never copied again.
+//! A pod as the sources publish it: decoded, defaulted, validated, named, and never copied again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,13 +34,13 @@ pub struct PodRecord {
     pub uid: PodUid,
     /// Hash of the whole manifest as authored: differs when anything differs.
     pub fingerprint: Fingerprint,
-    /// Hash of the fields that cannot change in place: differs when the pod has to be made again.
+    /// Hash of the fields that cannot change in place: differs when the pod has to be recreated.
     pub immutable_fingerprint: Fingerprint,
     /// The source that published it.
     pub source: SourceKind,
-    /// Where in the source it comes from: a file's name, a URL.
+    /// Its origin within the source: a file's name, a URL.
     pub origin: Arc<str>,
-    /// The manifest as authored, canonical JSON: what is kept on disk and on the container.
+    /// The manifest as authored, canonical JSON, as stored on disk and on the container.
     pub manifest: Arc<[u8]>,
     /// The defaulted Kubernetes object, with name, namespace, uid, nodeName and annotations settled.
     pub pod: Pod,
@@ -53,18 +53,18 @@ impl PodRecord {
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
     }
 
-    /// Whether `other` can be reached without ending the pod. A UID written in the manifest stays while the pod does
-    /// not, so the fingerprint decides as well.
+    /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,
+    /// so the fingerprint decides as well.
     pub fn is_same_incarnation(&self, other: &Self) -> bool {
         self.uid == other.uid && self.immutable_fingerprint == other.immutable_fingerprint
     }
 
-    /// Whether its source asks for its graceful end.
+    /// Whether its source requests its graceful deletion.
     pub fn is_deleting(&self) -> bool {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
-    /// When its source wants it gone, and how many seconds it has for that.
+    /// The source's deletion timestamp and grace period in seconds.
     pub fn deletion(&self) -> (Option<&Time>, Option<i64>) {
         let metadata = &self.pod.metadata;
         (metadata.deletion_timestamp.as_ref(), metadata.deletion_grace_period_seconds)
@@ -81,8 +81,8 @@ impl PodRecord {
     }
 }
 
-/// Two records are equal when they are the same version of the same pod; the spec is not walked, its fingerprint
-/// stands for it.
+/// Two records are equal when they are the same version of the same pod; the fingerprint is compared instead of the
+/// spec.
 impl PartialEq for PodRecord {
     fn eq(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
@@ -95,5 +95,5 @@ impl PartialEq for PodRecord {
     }
 }
 
-/// With it, two `Arc`s of one record are equal without a look inside.
+/// With it, two `Arc`s of one record compare equal by pointer.
 impl Eq for PodRecord {}

@@ -1,8 +1,8 @@
-//! A value is read as a type of the Kubernetes API: what is of the wrong type is told with its place, and what is no field
-//! is noted, with what its author may have meant.
+//! Deserializes a value into a type of the Kubernetes API: reports a value of the wrong type with its path, and collects
+//! unknown fields, each with a suggestion.
 //!
-//! One deserializer does it all, of the Pods of manifests and of those the agent answers with: the types' own code is
-//! generated once for each deserializer there is, and it is large.
+//! One deserializer serves the Pods of manifests and those of the agent's responses: the types' code is generated once for
+//! each deserializer, and it is large.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,49 +13,49 @@ use serde_json::{Error, Map, Value, map};
 
 use crate::pod::field_path;
 
-/// How like a field's name an unknown one must be to name that field.
-const LIKENESS: f64 = 0.65;
-/// The type of amounts, which may be written as numbers: `cpu: 1`.
+/// The minimum similarity of an unknown field to a field for a suggestion.
+const SIMILARITY: f64 = 0.65;
+/// The type of quantities, which may be written as numbers: `cpu: 1`.
 const QUANTITY: &str = "Quantity";
 
 /// The names of an object's fields.
 pub(super) type Fields = &'static [&'static str];
 
-/// Something that is no field of the object it stands in.
+/// An unknown field of an object.
 #[derive(Debug)]
-pub struct Unknown {
-    /// Where, with its name.
+pub struct UnknownField {
+    /// Its path, with its name.
     pub path: String,
     name: String,
-    /// The fields there are.
+    /// The known fields of the object.
     pub(super) fields: Fields,
-    /// The place around it that has a field of this name.
+    /// The path of an enclosing object that has a field of this name.
     around: Option<String>,
 }
 
-impl Unknown {
-    /// What its author may have meant: the place around it that has such a field, or a field whose name is like it.
+impl UnknownField {
+    /// What its author may have meant: an enclosing object with such a field, or a field with a similar name.
     pub fn suggestion(&self) -> Option<String> {
         if let Some(around) = &self.around {
             return Some(format!("it is a field of {around}"));
         }
         let name = self.name.to_ascii_lowercase();
-        let likeness = |known: &str| strsim::normalized_damerau_levenshtein(&name, &known.to_ascii_lowercase());
-        let known = self.fields.iter().map(|known| (likeness(known), *known));
-        let closest = known.filter(|(likeness, _)| *likeness >= LIKENESS).max_by(|(a, _), (b, _)| a.total_cmp(b));
+        let similarity = |known: &str| strsim::normalized_damerau_levenshtein(&name, &known.to_ascii_lowercase());
+        let known = self.fields.iter().map(|known| (similarity(known), *known));
+        let closest = known.filter(|(similarity, _)| *similarity >= SIMILARITY).max_by(|(a, _), (b, _)| a.total_cmp(b));
         closest.map(|(_, known)| format!("did you mean {known}?"))
     }
 }
 
-/// What cannot be read as what it must be.
+/// A value of the wrong type.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {error}")]
-pub struct Misfit {
-    /// Where: empty for the document itself.
+pub struct TypeError {
+    /// Its path: empty for the document itself.
     pub path: String,
     /// The same, step by step.
     pub(super) steps: Vec<Step>,
-    /// How it does not fit, in serde's words, which may quote it.
+    /// serde's error, which may quote the value.
     pub(super) error: Error,
 }
 
@@ -68,41 +68,41 @@ pub(super) enum Step {
     Item(usize),
 }
 
-/// Reads a `T`, and what in `value` is no field of it. After a misfit not all of those are known.
-pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, Misfit>, Vec<Unknown>) {
+/// Reads a `T`, and the unknown fields of `value`. After a type error the list is incomplete.
+pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, TypeError>, Vec<UnknownField>) {
     let notes = Notes::default();
-    let read = T::deserialize(Reader { value, place: &Place::Root, notes: &notes });
+    let read = T::deserialize(Reader { value, location: &Location::Root, notes: &notes });
     let read = read.map_err(|error| {
-        let (path, steps) = notes.misfit.take().unwrap_or_default();
-        Misfit { path, steps, error }
+        let (path, steps) = notes.type_error.take().unwrap_or_default();
+        TypeError { path, steps, error }
     });
     (read, notes.unknown.take())
 }
 
-/// What is found beside the value.
+/// Findings collected while reading.
 #[derive(Default)]
 struct Notes {
-    unknown: RefCell<Vec<Unknown>>,
-    /// Where the first misfit is; it ends the reading.
-    misfit: Cell<Option<(String, Vec<Step>)>>,
+    unknown: RefCell<Vec<UnknownField>>,
+    /// Path and steps of the first type error; it stops the reading.
+    type_error: Cell<Option<(String, Vec<Step>)>>,
 }
 
-/// Where in the document a value lies, by way of all that it lies in.
-enum Place<'p> {
+/// The location of a value in the document, linked to its enclosing locations.
+enum Location<'p> {
     Root,
-    /// `fields` are those of the object it is in; a map of free keys has none.
+    /// `fields` are those of the enclosing object; a map of free keys has none.
     Field {
-        of: &'p Place<'p>,
+        of: &'p Location<'p>,
         fields: Option<Fields>,
         name: &'p str,
     },
     Item {
-        of: &'p Place<'p>,
+        of: &'p Location<'p>,
         index: usize,
     },
 }
 
-impl Place<'_> {
+impl Location<'_> {
     fn path(&self) -> String {
         match self {
             Self::Root => String::new(),
@@ -122,7 +122,7 @@ impl Place<'_> {
         steps
     }
 
-    /// The path of all places like this one: `spec.containers[]`.
+    /// The path without indices: `spec.containers[]`.
     fn kind(&self) -> String {
         match self {
             Self::Root => String::new(),
@@ -131,12 +131,12 @@ impl Place<'_> {
         }
     }
 
-    /// The nearest object around this one, but for the document itself, that has a field called `name`.
-    fn around_with(&self, name: &str) -> Option<&Place<'_>> {
+    /// The nearest enclosing object, except the document itself, that has a field called `name`.
+    fn around_with(&self, name: &str) -> Option<&Location<'_>> {
         match self {
             Self::Root => None,
             Self::Item { of, .. } => of.around_with(name),
-            Self::Field { of: Place::Root, .. } => None,
+            Self::Field { of: Location::Root, .. } => None,
             Self::Field { of, fields: Some(fields), .. } if fields.contains(&name) => Some(*of),
             Self::Field { of, .. } => of.around_with(name),
         }
@@ -146,22 +146,22 @@ impl Place<'_> {
 /// Reads one value.
 struct Reader<'a, 'p> {
     value: &'a Value,
-    place: &'p Place<'p>,
+    location: &'p Location<'p>,
     notes: &'p Notes,
 }
 
 impl<'a, 'p> Reader<'a, 'p> {
-    /// Reads it as `seed` wants it. What lies innermost notes its place first.
+    /// Reads it with `seed`. The innermost value notes its location first.
     fn read<S: DeserializeSeed<'a>>(self, seed: S) -> Result<S::Value, Error> {
-        let (place, notes) = (self.place, self.notes);
+        let (location, notes) = (self.location, self.notes);
         seed.deserialize(self).inspect_err(|_| {
-            let known = notes.misfit.take();
-            notes.misfit.set(known.or_else(|| Some((place.path(), place.steps()))));
+            let known = notes.type_error.take();
+            notes.type_error.set(known.or_else(|| Some((location.path(), location.steps()))));
         })
     }
 
     fn entries(self, map: &'a Map<String, Value>, fields: Option<Fields>) -> Entries<'a, 'p> {
-        Entries { of: self.place, notes: self.notes, fields, rest: map.iter(), value: None }
+        Entries { of: self.location, notes: self.notes, fields, rest: map.iter(), value: None }
     }
 }
 
@@ -172,7 +172,7 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
         match self.value {
             Value::Object(map) => visitor.visit_map(self.entries(map, None)),
             Value::Array(items) => {
-                visitor.visit_seq(Items { of: self.place, notes: self.notes, rest: items.iter().enumerate() })
+                visitor.visit_seq(Items { of: self.location, notes: self.notes, rest: items.iter().enumerate() })
             }
             scalar => scalar.deserialize_any(visitor),
         }
@@ -224,7 +224,7 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
 
 /// The entries of an object or map.
 struct Entries<'a, 'p> {
-    of: &'p Place<'p>,
+    of: &'p Location<'p>,
     notes: &'p Notes,
     fields: Option<Fields>,
     rest: map::Iter<'a>,
@@ -240,8 +240,8 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
             match self.fields {
                 Some(fields) if !fields.contains(&key.as_str()) => {
                     let path = field_path(&self.of.path(), key);
-                    let around = self.of.around_with(key).map(Place::kind);
-                    self.notes.unknown.borrow_mut().push(Unknown { path, name: key.clone(), fields, around });
+                    let around = self.of.around_with(key).map(Location::kind);
+                    self.notes.unknown.borrow_mut().push(UnknownField { path, name: key.clone(), fields, around });
                 }
                 _ => {
                     self.value = Some((key.as_str(), value));
@@ -254,8 +254,8 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
 
     fn next_value_seed<S: DeserializeSeed<'a>>(&mut self, seed: S) -> Result<S::Value, Error> {
         let (name, value) = self.value.take().unwrap_or(("", &Value::Null));
-        let place = Place::Field { of: self.of, fields: self.fields, name };
-        Reader { value, place: &place, notes: self.notes }.read(seed)
+        let location = Location::Field { of: self.of, fields: self.fields, name };
+        Reader { value, location: &location, notes: self.notes }.read(seed)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -265,7 +265,7 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
 
 /// The items of a list.
 struct Items<'a, 'p> {
-    of: &'p Place<'p>,
+    of: &'p Location<'p>,
     notes: &'p Notes,
     rest: std::iter::Enumerate<std::slice::Iter<'a, Value>>,
 }
@@ -275,8 +275,8 @@ impl<'a> SeqAccess<'a> for Items<'a, '_> {
 
     fn next_element_seed<S: DeserializeSeed<'a>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
         let Some((index, value)) = self.rest.next() else { return Ok(None) };
-        let place = Place::Item { of: self.of, index };
-        Reader { value, place: &place, notes: self.notes }.read(seed).map(Some)
+        let location = Location::Item { of: self.of, index };
+        Reader { value, location: &location, notes: self.notes }.read(seed).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -293,7 +293,7 @@ mod tests {
     use crate::pod::strict::*;
 
     #[test]
-    fn a_suggestion_fits_its_place() {
+    fn a_suggestion_fits_its_location() {
         let container = |field: &str| json!({"spec": {"containers": [{field: 0}]}});
         for (value, path, expected) in [
             (container("imag"), "spec.containers[0].imag", Some("did you mean image?")),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn every_place_knows_its_own_fields_and_a_map_of_free_keys_has_none() {
+    fn every_location_knows_its_own_fields_and_a_map_of_free_keys_has_none() {
         let pod = json!({
             "metadata": {"labels": {"anything": "goes", "with.a/slash": "too"}},
             "spec": {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misfit_is_told_where_it_lies_innermost() {
+    fn a_type_error_is_reported_at_its_innermost_location() {
         for (value, expected) in [
             (json!(7), ": invalid type: integer `7`, expected Pod"),
             (json!([]), ": invalid type: sequence, expected Pod"),

@@ -1,4 +1,4 @@
-//! What the containers of a pod take together at most.
+//! The peak resources of a pod's containers together.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::quantity::{self, Amount};
 
-/// Amounts of resources as a manifest has them.
+/// Amounts of resources as in a manifest.
 pub(super) type Amounts = BTreeMap<String, Quantity>;
 
-/// The sums of `of`, limits or requests: all main containers and sidecars, or one init container beside the sidecars
-/// before it, whatever is more. What is no quantity counts as absent.
+/// The sums of `of`, limits or requests: all main containers and sidecars, or one init container with the sidecars
+/// before it, whichever is more. An invalid quantity counts as absent.
 pub(super) fn totals(
     spec: &PodSpec,
     of: impl Fn(&ResourceRequirements) -> Option<&Amounts>,
@@ -62,7 +62,7 @@ mod tests {
     use crate::pod::totals::*;
 
     #[test]
-    fn an_init_container_runs_beside_the_sidecars_before_it() {
+    fn an_init_container_runs_together_with_the_sidecars_before_it() {
         let one = |policy: Option<&str>, cpu: &str| json!({"name": "a", "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}});
         let spec: PodSpec = serde_json::from_value(json!({
             "initContainers": [one(Some("Always"), "1"), one(None, "5"), one(Some("Always"), "1"), one(None, "3")],

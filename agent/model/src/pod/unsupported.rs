@@ -1,22 +1,22 @@
-//! The one table of fields limpet does not act on: a Pod that uses one is refused with the field's name, never run
-//! without it. So is what only an apiserver has, unless the Pod comes from one. Fields that mean nothing on a node
-//! without an apiserver are taken with a warning.
+//! The table of unsupported fields: a Pod that uses one is rejected with the field's name, never run without it. So is
+//! one that needs an apiserver, unless the Pod comes from one. Fields that have no effect on a node without an apiserver
+//! are accepted with a warning.
 
 use serde_json::Value;
 
 use crate::pod::{Fault, Reason};
 use crate::source::SourceKind;
 
-/// When a field counts as used. `null`, an empty text, list or map never does.
+/// When a field counts as used. `null`, an empty text, list or map never counts.
 #[derive(Debug, Clone, Copy)]
 enum Used {
-    /// Whatever it says.
+    /// With any value.
     Always,
     /// Unless it is `false`.
     True,
     /// Only when it is `false`.
     False,
-    /// Unless it says one of these.
+    /// Unless it is one of these.
     Unless(&'static [&'static str]),
 }
 
@@ -101,7 +101,7 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.securityContext.procMount", Unless(&["Default"])),
 ];
 
-/// What only an apiserver can serve, and what that is.
+/// Fields that only an apiserver can serve, and what they need.
 const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.serviceAccountName", "a service account's token"),
     ("spec.serviceAccount", "a service account's token"),
@@ -114,7 +114,7 @@ const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.C.resources.claims", "a ResourceClaim"),
 ];
 
-/// The same fields when the Pod does come from an apiserver: not acted on yet.
+/// The same fields of a Pod from an apiserver: not supported yet.
 const APISERVER_NOT_YET: &[&str] = &[
     "spec.serviceAccountName",
     "spec.serviceAccount",
@@ -127,7 +127,7 @@ const APISERVER_NOT_YET: &[&str] = &[
     "spec.C.resources.claims",
 ];
 
-/// Fields that mean nothing on a node without an apiserver, or without a scheduler.
+/// Fields without effect on a node without an apiserver, or without a scheduler.
 const NO_EFFECT: &[&str] = &[
     "metadata.finalizers",
     "metadata.generateName",
@@ -144,7 +144,7 @@ const NO_EFFECT: &[&str] = &[
     "spec.topologySpreadConstraints",
 ];
 
-/// Every field of `manifest` that is refused or has no effect for a pod of `source`.
+/// Every field of `manifest` that is rejected or has no effect for a pod of `source`.
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let local = source != SourceKind::Api;
     let used = |pattern: &'static str, used: Used| {
@@ -180,7 +180,7 @@ fn refuse(path: String) -> Fault {
         .because(Reason::Unsupported)
 }
 
-/// AppArmor profiles by annotation, as by field.
+/// AppArmor profiles set by annotation, rejected as by field.
 fn apparmor((path, annotations): (String, &Value)) -> Vec<Fault> {
     let annotations = annotations.as_object().into_iter().flatten();
     let used = annotations
@@ -188,14 +188,14 @@ fn apparmor((path, annotations): (String, &Value)) -> Vec<Fault> {
     used.map(|(key, _)| refuse(super::yaml::join(&path, key))).collect()
 }
 
-/// Huge pages and devices: no resource but these is limited.
+/// Limits on huge pages and devices.
 fn huge_pages((path, limits): (String, &Value)) -> Vec<Fault> {
     let known = ["cpu", "memory", "ephemeral-storage"];
     let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
     names.filter(|name| !known.contains(&name.as_str())).map(|name| refuse(super::yaml::join(&path, name))).collect()
 }
 
-/// A limit on a disk directory that nothing enforces.
+/// A size limit on a directory on disk, which is not enforced.
 fn unenforced_size((path, empty_dir): (String, &Value)) -> Option<Fault> {
     let on_disk = empty_dir["medium"].as_str().unwrap_or_default().is_empty();
     (on_disk && is_used(&empty_dir["sizeLimit"], Always)).then(|| {
@@ -221,14 +221,14 @@ fn is_used(value: &Value, used: Used) -> bool {
         }
 }
 
-/// Every value that `pattern` leads to, with its path. Nothing is allocated for a pattern that leads nowhere: most do.
+/// Every value that matches `pattern`, with its path. A pattern without a match, the usual case, allocates nothing.
 fn select<'a>(value: &'a Value, pattern: &str) -> Vec<(String, &'a Value)> {
     let mut found = Vec::new();
     follow(value, pattern, None, &mut found);
     found
 }
 
-/// The way to a value: one step, and those before it.
+/// The path to a value: one step, and those before it.
 #[derive(Clone, Copy)]
 struct Way<'w> {
     before: Option<&'w Way<'w>>,

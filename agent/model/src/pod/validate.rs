@@ -1,5 +1,5 @@
-//! Kubernetes' validation of a Pod, whole: also of the fields limpet does not act on. Every fault names its field in
-//! Kubernetes' words, and a remedy where one helps. Judged after defaulting and naming, as kubelet does.
+//! Kubernetes' validation of a Pod, complete: including fields limpet does not act on. Every fault uses Kubernetes' field
+//! names and messages, with a remedy where one helps. Runs after defaulting and naming, as in kubelet.
 
 mod affinity;
 mod container;
@@ -28,7 +28,7 @@ use container::Pod;
 use field::{At, Faults, items, text};
 pub use name::{is_dns_label, is_dns_subdomain};
 
-/// Everything that is wrong with a pod.
+/// All faults of a pod.
 pub(crate) fn validate(record: &PodRecord) -> Vec<Fault> {
     let mut faults = Faults::default();
     metadata::metadata(record, &mut faults);
@@ -74,7 +74,7 @@ fn life(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     faults.not_negative(&at.field("terminationGracePeriodSeconds"), grace);
 }
 
-/// The node's name is not judged: the node itself has written it.
+/// The node's name is not validated: the node itself set it.
 fn names(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let account = text(&spec.service_account_name);
     if !account.is_empty() {
@@ -82,7 +82,7 @@ fn names(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     }
 }
 
-/// In the host's network a port of the pod is a port of the host.
+/// With `hostNetwork` a port of the pod is a port of the host.
 fn host_network(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     if spec.host_network != Some(true) {
         return;
@@ -101,7 +101,7 @@ fn host_network(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     }
 }
 
-/// What a volume and something else of the pod must agree on.
+/// Rules between a volume and other parts of the pod.
 fn across_volumes(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let no_account = text(&spec.service_account_name).is_empty();
     let list = at.field("volumes");

@@ -1,11 +1,11 @@
-//! YAML and JSON as kubelet reads them (kubelet-semantics D2a), with the place of every field.
+//! Parses YAML and JSON as kubelet does (kubelet-semantics D2a), with the position of every field.
 //!
-//! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are taken as `sigs.k8s.io/yaml` takes
-//! them; a duplicated key, which kubelet lets the last win, is an error here. Size, depth and aliases are bounded.
-//! Where one document is no YAML, the others are read all the same: a line that begins with `---` parts two documents
-//! whatever stands before it. Where things stand is found out by a second reading, and only of a file that has a fault.
+//! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are read as by `sigs.k8s.io/yaml`; a
+//! duplicate key, of which kubelet uses the last, is an error here. Size, depth and aliases are limited. If one document
+//! is not YAML, the others are still read: a line that begins with `---` separates two documents whatever precedes it.
+//! Positions are found by a second parse, and only for a file that has a fault.
 
-mod places;
+mod positions;
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -16,39 +16,39 @@ use serde_json::{Map, Number, Value};
 use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{Error, Location, Options};
 
-use places::Places;
+use positions::Positions;
 
 use crate::pod::Fault;
 
-/// kubelet's limit for one file or one answer.
+/// kubelet's limit for one file or one HTTP response.
 pub(super) const MAX_BYTES: usize = 10 << 20;
-/// Documents of one file.
+/// Maximum number of documents in one file.
 const MAX_DOCUMENTS: usize = 10_000;
-/// Nesting of one document; a Pod needs about a dozen.
+/// Maximum nesting of one document; a Pod needs about a dozen levels.
 const MAX_DEPTH: usize = 64;
-/// Aliases of one file.
+/// Maximum number of aliases in one file.
 const MAX_ALIASES: usize = 10_000;
 
-/// One document: its value, and on demand where each field stands.
+/// One document: its value, and on demand the position of each field.
 #[derive(Debug, Clone)]
 pub(crate) struct Document<'t> {
-    /// The value as JSON; of a key that is written twice the last one.
+    /// The value as JSON; of a duplicate key the last value.
     pub value: Value,
-    /// Keys that are written twice, with their places.
+    /// Duplicate keys, with their positions.
     pub duplicates: Vec<Fault>,
     file: Rc<File<'t>>,
-    /// Which document of the file it is, those included that are left out.
+    /// Its index in the file, counting omitted documents too.
     index: usize,
 }
 
 impl Document<'_> {
-    /// Where `path` stands, line and column, or the nearest field above it. A key may stand in brackets or after a dot.
+    /// Line and column of `path`, or of the nearest field above it. A key may be in brackets or after a dot.
     pub(crate) fn position(&self, path: &str) -> Option<(u32, u32)> {
-        self.file.places().get(self.index)?.position(path)
+        self.file.positions().get(self.index)?.position(path)
     }
 }
 
-/// A text, and where everything in it stands once somebody has asked.
+/// A text, and the positions in it, computed on first use.
 #[derive(Debug)]
 struct File<'t> {
     text: &'t str,
@@ -56,22 +56,22 @@ struct File<'t> {
     first_line: u32,
     /// How many texts share the limits.
     parts: usize,
-    places: OnceCell<Vec<Places>>,
+    positions: OnceCell<Vec<Positions>>,
 }
 
 impl File<'_> {
-    /// Of each document.
-    fn places(&self) -> &[Places] {
-        self.places.get_or_init(|| {
-            // What could be read once can be read again.
-            let read = places::read(self.text, self.first_line, options(DuplicateKeyPolicy::LastWins, self.parts));
+    /// The positions of each document.
+    fn positions(&self) -> &[Positions] {
+        self.positions.get_or_init(|| {
+            // A text that was parsed once can be parsed again.
+            let read = positions::read(self.text, self.first_line, options(DuplicateKeyPolicy::LastWins, self.parts));
             read.unwrap_or_default()
         })
     }
 }
 
-/// Reads every document of a file; empty ones are left out. A document that is no YAML is a fault, and what follows it
-/// is read; so is a text that is too large, or not UTF-8, and then nothing is read.
+/// Parses every document of a file; empty ones are omitted. A document that is not YAML is a fault, and those after it are
+/// parsed; a text that is too large, or not UTF-8, is a fault, and nothing is parsed.
 pub(crate) fn documents(text: &[u8]) -> (Vec<Document<'_>>, Vec<Fault>) {
     let text = match bounded_text(text) {
         Ok(text) => text,
@@ -92,7 +92,7 @@ pub(crate) fn documents(text: &[u8]) -> (Vec<Document<'_>>, Vec<Fault>) {
             Err(fault) => faults.push(fault),
         }
     }
-    // A fault of the whole that no part shows: one limit for all of them.
+    // A fault of the whole text that no part has: a limit shared by all of them.
     if faults.is_empty() {
         return (Vec::new(), vec![fault]);
     }
@@ -111,7 +111,7 @@ fn bounded_text(text: &[u8]) -> Result<&str, Fault> {
     })
 }
 
-/// The documents of a text, unread: how many lines stand before each, and its text with its marker.
+/// The documents of a text, unparsed: the number of lines before each, and its text with its marker.
 fn parts(text: &str) -> Vec<(u32, &str)> {
     let mut parts = Vec::new();
     let (mut start, mut start_line, mut offset, mut number) = (0, 0, 0, 0);
@@ -129,12 +129,12 @@ fn parts(text: &str) -> Vec<(u32, &str)> {
     parts
 }
 
-/// Reads the documents of a text that begins after `first_line` lines and is one of `parts` that share the limits.
+/// Parses the documents of a text that begins after `first_line` lines and is one of `parts` that share the limits.
 fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document<'_>>, Fault> {
     let read = |keys| serde_saphyr::from_multiple_with_options::<Json>(text, options(keys, parts));
     let mut duplicated = false;
     let values = match read(DuplicateKeyPolicy::Error) {
-        // Read again so that all of them can be told.
+        // Parse again, to report all duplicate keys.
         Err(error) if matches!(error.without_snippet(), Error::DuplicateMappingKey { .. }) => {
             duplicated = true;
             read(DuplicateKeyPolicy::LastWins)
@@ -142,10 +142,10 @@ fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document<'_>>,
         read => read,
     };
     let values = values.map_err(|error| syntax(&error, first_line))?;
-    let file = Rc::new(File { text, first_line, parts, places: OnceCell::new() });
+    let file = Rc::new(File { text, first_line, parts, positions: OnceCell::new() });
     let documents = values.into_iter().enumerate().map(|(index, Json(value))| {
-        let places = if duplicated { file.places().get(index) } else { None };
-        let duplicates = places.map(|places| places.duplicates.clone()).unwrap_or_default();
+        let positions = if duplicated { file.positions().get(index) } else { None };
+        let duplicates = positions.map(|positions| positions.duplicates.clone()).unwrap_or_default();
         Document { value, duplicates, file: Rc::clone(&file), index }
     });
     Ok(documents.filter(|document| !document.value.is_null()).collect())
@@ -169,28 +169,28 @@ fn options(duplicate_keys: DuplicateKeyPolicy, parts: usize) -> Options {
 fn syntax(error: &Error, first_line: u32) -> Fault {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
-    // The parser's words without its own prefix and place, which the fault has as fields.
+    // The parser's message without its prefix and position, which are fields of the fault.
     let message = first.trim_start_matches("error: ");
     let message = match message.split_once(": ") {
-        Some((place, rest)) if place.starts_with("line ") => rest,
+        Some((position, rest)) if position.starts_with("line ") => rest,
         _ => message,
     };
     let mut fault = Fault::syntax(message);
-    fault.position = error.location().map(|location| below(place(location), first_line));
+    fault.position = error.location().map(|location| shifted(line_column(location), first_line));
     fault
 }
 
-fn place(location: Location) -> (u32, u32) {
+fn line_column(location: Location) -> (u32, u32) {
     let bounded = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     (bounded(location.line()), bounded(location.column()))
 }
 
-/// A place in a text that begins after `first_line` lines.
-fn below((line, column): (u32, u32), first_line: u32) -> (u32, u32) {
+/// A position in a text that begins after `first_line` lines.
+fn shifted((line, column): (u32, u32), first_line: u32) -> (u32, u32) {
     (line.saturating_add(first_line), column)
 }
 
-/// The path of `key` below `path`, as kubectl writes it; a key that is no plain name stands in brackets.
+/// The path of `key` below `path`, as kubectl writes it; a key that is not a plain name is in brackets.
 pub(crate) fn join(path: &str, key: &str) -> String {
     if key.contains(['.', '[', ']', '/']) {
         format!("{path}[{key}]")
@@ -201,7 +201,7 @@ pub(crate) fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// A value as kubelet's way through JSON makes it.
+/// A value as kubelet's conversion through JSON makes it.
 struct Json(Value);
 
 impl<'de> Deserialize<'de> for Json {
@@ -273,7 +273,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// A float that is a whole number is that whole number, as in kubelet's way through JSON.
+/// A float that is a whole number becomes that whole number, as in kubelet's conversion through JSON.
 fn number(value: f64) -> Value {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if value.fract() == 0.0 && value.abs() <= EXACT {

@@ -74,10 +74,7 @@ fn each_change_names_the_parts_the_effect_and_the_actor() {
         ]
     );
     let moved = pod("web", "proxy:1.5", "b", "b.yaml");
-    assert_eq!(
-        changes(&mut log, &snapshot(&[moved], &[])),
-        ["edited default/web-edge1: where it comes from; ; unknown"]
-    );
+    assert_eq!(changes(&mut log, &snapshot(&[moved], &[])), ["edited default/web-edge1: origin; ; unknown"]);
     assert_eq!(changes(&mut log, &snapshot(&[], &[])), ["removed default/web-edge1: removed; ; unknown"]);
 }
 

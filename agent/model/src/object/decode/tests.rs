@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! What is taken and what is refused, and that no refusal quotes a value.
+//! What is accepted and what is rejected, and that no fault quotes a value.
 
 use serde_json::json;
 
@@ -52,19 +52,19 @@ fn string_data_wins_and_base64_may_be_folded() {
 }
 
 #[test]
-fn what_is_kept_is_read_back() {
+fn a_stored_object_is_restored_unchanged() {
     let secret = object("Secret", json!({"stringData": {"tls.crt": "c", "tls.key": "k"}, "type": "kubernetes.io/tls"}));
     let map = object("ConfigMap", json!({"data": {"a": "ä"}, "binaryData": {"b": "/w=="}, "immutable": true}));
     for value in [secret, map] {
         let record = read(&value).0.unwrap();
-        let kept: Value = serde_json::from_slice(&record.manifest()).unwrap();
-        assert_eq!(restore(&kept, "f.yaml").unwrap().unwrap(), record);
+        let stored: Value = serde_json::from_slice(&record.manifest()).unwrap();
+        assert_eq!(restore(&stored, "f.yaml").unwrap().unwrap(), record);
     }
     assert!(restore(&json!({"kind": "Pod"}), "f.yaml").is_none());
 }
 
 #[test]
-fn refusals_name_the_field_and_never_the_value() {
+fn faults_name_the_field_and_never_the_value() {
     let table = [
         (object("Secret", json!({"data": {"k": "hunter2!"}})), "data.k: is not base64"),
         (object("Secret", json!({"data": {"k": 4711}})), "data.k: must be a string, not a number; quote it"),
@@ -76,15 +76,12 @@ fn refusals_name_the_field_and_never_the_value() {
         ),
         (object("Secret", json!({"type": ["hunter2"]})), "type: must be a string, not a list"),
         (object("Secret", json!({"immutable": "hunter2"})), "immutable: must be true or false, not a string"),
-        (object("Secret", json!({"metadata": {"name": {"x": "hunter2"}}})), "is of the wrong type"),
+        (object("Secret", json!({"metadata": {"name": {"x": "hunter2"}}})), "has the wrong type"),
         (
             object("Secret", json!({"metadata": {"name": "o", "labls": {"x": "hunter2"}}})),
             "metadata.labls: no such field",
         ),
-        (
-            object("Secret", json!({"metadata": {"name": "o", "annotations": {"x": ["hunter2"]}}})),
-            "is of the wrong type",
-        ),
+        (object("Secret", json!({"metadata": {"name": "o", "annotations": {"x": ["hunter2"]}}})), "has the wrong type"),
         (object("Secret", json!({"type": TOKEN})), "only an apiserver issues tokens"),
         (
             object("Secret", json!({"type": "kubernetes.io/tls"})),
@@ -93,17 +90,23 @@ fn refusals_name_the_field_and_never_the_value() {
         (object("Secret", json!({"type": "kubernetes.io/basic-auth"})), "needs username or password"),
         (
             object("Secret", json!({"type": "kubernetes.io/dockercfg", "stringData": {".dockercfg": "hunter2"}})),
-            "data[.dockercfg]: is no JSON document",
+            "data[.dockercfg]: is not a JSON document",
         ),
         (object("ConfigMap", json!({"data": {"k": true}})), "data.k: must be a string, not true or false"),
         (object("ConfigMap", json!({"data": {"a": "x"}, "binaryData": {"a": ""}})), "binaryData.a: is in data too"),
-        (object("ConfigMap", json!({"data": {"a/b": "x"}})), "\"a/b\" is no key"),
-        (object("ConfigMap", json!({"data": {"..a": "x"}})), "\"..a\" is no key"),
+        (object("ConfigMap", json!({"data": {"a/b": "x"}})), "\"a/b\" is not a valid key"),
+        (object("ConfigMap", json!({"data": {"..a": "x"}})), "\"..a\" is not a valid key"),
         (object("ConfigMap", json!({"data": {"a": "x".repeat(MAX_DATA + 1)}})), "1048577 bytes are more than"),
-        (object("ConfigMap", json!({"metadata": {"name": "A_b"}})), "metadata.name: \"A_b\" is no name of a ConfigMap"),
-        (object("ConfigMap", json!({"metadata": {"generateName": "x"}})), "only an apiserver makes up names"),
+        (
+            object("ConfigMap", json!({"metadata": {"name": "A_b"}})),
+            "metadata.name: \"A_b\" is not a valid name for a ConfigMap",
+        ),
+        (object("ConfigMap", json!({"metadata": {"generateName": "x"}})), "only an apiserver generates names"),
         (object("ConfigMap", json!({"metadata": {}})), "metadata.name: required"),
-        (object("ConfigMap", json!({"metadata": {"name": "o", "namespace": "a.b"}})), "\"a.b\" is no namespace"),
+        (
+            object("ConfigMap", json!({"metadata": {"name": "o", "namespace": "a.b"}})),
+            "\"a.b\" is not a valid namespace",
+        ),
         (object("ConfigMap", json!({"spec": {}})), "spec: no such field; a ConfigMap has data, binaryData, immutable"),
     ];
     for (value, wanted) in table {
@@ -124,7 +127,7 @@ fn nothing_prints_a_value() {
 }
 
 #[test]
-fn a_secret_as_limpet_shows_it_is_not_taken_for_an_empty_one() {
+fn a_secret_as_limpet_returns_it_is_not_accepted_as_an_empty_one() {
     let shown = json!({"metadata": {"name": "o", "annotations": {KEYS_ANNOTATION: "a,b"}}});
     let (record, faults) = read(&object("Secret", shown));
     assert!(record.is_none() && faults[0].starts_with("metadata.annotations: limpet.dev/keys"), "{faults:?}");

@@ -101,7 +101,7 @@ fn pods_are_limited_when_all_their_containers_are() {
 }
 
 #[test]
-fn sidecars_run_beside_all_that_follow() {
+fn sidecars_run_together_with_all_later_containers() {
     let sidecar = |cpu: &str| json!({"name": cpu, "restartPolicy": "Always", "resources": {"requests": {"cpu": cpu}}});
     let plain = |cpu: &str| json!({"name": cpu, "resources": {"requests": {"cpu": cpu}}});
     let cases = [
@@ -154,7 +154,7 @@ fn a_sidecar_outlives_those_it_serves() {
 }
 
 #[test]
-fn what_the_node_needs_is_spared() {
+fn node_critical_pods_have_the_guaranteed_oom_score() {
     let spec = |priority: Value| json!({"containers": [{"name": "c"}], "priorityClassName": "system-node-critical", "priority": priority});
     let score = |pod: &PodRecord| oom_score_adj(pod, &pod.spec().containers[0], CAPACITY);
     let mut pod = record(spec(Value::Null));

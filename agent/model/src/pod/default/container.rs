@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 use crate::pod::APPARMOR_ANNOTATION;
 use crate::pod::default::{pull_policy, resources, set, text};
 
-/// Fills in a container or init container.
+/// Sets the defaults of a container or init container.
 pub(super) fn container(one: &mut Container, host_network: bool) {
     text(&mut one.image_pull_policy, pull_policy(one.image.as_deref()));
     text(&mut one.termination_message_path, "/dev/termination-log");
@@ -22,7 +22,7 @@ pub(super) fn container(one: &mut Container, host_network: bool) {
     one.lifecycle.iter_mut().for_each(lifecycle);
 }
 
-/// Fills in an ephemeral container, whose resources and host ports are not.
+/// Sets the defaults of an ephemeral container, except resources and host ports.
 pub(super) fn ephemeral(one: &mut EphemeralContainer) {
     text(&mut one.image_pull_policy, pull_policy(one.image.as_deref()));
     text(&mut one.termination_message_path, "/dev/termination-log");
@@ -50,7 +50,7 @@ fn env<'a>(variables: impl Iterator<Item = &'a mut EnvVar>) {
     }
 }
 
-/// Fills in which version of the API a field is named by.
+/// Sets the default API version of a field selector.
 pub(super) fn field(selector: &mut ObjectFieldSelector) {
     text(&mut selector.api_version, "v1");
 }
@@ -81,7 +81,7 @@ fn http_get(get: &mut HTTPGetAction) {
     text(&mut get.scheme, "HTTP");
 }
 
-/// AppArmor profiles were annotations once: one whose container says nothing else becomes its field.
+/// AppArmor profiles were annotations once: sets the field from the annotation if it is absent.
 pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String>) {
     if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
         return;
@@ -93,8 +93,8 @@ pub(super) fn apparmor(spec: &mut PodSpec, annotations: &BTreeMap<String, String
     for (name, context) in own.chain(ephemeral) {
         let value = annotations.get(&format!("{APPARMOR_ANNOTATION}{name}"));
         let profile = value.and_then(|value| apparmor_profile(value));
-        let said = context.as_ref().is_some_and(|context| context.app_armor_profile.is_some());
-        if !said && profile.is_some() && profile != of_pod {
+        let has_field = context.as_ref().is_some_and(|context| context.app_armor_profile.is_some());
+        if !has_field && profile.is_some() && profile != of_pod {
             context.get_or_insert_with(SecurityContext::default).app_armor_profile = profile;
         }
     }

@@ -10,7 +10,7 @@ use crate::pod::totals::{Amounts, totals};
 
 const HUGE_PAGES: &str = "hugepages-";
 
-/// What is limited and not requested is requested in full.
+/// A limit without a request becomes the request.
 pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {
     let Some(limits) = &resources.limits else { return };
     let requests = resources.requests.get_or_insert_default();
@@ -19,7 +19,7 @@ pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {
     }
 }
 
-/// Where the pod has resources of its own, those it does not name are taken from its containers.
+/// If the pod has resources of its own, those it does not name are summed from its containers.
 pub(super) fn of_pod(spec: &mut PodSpec) {
     let Some(own) = &spec.resources else { return };
     let (mut limits, mut requests) = (own.limits.clone().unwrap_or_default(), own.requests.clone().unwrap_or_default());

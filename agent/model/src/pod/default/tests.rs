@@ -31,7 +31,7 @@ fn the_pull_policy_follows_the_tag() {
 }
 
 #[test]
-fn what_the_author_left_out_is_filled_in_and_what_he_wrote_is_kept() {
+fn absent_fields_get_defaults_and_present_ones_are_kept() {
     let spec = defaulted(json!({
         "restartPolicy": "Never",
         "hostNetwork": true,

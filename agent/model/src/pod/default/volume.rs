@@ -10,7 +10,7 @@ use crate::pod::default::{container, pull_policy, set, text};
 const FILE_MODE: i32 = 0o644;
 const HOUR: i64 = 3600;
 
-/// Fills in a volume.
+/// Sets the defaults of a volume.
 pub(super) fn volume(volume: &mut Volume) {
     // A volume without a source is an empty directory.
     if *volume == (Volume { name: volume.name.clone(), ..Volume::default() }) {
@@ -36,7 +36,7 @@ pub(super) fn volume(volume: &mut Volume) {
     of_others(volume);
 }
 
-/// Volumes of clouds and storage systems.
+/// Volumes of cloud providers and storage systems.
 fn of_others(volume: &mut Volume) {
     volume.iscsi.iter_mut().for_each(|source| text(&mut source.iscsi_interface, "default"));
     if let Some(source) = &mut volume.rbd {

@@ -10,7 +10,7 @@ fn refused(spec: Value) -> Vec<String> {
 }
 
 #[test]
-fn what_is_not_acted_on_is_refused_by_name() {
+fn unsupported_fields_are_rejected_by_name() {
     let spec = json!({
         "initContainers": [{"name": "i", "restartPolicy": "Always"}],
         "containers": [
@@ -40,7 +40,7 @@ fn what_is_not_acted_on_is_refused_by_name() {
 }
 
 #[test]
-fn an_apparmor_profile_by_annotation_is_refused_too() {
+fn an_apparmor_profile_by_annotation_is_rejected_too() {
     let of = |value: &str| {
         let key = format!("{}c", crate::pod::APPARMOR_ANNOTATION);
         check(&json!({"metadata": {"annotations": {key: value, "other": "x"}}}), SourceKind::File).len()
@@ -49,7 +49,7 @@ fn an_apparmor_profile_by_annotation_is_refused_too() {
 }
 
 #[test]
-fn a_field_that_says_nothing_is_not_used() {
+fn a_field_with_its_default_is_not_used() {
     let spec = json!({
         "containers": [{"name": "a", "stdin": false, "livenessProbe": null, "envFrom": [],
             "securityContext": {"procMount": "Default"}}],
@@ -60,16 +60,16 @@ fn a_field_that_says_nothing_is_not_used() {
 }
 
 #[test]
-fn what_only_a_scheduler_reads_is_a_warning() {
+fn fields_only_a_scheduler_reads_are_warnings() {
     let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}});
     assert!(check(&manifest, SourceKind::Api).is_empty(), "a Pod of an apiserver was scheduled by them");
     let faults = check(&manifest, SourceKind::File);
-    let told: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
-    assert_eq!(told, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
+    let found: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
+    assert_eq!(found, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
 }
 
 #[test]
-fn what_only_an_apiserver_has_is_refused_with_the_reason() {
+fn fields_only_an_apiserver_serves_are_rejected_with_the_reason() {
     let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
     let manifest = json!({"spec": {
         "serviceAccountName": "s",
@@ -91,7 +91,7 @@ fn what_only_an_apiserver_has_is_refused_with_the_reason() {
     assert!(of(SourceKind::Api, Reason::Unsupported).contains(&"spec.serviceAccountName".to_owned()));
 }
 
-/// Every field of the Pod API's central objects is acted on, refused, or known to have no effect.
+/// Every field of the Pod API's central objects is supported, rejected, or known to have no effect.
 #[test]
 fn every_field_is_in_one_of_the_tables() {
     const ACTED_ON: &[&str] = &[

@@ -10,7 +10,7 @@ use crate::pod::validate::{name, selector};
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-/// Judges `affinity`.
+/// Validates `affinity`.
 pub(super) fn affinity(at: &At<'_>, affinity: &Affinity, faults: &mut Faults) {
     if let Some(nodes) = &affinity.node_affinity {
         to_nodes(&at.field("nodeAffinity"), nodes, faults);
@@ -52,10 +52,10 @@ fn to_nodes(at: &At<'_>, affinity: &NodeAffinity, faults: &mut Faults) {
     }
 }
 
-fn node_term(at: &At<'_>, term: &NodeSelectorTerm, judge_values: bool, faults: &mut Faults) {
+fn node_term(at: &At<'_>, term: &NodeSelectorTerm, check_values: bool, faults: &mut Faults) {
     let list = at.field("matchExpressions");
     for (index, requirement) in items(&term.match_expressions) {
-        node_label(&list.index(index), requirement, judge_values, faults);
+        node_label(&list.index(index), requirement, check_values, faults);
     }
     let list = at.field("matchFields");
     for (index, requirement) in items(&term.match_fields) {
@@ -63,7 +63,7 @@ fn node_term(at: &At<'_>, term: &NodeSelectorTerm, judge_values: bool, faults: &
     }
 }
 
-fn node_label(at: &At<'_>, requirement: &NodeSelectorRequirement, judge_values: bool, faults: &mut Faults) {
+fn node_label(at: &At<'_>, requirement: &NodeSelectorRequirement, check_values: bool, faults: &mut Faults) {
     let values = requirement.values.as_deref().unwrap_or_default();
     match requirement.operator.as_str() {
         "Gt" | "Lt" if values.len() != 1 => {
@@ -74,7 +74,7 @@ fn node_label(at: &At<'_>, requirement: &NodeSelectorRequirement, judge_values: 
         operator => selector::operator(at, operator, values.len(), faults),
     }
     faults.qualified_name(&at.field("key"), &requirement.key);
-    if judge_values {
+    if check_values {
         for (index, value) in values.iter().enumerate() {
             faults.label_value(&at.field("values").index(index), value);
         }

@@ -1,4 +1,4 @@
-//! One container: name, image, ports, resize policy, and what its other parts say.
+//! Validation of one container: name, image, ports, resize policy, and its other parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,17 +7,17 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::{env, mount, resources, security};
 
-/// What of the pod its containers are judged by.
+/// The parts of the pod that its containers are validated against.
 pub(super) struct Pod<'a> {
     /// The whole spec.
     pub(super) spec: &'a PodSpec,
-    /// The good volumes by name.
+    /// The valid volumes by name.
     pub(super) volumes: BTreeMap<&'a str, &'a Volume>,
     /// The names of `spec.resourceClaims`.
     pub(super) claims: BTreeSet<&'a str>,
 }
 
-/// Judges what every kind of container may have.
+/// Validates the fields common to all kinds of container.
 pub(super) fn container(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
     faults.required_dns_label(&at.field("name"), &one.name);
     faults.not_empty(&at.field("image"), text(&one.image));
@@ -40,7 +40,7 @@ pub(super) fn pull_policy(at: &At<'_>, policy: Option<&str>, faults: &mut Faults
     faults.one_of(at, policy, &["Always", "IfNotPresent", "Never"]);
 }
 
-/// An image with a blank at an end is a slip.
+/// An image with leading or trailing whitespace is a mistake.
 pub(super) fn image_is_trimmed(at: &At<'_>, one: &Container, faults: &mut Faults) {
     let image = text(&one.image);
     if image.trim() != image {

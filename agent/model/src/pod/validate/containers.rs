@@ -1,4 +1,4 @@
-//! The lists of containers: what holds among the containers of one, and between the lists.
+//! Validation of the lists of containers: rules within one list, and between the lists.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -9,12 +9,12 @@ use crate::pod::validate::container::{self, Pod};
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::{probe, restart};
 
-/// Containers of one pod; Kubernetes has no limit, a file has one.
+/// Maximum number of containers of one pod; Kubernetes has no limit, a manifest file does.
 const MAX_CONTAINERS: usize = 1_000;
 const NOT_A_SIDECAR: &str = "may not be set for init containers without restartPolicy=Always";
 const NOT_EPHEMERAL: &str = "cannot be set for an Ephemeral Container";
 
-/// Every container with the name of its list and its index there, as Kubernetes visits them.
+/// Every container with the name of its list and its index there, in Kubernetes' order.
 pub(super) fn each_container(spec: &PodSpec) -> impl Iterator<Item = (&'static str, usize, Cow<'_, Container>)> {
     let inits = items(&spec.init_containers).map(|(index, one)| ("initContainers", index, Cow::Borrowed(one)));
     let mains = spec.containers.iter().enumerate().map(|(index, one)| ("containers", index, Cow::Borrowed(one)));
@@ -23,12 +23,12 @@ pub(super) fn each_container(spec: &PodSpec) -> impl Iterator<Item = (&'static s
     inits.chain(mains).chain(ephemeral)
 }
 
-/// Whether an init container runs on beside the others.
+/// Whether an init container keeps running together with the others.
 pub(super) fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// Judges every container.
+/// Validates every container.
 pub(super) fn containers(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
     let spec = pod.spec;
     if spec.containers.is_empty() {
@@ -99,7 +99,7 @@ fn not_of_a_sidecar(at: &At<'_>, one: &Container, faults: &mut Faults) {
     }
 }
 
-/// A port of the host serves one port of the pod for each protocol and address.
+/// A host port must be unique for each protocol and address.
 fn host_ports(at: &At<'_>, one: &Container, seen: &mut BTreeSet<String>, faults: &mut Faults) {
     for (index, port) in items(&one.ports) {
         let Some(number) = port.host_port.filter(|number| *number != 0) else { continue };

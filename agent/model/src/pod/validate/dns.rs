@@ -1,4 +1,4 @@
-//! Names of the pod and how it finds others': host name, host aliases, resolver.
+//! Validation of host name, host aliases and DNS configuration.
 
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -9,7 +9,7 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_LIST: usize = 2048;
 
-/// Judges host name and subdomain.
+/// Validates host name and subdomain.
 pub(super) fn hostname(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     for (field, value) in [("hostname", text(&spec.hostname)), ("subdomain", text(&spec.subdomain))] {
         if !value.is_empty() {
@@ -30,7 +30,7 @@ pub(super) fn hostname(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     faults.dns_subdomain(&at, name);
 }
 
-/// Judges `hostAliases`.
+/// Validates `hostAliases`.
 pub(super) fn host_aliases(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let list = at.field("hostAliases");
     for (index, alias) in items(&spec.host_aliases) {
@@ -42,7 +42,7 @@ pub(super) fn host_aliases(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     }
 }
 
-/// Judges `dnsConfig` against `dnsPolicy`.
+/// Validates `dnsConfig` against `dnsPolicy`.
 pub(super) fn config(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let at = at.field("dnsConfig");
     let none = text(&spec.dns_policy) == "None";

@@ -1,4 +1,4 @@
-//! Environment: variables, where their values come from, and whole sets of them.
+//! Validation of the environment: variables, the sources of their values, and `envFrom`.
 
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, ResourceFieldSelector};
 
@@ -32,14 +32,14 @@ const RESOURCES: [&str; 6] = [
 const CPU_DIVISORS: [&str; 2] = ["1m", "1"];
 const BYTE_DIVISORS: [&str; 13] = ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// Where a selected field goes: not every field is to be had everywhere.
+/// The target of a selected field: not every field is available in both.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Into {
     Env,
     File,
 }
 
-/// Judges `env`.
+/// Validates `env`.
 pub(super) fn variables(at: &At<'_>, one: &Container, faults: &mut Faults) {
     for (index, variable) in items(&one.env) {
         let at = at.index(index);
@@ -80,7 +80,7 @@ fn value_from(at: &At<'_>, variable: &EnvVar, source: &EnvVarSource, faults: &mu
         }
         faults.required_dns_label(&at.field("volumeName"), &key.volume_name);
         faults.not_empty(&at.field("path"), &key.path);
-        faults.no_way_up(&at.field("path"), &key.path);
+        faults.no_backsteps(&at.field("path"), &key.path);
     }
     if count == 0 {
         let kinds = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`";
@@ -117,14 +117,14 @@ pub(super) fn field_ref(at: &At<'_>, field: &ObjectFieldSelector, into: Into, fa
             let detail = format!("error converting fieldPath: field label does not support subscript: {path}");
             faults.invalid(&at_path, path, &detail);
         }
-        // An old name of the node's name.
+        // An old name of `spec.nodeName`.
         None if path == "spec.host" && into == Into::Env => {}
         None if allowed.contains(&path) => {}
         None => faults.unsupported(&at_path, path, allowed),
     }
 }
 
-/// An amount of a container's resources.
+/// A resource amount of a container.
 pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: Into, faults: &mut Faults) {
     let resource = field.resource.as_str();
     let huge = ["limits.hugepages-", "requests.hugepages-"].iter().any(|prefix| resource.starts_with(prefix));
@@ -151,7 +151,7 @@ pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: Int
     }
 }
 
-/// Judges `envFrom`.
+/// Validates `envFrom`.
 pub(super) fn sources(at: &At<'_>, one: &Container, faults: &mut Faults) {
     for (index, source) in items(&one.env_from) {
         let item = at.index(index);

@@ -1,20 +1,20 @@
-//! Where validation stands in a manifest, and what it has found there, in Kubernetes' words.
+//! The current path of validation in a manifest, and the faults found, with Kubernetes' messages.
 
 use std::fmt;
 
 use crate::pod::Fault;
 
-/// Faults told of one pod: an author mends them one by one, and a manifest can hold a million.
+/// Maximum number of faults reported per pod: an author fixes them one by one, and a manifest can have a million.
 const MAX_FAULTS: usize = 100;
-/// Characters of a value that a fault shows.
+/// Maximum number of characters of a value in a fault.
 const MAX_SHOWN: usize = 64;
 
-/// The path of a field. Costs nothing until a fault is told.
+/// The path of a field. Costs nothing until a fault is reported.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum At<'a> {
     /// `metadata` or `spec`.
     Root(&'a str),
-    /// A field of what is there.
+    /// A field of the parent.
     Field(&'a At<'a>, &'a str),
     /// An item of a list.
     Index(&'a At<'a>, usize),
@@ -23,7 +23,7 @@ pub(super) enum At<'a> {
 }
 
 impl<'a> At<'a> {
-    /// The field `name` of it.
+    /// Its field `name`.
     pub(super) fn field(&'a self, name: &'a str) -> At<'a> {
         Self::Field(self, name)
     }
@@ -50,16 +50,16 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// What was found.
+/// The faults found.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     list: Vec<Fault>,
-    /// How many were found, told or not.
+    /// How many were found, reported or not.
     found: usize,
 }
 
 impl Faults {
-    /// Everything, with a word on what was left out.
+    /// All faults, with a note about omitted ones.
     pub(super) fn finish(mut self) -> Vec<Fault> {
         if self.found > self.list.len() {
             let message = format!("{} more faults are not shown", self.found - self.list.len());
@@ -83,7 +83,7 @@ impl Faults {
         }
     }
 
-    /// A value that must be there is not. `detail` may be empty.
+    /// A required value is missing. `detail` may be empty.
     #[cfg_attr(test, track_caller)]
     pub(super) fn required(&mut self, at: &At<'_>, detail: &str) {
         self.push(at, with_detail("Required value", detail), "");
@@ -101,7 +101,7 @@ impl Faults {
         self.push(at, with_detail(&format!("Invalid value: {}", shown(&value)), detail), remedy);
     }
 
-    /// A value is none of those that are allowed.
+    /// A value is not one of the allowed ones.
     #[cfg_attr(test, track_caller)]
     pub(super) fn unsupported(&mut self, at: &At<'_>, value: &str, allowed: &[&str]) {
         let allowed: Vec<String> = allowed.iter().map(|value| format!("{value:?}")).collect();
@@ -109,13 +109,13 @@ impl Faults {
         self.push(at, message, "");
     }
 
-    /// A value that must be unique is there already.
+    /// A value that must be unique occurs already.
     #[cfg_attr(test, track_caller)]
     pub(super) fn duplicate(&mut self, at: &At<'_>, value: &str) {
         self.push(at, format!("Duplicate value: {}", shown(&value)), "");
     }
 
-    /// A value names what does not exist; `detail` says what does.
+    /// A value refers to something that does not exist; `remedy` names what does.
     #[cfg_attr(test, track_caller)]
     pub(super) fn not_found(&mut self, at: &At<'_>, value: &str, remedy: &str) {
         self.push(at, format!("Not found: {}", shown(&value)), remedy);
@@ -139,7 +139,7 @@ impl Faults {
         self.push(at, format!("Too many: {count}: must have at most {limit} items"), "");
     }
 
-    /// A text that must be one of `allowed`; absent or empty it is `required`.
+    /// A text that must be one of `allowed`; a fault also if absent or empty.
     #[cfg_attr(test, track_caller)]
     pub(super) fn one_of(&mut self, at: &At<'_>, value: Option<&str>, allowed: &[&str]) {
         match value.unwrap_or_default() {
@@ -149,7 +149,7 @@ impl Faults {
         }
     }
 
-    /// A text that, when it is there, must be one of `allowed`.
+    /// A text that, if present, must be one of `allowed`.
     #[cfg_attr(test, track_caller)]
     pub(super) fn if_set_one_of(&mut self, at: &At<'_>, value: Option<&str>, allowed: &[&str]) {
         if let Some(value) = value.filter(|value| !allowed.contains(value)) {
@@ -182,7 +182,7 @@ impl Faults {
     }
 }
 
-/// Which places of the rules have told a fault on this thread: for the test that looks for a rule no case breaks.
+/// The rules that have reported a fault on this thread: for the test that looks for a rule no case violates.
 #[cfg(test)]
 pub(super) mod fired {
     use std::cell::RefCell;
@@ -190,19 +190,19 @@ pub(super) mod fired {
     use std::panic::Location;
 
     thread_local! {
-        static PLACES: RefCell<BTreeSet<(&'static str, u32)>> = const { RefCell::new(BTreeSet::new()) };
+        static FIRED: RefCell<BTreeSet<(&'static str, u32)>> = const { RefCell::new(BTreeSet::new()) };
     }
 
-    /// The rule that calls, past the methods of `Faults`.
+    /// Notes the calling rule, outside the methods of `Faults`.
     #[track_caller]
     pub(super) fn note() {
-        let place = Location::caller();
-        PLACES.with_borrow_mut(|places| places.insert((place.file(), place.line())));
+        let rule = Location::caller();
+        FIRED.with_borrow_mut(|fired| fired.insert((rule.file(), rule.line())));
     }
 
-    /// File and line of every place, and forgets them.
+    /// Returns file and line of every noted rule, and clears them.
     pub(in super::super) fn take() -> BTreeSet<(&'static str, u32)> {
-        PLACES.take()
+        FIRED.take()
     }
 }
 
@@ -210,7 +210,7 @@ fn with_detail(message: &str, detail: &str) -> String {
     if detail.is_empty() { message.to_owned() } else { format!("{message}: {detail}") }
 }
 
-/// A value as a fault shows it, cut when it is long: nothing beyond the cut is written.
+/// A value as a fault shows it, truncated if long: nothing beyond the limit is formatted.
 fn shown(value: &dyn fmt::Debug) -> String {
     let mut cut = Cut { text: String::new(), left: MAX_SHOWN };
     if fmt::write(&mut cut, format_args!("{value:?}")).is_err() {
@@ -219,7 +219,7 @@ fn shown(value: &dyn fmt::Debug) -> String {
     cut.text
 }
 
-/// Takes so many characters and no more.
+/// Writes up to `left` characters and then fails.
 struct Cut {
     text: String,
     left: usize,
@@ -261,9 +261,9 @@ mod tests {
         faults.invalid(&spec.field("x"), 7, "must be 6");
         faults.unsupported(&spec.field("dnsPolicy"), "None?", &["Default", "None"]);
         faults.duplicate(&spec.field("limits").key("cpu"), "1");
-        let told: Vec<String> = faults.finish().iter().map(ToString::to_string).collect();
+        let found: Vec<String> = faults.finish().iter().map(ToString::to_string).collect();
         assert_eq!(
-            told,
+            found,
             [
                 "spec.containers[0].image: Required value",
                 "spec.containers[0].name: Invalid value: \"A\": must be lower case",
@@ -275,12 +275,12 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_faults_and_a_long_value_are_cut() {
+    fn many_faults_and_long_values_are_truncated() {
         let mut faults = Faults::default();
         (0..MAX_FAULTS + 5).for_each(|_| faults.invalid(&At::Root("spec"), "ä".repeat(1000).as_str(), ""));
-        let told = faults.finish();
-        assert_eq!(told.len(), MAX_FAULTS + 1);
-        assert_eq!(told[MAX_FAULTS].message, "5 more faults are not shown");
-        assert!(told[0].message.len() < 200, "{}", told[0].message);
+        let found = faults.finish();
+        assert_eq!(found.len(), MAX_FAULTS + 1);
+        assert_eq!(found[MAX_FAULTS].message, "5 more faults are not shown");
+        assert!(found[0].message.len() < 200, "{}", found[0].message);
     }
 }

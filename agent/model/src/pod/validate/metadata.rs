@@ -1,5 +1,5 @@
-//! Metadata: name, namespace, UID, labels, annotations, owners, finalizers, and the annotations that mean something of
-//! a Pod.
+//! Validation of metadata: name, namespace, UID, labels, annotations, owners, finalizers, and annotations with a meaning
+//! for Pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,15 @@ use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
 use crate::pod::{APPARMOR_ANNOTATION as APPARMOR, PodRecord};
 
-/// Bytes of all annotations of one object.
+/// Maximum size in bytes of all annotations of one object.
 const MAX_ANNOTATIONS: usize = 256 << 10;
-/// Finalizers that need no domain.
+/// Finalizers without a domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 
-/// Judges a pod's metadata as the node has settled it.
+/// Validates a pod's metadata as set by the node.
 pub(super) fn metadata(record: &PodRecord, faults: &mut Faults) {
     let at = At::Root("metadata");
     let metadata = &record.pod.metadata;
@@ -36,7 +36,7 @@ pub(super) fn metadata(record: &PodRecord, faults: &mut Faults) {
         faults.not_negative(&at.field("generation"), metadata.generation.unwrap_or(0));
     }
     if let Some(prefix) = metadata.generate_name.as_deref().filter(|prefix| !prefix.is_empty()) {
-        // What is generated goes on, so a trailing dash is fine, and Kubernetes looks at what stands before it, but one.
+        // The generated suffix follows, so a trailing dash is allowed; Kubernetes masks it before checking.
         let kept = prefix.strip_suffix('-').and_then(|rest| rest.char_indices().last().map(|(last, _)| &rest[..last]));
         let as_name = kept.map_or_else(|| prefix.to_owned(), |kept| format!("{kept}a"));
         if !is_dns_subdomain(&as_name) {
@@ -59,7 +59,7 @@ fn name(at: &At<'_>, name: &str, faults: &mut Faults) {
     if name.starts_with('-') {
         faults.required(at, "a Pod needs a name");
     } else if !is_dns_subdomain(name) {
-        // The node's name is appended: the author's part may be good and the whole too long.
+        // The node's name is appended: the author's part may be valid and the whole too long.
         faults.dns_subdomain(at, name);
     }
 }
@@ -70,7 +70,7 @@ fn is_safe_uid(uid: &str) -> bool {
     !uid.is_empty() && uid.len() <= 128 && uid.bytes().all(plain) && uid.as_bytes()[0].is_ascii_alphanumeric()
 }
 
-/// Judges what every object, and every template of one, has.
+/// Validates the labels and annotations of an object or of a template.
 pub(super) fn labels_and_annotations(at: &At<'_>, metadata: &ObjectMeta, faults: &mut Faults) {
     faults.labels(&at.field("labels"), metadata.labels.iter().flatten());
     annotations(&at.field("annotations"), metadata.annotations.as_ref(), faults);
@@ -113,7 +113,7 @@ fn owners(at: &At<'_>, owners: &[OwnerReference], faults: &mut Faults) {
     }
 }
 
-/// The annotations that Kubernetes reads of a Pod.
+/// Validates the annotations that Kubernetes reads from a Pod.
 fn pod_annotations(at: &At<'_>, annotations: Option<&BTreeMap<String, String>>, spec: &PodSpec, faults: &mut Faults) {
     let containers: BTreeSet<String> = each_container(spec).map(|(_, _, one)| one.name.clone()).collect();
     for (key, value) in annotations.into_iter().flatten() {
@@ -138,7 +138,7 @@ fn pod_annotations(at: &At<'_>, annotations: Option<&BTreeMap<String, String>>, 
     }
 }
 
-/// A whole number as it is written: no plus sign, no leading zero.
+/// Whether it is an integer in plain form: no plus sign, no leading zero.
 fn is_deletion_cost(value: &str) -> bool {
     let digits = value.strip_prefix('-').unwrap_or(value);
     let plain = value == "0" || digits.bytes().next().is_some_and(|first| (b'1'..=b'9').contains(&first));

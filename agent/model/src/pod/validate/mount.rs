@@ -1,4 +1,4 @@
-//! Where a container sees the pod's volumes: mounts and block devices.
+//! Validation of volume mounts and block devices of a container.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use crate::pod::validate::container::Pod;
 use crate::pod::validate::field::{At, Faults, items, text};
-use crate::pod::validate::name::leads_up;
+use crate::pod::validate::name::has_backsteps;
 
-/// Judges `volumeMounts`.
+/// Validates `volumeMounts`.
 pub(super) fn mounts(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
-    let mut places = BTreeSet::new();
+    let mut mount_paths = BTreeSet::new();
     let devices: BTreeSet<&str> = items(&one.volume_devices).map(|(_, device)| device.name.as_str()).collect();
     let device_paths: BTreeSet<&str> =
         items(&one.volume_devices).map(|(_, device)| device.device_path.as_str()).collect();
@@ -18,7 +18,7 @@ pub(super) fn mounts(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut F
         let item = at.index(index);
         volume_of(pod, &item.field("name"), &mount.name, faults);
         faults.not_empty(&item.field("mountPath"), &mount.mount_path);
-        if !places.insert(mount.mount_path.as_str()) {
+        if !mount_paths.insert(mount.mount_path.as_str()) {
             faults.invalid(&item.field("mountPath"), &mount.mount_path, "must be unique");
         }
         if devices.contains(mount.name.as_str()) {
@@ -94,7 +94,7 @@ fn bind_options(at: &At<'_>, mount: &VolumeMount, volume: Option<&Volume>, fault
     }
 }
 
-/// Judges `volumeDevices`.
+/// Validates `volumeDevices`.
 pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     let mounts: BTreeSet<&str> = items(&one.volume_mounts).map(|(_, mount)| mount.name.as_str()).collect();
@@ -113,7 +113,7 @@ pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut 
             faults.invalid(&at_name, name, "must be unique");
         }
         faults.not_empty(&at_path, path);
-        if leads_up(path) {
+        if has_backsteps(path) {
             faults.invalid(&at_path, path, "can not contain backsteps ('..')");
         } else if !paths.insert(path) {
             faults.invalid(&at_path, path, "must be unique");

@@ -1,4 +1,4 @@
-//! Kubernetes' rules for names: each is a question, and a check that tells the fault and the rule.
+//! Kubernetes' rules for names: for each a predicate, and a check that reports the fault and the rule.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -34,12 +34,12 @@ pub fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_lower_label(text)
 }
 
-/// RFC 1123 subdomain, as Kubernetes has it: only the whole is bounded.
+/// RFC 1123 subdomain with Kubernetes' rules: only the total length is limited.
 pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_lower_label)
 }
 
-/// The same where `_` may stand, as in service records.
+/// The same with `_` allowed, as in service records.
 fn is_dns_subdomain_with_underscores(text: &str) -> bool {
     let label = |label: &str| {
         let rest = label.strip_prefix('_').unwrap_or(label);
@@ -53,7 +53,7 @@ fn is_plain_name(text: &str) -> bool {
     text.len() <= 63 && framed(text, plain, |byte| plain(byte) || matches!(byte, b'-' | b'_' | b'.'))
 }
 
-/// A label's value; empty is fine.
+/// A label's value; may be empty.
 pub(super) fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_plain_name(text)
 }
@@ -66,7 +66,7 @@ pub(super) fn is_qualified_name(key: &str) -> bool {
     }
 }
 
-/// An environment variable's name: anything printable but `=`.
+/// An environment variable's name: any printable characters except `=`.
 pub(super) fn is_env_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'=')
 }
@@ -91,8 +91,8 @@ pub(super) fn is_sysctl(text: &str) -> bool {
     text.len() <= 253 && text.split(['.', '/']).all(part)
 }
 
-/// An absolute or relative path that leads up.
-pub(super) fn leads_up(path: &str) -> bool {
+/// Whether a path contains `..` components.
+pub(super) fn has_backsteps(path: &str) -> bool {
     path.split('/').any(|part| part == "..")
 }
 
@@ -107,7 +107,7 @@ impl Faults {
         self.malformed(at, value, detail, LABEL_RULE);
     }
 
-    /// The same, and it must be there.
+    /// The same, and required.
     #[cfg_attr(test, track_caller)]
     pub(super) fn required_dns_label(&mut self, at: &At<'_>, value: &str) {
         match value {
@@ -124,7 +124,7 @@ impl Faults {
         }
     }
 
-    /// The same, and it must be there.
+    /// The same, and required.
     #[cfg_attr(test, track_caller)]
     pub(super) fn required_dns_subdomain(&mut self, at: &At<'_>, value: &str) {
         match value {
@@ -199,7 +199,7 @@ impl Faults {
         }
     }
 
-    /// An IP address without leading zeros, and no IPv4 one written as IPv6.
+    /// An IP address without leading zeros, and not an IPv4 address in IPv6 form.
     #[cfg_attr(test, track_caller)]
     pub(super) fn ip(&mut self, at: &At<'_>, value: &str) {
         match value.parse::<IpAddr>() {
@@ -211,24 +211,24 @@ impl Faults {
         }
     }
 
-    /// A path that must not lead up.
+    /// A path that must not contain `..`.
     #[cfg_attr(test, track_caller)]
-    pub(super) fn no_way_up(&mut self, at: &At<'_>, path: &str) {
-        if leads_up(path) {
+    pub(super) fn no_backsteps(&mut self, at: &At<'_>, path: &str) {
+        if has_backsteps(path) {
             self.invalid(at, path, "must not contain '..'");
         }
     }
 
-    /// A path below something.
+    /// A relative path without `..`.
     #[cfg_attr(test, track_caller)]
     pub(super) fn descending_path(&mut self, at: &At<'_>, path: &str) {
         if path.starts_with('/') {
             self.invalid(at, path, "must be a relative path");
         }
-        self.no_way_up(at, path);
+        self.no_backsteps(at, path);
     }
 
-    /// A path below a volume's directory, where names that begin with `..` belong to the swap of its contents.
+    /// A path below a volume's directory, where names that begin with `..` are reserved for atomic updates.
     #[cfg_attr(test, track_caller)]
     pub(super) fn file_in_volume(&mut self, at: &At<'_>, path: &str) {
         self.descending_path(at, path);
@@ -263,7 +263,7 @@ mod tests {
     use crate::pod::validate::name::*;
 
     #[test]
-    fn names_are_what_kubernetes_takes() {
+    fn names_are_valid_as_in_kubernetes() {
         type Case<'a> = (fn(&str) -> bool, &'a [&'a str], &'a [&'a str]);
         let cases: &[Case<'_>] = &[
             (is_dns_label, &["a", "a-1", "1"], &["", "A", "a.b", "-a", "a-", "a_b"]),

@@ -1,4 +1,4 @@
-//! Probes, lifecycle hooks, and what both call.
+//! Validation of probes, lifecycle hooks, and their handlers.
 
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Lifecycle, LifecycleHandler, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -46,7 +46,7 @@ const SIGNALS: [&str; 35] = [
 ];
 const MORE_THAN_ONE: &str = "may not specify more than 1 handler type";
 
-/// Judges the hooks and probes of a container that may have them.
+/// Validates the hooks and probes of a container that may have them.
 pub(super) fn lifecycle_and_probes(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
     if let Some(hooks) = &one.lifecycle {
         lifecycle(pod, &at.field("lifecycle"), hooks, faults);
@@ -142,7 +142,7 @@ fn hook(at: &At<'_>, handler: &LifecycleHandler, grace: Option<i64>, faults: &mu
     handlers.finish();
 }
 
-/// One handler, and no more, is to be named.
+/// Exactly one handler must be set.
 struct Handlers<'a> {
     at: &'a At<'a>,
     count: usize,
@@ -150,12 +150,12 @@ struct Handlers<'a> {
 }
 
 impl Handlers<'_> {
-    fn of<T>(&mut self, field: &str, handler: Option<&T>, judge: impl FnOnce(&At<'_>, &T, &mut Faults)) {
+    fn of<T>(&mut self, field: &str, handler: Option<&T>, validate: impl FnOnce(&At<'_>, &T, &mut Faults)) {
         let Some(handler) = handler else { return };
         self.count += 1;
         let at = self.at.field(field);
         match self.count {
-            1 => judge(&at, handler, self.faults),
+            1 => validate(&at, handler, self.faults),
             _ => self.faults.forbidden(&at, MORE_THAN_ONE),
         }
     }

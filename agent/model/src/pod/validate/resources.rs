@@ -1,4 +1,4 @@
-//! Amounts of resources: of containers, of the pod, overhead, and claims on devices.
+//! Validation of resource amounts: of containers, of the pod, overhead, and device claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,19 +17,19 @@ const OF_PODS: [&str; 2] = ["cpu", "memory"];
 const MILLI: i128 = 1_000_000;
 const UNIT: i128 = 1_000_000_000;
 
-/// Judges a container's `resources`.
+/// Validates a container's `resources`.
 pub(super) fn of_container(at: &At<'_>, required: &ResourceRequirements, claims: &BTreeSet<&str>, faults: &mut Faults) {
     amounts(at, required, container_resource, faults);
     claim_names(&at.field("claims"), required.claims.as_deref().unwrap_or_default(), claims, faults);
 }
 
-/// Judges `overhead`, which is read as limits.
+/// Validates `overhead`, by the rules for limits.
 pub(super) fn overhead(at: &At<'_>, overhead: &Amounts, faults: &mut Faults) {
     let required = ResourceRequirements { limits: Some(overhead.clone()), ..ResourceRequirements::default() };
     amounts(at, &required, container_resource, faults);
 }
 
-/// Judges the pod's own `resources`.
+/// Validates the pod's own `resources`.
 pub(super) fn of_pod(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let Some(required) = &spec.resources else { return };
     if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
@@ -42,7 +42,7 @@ pub(super) fn of_pod(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     covers_its_containers(spec, required, at, faults);
 }
 
-/// Whether a resource is Kubernetes' own, not a device's.
+/// Whether a resource is Kubernetes' own, not an extended one.
 fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
@@ -51,7 +51,7 @@ fn is_extended(name: &str) -> bool {
     !is_native(name) && !name.starts_with("requests.") && is_qualified_name(&format!("requests.{name}"))
 }
 
-/// Native resources but huge pages may be promised more often than they are there.
+/// Native resources except huge pages may be overcommitted.
 fn may_overcommit(name: &str) -> bool {
     is_native(name) && !name.starts_with(HUGE_PAGES)
 }
@@ -79,7 +79,7 @@ fn pod_resource(at: &At<'_>, name: &str, faults: &mut Faults) {
     }
 }
 
-/// The amount at `at`, if it is one.
+/// The amount at `at`, if it is valid.
 pub(super) fn amount(at: &At<'_>, name: &str, value: &Quantity, faults: &mut Faults) -> Option<Amount> {
     let amount = match quantity::parse(&value.0) {
         Ok(amount) => amount,
@@ -103,7 +103,7 @@ fn round_to_milli(amount: Amount) -> i128 {
 }
 
 impl Faults {
-    /// An amount that is less than nothing.
+    /// An amount that must not be negative.
     #[cfg_attr(test, track_caller)]
     pub(super) fn not_negative_amount(&mut self, at: &At<'_>, value: &Quantity) {
         self.invalid(at, &value.0, "must be greater than or equal to 0");
@@ -114,7 +114,7 @@ impl Faults {
 fn amounts(
     at: &At<'_>,
     required: &ResourceRequirements,
-    judge_name: fn(&At<'_>, &str, &mut Faults),
+    check_name: fn(&At<'_>, &str, &mut Faults),
     faults: &mut Faults,
 ) {
     let mut compute = false;
@@ -124,7 +124,7 @@ fn amounts(
         let mut read = BTreeMap::new();
         for (name, value) in amounts.into_iter().flatten() {
             let at = list.key(name);
-            judge_name(&at, name, faults);
+            check_name(&at, name, faults);
             compute |= OF_PODS.contains(&name.as_str());
             huge |= name.starts_with(HUGE_PAGES);
             let Some(amount) = amount(&at, name, value, faults) else { continue };
@@ -165,7 +165,7 @@ fn is_whole_pages(name: &str, amount: Amount) -> bool {
     size.is_some_and(|size| size.nanos() > 0 && size.nanos() % UNIT == 0 && amount.units() % size.units() == 0)
 }
 
-/// A container's claims name the pod's, each device once.
+/// A container's claims refer to the pod's, each device once.
 fn claim_names(at: &At<'_>, claims: &[ResourceClaim], of_pod: &BTreeSet<&str>, faults: &mut Faults) {
     let mut seen: BTreeSet<(&str, &str)> = BTreeSet::new();
     for (index, claim) in claims.iter().enumerate() {
@@ -190,7 +190,7 @@ fn claim_names(at: &At<'_>, claims: &[ResourceClaim], of_pod: &BTreeSet<&str>, f
     }
 }
 
-/// Judges `spec.resourceClaims` and returns their names.
+/// Validates `spec.resourceClaims` and returns their names.
 pub(super) fn claims<'a>(spec: &'a PodSpec, at: &At<'_>, faults: &mut Faults) -> BTreeSet<&'a str> {
     let mut names = BTreeSet::new();
     for (index, claim) in items(&spec.resource_claims) {
@@ -221,7 +221,7 @@ pub(super) fn claims<'a>(spec: &'a PodSpec, at: &At<'_>, faults: &mut Faults) ->
     names
 }
 
-/// The pod's requests hold what its containers request, its limits what each is limited to.
+/// The pod's requests cover the sum of its containers' requests, its limits each container's limit.
 fn covers_its_containers(spec: &PodSpec, required: &ResourceRequirements, at: &At<'_>, faults: &mut Faults) {
     let parsed = |amounts: &Option<Amounts>, name: &str| {
         let value = amounts.as_ref()?.get(name)?;

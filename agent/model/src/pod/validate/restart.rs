@@ -7,7 +7,7 @@ use crate::pod::validate::field::{At, Faults, items};
 const MAX_RULES: usize = 20;
 const MAX_EXIT_CODES: usize = 255;
 
-/// Judges `restartPolicy` and `restartPolicyRules`.
+/// Validates `restartPolicy` and `restartPolicyRules`.
 pub(super) fn policy(at: &At<'_>, one: &Container, faults: &mut Faults) {
     let rules = one.restart_policy_rules.as_deref().unwrap_or_default();
     match one.restart_policy.as_deref() {

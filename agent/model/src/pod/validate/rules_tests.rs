@@ -1,4 +1,4 @@
-//! Every rule has a manifest in the corpus that breaks it, and every field that is refused one that has it and is good.
+//! Every rule has a manifest in the corpus that violates it, and every rejected field a valid manifest that has it.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -13,11 +13,11 @@ use crate::manifest::read;
 use crate::pod::Severity;
 use crate::source::SourceKind;
 
-/// Rules that no manifest the apiserver refuses can break, by what their line says, and why.
+/// Rules that no manifest rejected by the apiserver can violate, by the text of their line, and why.
 const UNBROKEN: &[(&str, &str)] = &[
     ("runAsUser is 0, which is root", "limpet's own"),
     ("MAX_CONTAINERS", "limpet's own"),
-    ("record.uid.as_str()", "an apiserver gives UIDs, a node takes them"),
+    ("record.uid.as_str()", "an apiserver assigns UIDs, a node accepts given ones"),
     ("metadata.generation", "an apiserver counts generations itself"),
     ("&claim.claim_name, detail", "the pod's name has the node's in it, and so have its claims"),
     ("must specify a volume type", "a volume of nothing is an emptyDir by default"),
@@ -29,13 +29,13 @@ const UNBROKEN: &[(&str, &str)] = &[
     ("\"terminationGracePeriodSeconds\"), grace", "less than nothing is a second by default"),
 ];
 
-/// Fields, and all below them, that no good manifest has, and why.
+/// Fields, and all below them, that no valid manifest has, and why.
 const NEVER_GOOD: &[(&str, &str)] = &[
     ("spec.containers.readinessProbe.terminationGracePeriodSeconds", "a readiness probe ends nothing"),
     ("spec.ephemeralContainers", "they are added to pods that run"),
     ("spec.initContainers.resizePolicy.restartPolicy", "only a container that goes on is resized"),
     ("spec.topologySpreadConstraints.{topologyKey, whenUnsatisfiable}", "two fields that are one key together"),
-    ("spec.overhead", "its amounts are judged as limits are, under that name"),
+    ("spec.overhead", "its amounts are validated as limits, under that name"),
     ("spec.resources.claims", "the pod's own claims stand in spec.resourceClaims"),
     ("spec.volumes.ephemeral.volumeClaimTemplate.metadata.name", "the claim is named after the pod"),
 ];
@@ -53,7 +53,7 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Where the rules tell their faults: file below `agent`, line, and the line's text.
+/// Where the rules report their faults: file below the crate, line, and the line's text.
 fn rules() -> Vec<(String, u32, String)> {
     let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();
     let root = Path::new(&root);
@@ -78,7 +78,7 @@ fn manifest(case: &Case) -> Value {
     pod
 }
 
-/// The fields that are refused in a manifest, without indices and keys; a misspelt one is none.
+/// The rejected fields of a manifest, without indices and keys; misspelt ones are omitted.
 fn refused(pod: &Value) -> BTreeSet<String> {
     let read = read(pod.to_string().as_bytes(), "case.json", SourceKind::File, "n");
     let errors = read.faults.into_iter().filter(|fault| fault.severity == Severity::Error);
@@ -86,7 +86,7 @@ fn refused(pod: &Value) -> BTreeSet<String> {
     fields.map(|fault| without_keys(&fault.path.split(['[', ']']).step_by(2).collect::<String>())).collect()
 }
 
-/// Maps whose keys are no fields.
+/// Maps whose keys are not fields.
 const FREE: [&str; 7] = ["labels", "annotations", "limits", "requests", "overhead", "nodeSelector", "matchLabels"];
 
 fn without_keys(path: &str) -> String {
@@ -95,7 +95,7 @@ fn without_keys(path: &str) -> String {
 }
 
 #[test]
-fn every_rule_is_broken_by_some_manifest() {
+fn every_rule_is_violated_by_some_manifest() {
     fired::take();
     for case in corpus::cases().unwrap().iter().filter(|case| !case.good) {
         refused(&manifest(case));
@@ -131,7 +131,7 @@ fn fields(value: &Value, at: &str, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_refused_field_is_in_some_good_manifest() {
+fn every_rejected_field_is_in_some_valid_manifest() {
     let cases = corpus::cases().unwrap();
     let mut good = BTreeSet::new();
     cases.iter().filter(|case| case.good).for_each(|case| fields(&manifest(case), "", &mut good));

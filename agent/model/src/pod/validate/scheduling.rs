@@ -1,4 +1,5 @@
-//! What a scheduler reads: affinity, tolerations, spread, gates, groups. A node passes it by, but takes no nonsense.
+//! Validation of scheduling fields: affinity, tolerations, spread, gates, groups. A node ignores them, but rejects
+//! invalid ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ const MIN_EVICTION_PRIORITY: i64 = 1_000;
 const MAX_EVICTION_PRIORITY: i64 = 100_000;
 const RESERVED_DOMAINS: [&str; 2] = ["k8s.io", "kubernetes.io"];
 
-/// Judges all of it.
+/// Validates all scheduling fields.
 pub(super) fn scheduling(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     faults.labels(&at.field("nodeSelector"), spec.node_selector.iter().flatten());
     if let Some(affinity) = &spec.affinity {
@@ -69,7 +70,7 @@ fn tolerations(at: &At<'_>, tolerations: &[Toleration], faults: &mut Faults) {
 
 fn spread(at: &At<'_>, constraints: &[TopologySpreadConstraint], faults: &mut Faults) {
     let pair_of = |one: &TopologySpreadConstraint| format!("{{{}, {}}}", one.topology_key, one.when_unsatisfiable);
-    // The last of several is the one that is not told.
+    // The last of several is not reported.
     let mut left: BTreeMap<String, usize> = BTreeMap::new();
     constraints.iter().for_each(|one| *left.entry(pair_of(one)).or_default() += 1);
     for (index, constraint) in constraints.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Security contexts of the pod and of its containers.
+//! Validation of the security contexts of the pod and of its containers.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use crate::pod::validate::name::is_sysctl;
 use crate::pod::validate::windows;
 
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
-/// Bytes of a path.
+/// Maximum length of a path in bytes.
 const MAX_PROFILE: usize = 4095;
-/// Sysctls of the IPC namespace, with those that begin with `fs.mqueue.`; the network's begin with `net.`.
+/// Sysctls of the IPC namespace, besides those that begin with `fs.mqueue.`; those of the network begin with `net.`.
 const IPC_SYSCTLS: [&str; 10] = [
     "kernel.sem",
     "kernel.shm",
@@ -25,7 +25,7 @@ const IPC_SYSCTLS: [&str; 10] = [
     "kernel.msgmni",
 ];
 
-/// Judges the pod's security context.
+/// Validates the pod's security context.
 pub(super) fn pod(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let Some(context) = &spec.security_context else { return };
     faults.id(&at.field("fsGroup"), context.fs_group);
@@ -71,7 +71,7 @@ fn sysctls(at: &At<'_>, sysctls: &[Sysctl], spec: &PodSpec, faults: &mut Faults)
     }
 }
 
-/// A name whose first separator is a slash is written with slashes, and a dot in it is part of a name.
+/// A name whose first separator is a slash uses slashes as separators, and a dot in it is part of a component.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(first) if name.as_bytes()[first] == b'/' => name.replace('/', "."),
@@ -79,7 +79,7 @@ fn with_dots(name: &str) -> String {
     }
 }
 
-/// Judges a container's security context.
+/// Validates a container's security context.
 pub(super) fn container(spec: &PodSpec, at: &At<'_>, one: &Container, faults: &mut Faults) {
     let Some(context) = &one.security_context else { return };
     faults.id(&at.field("runAsUser"), context.run_as_user);
@@ -106,7 +106,7 @@ pub(super) fn container(spec: &PodSpec, at: &At<'_>, one: &Container, faults: &m
     never_root(spec, at, context, faults);
 }
 
-/// Kubernetes takes it and the container never starts; here the author hears of it at once.
+/// Kubernetes accepts it and the container never starts; limpet rejects it at once.
 fn never_root(spec: &PodSpec, at: &At<'_>, context: &SecurityContext, faults: &mut Faults) {
     let of_pod = spec.security_context.as_ref();
     let user = context.run_as_user.or(of_pod.and_then(|context| context.run_as_user));
@@ -152,7 +152,7 @@ fn apparmor(at: &At<'_>, profile: Option<&AppArmorProfile>, faults: &mut Faults)
     }
 }
 
-/// Judges what of the namespaces excludes each other.
+/// Validates mutually exclusive namespace settings.
 pub(super) fn namespaces(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     if spec.share_process_namespace == Some(true) && spec.host_pid == Some(true) {
         let detail = "ShareProcessNamespace and HostPID cannot both be enabled";

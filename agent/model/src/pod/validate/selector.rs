@@ -1,4 +1,4 @@
-//! Label selectors, and keys of labels that widen them.
+//! Validation of label selectors, and of label keys added to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::pod::validate::field::{At, Faults, items};
 
-/// Judges a selector of labels.
+/// Validates a label selector.
 pub(super) fn labels(at: &At<'_>, selector: Option<&LabelSelector>, faults: &mut Faults) {
     let Some(selector) = selector else { return };
     faults.labels(&at.field("matchLabels"), selector.match_labels.iter().flatten());
@@ -22,7 +22,7 @@ pub(super) fn labels(at: &At<'_>, selector: Option<&LabelSelector>, faults: &mut
     }
 }
 
-/// Judges whether a set operator has the values it needs; false when it is none.
+/// Validates a set operator and the number of its values.
 pub(super) fn operator(at: &At<'_>, operator: &str, values: usize, faults: &mut Faults) {
     let at_values = at.field("values");
     match operator {
@@ -37,7 +37,7 @@ pub(super) fn operator(at: &At<'_>, operator: &str, values: usize, faults: &mut 
     }
 }
 
-/// Judges `matchLabelKeys` and `mismatchLabelKeys` against the selector they widen.
+/// Validates `matchLabelKeys` and `mismatchLabelKeys` against their selector.
 pub(super) fn label_keys(
     at: &At<'_>,
     keys: &[String],
@@ -59,7 +59,7 @@ pub(super) fn label_keys(
     let labels = selector.iter().flat_map(|selector| selector.match_labels.iter().flatten());
     let mut selected: BTreeSet<&String> = labels.map(|(key, _)| key).collect();
     for expression in selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten()) {
-        // The apiserver itself appends its keys as expressions, so once is fine.
+        // The apiserver itself appends the keys as expressions, so one occurrence is allowed.
         if let (false, Some(index)) = (selected.insert(&expression.key), index_of.get(&expression.key)) {
             faults.invalid(&at.index(*index), &expression.key, "exists in both matchLabelKeys and labelSelector");
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::pod::Severity;
 use crate::source::SourceKind;
 
-/// The errors of a Pod whose spec is a good one with `change` merged in.
+/// The errors of a Pod whose spec is a valid one with `change` merged in.
 fn errors(change: &Value) -> Vec<String> {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
@@ -40,13 +40,13 @@ fn container(change: Value) -> Value {
 }
 
 #[test]
-fn a_good_pod_has_no_faults() {
+fn a_valid_pod_has_no_faults() {
     assert_eq!(errors(&json!({})), Vec::<String>::new());
 }
 
-/// The rules one by one stand in the corpus; here is how their faults read.
+/// The corpus covers each rule; this test covers the text of the faults.
 #[test]
-fn a_fault_names_its_field_in_kubernetes_words() {
+fn a_fault_has_kubernetes_field_name_and_message() {
     let cases = [
         (json!({"metadata": {"name": "Web"}}), "metadata.name: Invalid value: \"Web-edge1\": must be a DNS subdomain"),
         (json!({"metadata": {"name": null}}), "metadata.name: Required value"),

@@ -1,4 +1,4 @@
-//! The pod's volumes: each has a name and one source.
+//! Validation of the pod's volumes: each has a name and one source.
 
 mod claim;
 mod device;
@@ -13,10 +13,10 @@ use k8s_openapi::api::core::v1::{PodSpec, Volume};
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::name::is_dns_subdomain;
 
-/// Bytes of a volume's name and its portal, of which an iSCSI interface gets its name.
+/// Maximum length in bytes of a volume's name and its portal, which form the name of an iSCSI interface.
 const MAX_ISCSI_NAME: usize = 64;
 
-/// Judges the volumes; returns the good ones by name. `pod_name`: as authored, claims of ephemeral volumes bear it.
+/// Validates the volumes; returns the valid ones by name. `pod_name`: as authored; part of the names of ephemeral claims.
 pub(super) fn volumes<'a>(
     spec: &'a PodSpec,
     pod_name: &str,
@@ -60,7 +60,7 @@ pub(super) fn volumes<'a>(
     good
 }
 
-/// Judges the one source of a volume; a second one is refused unread.
+/// Validates the one source of a volume; a second one is rejected unread.
 struct Sources<'a> {
     at: &'a At<'a>,
     count: usize,
@@ -68,12 +68,12 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    fn of<T>(&mut self, field: &str, source: &Option<T>, judge: impl FnOnce(&At<'_>, &T, &mut Faults)) {
+    fn of<T>(&mut self, field: &str, source: &Option<T>, validate: impl FnOnce(&At<'_>, &T, &mut Faults)) {
         let Some(source) = source else { return };
         self.count += 1;
         let at = self.at.field(field);
         match self.count {
-            1 => judge(&at, source, self.faults),
+            1 => validate(&at, source, self.faults),
             _ => self.faults.forbidden(&at, "may not specify more than 1 volume type"),
         }
     }

@@ -1,4 +1,4 @@
-//! What belongs to Windows or to Linux alone, by `spec.os.name`.
+//! Validation of fields specific to Windows or Linux, by `spec.os.name`.
 
 use k8s_openapi::api::core::v1::{PodSpec, WindowsSecurityContextOptions};
 
@@ -12,7 +12,7 @@ const MAX_DOMAIN: usize = 256;
 const NOT_ON_WINDOWS: &str = "cannot be set for a windows pod";
 const NOT_ON_LINUX: &str = "windows options cannot be set for a linux pod";
 
-/// Judges `spec.os` and what it rules out.
+/// Validates `spec.os` and the fields it excludes.
 pub(super) fn os(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let Some(os) = &spec.os else { return };
     let at_os = at.field("os");
@@ -94,7 +94,7 @@ fn forbid(at: &At<'_>, faults: &mut Faults, fields: &[(&str, bool)]) {
     fields.iter().filter(|(_, set)| *set).for_each(|(field, _)| faults.forbidden(&at.field(field), NOT_ON_WINDOWS));
 }
 
-/// Judges the options of a Windows container, wherever they stand.
+/// Validates Windows options of a pod or container.
 pub(super) fn options(at: &At<'_>, options: Option<&WindowsSecurityContextOptions>, faults: &mut Faults) {
     let Some(options) = options else { return };
     if let Some(name) = options.gmsa_credential_spec_name.as_deref() {
@@ -115,7 +115,7 @@ pub(super) fn options(at: &At<'_>, options: Option<&WindowsSecurityContextOption
     }
 }
 
-/// What is wrong with `DOMAIN\user` or `user`.
+/// The faults of `DOMAIN\user` or `user`.
 fn user_name_faults(name: &str) -> Vec<&'static str> {
     if name.is_empty() {
         return vec!["runAsUserName cannot be an empty string"];
@@ -156,7 +156,7 @@ fn is_net_bios(domain: &str) -> bool {
     (1..=15).contains(&domain.chars().count()) && domain.chars().all(plain) && !domain.starts_with('.')
 }
 
-/// Either every container is a process of the host, or none, and then with its network.
+/// Either all containers are host processes, which then need `hostNetwork`, or none.
 pub(super) fn host_process(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
     let of = |options: Option<&WindowsSecurityContextOptions>| options.and_then(|options| options.host_process);
     let pod = of(spec.security_context.as_ref().and_then(|context| context.windows_options.as_ref()));

@@ -9,7 +9,7 @@ fn scalar(text: &str) -> Value {
 }
 
 #[test]
-fn scalars_mean_what_they_mean_to_kubelet() {
+fn scalars_are_read_as_by_kubelet() {
     let cases = [
         ("0644", json!(420)),
         ("0o644", json!(420)),
@@ -61,7 +61,7 @@ fn documents_merge_keys_marks_and_numbers_as_keys() {
 }
 
 #[test]
-fn every_field_has_its_place() {
+fn every_field_has_its_position() {
     let text = b"spec:\n  containers:\n  - name: a\n    image: b\n    labels: {c: d, e.f/g: h}\n";
     let document = documents(text).0.remove(0);
     assert_eq!(document.position("spec.containers[0].image"), Some((4, 5)));
@@ -72,7 +72,7 @@ fn every_field_has_its_place() {
 }
 
 #[test]
-fn what_is_no_yaml_is_one_fault_with_its_place() {
+fn invalid_yaml_is_one_fault_with_its_position() {
     for (text, line, word) in [("a:\n\tb: 1\n", 2, "tabs"), ("a: .inf\n", 1, "non-finite"), ("a: [1\n", 1, "bracket")] {
         let (read, faults) = documents(text.as_bytes());
         assert!(read.is_empty() && faults.len() == 1, "{text:?}: {faults:?}");
@@ -86,11 +86,11 @@ fn what_is_no_yaml_is_one_fault_with_its_place() {
 }
 
 #[test]
-fn a_duplicated_key_is_told_with_its_path() {
+fn a_duplicate_key_is_reported_with_its_path() {
     let (read, faults) = documents(b"a: 1\nb:\n- c: 1\n  d: 2\n  c: 3\na: 2\n");
     assert!(faults.is_empty(), "{faults:?}");
-    let told: Vec<_> = read[0].duplicates.iter().map(|fault| (fault.path.as_str(), fault.position)).collect();
-    assert_eq!(told, [("b[0].c", Some((5, 3))), ("a", Some((6, 1)))]);
+    let found: Vec<_> = read[0].duplicates.iter().map(|fault| (fault.path.as_str(), fault.position)).collect();
+    assert_eq!(found, [("b[0].c", Some((5, 3))), ("a", Some((6, 1)))]);
     assert!(
         documents(b"m: &m {a: 1}\nn: {<<: *m, a: 2}\n").0[0].duplicates.is_empty(),
         "own keys win over merged ones"
@@ -98,7 +98,7 @@ fn a_duplicated_key_is_told_with_its_path() {
 }
 
 #[test]
-fn a_broken_document_leaves_the_others() {
+fn a_broken_document_does_not_affect_the_others() {
     let text = "a: 1\n---\nb: [\n--- # third\nc: 3\nd: 4\n---\ne:\n\tg: 5\n---\nf: |\n  x\n";
     let (read, faults) = documents(text.as_bytes());
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Ephemeral volumes: the template of a claim.
+//! Validation of ephemeral volumes: the claim template.
 
 use k8s_openapi::api::core::v1::{EphemeralVolumeSource, PersistentVolumeClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,7 +21,7 @@ pub(super) fn ephemeral(at: &At<'_>, source: &EphemeralVolumeSource, faults: &mu
     claim(&at.field("spec"), &template.spec, faults);
 }
 
-/// A template's metadata has labels and annotations alone.
+/// A template's metadata may have only labels and annotations.
 fn nothing_else(at: &At<'_>, metadata: &ObjectMeta, faults: &mut Faults) {
     for (field, set) in [
         ("name", metadata.name.is_some()),

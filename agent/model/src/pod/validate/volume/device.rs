@@ -1,4 +1,4 @@
-//! Volumes that are block devices of a cloud or a storage network.
+//! Validation of volumes that are block devices of a cloud or a storage network.
 
 use k8s_openapi::api::core::v1::{
     AWSElasticBlockStoreVolumeSource, AzureDiskVolumeSource, CinderVolumeSource, FCVolumeSource,
@@ -45,7 +45,7 @@ pub(super) fn iscsi(at: &At<'_>, source: &ISCSIVolumeSource, faults: &mut Faults
     }
 }
 
-/// A name of the storage network: `iqn.2001-04.com.example:storage`, `eui.` and 16, `naa.` and 32 characters.
+/// An iSCSI qualified name: `iqn.2001-04.com.example:storage`, `eui.` and 16, `naa.` and 32 characters.
 fn iscsi_name(at: &At<'_>, name: &str, faults: &mut Faults) {
     let plain =
         |text: &str, count: usize| text.len() == count + 1 && text[1..].bytes().all(|b| b.is_ascii_alphanumeric());

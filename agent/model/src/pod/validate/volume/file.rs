@@ -1,4 +1,4 @@
-//! Volumes made on the node: directories, and files of what the node or the cluster knows.
+//! Validation of volumes created on the node: directories, and files from objects or from the pod.
 
 use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource, GitRepoVolumeSource,
@@ -34,7 +34,7 @@ pub(super) fn host_path(at: &At<'_>, source: &HostPathVolumeSource, faults: &mut
     if source.path.is_empty() {
         return faults.required(&at.field("path"), "");
     }
-    faults.no_way_up(&at.field("path"), &source.path);
+    faults.no_backsteps(&at.field("path"), &source.path);
     if !source.path.starts_with('/') {
         faults.invalid(&at.field("path"), &source.path, "must be an absolute path");
     }
@@ -63,13 +63,13 @@ pub(super) fn config_map(at: &At<'_>, source: &ConfigMapVolumeSource, faults: &m
     keys(&at.field("items"), source.items.as_deref(), faults);
 }
 
-/// Mode and owner of files that have none of their own.
+/// Default mode and owner of files.
 pub(super) fn defaults(at: &At<'_>, mode: Option<i32>, user: Option<i64>, faults: &mut Faults) {
     faults.file_mode(&at.field("defaultMode"), mode);
     faults.id(&at.field("defaultUser"), user);
 }
 
-/// Which keys become which files.
+/// The mapping of keys to files.
 pub(super) fn keys(at: &At<'_>, keys: Option<&[KeyToPath]>, faults: &mut Faults) {
     for (index, key) in keys.unwrap_or_default().iter().enumerate() {
         let item = at.index(index);
@@ -86,7 +86,7 @@ pub(super) fn downward_api(at: &At<'_>, source: &DownwardAPIVolumeSource, faults
     files(&at.field("items"), source.items.as_deref(), faults);
 }
 
-/// Files of what the pod is.
+/// Files with fields of the pod.
 pub(super) fn files(at: &At<'_>, files: Option<&[DownwardAPIVolumeFile]>, faults: &mut Faults) {
     for (index, file) in files.unwrap_or_default().iter().enumerate() {
         let item = at.index(index);

@@ -1,4 +1,4 @@
-//! Projected volumes: files of several sources in one directory.
+//! Validation of projected volumes: files of several sources in one directory.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(super) fn projected(at: &At<'_>, source: &ProjectedVolumeSource, faults: &mu
     }
 }
 
-/// The files of a volume, which must differ.
+/// The file paths of a volume, which must be unique.
 #[derive(Default)]
 struct Paths<'a>(BTreeSet<&'a str>);
 
@@ -103,7 +103,7 @@ fn trust_bundle(at: &At<'_>, source: &ClusterTrustBundleProjection, faults: &mut
             if name.is_empty() {
                 faults.required(&at.field("name"), "must be a valid object name");
             }
-            // A bundle of a signer bears the signer's name in front.
+            // The name of a signer's bundle begins with the signer's name.
             let own = name.rsplit_once(':').map_or(name, |(_, own)| own);
             if !is_dns_subdomain(own) {
                 faults.invalid(&at.field("name"), name, "not a valid clustertrustbundlename");

@@ -1,4 +1,4 @@
-//! Volumes that are file systems of another machine, or a driver's.
+//! Validation of volumes that are remote file systems, or provided by a driver.
 
 use k8s_openapi::api::core::v1::{
     CSIVolumeSource, FlexVolumeSource, FlockerVolumeSource, GlusterfsVolumeSource, NFSVolumeSource,

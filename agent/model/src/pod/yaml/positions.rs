@@ -1,4 +1,4 @@
-//! Where each field of a document stands, and which keys are written twice.
+//! The position of each field of a document, and its duplicate keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,35 +7,35 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Error, Options, Spanned};
 
 use crate::pod::Fault;
-use crate::pod::yaml::{below, join, place};
+use crate::pod::yaml::{join, line_column, shifted};
 
-/// Bytes of the path of a field whose place is kept.
+/// Maximum length in bytes of a path whose position is kept.
 const MAX_PATH: usize = 512;
-/// Duplicated keys told of one document.
+/// Maximum number of duplicate keys reported per document.
 const MAX_DUPLICATES: usize = 20;
 
-/// Where the fields of one document stand.
+/// The positions of the fields of one document.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Places {
+pub(super) struct Positions {
     /// `spec.containers[0].image` -> line and column, one-based.
     positions: BTreeMap<String, (u32, u32)>,
-    /// Keys that are written twice.
+    /// Duplicate keys.
     pub(super) duplicates: Vec<Fault>,
 }
 
-/// Reads a text that begins after `first_line` lines for the places in each of its documents.
-pub(super) fn read(text: &str, first_line: u32, options: Options) -> Result<Vec<Places>, Error> {
+/// Parses a text that begins after `first_line` lines for the positions in each of its documents.
+pub(super) fn read(text: &str, first_line: u32, options: Options) -> Result<Vec<Positions>, Error> {
     let documents = serde_saphyr::from_multiple_with_options::<Node>(text, options)?;
-    let places = documents.into_iter().map(|document| {
-        let mut places = Places::default();
-        places.note(document, "", first_line);
-        places
+    let positions = documents.into_iter().map(|document| {
+        let mut positions = Positions::default();
+        positions.note(document, "", first_line);
+        positions
     });
-    Ok(places.collect())
+    Ok(positions.collect())
 }
 
-impl Places {
-    /// Where `path` stands, or the nearest field above it. A key may stand in brackets or after a dot.
+impl Positions {
+    /// The position of `path`, or of the nearest field above it. A key may be in brackets or after a dot.
     pub(super) fn position(&self, path: &str) -> Option<(u32, u32)> {
         let mut path = path;
         loop {
@@ -51,12 +51,12 @@ impl Places {
         }
     }
 
-    /// Takes in what stands at `path` and below. A key's place is the key's, an item's its own.
+    /// Notes the positions of `path` and everything below. A field's position is its key's, an item's its own.
     fn note(&mut self, node: Node, path: &str, first_line: u32) {
-        // Long paths are nobody's fields, and would make memory grow with the square of the file.
+        // No real field has such a long path, and memory would grow with the square of the file size.
         let known = path.len() <= MAX_PATH;
         if known {
-            self.positions.entry(path.to_owned()).or_insert(below(node.position, first_line));
+            self.positions.entry(path.to_owned()).or_insert(shifted(node.position, first_line));
         }
         match node.shape {
             Shape::Leaf => {}
@@ -70,7 +70,7 @@ impl Places {
                 let mut keys = BTreeSet::new();
                 for (key, position, node) in entries {
                     let path = if known { join(path, &key) } else { path.to_owned() };
-                    let position = below(position, first_line);
+                    let position = shifted(position, first_line);
                     if !keys.insert(key) {
                         self.duplicate(&path, position);
                     }
@@ -83,11 +83,11 @@ impl Places {
         }
     }
 
-    /// Notes a key that is written twice; beyond some, that there are more, of the document as a whole.
+    /// Notes a duplicate key; beyond the limit, one fault for the whole document.
     fn duplicate(&mut self, path: &str, position: (u32, u32)) {
         let (path, message) = match self.duplicates.len() {
             count if count < MAX_DUPLICATES => (path, "Duplicate key"),
-            MAX_DUPLICATES => ("", "more duplicated keys than are told"),
+            MAX_DUPLICATES => ("", "more duplicate keys than are shown"),
             _ => return,
         };
         let mut fault = Fault::error(path, message).with_remedy("write each once");
@@ -96,7 +96,7 @@ impl Places {
     }
 }
 
-/// A value's shape, without the value, and where it stands.
+/// A value's shape, without the value, and its position.
 struct Node {
     position: (u32, u32),
     shape: Shape,
@@ -111,7 +111,7 @@ enum Shape {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let spanned = Spanned::<Shape>::deserialize(deserializer)?;
-        Ok(Self { position: place(spanned.referenced), shape: spanned.value })
+        Ok(Self { position: line_column(spanned.referenced), shape: spanned.value })
     }
 }
 
@@ -173,7 +173,7 @@ impl<'de> Visitor<'de> for ShapeVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Shape, A::Error> {
         let mut map = Vec::new();
         while let Some(key) = entries.next_key::<Spanned<String>>()? {
-            map.push((key.value, place(key.referenced), entries.next_value()?));
+            map.push((key.value, line_column(key.referenced), entries.next_value()?));
         }
         Ok(Shape::Map(map))
     }
