@@ -1,8 +1,8 @@
-//! The local socket: kubelet's HTTP routes for node tools, and limpet's own for the command line.
+//! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line.
 //!
-//! Handlers read snapshots and render them, or send a push to its source; none takes a lock or calls the runtime. What
-//! streams from containers (logs, exec) comes as a router of its own and is merged in by [`router`].
-//! A connection costs one task; their number, the size of a request and the time it may take to arrive are bounded.
+//! Handlers read snapshots and render them, or pass a push to the push source; none takes a lock or calls containerd.
+//! The routes that stream from containers (logs, exec) have routers of their own, which [`router`] merges in.
+//! A connection costs one task; the number of connections, request size and request time are bounded.
 
 use std::io;
 use std::net::SocketAddr;
@@ -47,21 +47,21 @@ pub const POD_API: &str = "v1.37";
 /// What every handler reads. Clones share everything.
 #[derive(Clone)]
 pub struct ServerState {
-    /// The settled node name.
+    /// The node name.
     pub node_name: Arc<str>,
-    /// The settled configuration, for `/configz`.
+    /// The configuration in effect, for `/configz`.
     pub config: Arc<Config>,
-    /// The pods as they are wanted.
+    /// The desired pods.
     pub desired: Desired,
-    /// The pods as they stand.
+    /// The observed pods.
     pub observed: Observed,
-    /// The sources, their health and what they refuse.
+    /// The sources, their health and the manifests they reject.
     pub sources: Arc<dyn Sources>,
-    /// What happened.
+    /// The node's events.
     pub events: Events,
-    /// The way in for pods that are pushed.
+    /// Sends pods, ConfigMaps and Secrets to the push source.
     pub pusher: Pusher,
-    /// Knows in which pod a process is that pushes.
+    /// Finds the pod of a process that pushes.
     pub onlooker: Arc<dyn Onlooker>,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
@@ -69,19 +69,19 @@ pub struct ServerState {
     pub health: Health,
 }
 
-/// Why a socket could not be opened.
+/// Why a listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Something that is not a socket has its name.
+    /// A file that is not a socket has the socket's path.
     #[error("{} is not a socket; move it away, it will not be overwritten", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// The kernel refused a step.
+    /// A system call failed.
     #[error("{step} {}", path.display())]
     Socket {
-        /// What was tried: `bind`, `restrict`…
+        /// What was tried: `bind`, `restrict`, …
         step: &'static str,
         /// The socket's path.
         path: PathBuf,
@@ -89,13 +89,13 @@ pub enum ServerError {
         #[source]
         source: io::Error,
     },
-    /// `metricsAddress` would be open to the network.
+    /// `metricsAddress` would be reachable from the network.
     #[error("metricsAddress {address} is not a loopback address; use 127.0.0.1 or [::1]")]
     NotLoopback {
         /// The address.
         address: SocketAddr,
     },
-    /// The address could not be taken.
+    /// Listening on the address failed.
     #[error("listen on metricsAddress {address}")]
     Listen {
         /// The address.
@@ -106,15 +106,15 @@ pub enum ServerError {
     },
 }
 
-/// Opens the local socket at `path`, mode 0600, in place of the one of an earlier agent: that none answers there any more
-/// is for [`crate::node::guard()`] to see.
+/// Opens the local socket at `path`, mode 0600, and replaces the socket of an earlier agent. [`crate::node::guard()`]
+/// has made sure that no other agent still serves it.
 ///
-/// The new socket is made beside the old one and renamed over it, so there is no moment at which others than
-/// root may connect. Must be called within a tokio runtime.
+/// The new socket is created under another name and renamed over the old one, so that nobody but root can ever connect.
+/// Must be called within a tokio runtime.
 pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     let failed = |step| move |source| ServerError::Socket { step, path: path.to_owned(), source };
     if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
+        std::fs::create_dir_all(directory).map_err(failed("create the directory of"))?;
     }
     if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
         return Err(ServerError::NotASocket { path: path.to_owned() });
@@ -123,16 +123,18 @@ pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
     match std::fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("clear the way for")(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove the stale temporary file of")(error));
+        }
         _ => {}
     }
     let listener = UnixListener::bind(&fresh).map_err(failed("bind"))?;
     std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600)).map_err(failed("restrict"))?;
-    std::fs::rename(&fresh, path).map_err(failed("name"))?;
+    std::fs::rename(&fresh, path).map_err(failed("rename"))?;
     Ok(listener)
 }
 
-/// Opens `metricsAddress`; anything but loopback is refused.
+/// Opens `metricsAddress`; only loopback addresses are allowed.
 pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerError> {
     if !address.ip().is_loopback() {
         return Err(ServerError::NotLoopback { address });
@@ -140,7 +142,7 @@ pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerErro
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })
 }
 
-/// All routes of the local socket; `extra` brings those that stream from containers.
+/// All routes of the local socket; `extra` adds those that stream from containers.
 pub fn router(state: ServerState, extra: Router) -> Router {
     observability()
         .route("/pods", get(pods::pod_list))
@@ -163,7 +165,7 @@ async fn version() -> axum::Json<serde_json::Value> {
     axum::Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "podApi": POD_API }))
 }
 
-/// The routes that are safe to show to anybody on the machine: health and metrics.
+/// The routes that any user of the machine may read: health and metrics.
 fn observability() -> Router<ServerState> {
     Router::new()
         .route("/healthz", get(health::healthz))
@@ -174,7 +176,7 @@ fn observability() -> Router<ServerState> {
         .route("/metrics", get(pods::metrics))
 }
 
-/// Serves the local socket until `stop`; connections that are still open then get half a second to end.
+/// Serves the local socket until `stop`; open connections then have half a second to finish.
 pub async fn serve(listener: UnixListener, state: ServerState, extra: Router, stop: CancellationToken) {
     let app = router(state, extra);
     connection::serve(connection::Local(listener), app, stop).await;

@@ -1,4 +1,4 @@
-//! What is observed: phases, conditions, container statuses, events, metrics.
+//! Observed state published to users: events, metrics, and rejected manifests.
 
 pub mod event;
 pub mod metrics;

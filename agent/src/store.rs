@@ -1,11 +1,11 @@
-//! The embedded database: what must survive a power cut.
+//! The embedded database (redb): state that must survive a power cut.
 //!
-//! Owns `<root>/limpet.db`. In: the manifests a source accepted, canonical, and what changed in them. Out: the same
-//! after a restart, for a source that cannot be read then, and for people. One transaction per change of mind, none when nothing changed, so flash sleeps in
-//! the steady state. A damaged or foreign file is set aside and its intact records are taken over; never fatal.
+//! Owns `<root>/limpet.db`. It stores the last good manifests of each source and their change history, so that a source
+//! that cannot be read after a restart still has its pods. One transaction per change, and none when nothing changed,
+//! to spare flash. A damaged or foreign file is set aside and its intact records are salvaged; this is never fatal.
 //!
 //! redb: one file, no C, checksummed pages and an atomic commit; one process writes it a few times a day. Every record
-//! carries its own checksum besides, because redb checks its pages only after an unclean end.
+//! has its own checksum too, because redb verifies its pages only after an unclean shutdown.
 //!
 //! Calls block (a write waits for the disk): call them from `spawn_blocking`.
 
@@ -30,14 +30,14 @@ use limpet_model::directory_id::DirectoryId;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 use record::Content;
-use tables::{directory, is_accepted, not_kept, open_last_good, put_directory, write_records};
+use tables::{directory, is_accepted, not_stored, open_last_good, put_directory, write_records};
 
-/// Pages kept in memory. The database is read once at the start and written rarely.
+/// The page cache in bytes. The database is read once at the start and rarely written.
 const CACHE: usize = 256 << 10;
-/// Why the database could not be used. All are worth another try at the next change.
+/// Why the database could not be used. All errors are worth a retry at the next change.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Opening or creating the file failed, not for what is in it.
+    /// Opening or creating the file failed, for another reason than its content.
     #[error("cannot open {path}")]
     Open {
         /// The database's path.
@@ -46,7 +46,7 @@ pub enum StoreError {
         #[source]
         source: Box<redb::Error>,
     },
-    /// A damaged file could not be renamed out of the way.
+    /// A damaged file could not be renamed.
     #[error("cannot set damaged {path} aside")]
     SetAside {
         /// The database's path.
@@ -55,7 +55,7 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// No new database could be put in the place of a damaged one.
+    /// A damaged database could not be replaced by a new one.
     #[error("cannot replace damaged {path}")]
     Salvage {
         /// The database's path.
@@ -64,7 +64,7 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// Reading or writing failed: disk full, input or output error.
+    /// Reading or writing failed: disk full, I/O error.
     #[error("cannot {operation} {path}")]
     Transaction {
         /// `read` or `write`.
@@ -77,23 +77,23 @@ pub enum StoreError {
     },
 }
 
-/// A damaged database that lies beside the new one now.
+/// A damaged database that was renamed and replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {
-    /// Where it lies now.
+    /// Its new path.
     pub path: PathBuf,
-    /// Files and URLs whose last good manifests could be taken over from it.
+    /// The number of files and URLs whose last good manifests were salvaged from it.
     pub recovered: usize,
 }
 
-/// What changes in one transaction. Empty: nothing is asked of the disk.
+/// The changes of one transaction. Empty: nothing is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// By origin; `None` forgets the origin.
+    /// By origin; `None` removes the origin.
     pub last_good: BTreeMap<Arc<str>, Option<LastGood>>,
     /// The directory accepted at a path.
     pub directory: Option<(Arc<str>, DirectoryId)>,
-    /// What changed, the oldest first.
+    /// The changes for the history, oldest first.
     pub history: Vec<Arc<ManifestChange>>,
 }
 
@@ -103,7 +103,7 @@ impl Changes {
         self.last_good.is_empty() && self.directory.is_none() && self.history.is_empty()
     }
 
-    /// Adds to the history; of more than can be kept the oldest go.
+    /// Adds to the history; drops the oldest changes beyond the limit.
     pub fn remember(&mut self, changes: &[Arc<ManifestChange>]) {
         self.history.extend(changes.iter().filter(|change| change.pod.is_some()).cloned());
         let excess = self.history.len().saturating_sub(history::MOST);
@@ -111,18 +111,18 @@ impl Changes {
     }
 }
 
-/// Checks that a record, if it can be read, is the one that would be written: for the fuzz target.
+/// Checks that a record that can be decoded encodes to the same bytes: for the fuzz target.
 pub(crate) fn check_record(bytes: &[u8]) {
-    // The second time behind the checksum, where random bytes never come.
+    // The second time with a valid checksum, which random bytes never have.
     for bytes in [bytes, &record::sign(bytes)] {
         if let Some(record) = record::decode(bytes) {
             let (sequence, source, origin) = (record.sequence, record.source, record.origin.as_str());
             let again = match &record.content {
-                Content::Gone => record::encode(sequence, source, origin, None),
-                Content::LastGood(kept) => record::encode(sequence, source, origin, Some(kept)),
+                Content::Removed => record::encode(sequence, source, origin, None),
+                Content::LastGood(last_good) => record::encode(sequence, source, origin, Some(last_good)),
                 Content::Directory(id) => record::encode_directory(sequence, source, origin, *id),
             };
-            assert!(bytes.starts_with(&again), "a record is read otherwise than it was written");
+            assert!(bytes.starts_with(&again), "a decoded record encodes to other bytes");
         }
     }
 }
@@ -131,35 +131,35 @@ pub(crate) fn check_record(bytes: &[u8]) {
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
-    /// `None` after a failed write: redb refuses everything after one, so the file is opened anew.
+    /// `None` after a failed write: redb rejects all calls after one, so the file is reopened.
     database: Mutex<Option<Database>>,
-    /// How often a damaged database was replaced while this one was open.
+    /// How often a damaged database was replaced while this store was open.
     replaced: AtomicU64,
 }
 
 impl Store {
-    /// Opens or creates the database at `path`, whose directory exists. What is no database, or one that cannot be
-    /// repaired, is renamed to `<path>.damaged-<time>`; what is intact in it is taken over, and told.
+    /// Opens or creates the database at `path`, whose directory exists. A file that is no database, or cannot be
+    /// repaired, is renamed to `<path>.damaged-<time>`; its intact records are salvaged, and [`SetAside`] is returned.
     ///
     /// # Errors
-    /// The disk's own: not writable, full, broken.
+    /// I/O errors: not writable, full, broken.
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
         let (path, database) = (path.to_owned(), Mutex::new(Some(database)));
         Ok((Self { path, database, replaced: AtomicU64::new(0) }, set_aside))
     }
 
-    /// Damaged databases that lie beside this one, the newest last: what is kept may lack what only they held.
+    /// Damaged databases that were set aside, newest last: this one may lack records that only they had.
     pub fn damaged(&self) -> Vec<PathBuf> {
         damaged(&self.path)
     }
 
-    /// Grows whenever a damaged database was replaced: what was kept before has to be kept again.
+    /// Increases whenever a damaged database was replaced: everything saved before has to be saved again.
     pub fn replaced(&self) -> u64 {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// All that was last good of `source`, by origin. A record that fails its checksum is left out.
+    /// All last good manifests of `source`, by origin. A record that fails its checksum is skipped.
     ///
     /// # Errors
     /// Reading failed.
@@ -174,10 +174,10 @@ impl Store {
                     break;
                 }
                 match record::decode(value.value()).map(|record| record.content) {
-                    Some(Content::LastGood(kept)) => drop(all.insert(Arc::from(origin), kept)),
-                    Some(Content::Gone | Content::Directory(_)) => {}
+                    Some(Content::LastGood(last_good)) => drop(all.insert(Arc::from(origin), last_good)),
+                    Some(Content::Removed | Content::Directory(_)) => {}
                     None => {
-                        tracing::error!(%source, origin, "a last good manifest is damaged in the database, left out")
+                        tracing::error!(%source, origin, "a last good manifest is damaged in the database, skipped")
                     }
                 }
             }
@@ -193,7 +193,7 @@ impl Store {
         self.transact("read", |database| directory(database, path))
     }
 
-    /// The last changes of a pod's manifest, the oldest first.
+    /// The last changes of a pod's manifest, oldest first.
     ///
     /// # Errors
     /// Reading failed.
@@ -201,15 +201,15 @@ impl Store {
         self.transact("read", |database| history::of(database, &pod.to_string()))
     }
 
-    /// Writes `changes` of `source` in one transaction, or nothing when all is kept already.
+    /// Writes `changes` of `source` in one transaction, or nothing when all of them are stored already.
     /// Returns whether the disk was written to.
     ///
     /// # Errors
-    /// Writing failed and nothing of it is kept: keep the changes and come back with the next ones.
+    /// Writing failed and nothing was stored: retry with the next changes.
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
         self.transact("write", |database| {
-            let last_good = not_kept(database, source, changes)?;
-            let history = history::news(database, &changes.history)?;
+            let last_good = not_stored(database, source, changes)?;
+            let history = history::new_changes(database, &changes.history)?;
             if last_good.is_empty() && history.is_empty() && is_accepted(database, changes.directory.as_ref())? {
                 return Ok(false);
             }
@@ -224,13 +224,13 @@ impl Store {
         })
     }
 
-    /// As a failed write leaves it: the file is opened anew by the next call.
+    /// Simulates a failed write: the next call reopens the file.
     #[cfg(test)]
     pub(crate) fn forget_database(&self) {
         *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Runs `work` on the open database, opening it again after a failure.
+    /// Runs `work` on the open database; reopens it after a failure.
     fn transact<T>(
         &self,
         operation: &'static str,
@@ -256,25 +256,27 @@ impl Store {
         if matches!(done, Err(redb::Error::Corrupted(_))) {
             match quarantine::set_aside(&self.path) {
                 Ok(aside) => tracing::error!(aside = %aside.display(), "damaged database set aside"),
-                Err(error) => tracing::error!(%error, path = %self.path.display(), "damaged database stays"),
+                Err(error) => {
+                    tracing::error!(%error, path = %self.path.display(), "cannot set the damaged database aside")
+                }
             }
         }
         done.map_err(|error| StoreError::Transaction { operation, path: self.path.clone(), source: Box::new(error) })
     }
 }
 
-/// An error with its causes, in one line.
+/// An error with its sources, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Damaged databases that were set aside from `path`, the newest last. Reads a directory.
+/// Damaged databases that were set aside from `path`, newest last. Reads a directory.
 pub fn damaged(path: &Path) -> Vec<PathBuf> {
     quarantine::set_aside_before(path)
 }
 
-/// Closing writes too, so it is guarded as the rest.
+/// Closing writes too, so it is guarded as well.
 impl Drop for Store {
     fn drop(&mut self) {
         let database = self.database.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -282,8 +284,8 @@ impl Drop for Store {
     }
 }
 
-/// The database at `path`. One that cannot be used is set aside; where there is none any more, a new one is made of
-/// what is intact in the one set aside last.
+/// Opens the database at `path`. An unusable file is set aside; if there is no file, a new one is created from the
+/// intact records of the one set aside last.
 fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreError> {
     if path.exists() {
         match open_database(path) {
@@ -295,13 +297,13 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
             Err(error) => return Err(open_error(path, error)),
         }
     }
-    let Some(aside) = quarantine::unread(path) else {
+    let Some(aside) = quarantine::unsalvaged(path) else {
         return Ok((open_database(path).map_err(|error| open_error(path, error))?, None));
     };
     let recovered = salvage::rebuild(&aside, path)?;
     let database = open_database(path).map_err(|error| open_error(path, error))?;
-    // Named as read only now: until here another start would do the same again.
-    let aside = quarantine::mark_read(path, aside);
+    // Renamed only now: if the agent crashes before, the next start salvages it again.
+    let aside = quarantine::mark_salvaged(path, aside);
     Ok((database, Some(SetAside { path: aside, recovered })))
 }
 
@@ -310,7 +312,7 @@ fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     quarantine::guarded(path, || Database::builder().set_cache_size(CACHE).create_file(file))
 }
 
-/// Secrets are kept in it: nobody but the agent's user reads it, also where an earlier version made it.
+/// The database holds Secrets: only the agent's user may read it, even if an earlier version created it readable.
 fn private_file(path: &Path) -> std::io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     if file.metadata()?.permissions().mode() & 0o077 != 0 {
@@ -323,7 +325,7 @@ fn open_error(path: &Path, source: DatabaseError) -> StoreError {
     StoreError::Open { path: path.to_owned(), source: Box::new(source.into()) }
 }
 
-/// Whether the fault lies in the file's content, so that a new file would do.
+/// Whether the file's content is damaged, so that a new file would help.
 fn is_damage(error: &DatabaseError) -> bool {
     match error {
         DatabaseError::UpgradeRequired(_) | DatabaseError::RepairAborted => true,

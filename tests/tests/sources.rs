@@ -250,15 +250,15 @@ fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
     for name in ["one", "two", "three"] {
         node.apply(&large(name))?;
     }
-    let sources = wait_sources(node, "what file accepts is not kept now")?;
+    let sources = wait_sources(node, "manifests accepted by file are not saved to disk")?;
     ensure!(sources.contains("No space left on device"), "{sources}");
     let refused = node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?;
     ensure!(refused.code == Some(1) && refused.stderr.contains("cannot be persisted"), "{refused:?}");
     fs::remove_file(&filler)?;
     node.apply(&simple("db", IDLE))?;
     node.wait_running("db")?;
-    wait::until_true(wait::SOON, "all is kept", || {
-        node.agent.cli(&["sources"]).is_ok_and(|reply| !reply.stdout.contains("not kept"))
+    wait::until_true(wait::SOON, "everything is saved", || {
+        node.agent.cli(&["sources"]).is_ok_and(|reply| !reply.stdout.contains("not saved to disk"))
     })?;
     node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?.success()?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");

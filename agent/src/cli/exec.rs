@@ -99,7 +99,7 @@ mod tests {
             let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
             let command = Command::parse(&pairs).unwrap();
             assert_eq!((command.arguments.as_slice(), command.tty), (&words[..], tty));
-            assert_eq!((command.wants.stdin, command.wants.stdout, command.wants.stderr), (stdin, true, !tty));
+            assert_eq!((command.streams.stdin, command.streams.stdout, command.streams.stderr), (stdin, true, !tty));
         }
     }
 }

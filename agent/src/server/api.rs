@@ -1,12 +1,12 @@
-//! `/api/v1`: pods, ConfigMaps and Secrets as an apiserver has them. Reading shows all pods of the node and the objects
-//! that were pushed, writing goes to the push source.
+//! `/api/v1`: pods, ConfigMaps and Secrets, as an apiserver serves them. Reads return all pods of the node and the
+//! pushed objects; writes go to the push source.
 //!
-//! A pod may be asked for by the name in its manifest or by its name on the node. Refusals are `Status` objects, as
-//! every Kubernetes client reads them.
+//! A pod can be requested by the name in its manifest or by its name on the node. Errors are `Status` objects, as every
+//! Kubernetes client expects.
 
 mod objects;
-mod refusal;
-mod refused;
+mod rejected_push;
+mod status_error;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -26,12 +26,12 @@ use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::{PodKey, identity};
-use refusal::Refusal;
-use refused::Refused;
+use rejected_push::RejectedPush;
+use status_error::StatusError;
 
-/// Bytes of one document, as of a manifest file.
+/// The limit of a request body, the same as of a manifest file.
 const MAX_BODY: usize = 10 << 20;
-/// What became of what was put: `created`, `configured` or `unchanged`.
+/// The result of a PUT: `created`, `configured` or `unchanged`.
 pub(crate) const OUTCOME: HeaderName = HeaderName::from_static("limpet-outcome");
 
 /// The routes.
@@ -63,7 +63,7 @@ async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(St
         Some(row) => json(&row.pod()),
         None => {
             let error = PushError::NotFound { resource: Resource::Pod, name: name.clone() };
-            Refusal::of(&error, Resource::Pod, &name).into_response()
+            StatusError::of(&error, Resource::Pod, &name).into_response()
         }
     }
 }
@@ -74,31 +74,31 @@ async fn put(
     peer: Option<Extension<Peer>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let refused = Refused { state: &state, resource: Resource::Pod, namespace: &namespace, name: &name };
+    let rejected = RejectedPush { state: &state, resource: Resource::Pod, namespace: &namespace, name: &name };
     let body = match body {
         Ok(body) => body,
-        Err(rejection) => return refused.body(&rejection, MAX_BODY),
+        Err(rejection) => return rejected.body(&rejection, MAX_BODY),
     };
     match state.pusher_of(peer).put(&namespace, &name, body.to_vec()).await {
         Ok(stored) => stored_response(stored.verb, &view::authored(&stored.record)),
-        Err(error) => refused.push(&error),
+        Err(error) => rejected.push(&error),
     }
 }
 
 impl ServerState {
-    /// The way into the push source for whoever is connected.
+    /// The push source, with the connected process as actor.
     fn pusher_of(&self, peer: Option<Extension<Peer>>) -> Pusher {
         peer.map_or_else(|| self.pusher.clone(), |Extension(peer)| self.pusher.by(peer.actor(&*self.onlooker)))
     }
 }
 
-/// The answer to a PUT that was taken.
+/// The response to a PUT that succeeded.
 fn stored_response(verb: Verb, document: &impl Serialize) -> Response {
     let status = if verb == Verb::Created { StatusCode::CREATED } else { StatusCode::OK };
     (status, [(OUTCOME, verb.as_str())], json(document)).into_response()
 }
 
-/// What a DELETE may ask for, in its query or, as `DeleteOptions`, in its body.
+/// The options of a DELETE, from its query or, as `DeleteOptions`, from its body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct DeleteOptions {
@@ -112,7 +112,7 @@ async fn delete(
     peer: Option<Extension<Peer>>,
     body: Bytes,
 ) -> Response {
-    let refusal = |error: &PushError| Refusal::of(error, Resource::Pod, &name).into_response();
+    let status_error = |error: &PushError| StatusError::of(error, Resource::Pod, &name).into_response();
     let asked = match body.is_empty() {
         true => Ok(DeleteOptions::default()),
         false => serde_json::from_slice::<DeleteOptions>(&body),
@@ -120,12 +120,12 @@ async fn delete(
     let asked = match asked {
         Ok(asked) => asked,
         Err(error) => {
-            return refusal(&PushError::BadRequest(format!("DeleteOptions: {error}")));
+            return status_error(&PushError::BadRequest(format!("DeleteOptions: {error}")));
         }
     };
     let grace = asked.grace_period_seconds.or(query.grace_period_seconds);
     match state.pusher_of(peer).delete(&namespace, &name, grace).await {
         Ok(record) => json(&view::authored(&record)),
-        Err(error) => refusal(&error),
+        Err(error) => status_error(&error),
     }
 }

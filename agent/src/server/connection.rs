@@ -1,4 +1,4 @@
-//! Connections: who may connect, how many at once, how long a request may take to arrive, how they end.
+//! Connections: who may connect, how many are open at once, how long a request may take to arrive, how they close.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,23 +22,23 @@ use crate::attribution::actor_of_process;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::Onlooker;
 
-/// Connections at once, on each listener; more wait in the kernel's queue.
+/// Open connections per listener; further ones wait in the kernel's accept queue.
 const MAX_CONNECTIONS: usize = 128;
-/// Bytes of a request's head, and so of its URL.
+/// Bytes of a request's head, URL included.
 const MAX_HEAD: usize = 32 << 10;
-/// How long a request's head may take to arrive, and how long an idle connection is kept.
+/// How long a request's head may take to arrive, and how long an idle connection stays open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// What open connections get to end once the agent stops.
+/// How long open connections may take to finish once the agent stops.
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The process at the other end of the local socket, as it was when it connected.
+/// The process that connected to the local socket.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     pid: Option<u32>,
     uid: u32,
-    /// Holds the number for that process while it is looked at.
+    /// Identifies the process while `/proc` is read.
     pidfd: Option<Arc<OwnedFd>>,
 }
 
@@ -50,25 +50,25 @@ impl Peer {
         Ok(Self { pid: pid.map(|pid| pid.as_raw_nonzero().get().unsigned_abs()), uid: credentials.uid(), pidfd })
     }
 
-    /// Who it is; reads `/proc`.
+    /// The process as an actor; reads `/proc`.
     pub(super) fn actor(&self, onlooker: &dyn Onlooker) -> Actor {
         let known =
             self.pid.zip(self.pidfd.as_ref()).map(|(pid, pidfd)| actor_of_process(pid, pidfd.as_fd(), onlooker));
-        // The kernel wrote number and user down when the connection was made; the number may be another process's since.
+        // The kernel recorded PID and user at connect time; the PID may have been reused since.
         let known = known.filter(|actor| actor.uid == Some(self.uid)).unwrap_or_default();
         Actor { pid: self.pid, uid: Some(self.uid), ..known }
     }
 }
 
-/// Where connections come from.
+/// A listening socket.
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next connection and who made it, where that can be known; `None` for one that was refused.
+    /// The next connection and its peer, if known; `None` for a connection that was refused.
     async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>>;
 }
 
-/// The local socket: root, or the user the agent runs as.
+/// The local socket: only root, or the user the agent runs as, may connect.
 pub(super) struct Local(pub(super) UnixListener);
 
 impl Listener for Local {
@@ -76,7 +76,7 @@ impl Listener for Local {
 
     async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>> {
         let (stream, _) = self.0.accept().await?;
-        // The file's mode says the same; this holds also where somebody changed it.
+        // The file mode restricts this already; the check also holds if the mode was changed.
         let peer = Peer::of(&stream)?;
         if peer.uid == 0 || peer.uid == geteuid().as_raw() {
             return Ok(Some((stream, Some(peer))));
@@ -97,7 +97,7 @@ impl Listener for Loopback {
     }
 }
 
-/// Accepts and serves until `stop`, then lets what is open end.
+/// Accepts and serves connections until `stop`, then lets open ones finish.
 pub(super) async fn serve(listener: impl Listener, app: Router, stop: CancellationToken) {
     let connections = TaskTracker::new();
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -152,15 +152,15 @@ async fn one(
         .serve_connection(TokioIo::new(stream), app)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            // A watch never ends by itself: what is left after the grace is dropped.
+            // A watch never ends by itself: connections still open after the grace period are dropped.
             tokio::time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
         }
     };
-    if let Err(error) = ended {
+    if let Err(error) = result {
         debug!(%error, "connection ended");
     }
 }

@@ -1,7 +1,7 @@
-//! `/limpet/v1/diff`: what manifests would change, before they do. Nothing is written, pulled or told to anybody.
+//! `/limpet/v1/diff`: what manifests would change, as a dry run: nothing is written, pulled or published.
 //!
-//! GET compares what runs with what the sources hold now: the manifest directory is read anew. POST puts manifests in
-//! the place of those the sources have.
+//! GET compares the running pods with what the sources hold now; the manifest directory is reread. POST compares them
+//! with the sources' manifests after replacing some by those of the request.
 
 pub mod document;
 
@@ -30,12 +30,12 @@ use limpet_core::status::observed::Observed;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 
-/// Bytes of one request: a directory of manifests.
+/// The limit of a request body: a whole directory of manifests.
 const MAX_BODY: usize = 64 << 20;
-/// How long containerd may take to say which images are here.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long containerd may take to report which images are present.
+const IMAGE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether an image is on this node; `None`: nobody can tell.
+/// Whether an image is present on this node; `None`: unknown.
 pub type HasImage = dyn Fn(String) -> BoxFuture<'static, Option<bool>> + Send + Sync;
 
 /// What the routes need.
@@ -45,41 +45,41 @@ pub struct DiffState {
     pub node_name: Arc<str>,
     /// `staticPodPath`.
     pub manifest_path: Option<PathBuf>,
-    /// What makes pods of bytes.
+    /// Decodes manifests.
     pub decoder: Decoder,
-    /// What the sources publish.
+    /// The sources' snapshots.
     pub sources: Arc<dyn Sources>,
-    /// What runs.
+    /// The observed pods.
     pub observed: Observed,
-    /// Which images are here.
+    /// Checks whether images are present.
     pub has_image: Arc<HasImage>,
 }
 
 /// The routes.
 pub fn router(state: DiffState) -> Router {
-    let routes = get(standing).post(proposed);
+    let routes = get(current).post(proposed);
     Router::new().route("/limpet/v1/diff", routes).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(state)
 }
 
-/// What would change, before images are looked for.
-struct Found {
+/// The comparison, before the images are checked.
+struct Comparison {
     forecast: Forecast,
     rejected: Vec<Rejection>,
     remarks: Vec<String>,
 }
 
-async fn standing(State(state): State<DiffState>) -> Response {
-    answer(state, |state| Ok(state.standing())).await
+async fn current(State(state): State<DiffState>) -> Response {
+    answer(state, |state| Ok(state.current())).await
 }
 
 async fn proposed(State(state): State<DiffState>, Json(request): Json<DiffRequest>) -> Response {
     answer(state, move |state| state.proposed(request)).await
 }
 
-/// Reads and compares off the agent's thread, then asks for the images.
+/// Reads and compares off the agent's thread, then checks the images.
 async fn answer(
     state: DiffState,
-    compare: impl FnOnce(&DiffState) -> Result<Found, String> + Send + 'static,
+    compare: impl FnOnce(&DiffState) -> Result<Comparison, String> + Send + 'static,
 ) -> Response {
     let comparing = state.clone();
     let found = match tokio::task::spawn_blocking(move || compare(&comparing)).await {
@@ -93,18 +93,22 @@ async fn answer(
 }
 
 impl DiffState {
-    /// What the sources hold now, the directory read anew.
-    fn standing(&self) -> Found {
+    /// What the sources hold now; the manifest directory is reread.
+    fn current(&self) -> Comparison {
         let views = self.sources.views();
         let before = snapshots(&views);
         let (mut proposals, mut whole, mut remarks) = (Vec::new(), false, Vec::new());
         for view in &views {
             match (&view.snapshot.health, view.kind) {
                 (Health::Unavailable(reason), _) => remarks.push(format!("{} source: {reason}", view.kind)),
-                (Health::Starting, _) => remarks.push(format!("{} source: has not read its place yet", view.kind)),
+                (Health::Starting, _) => {
+                    remarks.push(format!("{} source: has not completed its first read", view.kind))
+                }
                 (Health::Good | Health::Blind(_), SourceKind::File) => match self.read_directory() {
                     Ok(files) => (proposals, whole) = (files, true),
-                    Err(reason) => remarks.push(format!("{} source: {reason}; what it gave is kept", view.kind)),
+                    Err(reason) => {
+                        remarks.push(format!("{} source: {reason}; its last good manifests stay in effect", view.kind))
+                    }
                 },
                 (Health::Good | Health::Blind(_), _) => {}
             }
@@ -113,11 +117,11 @@ impl DiffState {
         let rejected = after.iter().flat_map(|snapshot| snapshot.rejected.values());
         let rejected = rejected.map(|refused| Rejection::clone(refused)).collect();
         let forecast = forecast(&self.observed.load(), &before, &after, true, Instant::now().into_std());
-        Found { forecast, rejected, remarks }
+        Comparison { forecast, rejected, remarks }
     }
 
-    /// What the sources would hold with the request's manifests in them.
-    fn proposed(&self, request: DiffRequest) -> Result<Found, String> {
+    /// What the sources would hold with the request's manifests.
+    fn proposed(&self, request: DiffRequest) -> Result<Comparison, String> {
         let views = self.sources.views();
         let before = snapshots(&views);
         let own = request.directory.as_deref().is_some_and(|directory| self.is_manifest_path(directory));
@@ -137,7 +141,7 @@ impl DiffState {
         }
         let proposed = propose(&before, proposals, whole);
         let forecast = forecast(&self.observed.load(), &before, &proposed.snapshots, false, Instant::now().into_std());
-        Ok(Found { forecast, rejected: proposed.rejected, remarks: Vec::new() })
+        Ok(Comparison { forecast, rejected: proposed.rejected, remarks: Vec::new() })
     }
 
     fn proposal(
@@ -171,12 +175,12 @@ impl DiffState {
         self.manifest_path.as_deref().and_then(real).is_some_and(|own| real(directory) == Some(own))
     }
 
-    /// Which of the images that would be needed are here, as far as containerd answers in time.
+    /// Which of the required images are present, as far as containerd responds in time.
     async fn present(&self, forecast: &Forecast) -> BTreeMap<String, bool> {
         let needed: BTreeSet<String> =
             forecast.pods.iter().flat_map(|pod| images(pod).into_values().map(|(image, _)| image)).collect();
         let ask = |image: String| async {
-            let here = timeout(PATIENCE, (self.has_image)(image.clone())).await;
+            let here = timeout(IMAGE_CHECK_TIMEOUT, (self.has_image)(image.clone())).await;
             Some((image, here.ok().flatten()?))
         };
         join_all(needed.into_iter().map(ask)).await.into_iter().flatten().collect()
@@ -199,7 +203,7 @@ fn configured(views: &[SourceView], name: &str) -> Result<SourceKind, String> {
     })
 }
 
-/// Where what the manifest holds comes from now; what is new comes by the first source.
+/// The source that defines the manifest's pods now; new pods go to the first source.
 fn source_of(manifest: &Manifest, views: &[SourceView], before: &Snapshots) -> SourceKind {
     let has = |kind: &SourceKind| {
         let snapshot = &before[kind.index()];

@@ -14,10 +14,10 @@ use serde_json::Value;
 use limpet_core::source::ManifestChange;
 use limpet_model::pod;
 
-/// The namespace of a pod that names none.
+/// The namespace of a pod without one.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// A pod with what the Pod API has no field for. `P` is how the pod is held: owned, or borrowed to be written.
+/// A pod with the data that the Pod API has no field for. `P`: the pod, owned or borrowed for serialization.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", bound(deserialize = "P: From<Pod>"))]
 pub struct PodEntry<P = Pod> {
@@ -25,11 +25,11 @@ pub struct PodEntry<P = Pod> {
     pub source: String,
     /// The file's name or the URL.
     pub origin: String,
-    /// The pod's name without the node's.
+    /// The pod's name without the node name.
     pub manifest_name: String,
-    /// Hash of the manifest.
+    /// The hash of the manifest.
     pub fingerprint: String,
-    /// What people should know, in a phrase.
+    /// A remark for the user, in a phrase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// The pod with its live status.
@@ -37,13 +37,13 @@ pub struct PodEntry<P = Pod> {
     pub pod: P,
 }
 
-/// Reads a Pod by the code that reads manifests: of what reads a Pod there should be one copy in the executable.
+/// Reads a Pod with the manifest decoder, so that the executable holds only one copy of a Pod decoder.
 fn pod<'de, D: Deserializer<'de>, P: From<Pod>>(deserializer: D) -> Result<P, D::Error> {
     let value = Value::deserialize(deserializer)?;
     pod::from_value(&value).map(P::from).map_err(D::Error::custom)
 }
 
-/// `/limpet/v1/pods`: every pod, and the sources they come from.
+/// `/limpet/v1/pods`: every pod, and the sources.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(bound(deserialize = "P: From<Pod>"))]
 pub struct PodsDocument<P = Pod> {
@@ -57,23 +57,23 @@ pub struct PodsDocument<P = Pod> {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", content = "entry", rename_all = "UPPERCASE", bound(deserialize = "P: From<Pod>"))]
 pub enum PodChange<P = Pod> {
-    /// The pod is new to the watcher.
+    /// The pod is new in this watch.
     Added(Box<PodEntry<P>>),
-    /// Its status, version or note changed.
+    /// Its status, version or remark changed.
     Modified(Box<PodEntry<P>>),
-    /// It is gone; this is how it was seen last.
+    /// The pod is gone; this is its last state.
     Deleted(Box<PodEntry<P>>),
-    /// All pods there were when the watch began have been told.
+    /// The initial list is complete.
     Synced,
 }
 
-/// One pod's names, for those who only resolve or complete them.
+/// The names of one pod, for name resolution and shell completion.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodNames {
     /// Its namespace.
     pub namespace: String,
-    /// Its name, the node's included.
+    /// Its name, with the node name.
     pub name: String,
     /// Its name in the manifest.
     pub manifest_name: String,
@@ -87,36 +87,36 @@ pub struct PodNames {
 pub struct SourceDocument {
     /// `file`, `push`, `http` or `api`.
     pub source: String,
-    /// Where it reads.
+    /// The directory or URL it reads.
     pub place: String,
-    /// `starting`, `good`, `blind` (it looks every so often, because nothing tells it of changes) or `unavailable`.
+    /// `starting`, `good`, `blind` (it polls because it gets no change notifications) or `unavailable`.
     pub health: String,
-    /// How it learns of changes, or why it is not told of them or cannot read.
+    /// How it learns of changes, or why it has no change notifications or cannot read.
     pub detail: String,
-    /// When it last read its place in full.
+    /// When it last read everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_good: Option<Time>,
-    /// When it tries again, after a failure.
+    /// When it retries after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_retry: Option<Time>,
     /// How many pods it publishes.
     pub pods: usize,
-    /// How many ConfigMaps and Secrets it has for them.
+    /// How many ConfigMaps and Secrets it publishes.
     #[serde(default)]
     pub objects: usize,
-    /// What it refuses.
+    /// The manifests it rejects.
     pub rejected: Vec<RejectionDocument>,
-    /// What else people should know, in a sentence.
+    /// A further remark for the user, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
-/// A manifest that was refused.
+/// A rejected manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RejectionDocument {
     /// The file or URL.
     pub origin: String,
-    /// Why, errors first.
+    /// The reasons, errors first.
     pub faults: Vec<FaultDocument>,
     /// Pods that keep running an older version because of it, as `namespace/name`.
     pub kept: Vec<String>,
@@ -139,20 +139,20 @@ pub struct FaultDocument {
     pub message: String,
     /// What to do about it.
     pub remedy: String,
-    /// The whole in one line, with file and place.
+    /// The whole in one line, with file, line and column.
     pub text: String,
 }
 
-/// What the agent holds of one container.
+/// One container as the agent knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerDocument {
-    /// Its id in containerd.
+    /// Its container ID in containerd.
     pub id: String,
-    /// Its first process, while it runs.
+    /// The PID of its first process, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The directory of its logs.
+    /// Its log directory.
     pub log_path: PathBuf,
 }
 
@@ -162,16 +162,16 @@ pub struct ContainerDocument {
 pub struct DescribeDocument<P = Pod> {
     /// The pod.
     pub entry: PodEntry<P>,
-    /// What the agent holds of its containers, by name.
+    /// Its containers as the agent knows them, by name.
     pub containers: BTreeMap<String, ContainerDocument>,
-    /// Newer manifests of this pod that were refused.
+    /// Newer manifests of this pod that were rejected.
     pub rejected: Vec<RejectionDocument>,
-    /// Other pods that claim its name or its UID, a sentence each.
+    /// Other pods that claim its name or its UID, one sentence each.
     #[serde(default)]
     pub duplicates: Vec<String>,
-    /// Its events, the least recent first.
+    /// Its events, least recent first.
     pub events: Vec<Event>,
-    /// The last changes of its manifest, the oldest first.
+    /// The last changes of its manifest, oldest first.
     #[serde(default)]
     pub history: Vec<ManifestChange>,
 }
@@ -181,6 +181,6 @@ pub struct DescribeDocument<P = Pod> {
 pub struct HistoryDocument {
     /// The pod, as `namespace/name`.
     pub pod: String,
-    /// The last changes of its manifest, the oldest first.
+    /// The last changes of its manifest, oldest first.
     pub changes: Vec<ManifestChange>,
 }

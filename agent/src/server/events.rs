@@ -1,4 +1,4 @@
-//! `/limpet/v1/events`: what happened, as Kubernetes Events.
+//! `/limpet/v1/events`: the node's events as Kubernetes Events.
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -14,13 +14,13 @@ use limpet_model::pod::PodKey;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct EventsQuery {
-    /// `1` or `true`: go on with one event a line as they happen.
+    /// `1` or `true`: stream further events as they happen, one per line.
     watch: Option<String>,
     /// `namespace/name`: only the events of that pod.
     pod: Option<String>,
 }
 
-/// An EventList, the least recent first; with `watch=1` one event a line.
+/// An EventList, least recent first; with `watch=1` one event per line.
 pub(super) async fn events(State(state): State<ServerState>, Query(query): Query<EventsQuery>) -> Response {
     let about = match query.pod.as_deref().map(|pod| pod.split_once('/')) {
         None => None,
@@ -30,9 +30,9 @@ pub(super) async fn events(State(state): State<ServerState>, Query(query): Query
     if matches!(query.watch.as_deref(), Some("1" | "true")) {
         return watch::lines(EventWatch::new(state, about));
     }
-    let mut kept = state.events.snapshot();
-    kept.retain(|event| about.as_ref().is_none_or(|key| view::is_about(event, key)));
-    let items = Items { kept, node: &state.node_name };
+    let mut events = state.events.snapshot();
+    events.retain(|event| about.as_ref().is_none_or(|key| view::is_about(event, key)));
+    let items = Items { events, node: &state.node_name };
     pods::json(&EventList { api_version: "v1", kind: "EventList", metadata: json!({}), items })
 }
 
@@ -45,14 +45,15 @@ struct EventList<'a> {
     items: Items<'a>,
 }
 
-/// Events that become Kubernetes' while they are written, one at a time: a thousand at once would take megabytes.
+/// Events, converted to Kubernetes' Event one by one while they are serialized: a thousand at once would take
+/// megabytes.
 struct Items<'a> {
-    kept: Vec<Event>,
+    events: Vec<Event>,
     node: &'a str,
 }
 
 impl Serialize for Items<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.kept.iter().map(|event| view::event(event, self.node)))
+        serializer.collect_seq(self.events.iter().map(|event| view::event(event, self.node)))
     }
 }

@@ -1,5 +1,5 @@
-//! kubelet's `/exec`: a command in a container over a WebSocket, in Kubernetes' remotecommand protocol, so that
-//! `limpet exec` and kubectl behind an apiserver speak the same.
+//! kubelet's `/exec`: a command in a container over a WebSocket, in Kubernetes' remotecommand protocol, which both
+//! `limpet exec` and kubectl (through an apiserver) use.
 
 mod session;
 mod wire;
@@ -19,12 +19,12 @@ use limpet_containerd::client::Client;
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::PodKey;
 
-pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Wants, parse_status, size as size_message};
+pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Streams, parse_status, size as size_message};
 
-/// The longest message of a client; kubectl's are 32 KiB.
+/// The largest message accepted from a client; kubectl's are 32 KiB.
 const MAX_MESSAGE: usize = 1 << 20;
 
-/// In which container a command is to run.
+/// The container to run a command in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecTarget {
     /// The pod.
@@ -33,7 +33,7 @@ pub struct ExecTarget {
     pub container: String,
 }
 
-/// Why a command cannot run there, in kubelet's words.
+/// Why a command cannot run, with kubelet's messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecLookupError {
     /// There is no such pod.
@@ -50,7 +50,7 @@ impl IntoResponse for ExecLookupError {
     }
 }
 
-/// Finds the container's id in containerd.
+/// Looks up the container's ID in containerd.
 pub type LookUpContainer = dyn Fn(&ExecTarget) -> Result<String, ExecLookupError> + Send + Sync;
 
 /// What the route needs.
@@ -58,16 +58,16 @@ pub type LookUpContainer = dyn Fn(&ExecTarget) -> Result<String, ExecLookupError
 pub struct ExecState {
     /// The connection to containerd.
     pub client: Client,
-    /// Where the FIFOs of commands are made; see `runtime::exec::sweep`.
+    /// The directory for the FIFOs of commands; see `runtime::exec::sweep`.
     pub fifo_dir: PathBuf,
-    /// Finds the container; must not block.
+    /// Looks up the container; must not block.
     pub lookup: Arc<LookUpContainer>,
-    /// The agent stops: commands end.
+    /// Cancelled when the agent stops: commands are then killed.
     pub stop: CancellationToken,
 }
 
 impl ExecState {
-    /// Commands in what is observed to run.
+    /// Runs commands in the observed containers.
     pub fn observed(client: Client, fifo_dir: PathBuf, observed: Observed, stop: CancellationToken) -> Self {
         let lookup = move |target: &ExecTarget| {
             let pods = observed.load();
@@ -88,7 +88,7 @@ pub fn router(state: ExecState) -> Router {
     Router::new().route("/exec/{namespace}/{pod}/{container}", get(exec).post(spdy)).with_state(state)
 }
 
-/// SPDY, which old clients ask for with POST, is not spoken; kubectl falls back from WebSockets, never to them.
+/// SPDY, which old clients request with POST, is not supported; kubectl falls back to it only from WebSockets.
 async fn spdy() -> Response {
     (StatusCode::BAD_REQUEST, "only WebSockets are supported: v5.channel.k8s.io, v4.channel.k8s.io\n").into_response()
 }
@@ -99,10 +99,10 @@ async fn exec(
     Query(query): Query<Vec<(String, String)>>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    let refused = |message: String| (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response();
+    let bad_request = |message: String| (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response();
     let command = match Command::parse(&query) {
         Ok(command) => command,
-        Err(message) => return refused(message),
+        Err(message) => return bad_request(message),
     };
     let target = ExecTarget { pod: PodKey::new(namespace, pod), container };
     let container = match (state.lookup)(&target) {
@@ -111,7 +111,7 @@ async fn exec(
     };
     let upgrade = upgrade.protocols([PROTOCOL_V5, PROTOCOL_V4]).max_message_size(MAX_MESSAGE);
     if upgrade.selected_protocol().is_none() {
-        return refused(format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
+        return bad_request(format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
     }
     upgrade.on_upgrade(move |socket| session::serve(socket, state, container, command))
 }

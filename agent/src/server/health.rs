@@ -1,7 +1,8 @@
-//! Health: is the agent alive (its loop answers), and is it ready (containerd is there, the sources have spoken)?
+//! Health: is the agent alive (its sync loop responds), and is it ready (containerd is connected, all sources have
+//! read)?
 //!
-//! The sync loop has no tick to watch for, so liveness asks it: a question travels through the loop's own
-//! `select`, and a loop that hangs does not answer.
+//! The sync loop has no periodic tick to check, so the liveness probe sends a request through the loop's own `select`:
+//! a loop that hangs does not reply.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,22 +15,22 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{ServerState, SourceView};
 
-/// How long the loop may take to answer. kubelet's own check allows minutes because its loop runs by a timer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// How long the sync loop may take to reply. kubelet's own check allows minutes because its loop runs on a timer.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The agent's latches. Clones share them.
+/// The agent's health flags. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Health {
     containerd: Arc<AtomicBool>,
     questions: mpsc::Sender<oneshot::Sender<()>>,
 }
 
-/// The sync loop's end: it answers, and so shows that it lives.
+/// The sync loop's side: it replies to liveness probes.
 #[derive(Debug)]
 pub struct Heartbeat(mpsc::Receiver<oneshot::Sender<()>>);
 
 impl Health {
-    /// The latches, and the end that the sync loop holds.
+    /// The flags, and the side that the sync loop holds.
     pub fn new() -> (Self, Heartbeat) {
         let (questions, answers) = mpsc::channel(4);
         (Self { containerd: Arc::default(), questions }, Heartbeat(answers))
@@ -40,28 +41,28 @@ impl Health {
         self.containerd.store(connected, Ordering::Relaxed);
     }
 
-    /// Whether the sync loop answers in time.
+    /// Whether the sync loop replies in time.
     pub async fn is_alive(&self) -> bool {
         let asked = async {
             let (ask, answer) = oneshot::channel();
             self.questions.send(ask).await.is_ok() && answer.await.is_ok()
         };
-        tokio::time::timeout(ANSWER_WITHIN, asked).await.unwrap_or(false)
+        tokio::time::timeout(REPLY_TIMEOUT, asked).await.unwrap_or(false)
     }
 }
 
 impl Heartbeat {
-    /// Answers the next question: one more branch of the sync loop's `select`. Safe to cancel.
+    /// Replies to the next probe: one more branch of the sync loop's `select`. Cancel safe.
     pub async fn beat(&mut self) {
         match self.0.recv().await {
-            // The one who asked may have given up.
+            // The receiver may have timed out.
             Some(question) => drop(question.send(())),
             None => std::future::pending().await,
         }
     }
 }
 
-/// One check's name and what is wrong, if anything.
+/// A check's name, and its error, if it fails.
 type Check = (String, Result<(), String>);
 
 pub(super) async fn ping() -> &'static str {
@@ -86,17 +87,17 @@ pub(super) async fn readyz(State(state): State<ServerState>) -> (StatusCode, Str
 
 async fn sync_loop_check(state: &ServerState) -> Check {
     let answers = state.health.is_alive().await;
-    let verdict = answers.then_some(()).ok_or_else(|| format!("no answer in {} s", ANSWER_WITHIN.as_secs()));
+    let verdict = answers.then_some(()).ok_or_else(|| format!("no answer in {} s", REPLY_TIMEOUT.as_secs()));
     ("syncloop".to_owned(), verdict)
 }
 
-/// A source is ready once it has spoken; an outage later does not take that back.
+/// A source is ready once it has reported; a later outage does not change that.
 fn source_check(source: &SourceView) -> Check {
     let verdict = source.snapshot.ready.then_some(()).ok_or_else(|| format!("has not read {} yet", source.place));
     (format!("source {}", source.kind), verdict)
 }
 
-/// `ok`, or what Kubernetes' components answer when a check fails: status 500 and one line a check.
+/// `ok`, or the response of Kubernetes' components when a check fails: status 500 and one line per check.
 fn report(checks: &[Check]) -> (StatusCode, String) {
     if checks.iter().all(|(_, verdict)| verdict.is_ok()) {
         return (StatusCode::OK, "ok".to_owned());

@@ -1,6 +1,6 @@
-//! kubelet's `/containerLogs`: a container's log, as it is or as it is written.
+//! kubelet's `/containerLogs`: a container's log, optionally followed.
 //!
-//! Which file is meant is decided by a snapshot of what runs; reading it is `runtime::log`'s.
+//! A snapshot of the observed pods decides which file is read; `runtime::log` reads it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,27 +19,27 @@ use limpet_containerd::log::{LogStream, ReadOptions, exists, previous_attempt, r
 use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_model::pod::PodKey;
 
-/// Whose log is asked for.
+/// The container whose log is requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogTarget {
     /// The pod.
     pub pod: PodKey,
     /// The container's name.
     pub container: String,
-    /// The instance before the newest one.
+    /// Whether the previous instance is requested.
     pub previous: bool,
 }
 
-/// The log that was meant.
+/// The requested log.
 #[derive(Debug, Clone)]
 pub struct ResolvedLog {
-    /// Its newest file.
+    /// Its current file.
     pub path: PathBuf,
-    /// Becomes true, or its sender is dropped, when the container has ended.
+    /// Becomes true, or its sender is dropped, when the container has exited.
     pub finished: watch::Receiver<bool>,
 }
 
-/// Why there is no log to show, in kubelet's words.
+/// Why there is no log, with kubelet's messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LogLookupError {
     /// There is no such pod.
@@ -53,17 +53,17 @@ pub enum LogLookupError {
         /// The container's name.
         container: String,
     },
-    /// It has not run yet.
+    /// It has not started yet.
     #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: {reason}")]
     Waiting {
         /// The pod's name.
         pod: String,
         /// The container's name.
         container: String,
-        /// What it waits for.
+        /// What it is waiting for.
         reason: String,
     },
-    /// It has run once only, or what ran before is cleared away.
+    /// It has run only once, or its previous instance was removed.
     #[error("previous terminated container \"{container}\" in pod \"{pod}\" not found")]
     NoPrevious {
         /// The pod's name.
@@ -83,18 +83,18 @@ impl IntoResponse for LogLookupError {
     }
 }
 
-/// Finds the log that is meant.
+/// Finds the requested log.
 pub type ResolveLog = dyn Fn(&LogTarget) -> Result<ResolvedLog, LogLookupError> + Send + Sync;
 
 /// What the routes need.
 #[derive(Clone)]
 pub struct LogState {
-    /// Finds the log that is meant; called within a tokio runtime, must not block.
+    /// Finds the requested log; called within a tokio runtime, must not block.
     pub resolve: Arc<ResolveLog>,
 }
 
 impl LogState {
-    /// Logs of what is observed to run.
+    /// Serves the logs of the observed pods.
     pub fn observed(observed: Observed) -> Self {
         Self { resolve: Arc::new(move |target| resolve(&observed, target)) }
     }
@@ -127,7 +127,7 @@ async fn container_logs(
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
-/// kubelet's query parameters, and whether the previous instance is meant. `now` is what `sinceSeconds` counts from.
+/// Parses kubelet's query parameters; the flag is `previous`. `sinceSeconds` counts back from `now`.
 fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, bool), String> {
     let value = |name: &str| {
         query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
@@ -145,7 +145,7 @@ fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, boo
     let since_time = value("sinceTime")
         .map(|text| text.parse::<Timestamp>().map_err(|_| format!("sinceTime: {text} is not an RFC 3339 time")))
         .transpose()?;
-    // A time before time begins means all there is.
+    // A time before the earliest timestamp selects everything.
     let before = |seconds| {
         let ago = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
         now.checked_sub(ago).unwrap_or(Timestamp::MIN)
@@ -191,7 +191,7 @@ fn resolve(observed: &Observed, target: &LogTarget) -> Result<ResolvedLog, LogLo
     };
     let path = running.log_path.join(format!("{attempt}.log"));
     let finished = match target.previous {
-        // A receiver without a sender: ended.
+        // A receiver without a sender: exited.
         true => watch::channel(true).1,
         false => finished(observed.clone(), target.clone(), running.id.clone()),
     };
@@ -203,7 +203,7 @@ fn has_container(pod: &ObservedPod, name: &str) -> bool {
     spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(|container| container.name == name)
 }
 
-/// Why a container has not started, as kubelet says it to those who ask for its log.
+/// Why a container has not started, in kubelet's message for a requested log.
 fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
     let statuses = pod.status.container_statuses.iter().chain(&pod.status.init_container_statuses).flatten();
     let waiting = |status: &ContainerStatus| status.state.as_ref()?.waiting.as_ref()?.reason.clone();
@@ -216,7 +216,7 @@ fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
     }
 }
 
-/// Watches for the end of one container for as long as somebody reads its log.
+/// Waits for one container to exit for as long as its log is read.
 fn finished(observed: Observed, target: LogTarget, id: String) -> watch::Receiver<bool> {
     let runs = move |observed: &Observed| {
         let pods = observed.load();

@@ -1,4 +1,4 @@
-//! Routes about pods and sources.
+//! Routes for pods and sources.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use limpet_model::pod::PodKey;
 /// The query of routes that can be watched.
 #[derive(Debug, Deserialize)]
 pub(super) struct WatchQuery {
-    /// `1` or `true`: go on with one JSON document a line at every change.
+    /// `1` or `true`: stream one JSON document per line at every change.
     watch: Option<String>,
 }
 
@@ -36,13 +36,13 @@ pub(super) async fn pod_list(State(state): State<ServerState>) -> Response {
     json(&rows.values().map(|row| row.pod()).collect::<PodListView<'_>>())
 }
 
-/// kubelet's `/runningpods/`: what runs, by name.
+/// kubelet's `/runningpods/`: the running containers, by pod.
 pub(super) async fn running_pods(State(state): State<ServerState>) -> Response {
     let rows = view::rows(&state.observed.load(), &[], &DesiredPods::default());
     json(&rows.values().filter_map(|row| row.running()).collect::<PodListView<'_>>())
 }
 
-/// Every pod with source, file and note; with `watch=1` its changes too.
+/// Every pod with source, file and remark; with `watch=1` its changes too.
 pub(super) async fn entries(State(state): State<ServerState>, Query(query): Query<WatchQuery>) -> Response {
     if query.wanted() {
         return watch::lines(PodWatch::new(state));
@@ -56,13 +56,13 @@ pub(super) async fn entries(State(state): State<ServerState>, Query(query): Quer
     })
 }
 
-/// The pods' names and their containers'.
+/// The names of the pods and their containers.
 pub(super) async fn names(State(state): State<ServerState>) -> Response {
     let rows = view::rows(&state.observed.load(), &state.sources.views(), &state.desired.load());
     json(&rows.values().map(|row| row.names(&state.node_name)).collect::<Vec<_>>())
 }
 
-/// All there is to say of one pod.
+/// All details of one pod.
 pub(super) async fn describe(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
@@ -71,7 +71,7 @@ pub(super) async fn describe(
     let desired = state.desired.load();
     let rows = view::rows(&state.observed.load(), &sources, &desired);
     let key = PodKey::new(namespace, name);
-    // The page is worth showing without it; the log of the source says what is wrong with the database.
+    // The page is useful without the history; the source's log reports what is wrong with the database.
     let history = read_history(&state, &key).await.unwrap_or_default();
     match rows.get(&key) {
         Some(row) => {
@@ -82,7 +82,7 @@ pub(super) async fn describe(
     }
 }
 
-/// The last changes of one pod's manifest, the oldest first; also of a pod that is gone.
+/// The last changes of one pod's manifest, oldest first; also of a removed pod.
 pub(super) async fn history(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
@@ -100,18 +100,18 @@ async fn read_history(state: &ServerState, key: &PodKey) -> Result<Vec<ManifestC
     read.map_err(|error| error.to_string()).flatten()
 }
 
-/// The sources, their health and what they refuse.
+/// The sources, their health and the manifests they reject.
 pub(super) async fn sources(State(state): State<ServerState>) -> Response {
     let desired = state.desired.load();
     let sources = Arc::clone(&state.sources);
     let damaged = tokio::task::spawn_blocking(move || sources.damaged()).await.unwrap_or_default();
     let damage = damaged.last().map(|path| {
         let path = path.display();
-        format!("the database was damaged and is set aside as {path}; look at the disk, then remove that file")
+        format!("the database was damaged and is set aside as {path}; check the disk, then remove that file")
     });
     let document = |view: &SourceView| {
         let unkept = view.unkept.as_ref().map(|reason| {
-            format!("what {} accepts is not kept now and would be lost at a reboot without it: {reason}", view.kind)
+            format!("manifests accepted by {} are not saved to disk; a reboot while it is unavailable would lose them: {reason}", view.kind)
         });
         let remarks: Vec<String> = damage.iter().cloned().chain(unkept).collect();
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
@@ -120,7 +120,7 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
     json(&state.sources.views().iter().map(document).collect::<Vec<SourceDocument>>())
 }
 
-/// Prometheus' page.
+/// The page for Prometheus.
 pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
     let sources = state.sources.views();
     let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot, source.last_good));
@@ -128,10 +128,12 @@ pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
 }
 
-/// A JSON answer, written at once from borrowed data.
+/// A JSON response, serialized at once from borrowed data.
 pub(super) fn json(document: &impl Serialize) -> Response {
     match serde_json::to_vec(document) {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("write the answer: {error}")).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot serialize the response: {error}")).into_response()
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What the server asks of the sources.
+//! The server's view of the sources.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,41 +9,41 @@ use limpet_core::source::{ManifestChange, SourceSnapshot};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
-/// One source as people see it.
+/// One source as shown to users.
 #[derive(Debug, Clone)]
 pub struct SourceView {
     /// Which kind it is.
     pub kind: SourceKind,
-    /// Where it reads: a directory, a URL.
+    /// The directory or URL it reads.
     pub place: Arc<str>,
-    /// How it learns of changes: `inotify`, `fanotify`; empty when there is nothing to say.
+    /// How it learns of changes: `inotify`, `fanotify`; may be empty.
     pub backend: Arc<str>,
-    /// When it last read its place in full without trouble.
+    /// When it last read everything without errors.
     pub last_good: Option<Timestamp>,
-    /// When it tries again, after a failure.
+    /// When it retries after a failure.
     pub next_retry: Option<Timestamp>,
-    /// Why the disk does not take what it accepts.
+    /// Why what it accepted cannot be saved to disk.
     pub unkept: Option<Arc<String>>,
-    /// What it publishes.
+    /// Its latest snapshot.
     pub snapshot: Arc<SourceSnapshot>,
 }
 
-/// The configured sources, in order of precedence. Asked at each request: loads snapshots and returns at once.
+/// The configured sources, in order of precedence. Called at each request: loads snapshots and returns at once.
 ///
-/// Whoever publishes a snapshot calls `Observed::touch`, so that those who watch see new rejections.
+/// The publisher of a snapshot calls `Observed::touch`, so that watches see new rejections.
 pub trait Sources: Send + Sync {
-    /// All configured sources as they stand.
+    /// All configured sources with their current state.
     fn views(&self) -> Vec<SourceView>;
 
-    /// The last changes of a pod's manifest, the oldest first. Reads the database.
+    /// The last changes of a pod's manifest, oldest first. Reads the database.
     ///
     /// # Errors
-    /// It cannot be read; in words.
+    /// It cannot be read; the error message.
     fn history(&self, _: &PodKey) -> Result<Vec<ManifestChange>, String> {
         Ok(Vec::new())
     }
 
-    /// Damaged databases that were set aside, the newest last. Reads a directory.
+    /// Damaged databases that were set aside, newest last. Reads a directory.
     fn damaged(&self) -> Vec<PathBuf> {
         Vec::new()
     }

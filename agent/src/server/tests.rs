@@ -1,4 +1,4 @@
-//! The server on a real socket, asked by the command line's own client.
+//! The server on a real socket, with the command line's own client.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use limpet_model::manifest;
@@ -21,7 +21,7 @@ use limpet_core::status::observed::ObservedPod;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 struct TempDir(PathBuf);
 
 impl TempDir {
@@ -121,17 +121,17 @@ fn event(key: &PodKey, reason: &'static str) -> Event {
 }
 
 #[tokio::test]
-async fn pods_are_told_as_kubelet_tells_them() {
+async fn pods_are_served_as_kubelet_serves_them() {
     let fixture = fixture("pods");
     let pod = web();
     fixture.state.observed.publish(&pod.record.key, Some(Arc::clone(&pod)));
 
     let list: List<Pod> = fixture.client.get_json("/pods").await.unwrap();
-    let [told] = &list.items[..] else { panic!("one pod: {list:?}") };
-    assert_eq!(told.metadata.uid.as_deref(), Some("u1"));
-    assert_eq!(told.metadata.annotations.as_ref().unwrap()["a"], "b");
-    assert_eq!(told.status.as_ref().unwrap().phase.as_deref(), Some("Running"));
-    assert_eq!(told.spec.as_ref().unwrap().containers[0].image.as_deref(), Some("web:1"));
+    let [served] = &list.items[..] else { panic!("one pod: {list:?}") };
+    assert_eq!(served.metadata.uid.as_deref(), Some("u1"));
+    assert_eq!(served.metadata.annotations.as_ref().unwrap()["a"], "b");
+    assert_eq!(served.status.as_ref().unwrap().phase.as_deref(), Some("Running"));
+    assert_eq!(served.spec.as_ref().unwrap().containers[0].image.as_deref(), Some("web:1"));
 
     let running: List<Pod> = fixture.client.get_json("/runningpods/").await.unwrap();
     assert_eq!(running.items[0].spec.as_ref().unwrap().containers[0].name, "web");
@@ -142,7 +142,7 @@ async fn pods_are_told_as_kubelet_tells_them() {
 }
 
 #[tokio::test]
-async fn what_only_a_source_knows_is_pending_and_what_ends_says_so() {
+async fn a_pod_only_a_source_has_is_pending_and_a_terminating_pod_is_shown_as_such() {
     let fixture = fixture("pending");
     let pod = web();
     let key = pod.record.key.clone();
@@ -160,7 +160,7 @@ async fn what_only_a_source_knows_is_pending_and_what_ends_says_so() {
 }
 
 #[tokio::test]
-async fn a_rejected_manifest_is_noted_on_the_pod_it_keeps() {
+async fn a_rejected_manifest_is_noted_on_the_pod_that_keeps_running() {
     let fixture = fixture("rejected");
     let pod = web();
     let key = &pod.record.key;
@@ -172,7 +172,7 @@ async fn a_rejected_manifest_is_noted_on_the_pod_it_keeps() {
     assert_eq!(list.pods[0].note.as_deref(), Some("newer manifest rejected, see: limpet describe web-edge1"));
     let document: DescribeDocument =
         fixture.client.get_json("/limpet/v1/pods/default/web-edge1/describe").await.unwrap();
-    assert_eq!(document.entry.note, None, "the whole story is told below");
+    assert_eq!(document.entry.note, None, "the details follow below");
     assert_eq!(document.rejected[0].faults[0].text, "web.yaml:7:3: spec.containers: required");
     assert_eq!(document.rejected[0].kept, ["default/web-edge1"]);
     assert_eq!(document.events[0].reason.as_deref(), Some("Started"));
@@ -186,7 +186,7 @@ async fn a_rejected_manifest_is_noted_on_the_pod_it_keeps() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_the_state_then_every_change() {
+async fn a_watch_sends_the_state_then_every_change() {
     let fixture = fixture("watch");
     let pod = web();
     let key = &pod.record.key;
@@ -218,7 +218,7 @@ async fn events_are_watched_with_their_counts() {
     assert_eq!(lines.next().await.unwrap().unwrap().count, Some(1));
     fixture.state.events.record(event(&PodKey::new("default", "other"), "Started"));
     fixture.state.events.record(event(&key, "Pulling"));
-    assert_eq!(lines.next().await.unwrap().unwrap().count, Some(2), "a repeat is told again, others are not");
+    assert_eq!(lines.next().await.unwrap().unwrap().count, Some(2), "a repeated event is sent again, others are not");
 
     let list: List<KubeEvent> = fixture.client.get_json("/limpet/v1/events").await.unwrap();
     let reasons: Vec<_> = list.items.iter().filter_map(|event| event.reason.as_deref()).collect();
@@ -226,7 +226,7 @@ async fn events_are_watched_with_their_counts() {
 }
 
 #[tokio::test]
-async fn health_asks_the_loop_and_readiness_the_parts() {
+async fn liveness_probes_the_loop_and_readiness_the_parts() {
     let mut fixture = fixture("health");
     let beating = tokio::spawn(async move {
         loop {
@@ -236,10 +236,10 @@ async fn health_asks_the_loop_and_readiness_the_parts() {
     assert_eq!(fixture.client.get_text("/healthz").await.unwrap(), "ok");
     assert_eq!(fixture.client.get_text("/healthz/ping").await.unwrap(), "ok");
     assert_eq!(fixture.client.get_text("/healthz/syncloop").await.unwrap(), "ok");
-    let refused = fixture.client.get_text("/readyz").await.unwrap_err().to_string();
+    let unready = fixture.client.get_text("/readyz").await.unwrap_err().to_string();
     assert!(
-        refused.contains("[+]syncloop ok\n[-]containerd failed: not connected\n[-]source file failed"),
-        "{refused}"
+        unready.contains("[+]syncloop ok\n[-]containerd failed: not connected\n[-]source file failed"),
+        "{unready}"
     );
     fixture.state.health.set_containerd(true);
     *fixture.file.lock().unwrap() = rejecting(None);
@@ -247,8 +247,8 @@ async fn health_asks_the_loop_and_readiness_the_parts() {
 
     beating.abort();
     let _ = beating.await;
-    let refused = fixture.client.get_text("/livez").await.unwrap_err().to_string();
-    assert!(refused.contains("[-]syncloop failed"), "a loop that is gone is noticed: {refused}");
+    let unready = fixture.client.get_text("/livez").await.unwrap_err().to_string();
+    assert!(unready.contains("[-]syncloop failed"), "a stopped loop is detected: {unready}");
 }
 
 #[tokio::test]
@@ -261,7 +261,7 @@ async fn metrics_and_configuration_are_shown() {
 }
 
 #[tokio::test]
-async fn a_former_socket_is_replaced_and_nothing_else() {
+async fn an_old_socket_is_replaced_but_no_other_file() {
     let dir = TempDir::new("bind");
     let path = dir.0.join("limpet.sock");
     let first = bind(&path).unwrap();
@@ -276,7 +276,7 @@ async fn a_former_socket_is_replaced_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_pod_that_two_sources_claim_is_told_on_both_sides() {
+async fn a_pod_claimed_by_two_sources_is_reported_on_both() {
     let fixture = fixture("duplicates");
     let winner = web();
     fixture.state.observed.publish(&winner.record.key, Some(Arc::clone(&winner)));
@@ -296,8 +296,8 @@ async fn a_pod_that_two_sources_claim_is_told_on_both_sides() {
     let notes: Vec<&str> = documents.pods.iter().map(|entry| entry.note.as_deref().unwrap_or_default()).collect();
     assert!(notes[0].contains("http web.yaml also defines this pod") && notes[0].contains("default/zoo-edge1"));
     assert!(notes[1].starts_with("not run: its uid u1 is that of default/web-edge1"), "{notes:?}");
-    let refused: Vec<&str> = documents.sources[0].rejected.iter().map(|each| &*each.faults[0].path).collect();
-    assert_eq!(refused, ["metadata.uid"], "the file source is told what it lost, and not what another one did");
+    let rejected: Vec<&str> = documents.sources[0].rejected.iter().map(|each| &*each.faults[0].path).collect();
+    assert_eq!(rejected, ["metadata.uid"], "the file source reports its own lost claims, not those of others");
 
     let path = |name: &str| format!("/limpet/v1/pods/default/{name}/describe");
     let web: DescribeDocument = fixture.client.get_json(&path("web-edge1")).await.unwrap();

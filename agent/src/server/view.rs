@@ -1,4 +1,4 @@
-//! From snapshots to documents: pure, nothing is copied that is only written out.
+//! Converts snapshots to documents: pure, and without copies of data that is only serialized.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 
-/// A Pod as it is written out, borrowed from the snapshots.
+/// A Pod for serialization, borrowed from the snapshots.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodView<'a> {
@@ -48,18 +48,18 @@ impl<'a> FromIterator<PodView<'a>> for PodListView<'a> {
     }
 }
 
-/// One pod as all the routes see it.
+/// One pod as all routes see it.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
-    /// The version a worker has, or else the one a source publishes.
+    /// The version that a worker has, or else the one that a source publishes.
     pub(super) record: Arc<PodRecord>,
-    /// What a worker says; `None` while no worker has spoken of it.
+    /// The status from its worker; `None` while no worker has reported it.
     pub(super) observed: Option<Arc<ObservedPod>>,
     /// For the NOTE column.
     pub(super) note: Option<String>,
 }
 
-/// Every pod that is observed or wanted, by key; what only a source knows of yet is there as pending.
+/// Every pod that is observed or desired, by key; pods that only a source has are shown as pending.
 pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &DesiredPods) -> BTreeMap<PodKey, Row> {
     let mut rows = BTreeMap::new();
     for (key, pod) in &observed.pods {
@@ -81,13 +81,13 @@ pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &De
     }
     for (key, duplicates) in &desired.duplicates {
         let Some(row) = rows.get_mut(key) else { continue };
-        duplicates.iter().for_each(|duplicate| row.remark(told_to(key, duplicate)));
+        duplicates.iter().for_each(|duplicate| row.remark(claim_remark(key, duplicate)));
     }
     rows
 }
 
-/// What the pod of that key is told of a claim it won or lost.
-fn told_to(key: &PodKey, duplicate: &Duplicate) -> String {
+/// The remark for the pod of that key about a claim it won or lost.
+fn claim_remark(key: &PodKey, duplicate: &Duplicate) -> String {
     if duplicate.winner.key == *key { duplicate.told_to_winner() } else { duplicate.told_to_loser() }
 }
 
@@ -117,8 +117,8 @@ impl Row {
         PodView { api_version: "v1", kind: "Pod", metadata, spec: Cow::Borrowed(record.spec()), status }
     }
 
-    /// The pod as the runtime has it: its names and the containers that run, as kubelet's `/runningpods/` shows it.
-    /// `None` when none runs.
+    /// The pod as containerd has it: its names and the running containers, as in kubelet's `/runningpods/`. `None` when
+    /// no container runs.
     pub(super) fn running(&self) -> Option<PodView<'_>> {
         let status = &self.observed.as_ref()?.status;
         let runs = |container: &&ContainerStatus| container.state.as_ref().is_some_and(|state| state.running.is_some());
@@ -146,7 +146,7 @@ impl Row {
         })
     }
 
-    /// The pod with what the Pod API has no field for.
+    /// The pod with the data that the Pod API has no field for.
     pub(super) fn entry(&self, node: &str) -> PodEntry<PodView<'_>> {
         PodEntry {
             source: self.record.source.to_string(),
@@ -158,7 +158,7 @@ impl Row {
         }
     }
 
-    /// The name in the manifest: a static pod's without the node's name behind it.
+    /// The name in the manifest: of a static pod, the name without the node's suffix.
     fn manifest_name(&self, node: &str) -> &str {
         let name = self.record.key.name();
         if self.record.source == SourceKind::Api {
@@ -179,7 +179,7 @@ impl Row {
         }
     }
 
-    /// All there is to say of the pod.
+    /// All details of the pod.
     pub(super) fn describe<'a>(
         &'a self,
         node: &str,
@@ -200,14 +200,14 @@ impl Row {
             .filter(|rejection| rejection.kept.contains(key))
             .map(|refused| rejection(refused))
             .collect();
-        // The note that sends people here for the rejected manifest has done its work.
+        // The remark that refers to this page for the rejected manifest is not needed on it.
         let note = self.observed.as_ref().and_then(|observed| observed.note.clone());
         DescribeDocument {
             entry: PodEntry { note, ..self.entry(node) },
             containers: containers.collect(),
             rejected,
             duplicates: (desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter()))
-                .map(|duplicate| told_to(key, duplicate))
+                .map(|duplicate| claim_remark(key, duplicate))
                 .collect(),
             events: events.iter().filter(|event| is_about(event, key)).map(|each| event(each, node)).collect(),
             history: Vec::new(),
@@ -215,7 +215,7 @@ impl Row {
     }
 }
 
-/// A pod as its source has it now, whatever a worker has made of it.
+/// A pod as its source has it now, whatever its worker reports.
 pub(super) fn authored(record: &PodRecord) -> PodView<'_> {
     PodView {
         api_version: "v1",
@@ -231,7 +231,7 @@ pub(super) fn is_about(event: &Event, key: &PodKey) -> bool {
     event.pod.as_ref().is_some_and(|(of, _)| of == key)
 }
 
-/// A source as people see it; what it publishes and what does not run because of another source is refused too.
+/// A source as shown to users; published pods that do not run because of another source count as rejected too.
 pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument {
     let snapshot = &view.snapshot;
     let (health, detail) = match &snapshot.health {
@@ -257,7 +257,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
     }
 }
 
-/// Whether a pod of the source does not run; of two files that claim one key the source itself has said so.
+/// Whether a pod of the source does not run; two files that claim one key are already rejected by the source itself.
 fn loses(source: SourceKind, Duplicate { winner, loser }: &Duplicate) -> bool {
     loser.source == source && (winner.source != source || winner.key != loser.key)
 }
@@ -271,7 +271,7 @@ fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
     rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })
 }
 
-/// A refused manifest as people see it.
+/// A rejected manifest as shown to users.
 pub(super) fn rejection(refused: &Rejection) -> RejectionDocument {
     let mut faults: Vec<&Fault> = refused.faults.iter().collect();
     faults.sort_by_key(|fault| fault.severity);

@@ -1,7 +1,7 @@
-//! Streams of JSON lines: one document a line, the state first, then every change.
+//! Streams of JSON lines: one document per line, first the current state, then every change.
 //!
-//! A reader that is slow gets fewer and newer lines, never a growing queue: each batch is what differs between
-//! the snapshot told last and the newest.
+//! A slow reader gets fewer and newer lines, never a growing queue: each batch is the difference between the last state
+//! sent and the newest.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::status::event::Event;
 use limpet_core::status::observed::Changes;
 use limpet_model::pod::PodKey;
 
-/// Where a stream takes its lines from.
+/// The lines of a stream.
 pub(super) trait Lines: Send + 'static {
-    /// The next lines, once there are any; `None` when there will be none.
+    /// The next lines, once there are any; `None` when there will be no more.
     fn next(&mut self) -> impl Future<Output = Option<Vec<u8>>> + Send;
 }
 
-/// The answer that carries `lines` for as long as the client listens.
+/// A response that streams `lines` for as long as the client is connected.
 pub(super) fn lines(lines: impl Lines) -> Response {
     let batches = stream::unfold(lines, |mut lines| async move {
         let batch = lines.next().await?;
@@ -47,14 +47,14 @@ fn push(batch: &mut Vec<u8>, document: &impl Serialize) {
 pub(super) struct PodWatch {
     state: ServerState,
     changes: Changes,
-    told: BTreeMap<PodKey, Row>,
+    sent: BTreeMap<PodKey, Row>,
     synced: bool,
 }
 
 impl PodWatch {
     pub(super) fn new(state: ServerState) -> Self {
         let changes = state.observed.changes();
-        Self { state, changes, told: BTreeMap::new(), synced: false }
+        Self { state, changes, sent: BTreeMap::new(), synced: false }
     }
 
     fn difference(&mut self) -> Vec<u8> {
@@ -62,28 +62,28 @@ impl PodWatch {
         let now = view::rows(&self.state.observed.load(), &self.state.sources.views(), &desired);
         let node = &*self.state.node_name;
         let mut batch = Vec::new();
-        for (_, gone) in self.told.iter().filter(|(key, _)| !now.contains_key(*key)) {
+        for (_, gone) in self.sent.iter().filter(|(key, _)| !now.contains_key(*key)) {
             push(&mut batch, &PodChange::Deleted(Box::new(gone.entry(node))));
         }
         for (key, row) in &now {
-            match self.told.get(key) {
+            match self.sent.get(key) {
                 None => push(&mut batch, &PodChange::Added(Box::new(row.entry(node)))),
-                Some(told) if !same(told, row) => push(&mut batch, &PodChange::Modified(Box::new(row.entry(node)))),
+                Some(sent) if !same(sent, row) => push(&mut batch, &PodChange::Modified(Box::new(row.entry(node)))),
                 Some(_) => {}
             }
         }
-        self.told = now;
+        self.sent = now;
         batch
     }
 }
 
-fn same(told: &Row, now: &Row) -> bool {
-    let observed = match (&told.observed, &now.observed) {
-        (Some(told), Some(now)) => Arc::ptr_eq(told, now),
+fn same(sent: &Row, now: &Row) -> bool {
+    let observed = match (&sent.observed, &now.observed) {
+        (Some(sent), Some(now)) => Arc::ptr_eq(sent, now),
         (None, None) => true,
         _ => false,
     };
-    observed && Arc::ptr_eq(&told.record, &now.record) && told.note == now.note
+    observed && Arc::ptr_eq(&sent.record, &now.record) && sent.note == now.note
 }
 
 impl Lines for PodWatch {
@@ -104,36 +104,36 @@ impl Lines for PodWatch {
     }
 }
 
-/// The node's events, those that were kept first.
+/// The node's events, starting with the recorded ones.
 pub(super) struct EventWatch {
     state: ServerState,
     about: Option<PodKey>,
-    told: HashMap<EventId, u32>,
+    sent: HashMap<EventId, u32>,
 }
 
-/// What makes an event the same as another, its count aside.
+/// What identifies an event; its count is not part of it.
 type EventId = (Option<PodKey>, Option<String>, &'static str, String);
 
 impl EventWatch {
     pub(super) fn new(state: ServerState, about: Option<PodKey>) -> Self {
-        Self { state, about, told: HashMap::new() }
+        Self { state, about, sent: HashMap::new() }
     }
 
     fn difference(&mut self) -> Vec<u8> {
         let mut batch = Vec::new();
-        let mut told = HashMap::new();
+        let mut sent = HashMap::new();
         for event in self.state.events.snapshot() {
-            let wanted = self.about.as_ref().is_none_or(|key| view::is_about(&event, key));
-            if !wanted {
+            let matches = self.about.as_ref().is_none_or(|key| view::is_about(&event, key));
+            if !matches {
                 continue;
             }
-            if self.told.get(&id(&event)) != Some(&event.count) {
+            if self.sent.get(&id(&event)) != Some(&event.count) {
                 push(&mut batch, &view::event(&event, &self.state.node_name));
             }
-            told.insert(id(&event), event.count);
+            sent.insert(id(&event), event.count);
         }
-        // Only what is still kept is remembered, so this is bounded as the events are.
-        self.told = told;
+        // Only recorded events are remembered, so this is bounded as they are.
+        self.sent = sent;
         batch
     }
 }
@@ -147,7 +147,7 @@ impl Lines for EventWatch {
         loop {
             let events = self.state.events.clone();
             let mut changed = std::pin::pin!(events.changed());
-            // Polled once before the events are read: what is recorded from here on wakes it.
+            // Polled once before the events are read, so that every event recorded from here on wakes it.
             let recorded = futures_util::poll!(changed.as_mut()).is_ready();
             let batch = self.difference();
             if !batch.is_empty() {

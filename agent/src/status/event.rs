@@ -1,4 +1,5 @@
-//! Kubernetes Events, kept in memory and bounded: what happened to which pod and why, kubelet's reasons first.
+//! Kubernetes Events, in memory and limited in number: what happened to which pod and why, with kubelet's reasons
+//! first.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,30 +8,30 @@ use jiff::Timestamp;
 
 use limpet_model::pod::{PodKey, PodUid};
 
-/// How many distinct events are kept; the oldest goes first.
+/// The most distinct events stored; the oldest is dropped first.
 pub const CAPACITY: usize = 1_000;
 
 /// Normal or Warning, as Kubernetes has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventType {
-    /// Something went its way.
+    /// Expected.
     Normal,
-    /// Somebody should look.
+    /// Needs attention.
     Warning,
 }
 
 /// One event; repeats of the same one raise `count` and `last_seen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The pod it is about; `None` for the node.
+    /// The involved pod; `None` for the node.
     pub pod: Option<(PodKey, PodUid)>,
-    /// The container it is about, when one is.
+    /// The involved container, if any.
     pub container: Option<String>,
     /// Normal or Warning.
     pub event_type: EventType,
     /// kubelet's reason: `Pulling`, `Started`, `BackOff`, `FailedValidation`…
     pub reason: &'static str,
-    /// The sentence people read.
+    /// The message for users.
     pub message: String,
     /// How often it happened.
     pub count: u32,
@@ -48,8 +49,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Records that something happened now; a repeat of a kept event (all but the times) is counted with it.
-    /// Returns how often it has happened.
+    /// Records that something happened now; a repeat of a stored event (equal but for the times) raises its count.
+    /// Returns the count.
     pub fn emit(
         &self,
         pod: Option<(PodKey, PodUid)>,
@@ -63,17 +64,17 @@ impl Events {
         self.record(Event { pod, container, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
     }
 
-    /// Records `event`, or counts it with the kept one that is the same but for the times. Returns the count.
+    /// Records `event`, or raises the count of a stored event equal but for the times. Returns the count.
     pub fn record(&self, event: Event) -> u32 {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = ring.iter().position(|kept| {
-            kept.pod == event.pod
-                && kept.container == event.container
-                && kept.reason == event.reason
-                && kept.message == event.message
+        let known = ring.iter().position(|stored| {
+            stored.pod == event.pod
+                && stored.container == event.container
+                && stored.reason == event.reason
+                && stored.message == event.message
         });
         let event = match known.and_then(|index| ring.remove(index)) {
-            Some(kept) => Event { count: kept.count.saturating_add(1), first_seen: kept.first_seen, ..event },
+            Some(stored) => Event { count: stored.count.saturating_add(1), first_seen: stored.first_seen, ..event },
             None => event,
         };
         if ring.len() == CAPACITY {
@@ -86,7 +87,7 @@ impl Events {
         count
     }
 
-    /// All kept events, the least recent first.
+    /// All stored events, least recent first.
     pub fn snapshot(&self) -> Vec<Event> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
@@ -106,21 +107,21 @@ mod tests {
     }
 
     #[test]
-    fn repeats_are_counted_and_come_last() {
+    fn repeats_are_counted_and_moved_to_the_end() {
         let events = Events::default();
         assert_eq!((emit(&events, "a"), emit(&events, "b"), emit(&events, "a")), (1, 1, 2));
-        let kept: Vec<(String, u32)> =
+        let stored: Vec<(String, u32)> =
             events.snapshot().into_iter().map(|event| (event.message, event.count)).collect();
-        assert_eq!(kept, [("b".to_owned(), 1), ("a".to_owned(), 2)]);
+        assert_eq!(stored, [("b".to_owned(), 1), ("a".to_owned(), 2)]);
     }
 
     #[test]
-    fn the_oldest_goes_when_the_ring_is_full() {
+    fn the_oldest_event_is_dropped_when_the_ring_is_full() {
         let events = Events::default();
         for number in 0..=CAPACITY {
             emit(&events, &number.to_string());
         }
-        let kept = events.snapshot();
-        assert_eq!((kept.len(), kept[0].message.as_str()), (CAPACITY, "1"));
+        let stored = events.snapshot();
+        assert_eq!((stored.len(), stored[0].message.as_str()), (CAPACITY, "1"));
     }
 }

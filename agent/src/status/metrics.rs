@@ -1,7 +1,7 @@
-//! Metrics for Prometheus: kubelet's names where the thing is the same, `limpet_` where kubelet has none.
+//! Metrics for Prometheus: kubelet's names for the same metrics, `limpet_` where kubelet has none.
 //!
-//! Counters and histograms are fed by the parts where things happen. What is a state (running pods, health of
-//! the sources) is taken from the snapshots at each scrape, so nobody has to keep a second count of it.
+//! Counters and histograms are updated where things happen. State (running pods, health of the sources) is read from
+//! the snapshots at each scrape, so that it is not counted twice.
 
 mod labels;
 mod process;
@@ -40,7 +40,7 @@ const POD_START_SECONDS: [f64; 20] = [
     3600.0,
 ];
 
-/// Containers that have a series of their own for what they write into the manifest directory.
+/// Containers with a time series of their own for their writes into the manifest directory.
 const MOST_WRITERS: usize = 50;
 
 /// The node's metrics. Clones share them.
@@ -69,12 +69,12 @@ pub struct Metrics {
     manifest_watch_lost: Family<BackendLabel, Counter>,
     writes_by_pod: Family<WriterLabels, Counter>,
     guarded: Family<VerdictLabel, Counter>,
-    /// Who has a label of their own in `writes_by_pod`.
+    /// The containers with a label of their own in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
 }
 
 impl Metrics {
-    /// A fresh set of metrics for the node of that name.
+    /// New metrics for the node of that name.
     pub fn new(node_name: &str) -> Self {
         let mut metrics = Self {
             registry: Arc::default(),
@@ -112,9 +112,9 @@ impl Metrics {
         all.register("kubelet_running_pods", "Pods with a running container", self.running_pods.clone());
         all.register("kubelet_running_containers", "Containers by state", self.running_containers.clone());
         all.register("kubelet_desired_pods", "Pods the sources ask for", self.desired_pods.clone());
-        all.register("kubelet_started_pods", "Pods whose start was begun", self.started_pods.clone());
+        all.register("kubelet_started_pods", "Pods whose start began", self.started_pods.clone());
         all.register("kubelet_started_pods_errors", "Pods whose start failed", self.started_pods_errors.clone());
-        all.register("kubelet_started_containers", "Containers whose start was begun", self.started_containers.clone());
+        all.register("kubelet_started_containers", "Containers whose start began", self.started_containers.clone());
         all.register(
             "kubelet_started_containers_errors",
             "Containers whose start failed",
@@ -144,10 +144,10 @@ impl Metrics {
         );
         all.register(
             "limpet_source_last_success_timestamp_seconds",
-            "When a source last read its place in full",
+            "When a source last read everything",
             self.source_success.clone(),
         );
-        all.register("limpet_source_healthy", "1 while a source reads its place", self.source_healthy.clone());
+        all.register("limpet_source_healthy", "1 while a source can be read", self.source_healthy.clone());
         all.register(
             "limpet_containerd_connected",
             "1 while containerd's event stream is open",
@@ -155,12 +155,12 @@ impl Metrics {
         );
         all.register(
             "limpet_manifest_watch_backend",
-            "1 for what tells who changes manifests; inotify: nothing does",
+            "1 for the active backend that attributes manifest changes; inotify: none does",
             self.manifest_watch.clone(),
         );
         all.register(
             "limpet_manifest_watch_fallbacks",
-            "How often a backend that was wanted or at work did not work",
+            "How often a requested or active backend failed",
             self.manifest_watch_lost.clone(),
         );
         all.register(
@@ -170,16 +170,16 @@ impl Metrics {
         );
         all.register(
             "limpet_manifest_guard_attempts",
-            "Changes that the guard over the manifests refused, or would have",
+            "Changes that the manifest guard denied, or would have denied",
             self.guarded.clone(),
         );
-        all.register("limpet_merge_changes", "Changes the merge handed on", self.merge_changes.clone());
+        all.register("limpet_merge_changes", "Changes the merge passed on", self.merge_changes.clone());
         all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
         all.register_collector(Box::new(process::ProcessCollector));
         all
     }
 
-    /// A pod's start is begun.
+    /// A pod's start began.
     pub fn pod_start_begun(&self) {
         self.started_pods.inc();
     }
@@ -189,17 +189,17 @@ impl Metrics {
         self.started_pods_errors.inc();
     }
 
-    /// All containers of a pod run, `took` after the pod was first seen.
+    /// All containers of a pod are running, `took` after the pod was first seen.
     pub fn pod_started(&self, took: Duration) {
         self.pod_start.observe(took.as_secs_f64());
     }
 
-    /// A container's start is begun.
+    /// A container's start began.
     pub fn container_start_begun(&self, container_type: ContainerType) {
         self.started_containers.get_or_create(&TypeLabel { container_type }).inc();
     }
 
-    /// A container could not be started; `code` is kubelet's reason: `CreateContainerError`, `ErrImagePull`…
+    /// A container could not be started; `code` is kubelet's reason: `CreateContainerError`, `ErrImagePull`, …
     pub fn container_start_failed(&self, container_type: ContainerType, code: &'static str) {
         self.started_containers_errors.get_or_create(&StartErrorLabels { container_type, code }).inc();
     }
@@ -219,22 +219,22 @@ impl Metrics {
         self.containerd_connected.set(i64::from(connected));
     }
 
-    /// The merge handed on a change.
+    /// The merge passed on a change.
     pub fn merge_change(&self, change: MergeChange) {
         self.merge_changes.get_or_create(&ChangeLabel { change }).inc();
     }
 
-    /// A merge that brought something took so long.
+    /// The duration of a merge that changed something.
     pub fn merged(&self, took: Duration) {
         self.merge_seconds.observe(took.as_secs_f64());
     }
 
-    /// A manifest was refused for a fault that it was not refused for before.
+    /// A manifest was rejected for a new fault.
     pub fn manifest_rejected(&self, source: SourceKind, reason: RejectionReason) {
         self.manifest_rejected.get_or_create(&RejectionLabels { source: source.as_str(), reason }).inc();
     }
 
-    /// What tells who changes manifests from now on, and what does not work or not any more.
+    /// The active backend that attributes manifest changes, and the backend that failed, if any.
     pub fn manifest_watch(&self, backend: &'static str, lost: Option<&'static str>) {
         self.manifest_watch.clear();
         self.manifest_watch.get_or_create(&BackendLabel { backend }).set(1);
@@ -243,7 +243,7 @@ impl Metrics {
         }
     }
 
-    /// A process of a pod changed something in the manifest directory; `None`: the pod is not known any more.
+    /// A process of a pod changed something in the manifest directory; `None`: the pod is unknown.
     pub fn manifest_written_by_pod(&self, pod: Option<&str>, container: Option<&str>) {
         let (namespace, name) = pod.and_then(|pod| pod.split_once('/')).unwrap_or_default();
         let mut labels = WriterLabels {
@@ -262,12 +262,12 @@ impl Metrics {
         self.writes_by_pod.get_or_create(&labels).inc();
     }
 
-    /// The guard met somebody who may not change what he tried to change.
+    /// The guard caught a process that may not change a file.
     pub fn manifest_guarded(&self, verdict: GuardVerdict) {
         self.guarded.get_or_create(&VerdictLabel { verdict }).inc();
     }
 
-    /// Takes what the snapshots say and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).
+    /// Reads the snapshots and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).
     pub fn render<'a>(
         &self,
         pods: &ObservedPods,
@@ -277,7 +277,8 @@ impl Metrics {
         self.take_sources(sources);
         let mut page = String::new();
         if text::encode(&mut page, &self.registry).is_err() {
-            // Writing to a String cannot fail; should an encoder refuse a value, the scrape says so by its missing EOF.
+            // Writing to a String cannot fail; if an encoder rejects a value, the missing EOF marks the scrape as
+            // failed.
             page.clear();
             let _ = writeln!(page, "# a metric could not be encoded");
         }
@@ -332,7 +333,7 @@ impl Metrics {
     }
 }
 
-/// The state a container that exists is in; `None` while none has been made.
+/// The state of a container that exists; `None` before it was created.
 fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
     let state = container.state.as_ref()?;
     if state.running.is_some() {
@@ -342,7 +343,7 @@ fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
         let unseen = ended.reason.as_deref() == Some("ContainerStatusUnknown");
         return Some(if unseen { ContainerState::Unknown } else { ContainerState::Exited });
     }
-    // A container that waits has either been made once and ended, or exists and has not been started, or is not there.
+    // A waiting container has either exited before, or was created and not started, or does not exist.
     if container.last_state.as_ref().is_some_and(|last| last.terminated.is_some()) {
         return Some(ContainerState::Exited);
     }
@@ -360,10 +361,10 @@ fn build_info() -> Info<BuildLabels> {
     ])
 }
 
-/// Counts of seconds as the process collector reads them.
+/// A counter of seconds for the process collector.
 type Seconds = prometheus_client::metrics::counter::ConstCounter<f64>;
 
-/// A gauge whose value is read at the scrape.
+/// A gauge that is read at the scrape.
 type Reading = prometheus_client::metrics::gauge::ConstGauge<f64>;
 
 #[cfg(test)]

@@ -1,22 +1,23 @@
-//! A manifest that was refused, told to whoever looks at events and metrics, whatever source it came by.
+//! Publishes a rejected manifest of any source as event and metric.
 
 use super::metrics::{Metrics, RejectionReason};
 use crate::status::event::{EventType, Events};
 use limpet_model::pod::{Fault, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 
-/// What is told.
+/// A rejected manifest.
 #[derive(Debug)]
 pub struct Told<'a> {
-    /// Whose manifest it was.
+    /// Its source.
     pub source: SourceKind,
-    /// Why, each error counted once.
+    /// The faults; each error is counted once.
     pub faults: &'a [Fault],
-    /// The same in a sentence.
+    /// The faults in one sentence.
     pub message: &'a str,
 }
 
-/// Counts the faults, and makes an event on each pod whose last good version runs on; on the node when there is none.
+/// Counts the faults, and emits an event for each pod whose last good version keeps running; for the node if there is
+/// none.
 pub fn tell<'a>(events: &Events, metrics: &Metrics, told: &Told<'_>, kept: impl IntoIterator<Item = &'a PodRecord>) {
     for fault in told.faults.iter().filter(|fault| fault.severity == Severity::Error) {
         metrics.manifest_rejected(told.source, RejectionReason::of(fault));

@@ -1,5 +1,5 @@
-//! The last changes of each pod's manifest, as JSON, bounded per pod and in all. Written in the transaction that keeps
-//! the manifest itself; a damaged database loses them.
+//! The last changes of each pod's manifest, as JSON, limited per pod and in total. Written in the transaction that
+//! stores the manifest itself; lost when the database is damaged.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use redb::{
 use super::tables::META;
 use limpet_core::source::{ChangeKind, ManifestChange};
 
-/// (`namespace/name`, number) -> a change. Numbers grow over all pods.
+/// (`namespace/name`, number) -> a change. Numbers increase across all pods.
 const HISTORY: TableDefinition<'static, (&str, u64), &[u8]> = TableDefinition::new("history");
 /// In [`META`]: the number of the next change.
 const NEXT: &str = "history";
-/// Changes kept of one pod.
+/// Changes stored per pod.
 pub(super) const MOST_OF_POD: usize = 20;
-/// Changes kept of all pods, those that are gone included: about 1 MB.
+/// Changes stored for all pods, removed ones included: about 1 MB.
 pub(super) const MOST: usize = 2_000;
-/// How many go at once when there are too many, so that not every change has to look for the oldest.
+/// How many are removed at once beyond the limit, so that not every change has to search for the oldest.
 const SWEEP: usize = MOST / 10;
 
-/// The changes of one pod, the oldest first. What cannot be read is left out.
+/// The changes of one pod, oldest first. Unreadable entries are skipped.
 pub(super) fn of(database: &Database, pod: &str) -> Result<Vec<ManifestChange>, redb::Error> {
     let table = match database.begin_read()?.open_table(HISTORY) {
         Ok(table) => table,
@@ -36,25 +36,25 @@ pub(super) fn of(database: &Database, pod: &str) -> Result<Vec<ManifestChange>, 
     Ok(changes)
 }
 
-/// What is worth writing: a manifest that is refused for the same reasons as last time, as at each start, is not.
-pub(super) fn news(
+/// The changes worth writing: not a manifest rejected for the same reasons as last time, as at each start.
+pub(super) fn new_changes(
     database: &Database,
     changes: &[Arc<ManifestChange>],
 ) -> Result<Vec<Arc<ManifestChange>>, redb::Error> {
-    let mut news = Vec::new();
+    let mut new_changes = Vec::new();
     for change in changes {
         let known = match (change.change, &change.pod) {
             (ChangeKind::Rejected, Some(pod)) => of(database, pod)?.last().is_some_and(|last| change.repeats(last)),
             (_, pod) => pod.is_none(),
         };
         if !known {
-            news.push(Arc::clone(change));
+            new_changes.push(Arc::clone(change));
         }
     }
-    Ok(news)
+    Ok(new_changes)
 }
 
-/// Writes changes, and removes what is too much.
+/// Writes changes, and removes those beyond the limits.
 pub(super) fn write(transaction: &WriteTransaction, changes: &[Arc<ManifestChange>]) -> Result<(), redb::Error> {
     if changes.is_empty() {
         return Ok(());

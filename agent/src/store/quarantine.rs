@@ -1,8 +1,8 @@
-//! Setting a database aside that cannot be used, so that the agent goes on with a new one.
+//! Sets an unusable database aside, so that the agent continues with a new one.
 //!
-//! redb reports most damage, but answers some with a panic, and a release build ends there. So a panic while the
-//! database is in use renames the file first: the next start finds none, instead of the same one for ever, and makes
-//! a new one of what is intact in it ([`super::salvage`], which panics at nothing).
+//! redb reports most damage as an error, but panics on some, which aborts a release build. So a panic while the
+//! database is in use renames the file first: the next start finds no file, instead of panicking again, and creates one
+//! from the intact records ([`super::salvage`], which never panics).
 
 use std::cell::RefCell;
 use std::io;
@@ -11,17 +11,17 @@ use std::sync::Once;
 
 use jiff::Timestamp;
 
-/// Behind the name of a database that was set aside.
+/// The suffix of a database that was set aside.
 const DAMAGED: &str = ".damaged-";
-/// The same once its records have been taken over.
-const READ: &str = ".salvaged-";
+/// The suffix once its records have been salvaged.
+const SALVAGED: &str = ".salvaged-";
 
 thread_local! {
-    /// The database this thread is working in.
+    /// The database in use by this thread.
     static IN_USE: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` on the database at `path`; if it panics, the file is set aside before the panic goes on.
+/// Runs `work` on the database at `path`; if it panics, the file is set aside before the panic continues.
 pub(super) fn guarded<T>(path: &Path, work: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -31,7 +31,9 @@ pub(super) fn guarded<T>(path: &Path, work: impl FnOnce() -> T) -> T {
             if let Some(path) = IN_USE.take() {
                 match set_aside(&path) {
                     Ok(aside) => tracing::error!(aside = %aside.display(), "damaged database set aside"),
-                    Err(error) => tracing::error!(%error, path = %path.display(), "damaged database stays"),
+                    Err(error) => {
+                        tracing::error!(%error, path = %path.display(), "cannot set the damaged database aside")
+                    }
                 }
             }
         }));
@@ -42,41 +44,41 @@ pub(super) fn guarded<T>(path: &Path, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Renames `path` to `<path>.damaged-<time>`, with a number behind it when that is taken, and returns that.
+/// Renames `path` to `<path>.damaged-<time>`, numbered if that exists, and returns the new path.
 pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = free(path, &format!("{DAMAGED}{}", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")))?;
     std::fs::rename(path, &aside)?;
     Ok(aside)
 }
 
-/// The newest database that was set aside and whose records have not been taken over.
-pub(super) fn unread(path: &Path) -> Option<PathBuf> {
+/// The newest database that was set aside and not salvaged yet.
+pub(super) fn unsalvaged(path: &Path) -> Option<PathBuf> {
     siblings(path, DAMAGED).pop()
 }
 
-/// Names a set aside database as one whose records have been taken over. Returns its name then.
-pub(super) fn mark_read(path: &Path, aside: PathBuf) -> PathBuf {
+/// Renames a set aside database to mark it as salvaged. Returns its path.
+pub(super) fn mark_salvaged(path: &Path, aside: PathBuf) -> PathBuf {
     let name = aside.file_name().and_then(|name| name.to_str()).and_then(|name| name.split_once(DAMAGED));
     let Some((_, when)) = name else { return aside };
-    match free(path, &format!("{READ}{when}")).and_then(|read| std::fs::rename(&aside, &read).map(|()| read)) {
+    match free(path, &format!("{SALVAGED}{when}")).and_then(|read| std::fs::rename(&aside, &read).map(|()| read)) {
         Ok(read) => read,
         Err(error) => {
-            tracing::warn!(%error, path = %aside.display(), "a damaged database keeps its name");
+            tracing::warn!(%error, path = %aside.display(), "cannot rename the salvaged database");
             aside
         }
     }
 }
 
-/// All databases that were set aside, the newest last.
+/// All databases that were set aside, newest last.
 pub(super) fn set_aside_before(path: &Path) -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> = [READ, DAMAGED].iter().flat_map(|kind| siblings(path, kind)).collect();
+    let mut all: Vec<PathBuf> = [SALVAGED, DAMAGED].iter().flat_map(|kind| siblings(path, kind)).collect();
     all.sort_by_key(|path| {
         path.extension().map(|end| end.to_string_lossy().split_once('-').map(|(_, at)| at.to_owned()))
     });
     all
 }
 
-/// `<path><suffix>`, or with the first number behind it that is free.
+/// `<path><suffix>`, or with the first number appended that is free.
 fn free(path: &Path, suffix: &str) -> io::Result<PathBuf> {
     for n in 1..=u32::MAX {
         let mut name = path.as_os_str().to_owned();
@@ -92,7 +94,7 @@ fn free(path: &Path, suffix: &str) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Files beside `path` called as it is with `suffix` behind, in the order of their names and so of their times.
+/// The files named `path` plus `suffix` and more, in the order of their names and so of their times.
 fn siblings(path: &Path, suffix: &str) -> Vec<PathBuf> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Vec::new();

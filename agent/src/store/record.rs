@@ -1,9 +1,8 @@
-//! How what was last good lies in the database: a record that says by itself what it is, so that it can be found in a
-//! damaged file too.
+//! The record format of last good manifests: self-describing, so that records can be found in a damaged file too.
 //!
-//! Magic, format, length of the rest, checksum of the rest; then sequence, source, origin, and what is said of it: of a
-//! file or URL time, mark, and each manifest with its length before it; of a directory device and inode. Numbers are
-//! big-endian. A record of another format is not read.
+//! Magic with format version, length of the rest, checksum of the rest; then sequence, source, origin, content. The
+//! content of a file or URL: time, mark, and each manifest with its length; of a directory: device and inode. Numbers
+//! are big-endian. Records of another format version are not read.
 
 use std::sync::Arc;
 
@@ -14,48 +13,48 @@ use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::source::SourceKind;
 
-/// What every record begins with; the last byte is the format.
+/// The start of every record; the last byte is the format version.
 pub(super) const MAGIC: [u8; 8] = *b"limpetG\x02";
 const CHECKSUM: usize = 16;
 const HEAD: usize = MAGIC.len() + 4 + CHECKSUM;
 
-/// One record, read.
+/// One decoded record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Grows with every transaction: of two records of one origin the higher one counts.
+    /// Increases with every transaction: of two records of one origin, the higher one is valid.
     pub(super) sequence: u64,
     pub(super) source: SourceKind,
     pub(super) origin: String,
     pub(super) content: Content,
 }
 
-/// What a record says of its origin.
+/// The content of a record about its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Nothing is kept of it any more.
-    Gone,
-    /// What was last good of it.
+    /// The origin was removed.
+    Removed,
+    /// Its last good manifests.
     LastGood(LastGood),
-    /// It is a path, and this is the directory last accepted there.
+    /// The origin is a path; this is the directory last accepted there.
     Directory(DirectoryId),
 }
 
-const GONE: u8 = 0;
-const KEPT: u8 = 1;
+const REMOVED: u8 = 0;
+const LAST_GOOD: u8 = 1;
 const DIRECTORY: u8 = 2;
 
-/// The bytes of a record of a file or URL; `None`: nothing is kept of it any more.
-pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, kept: Option<&LastGood>) -> Vec<u8> {
-    let mut body = begin(sequence, source, origin, if kept.is_some() { KEPT } else { GONE });
-    if let Some(kept) = kept {
-        body.extend_from_slice(&kept.accepted.as_millisecond().to_be_bytes());
-        put(&mut body, kept.mark.as_bytes());
-        kept.manifests.iter().for_each(|manifest| put(&mut body, manifest));
+/// Encodes a record of a file or URL; `None`: it was removed.
+pub(super) fn encode(sequence: u64, source: SourceKind, origin: &str, last_good: Option<&LastGood>) -> Vec<u8> {
+    let mut body = begin(sequence, source, origin, if last_good.is_some() { LAST_GOOD } else { REMOVED });
+    if let Some(last_good) = last_good {
+        body.extend_from_slice(&last_good.accepted.as_millisecond().to_be_bytes());
+        put(&mut body, last_good.mark.as_bytes());
+        last_good.manifests.iter().for_each(|manifest| put(&mut body, manifest));
     }
     sign(&body)
 }
 
-/// The bytes of a record of the directory at `path`.
+/// Encodes a record of the directory at `path`.
 pub(super) fn encode_directory(sequence: u64, source: SourceKind, path: &str, id: DirectoryId) -> Vec<u8> {
     let mut body = begin(sequence, source, path, DIRECTORY);
     body.extend_from_slice(&id.device.to_be_bytes());
@@ -71,7 +70,7 @@ fn begin(sequence: u64, source: SourceKind, origin: &str, content: u8) -> Vec<u8
     body
 }
 
-/// A record of `body`, with its head.
+/// Adds the header to `body`.
 pub(super) fn sign(body: &[u8]) -> Vec<u8> {
     let mut record = Vec::with_capacity(HEAD + body.len());
     record.extend_from_slice(&MAGIC);
@@ -86,12 +85,12 @@ fn put(body: &mut Vec<u8>, bytes: &[u8]) {
     body.extend_from_slice(bytes);
 }
 
-/// All that is kept comes from files and answers of at most 10 MiB.
+/// Fits: all content comes from files and responses of at most 10 MiB.
 fn length(bytes: &[u8]) -> [u8; 4] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes()
 }
 
-/// The record at the beginning of `bytes`; `None` when it is damaged, cut or of another format.
+/// Decodes the record at the start of `bytes`; `None` when it is damaged, truncated or of another format version.
 pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
     let rest = bytes.strip_prefix(&MAGIC)?;
     let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -109,15 +108,15 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Record> {
         source,
         origin,
         content: match (*content, body) {
-            (GONE, []) => Content::Gone,
-            (KEPT, body) => Content::LastGood(kept(body)?),
+            (REMOVED, []) => Content::Removed,
+            (LAST_GOOD, body) => Content::LastGood(last_good(body)?),
             (DIRECTORY, body) => Content::Directory(directory(body)?),
             _ => return None,
         },
     })
 }
 
-fn kept(body: &[u8]) -> Option<LastGood> {
+fn last_good(body: &[u8]) -> Option<LastGood> {
     let (accepted, mut body) = body.split_first_chunk::<8>()?;
     let accepted = Timestamp::from_millisecond(i64::from_be_bytes(*accepted)).ok()?;
     let mark = String::from_utf8(take(&mut body)?.to_vec()).ok()?;
@@ -141,9 +140,9 @@ fn take<'a>(body: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// The sequence of a record that says that nothing is kept.
-pub(super) fn gone(bytes: &[u8]) -> Option<u64> {
-    decode(bytes).filter(|record| record.content == Content::Gone).map(|record| record.sequence)
+/// The sequence of a record of a removed origin.
+pub(super) fn removed_sequence(bytes: &[u8]) -> Option<u64> {
+    decode(bytes).filter(|record| record.content == Content::Removed).map(|record| record.sequence)
 }
 
 #[cfg(test)]
@@ -152,20 +151,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_decoded_and_no_damaged_byte_passes() {
+    fn records_survive_a_round_trip_and_damage_is_detected() {
         let manifests: Vec<Arc<[u8]>> = vec![Arc::from(&b"{}"[..]), Arc::from(&b""[..]), Arc::from(&b"{\"a\":1}"[..])];
-        let kept = LastGood { manifests, mark: "etag".to_owned(), accepted: Timestamp::UNIX_EPOCH };
-        let record = encode(7, SourceKind::Http, "https://x", Some(&kept));
+        let last_good = LastGood { manifests, mark: "etag".to_owned(), accepted: Timestamp::UNIX_EPOCH };
+        let record = encode(7, SourceKind::Http, "https://x", Some(&last_good));
         let (source, origin) = (SourceKind::Http, "https://x".to_owned());
-        let whole = Record { sequence: 7, source, origin, content: Content::LastGood(kept) };
+        let whole = Record { sequence: 7, source, origin, content: Content::LastGood(last_good) };
         assert_eq!(decode(&record), Some(whole.clone()));
         assert_eq!(decode(&[&record[..], b"and more"].concat()), Some(whole));
-        assert_eq!(gone(&record), None);
-        assert_eq!(gone(&encode(8, SourceKind::Push, "web", None)), Some(8));
+        assert_eq!(removed_sequence(&record), None);
+        assert_eq!(removed_sequence(&encode(8, SourceKind::Push, "web", None)), Some(8));
         let id = DirectoryId { device: 3, inode: u64::MAX };
         let of_directory = encode_directory(9, SourceKind::File, "/etc/manifests", id);
         assert_eq!(decode(&of_directory).map(|record| record.content), Some(Content::Directory(id)));
-        assert_eq!(gone(&of_directory), None);
+        assert_eq!(removed_sequence(&of_directory), None);
         for index in 0..record.len() {
             let mut damaged = record.clone();
             damaged[index] ^= 0x40;

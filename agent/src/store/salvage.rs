@@ -1,8 +1,8 @@
-//! A new database of what is intact in a damaged one.
+//! Builds a new database from the intact records of a damaged one.
 //!
-//! The damaged file is not opened as a database, which may fail or panic: its bytes are searched for records, each of
-//! which carries its own name, number and checksum ([`super::record`]). Pages that are not in use any more hold older
-//! records; of one origin the highest number counts, and what was removed has a record that says so.
+//! The damaged file is not opened as a database, which may fail or panic: its bytes are searched for records, each with
+//! its own name, sequence and checksum ([`super::record`]). Unused pages hold older records; of one origin the highest
+//! sequence is valid, and removed origins have a record too.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,14 +14,14 @@ use super::tables::{META, SEQUENCE, put_directory, write_records};
 use super::{StoreError, open_database, open_error, quarantine};
 use limpet_model::source::SourceKind;
 
-/// How much of a damaged file is searched; a node's manifests take a fraction of it.
+/// How much of a damaged file is searched; a node's manifests are far smaller.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The records of a file by what they are about: whether it is a directory, whose it is, and what it is called.
+/// The records of a file by what they describe: whether it is a directory, its source, and its name.
 type Records = BTreeMap<(bool, SourceKind, String), Record>;
 
-/// Makes a database at `path` of the records in `aside`; it is there whole or not at all. Returns of how many files and
-/// URLs there are.
+/// Creates a database at `path` from the records in `aside`; the file appears only when complete. Returns the number of
+/// salvaged files and URLs.
 pub(super) fn rebuild(aside: &Path, path: &Path) -> Result<usize, StoreError> {
     let failed = |source| StoreError::Salvage { path: path.to_owned(), source };
     let records = match read(aside) {
@@ -47,11 +47,11 @@ pub(super) fn rebuild(aside: &Path, path: &Path) -> Result<usize, StoreError> {
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path)?.take(MAX_BYTES).read_to_end(&mut bytes);
-    // A card that fails in the middle of the file: what came before is still worth looking at.
+    // A card may fail in the middle of the file: the part before is still worth searching.
     if bytes.is_empty() { read.map(|_| bytes) } else { Ok(bytes) }
 }
 
-/// The newest intact record of every origin, those of what is gone among them.
+/// The newest intact record of every origin, including removed ones.
 fn newest(bytes: &[u8]) -> Records {
     let mut newest = Records::new();
     let starts = (0..bytes.len().saturating_sub(MAGIC.len())).filter(|at| bytes[*at] == MAGIC[0]);
@@ -73,12 +73,12 @@ fn fill(path: &Path, records: &Records) -> Result<usize, StoreError> {
         transaction.open_table(META)?.insert(SEQUENCE, sequence)?;
         for Record { source, origin, content, .. } in records.values() {
             match content {
-                Content::LastGood(kept) => {
-                    write_records(&transaction, *source, &[(origin, Some(kept))])?;
+                Content::LastGood(last_good) => {
+                    write_records(&transaction, *source, &[(origin, Some(last_good))])?;
                     count += 1;
                 }
                 Content::Directory(id) => put_directory(&transaction, *source, origin, *id)?,
-                Content::Gone => {}
+                Content::Removed => {}
             }
         }
         transaction.commit()?;

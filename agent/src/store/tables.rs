@@ -1,4 +1,4 @@
-//! The database's tables, and what is read from and written to them within one transaction.
+//! The database's tables, and reads and writes within one transaction.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::source::SourceKind;
 
-/// (source, origin) -> what was last good there, see [`record`].
+/// (source, origin) -> its last good manifests, see [`record`].
 const LAST_GOOD: TableDefinition<'static, (&str, &str), &[u8]> = TableDefinition::new("last-good");
 /// Path -> the directory last accepted there, see [`record`].
 const DIRECTORIES: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("accepted-directories");
-/// `sequence` -> the number of the newest record.
+/// `sequence` -> the sequence of the newest record.
 pub(super) const META: TableDefinition<'static, &str, u64> = TableDefinition::new("meta");
 pub(super) const SEQUENCE: &str = "sequence";
-/// Records of what is gone that a source may have. They only matter to a salvage, which would find older ones else.
-pub(super) const MAX_GONE: usize = 64;
+/// Records of removed origins stored per source. Only a salvage needs them, to not bring back older records.
+pub(super) const MAX_REMOVED: usize = 64;
 
 pub(super) type LastGoodTable = redb::ReadOnlyTable<(&'static str, &'static str), &'static [u8]>;
 
-/// `None` in a database nothing was written to yet.
+/// `None` in a database that was never written to.
 pub(super) fn open_last_good(transaction: &ReadTransaction) -> Result<Option<LastGoodTable>, redb::Error> {
     match transaction.open_table(LAST_GOOD) {
         Ok(table) => Ok(Some(table)),
@@ -31,8 +31,8 @@ pub(super) fn open_last_good(transaction: &ReadTransaction) -> Result<Option<Las
     }
 }
 
-/// What of `changes` is not in the database as it is.
-pub(super) fn not_kept<'a>(
+/// The part of `changes` that is not stored yet.
+pub(super) fn not_stored<'a>(
     database: &Database,
     source: SourceKind,
     changes: &'a Changes,
@@ -45,8 +45,8 @@ pub(super) fn not_kept<'a>(
             (None, None) => true,
             (None, Some(_)) => false,
             (Some(entry), wanted) => match (record::decode(entry.value()).map(|record| record.content), wanted) {
-                (Some(Content::Gone), None) => true,
-                (Some(Content::LastGood(kept)), Some(wanted)) => kept.same(wanted),
+                (Some(Content::Removed), None) => true,
+                (Some(Content::LastGood(stored)), Some(wanted)) => stored.same(wanted),
                 _ => false,
             },
         };
@@ -65,7 +65,7 @@ pub(super) fn is_accepted(
     Ok(directory(database, path)? == Some(*id))
 }
 
-/// Writes records under the next number. What is gone leaves a record that says so, see [`super::salvage`].
+/// Writes records with the next sequence. A removed origin leaves a record, see [`super::salvage`].
 pub(super) fn write_records(
     transaction: &WriteTransaction,
     source: SourceKind,
@@ -73,11 +73,11 @@ pub(super) fn write_records(
 ) -> Result<(), redb::Error> {
     let sequence = next_sequence(transaction)?;
     let mut table = transaction.open_table(LAST_GOOD)?;
-    for (origin, kept) in records {
-        let record = record::encode(sequence, source, origin, *kept);
+    for (origin, last_good) in records {
+        let record = record::encode(sequence, source, origin, *last_good);
         table.insert((source.as_str(), *origin), record.as_slice())?;
     }
-    if records.iter().any(|(_, kept)| kept.is_none()) {
+    if records.iter().any(|(_, last_good)| last_good.is_none()) {
         let mut gone = Vec::new();
         for entry in table.range((source.as_str(), "")..)? {
             let (key, value) = entry?;
@@ -85,19 +85,19 @@ pub(super) fn write_records(
             if name != source.as_str() {
                 break;
             }
-            if let Some(sequence) = record::gone(value.value()) {
+            if let Some(sequence) = record::removed_sequence(value.value()) {
                 gone.push((sequence, origin.to_owned()));
             }
         }
         gone.sort_unstable();
-        for (_, origin) in gone.iter().take(gone.len().saturating_sub(MAX_GONE)) {
+        for (_, origin) in gone.iter().take(gone.len().saturating_sub(MAX_REMOVED)) {
             table.remove((source.as_str(), origin.as_str()))?;
         }
     }
     Ok(())
 }
 
-/// Notes which directory is accepted at `path`, under the next number.
+/// Records which directory is accepted at `path`, with the next sequence.
 pub(super) fn put_directory(
     transaction: &WriteTransaction,
     source: SourceKind,

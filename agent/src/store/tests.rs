@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::tables::MAX_GONE;
+use super::tables::MAX_REMOVED;
 use super::*;
 use jiff::Timestamp;
 use limpet_core::last_good::Manifests;
@@ -22,7 +22,7 @@ fn remove(origin: &str) -> Changes {
     Changes { last_good: BTreeMap::from([(Arc::from(origin), None)]), directory: None, ..Changes::default() }
 }
 
-/// `origin manifest…` of everything kept of a source.
+/// `origin manifest…` of everything stored for a source.
 fn kept(store: &Store, source: SourceKind) -> Vec<String> {
     let text = |manifests: &Manifests| -> String {
         manifests.iter().map(|manifest| format!(" {}", String::from_utf8_lossy(manifest))).collect()
@@ -32,7 +32,7 @@ fn kept(store: &Store, source: SourceKind) -> Vec<String> {
 }
 
 #[test]
-fn what_was_kept_is_there_after_reopening_and_by_source() {
+fn last_good_manifests_survive_reopening_by_source() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     let id = DirectoryId { device: 7, inode: u64::MAX };
@@ -77,7 +77,7 @@ fn nothing_is_written_when_nothing_changed() {
 }
 
 #[test]
-fn what_is_no_database_is_set_aside() {
+fn a_foreign_file_is_set_aside() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     for content in [b"not a database".to_vec(), vec![0x5a; 1 << 20]] {
@@ -94,7 +94,7 @@ fn what_is_no_database_is_set_aside() {
 }
 
 #[test]
-fn a_database_cut_short_is_set_aside_and_what_is_whole_is_taken_over() {
+fn a_truncated_database_is_set_aside_and_its_intact_records_are_salvaged() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     let (store, _) = Store::open(&path).unwrap();
@@ -112,7 +112,7 @@ fn a_database_cut_short_is_set_aside_and_what_is_whole_is_taken_over() {
 }
 
 #[test]
-fn a_salvage_takes_the_newest_of_each_and_nothing_that_was_removed() {
+fn a_salvage_takes_the_newest_records_and_no_removed_origins() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     let (store, _) = Store::open(&path).unwrap();
@@ -134,10 +134,14 @@ fn a_salvage_takes_the_newest_of_each_and_nothing_that_was_removed() {
     let (store, aside) = Store::open(&path).unwrap();
     assert_eq!(aside.unwrap().recovered, 2);
     assert_eq!(kept(&store, SourceKind::Push), ["web 19"]);
-    assert_eq!(store.directory(&place).unwrap(), Some(newest), "an empty card is still told from an empty mount point");
+    assert_eq!(
+        store.directory(&place).unwrap(),
+        Some(newest),
+        "an empty card is still distinguished from an empty mount point"
+    );
     assert_eq!(kept(&store, SourceKind::Http), ["https://x {1} {2}"]);
     assert_eq!(store.last_good(SourceKind::Http).unwrap()["https://x"].mark, "mark of https://x");
-    // What is written from now on is newer than all that was salvaged, also for the next salvage.
+    // Records written from now on are newer than all salvaged ones, also for the next salvage.
     store.apply(SourceKind::Push, &put("web", &["20"])).unwrap();
     drop(store);
     let mut damaged = fs::read(&path).unwrap();
@@ -149,7 +153,7 @@ fn a_salvage_takes_the_newest_of_each_and_nothing_that_was_removed() {
 }
 
 #[test]
-fn a_start_after_a_crash_of_the_database_takes_over_what_was_set_aside() {
+fn a_start_after_a_crash_salvages_the_database_set_aside() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     Store::open(&path).unwrap().0.apply(SourceKind::Push, &put("web", &["1"])).unwrap();
@@ -158,28 +162,28 @@ fn a_start_after_a_crash_of_the_database_takes_over_what_was_set_aside() {
     assert_eq!(aside.unwrap().recovered, 1);
     assert_eq!(kept(&store, SourceKind::Push), ["web 1"]);
     drop(store);
-    // Removed by hand: then nothing comes back.
+    // Removed by hand: then nothing is salvaged.
     fs::remove_file(&path).unwrap();
     let (store, aside) = Store::open(&path).unwrap();
     assert_eq!((aside, store.last_good(SourceKind::Push).unwrap().len()), (None, 0));
 }
 
 #[test]
-fn what_is_gone_does_not_pile_up() {
+fn records_of_removed_origins_are_limited() {
     let root = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(&root.path().join("limpet.db")).unwrap();
-    for n in 0..MAX_GONE + 20 {
+    for n in 0..MAX_REMOVED + 20 {
         store.apply(SourceKind::Push, &put(&n.to_string(), &["{}"])).unwrap();
         store.apply(SourceKind::Push, &remove(&n.to_string())).unwrap();
     }
     let database = store.database.lock().unwrap();
     let transaction = database.as_ref().unwrap().begin_read().unwrap();
     let table = open_last_good(&transaction).unwrap().unwrap();
-    assert_eq!(redb::ReadableTableMetadata::len(&table).unwrap(), MAX_GONE as u64);
+    assert_eq!(redb::ReadableTableMetadata::len(&table).unwrap(), MAX_REMOVED as u64);
 }
 
 #[test]
-fn a_full_disk_is_told_and_overcome() {
+fn a_full_disk_is_reported_and_recovered_from() {
     let root = tempfile::tempdir().unwrap();
     let disk = root.path().join("disk");
     fs::create_dir(&disk).unwrap();
@@ -204,9 +208,9 @@ fn a_full_disk_is_told_and_overcome() {
     outcome.unwrap();
 }
 
-/// A worn card may leave any bytes. redb reports most of them and panics at some: then the next start is clean.
+/// A worn card may return any bytes. redb reports most of them and panics on some: then the next start is clean.
 #[test]
-fn damaged_pages_end_the_agent_at_most_once() {
+fn damaged_pages_crash_the_agent_at_most_once() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     let (store, _) = Store::open(&path).unwrap();
@@ -236,7 +240,7 @@ fn damaged_pages_end_the_agent_at_most_once() {
 }
 
 #[test]
-fn nobody_else_reads_what_is_kept_also_where_it_was_made_readable() {
+fn the_database_is_private_even_if_it_was_made_readable() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
     for _ in 0..2 {
@@ -259,7 +263,7 @@ fn touched(store: &Store, pod: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_history_is_kept_with_the_manifest_in_order_and_after_reopening() {
+fn history_is_stored_with_the_manifest_in_order_and_survives_reopening() {
     use limpet_core::source::ChangeKind::{Edited, Rejected};
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("limpet.db");
@@ -275,14 +279,14 @@ fn a_history_is_kept_with_the_manifest_in_order_and_after_reopening() {
     assert_eq!(touched(&store, "web"), ["1", "2"]);
     let alone = |change: Arc<ManifestChange>| Changes { history: vec![change], ..Changes::default() };
     assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
-    // As at each start with a manifest that is refused: no write.
+    // As at each start with a rejected manifest: no write.
     assert!(!store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
     assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "4"))).unwrap());
     assert_eq!(touched(&store, "web"), ["1", "2", "3", "4"]);
 }
 
 #[test]
-fn a_history_is_bounded_per_pod_and_in_all() {
+fn history_is_limited_per_pod_and_in_total() {
     use limpet_core::source::ChangeKind::Edited;
     let (_root, store) = {
         let root = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! ConfigMaps and Secrets that were pushed. A Secret's values go in and never come out: what is shown of it names its
-//! keys.
+//! Pushed ConfigMaps and Secrets. A Secret's values are never returned, only its keys.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use imbl::OrdMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
 use serde_json::{Value, json};
 
-use super::refused::Refused;
-use super::{MAX_BODY, Refusal, stored_response};
+use super::rejected_push::RejectedPush;
+use super::{MAX_BODY, StatusError, stored_response};
 use crate::server::ServerState;
 use crate::server::pods::json as answer;
 use limpet_core::source::push_error::PushError;
@@ -24,10 +23,10 @@ use limpet_model::object::{KEYS_ANNOTATION, ObjectKey, ObjectKind, ObjectRecord}
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
-/// Pods a warning names.
-const MAX_NAMED: usize = 8;
+/// The most pods that a warning lists.
+const MAX_LISTED_PODS: usize = 8;
 
-type Named = Path<(String, String)>;
+type ObjectPath = Path<(String, String)>;
 
 /// The routes of one kind.
 pub(super) fn router(kind: ObjectKind) -> Router<ServerState> {
@@ -36,20 +35,22 @@ pub(super) fn router(kind: ObjectKind) -> Router<ServerState> {
     let of_namespace = get(move |State(state): State<ServerState>, Path(namespace): Path<String>| async move {
         list(&state, kind, Some(&namespace))
     });
-    let one = get(move |State(state): State<ServerState>, name: Named| async move { one(&state, &key(kind, name)) })
-        .put(move |State(state): State<ServerState>, name: Named, body: Result<Bytes, BytesRejection>| async move {
-            put(&state, key(kind, name), body).await
-        })
-        .delete(
-            move |State(state): State<ServerState>, name: Named| async move { delete(&state, key(kind, name)).await },
-        );
+    let one = get(
+        move |State(state): State<ServerState>, name: ObjectPath| async move { one(&state, &key(kind, name)) },
+    )
+    .put(move |State(state): State<ServerState>, name: ObjectPath, body: Result<Bytes, BytesRejection>| async move {
+        put(&state, key(kind, name), body).await
+    })
+    .delete(move |State(state): State<ServerState>, name: ObjectPath| async move {
+        delete(&state, key(kind, name)).await
+    });
     Router::new()
         .route(&format!("/api/v1/{plural}"), all)
         .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}"), of_namespace)
         .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}/{{name}}"), one)
 }
 
-fn key(kind: ObjectKind, Path((namespace, name)): Named) -> ObjectKey {
+fn key(kind: ObjectKind, Path((namespace, name)): ObjectPath) -> ObjectKey {
     ObjectKey::new(kind, namespace, name)
 }
 
@@ -61,17 +62,17 @@ fn pushed(state: &ServerState) -> OrdMap<ObjectKey, Arc<ObjectRecord>> {
 
 fn list(state: &ServerState, kind: ObjectKind, namespace: Option<&str>) -> Response {
     let objects = pushed(state);
-    let wanted = |key: &ObjectKey| key.kind == kind && namespace.is_none_or(|namespace| *key.namespace == *namespace);
-    let items: Vec<Value> = objects.iter().filter(|(key, _)| wanted(key)).map(|(_, object)| shown(object)).collect();
+    let matches = |key: &ObjectKey| key.kind == kind && namespace.is_none_or(|namespace| *key.namespace == *namespace);
+    let items: Vec<Value> = objects.iter().filter(|(key, _)| matches(key)).map(|(_, object)| render(object)).collect();
     answer(&json!({"apiVersion": "v1", "kind": format!("{}List", kind.as_str()), "metadata": {}, "items": items}))
 }
 
 fn one(state: &ServerState, key: &ObjectKey) -> Response {
     match pushed(state).get(key) {
-        Some(object) => answer(&shown(object)),
+        Some(object) => answer(&render(object)),
         None => {
             let (resource, name) = (Resource::Object(key.kind), key.name.to_string());
-            Refusal::of(&PushError::NotFound { resource, name }, resource, &key.name).into_response()
+            StatusError::of(&PushError::NotFound { resource, name }, resource, &key.name).into_response()
         }
     }
 }
@@ -79,23 +80,23 @@ fn one(state: &ServerState, key: &ObjectKey) -> Response {
 async fn put(state: &ServerState, key: ObjectKey, body: Result<Bytes, BytesRejection>) -> Response {
     let resource = Resource::Object(key.kind);
     let (namespace, name) = (Arc::clone(&key.namespace), Arc::clone(&key.name));
-    let refused = Refused { state, resource, namespace: &namespace, name: &name };
+    let rejected = RejectedPush { state, resource, namespace: &namespace, name: &name };
     let body = match body {
         Ok(body) => body,
-        Err(rejection) => return refused.body(&rejection, MAX_BODY),
+        Err(rejection) => return rejected.body(&rejection, MAX_BODY),
     };
     match state.pusher.put_object(key, body.to_vec()).await {
-        Ok(stored) => stored_response(stored.verb, &shown(&stored.record)),
-        Err(error) => refused.push(&error),
+        Ok(stored) => stored_response(stored.verb, &render(&stored.record)),
+        Err(error) => rejected.push(&error),
     }
 }
 
-/// Answers as an apiserver does; pods that go on referring to the object are named in a warning, which kubectl shows.
+/// Responds as an apiserver does; a warning, which kubectl prints, lists the pods that still refer to the object.
 async fn delete(state: &ServerState, key: ObjectKey) -> Response {
     let (resource, name) = (Resource::Object(key.kind), key.name.to_string());
     let deleted = match state.pusher.delete_object(key).await {
         Ok(deleted) => deleted,
-        Err(error) => return Refusal::of(&error, resource, &name).into_response(),
+        Err(error) => return StatusError::of(&error, resource, &name).into_response(),
     };
     let status = Status {
         status: Some("Success".to_owned()),
@@ -112,18 +113,18 @@ async fn delete(state: &ServerState, key: ObjectKey) -> Response {
     }
 }
 
-/// RFC 9111's `Warning`, as an apiserver writes it.
+/// The `Warning` header of RFC 9111, as an apiserver writes it.
 fn warning(key: &ObjectKey, pods: &[PodKey]) -> String {
-    let names: Vec<String> = pods.iter().take(MAX_NAMED).map(|pod| format!("pod {pod}")).collect();
-    let more = match pods.len().saturating_sub(MAX_NAMED) {
+    let names: Vec<String> = pods.iter().take(MAX_LISTED_PODS).map(|pod| format!("pod {pod}")).collect();
+    let more = match pods.len().saturating_sub(MAX_LISTED_PODS) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     format!("299 - \"{key} is still referred to by {}{more}\"", names.join(", "))
 }
 
-/// A ConfigMap whole; of a Secret everything but its values.
-fn shown(object: &ObjectRecord) -> Value {
+/// A ConfigMap in full; a Secret without its values.
+fn render(object: &ObjectRecord) -> Value {
     let key = &object.key;
     match key.kind {
         ObjectKind::ConfigMap => serde_json::from_slice(&object.manifest()).unwrap_or_default(),

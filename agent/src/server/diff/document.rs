@@ -1,4 +1,4 @@
-//! The document of `/limpet/v1/diff`, and what is asked with a POST there. Fields are only ever added.
+//! The JSON documents of `/limpet/v1/diff`: the body of its POST, and its response. Fields are only ever added.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use limpet_core::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast,
 use limpet_core::source::Rejection;
 use limpet_model::pod::Edit;
 
-/// Manifests to compare with what runs.
+/// Manifests to compare with the running pods.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct DiffRequest {
-    /// The source they would come by; otherwise the one their pods come from now, or the directory.
+    /// The source they would belong to; by default the source that defines their pods now, or the manifest directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// They are all that the manifest directory holds: what is not among them is gone.
+    /// Whether these are all manifests of the directory: pods that are not among them would be removed.
     #[serde(default)]
     pub whole: bool,
-    /// The directory they are all manifests of; the manifest directory stands for itself whole.
+    /// The directory they were read from; if it is the manifest directory, they are all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<PathBuf>,
     /// The manifests.
@@ -31,9 +31,9 @@ pub struct DiffRequest {
 /// One manifest file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DiffFile {
-    /// Its name in the directory.
+    /// The file name in the directory.
     pub name: String,
-    /// What is in it.
+    /// The file's content.
     pub text: String,
 }
 
@@ -46,38 +46,38 @@ pub struct DiffDocument {
     pub objects: Vec<ObjectDiffDocument>,
     /// Manifests that would be refused.
     pub rejected: Vec<RejectionDocument>,
-    /// What else people should know, a sentence each.
+    /// Further remarks for the user, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// What becomes of one pod.
+/// The change of one pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodDiffDocument {
     /// Its namespace.
     pub namespace: String,
-    /// Its name, the node's included.
+    /// Its name, with the node name.
     pub name: String,
-    /// The source it would come from, or came from when it goes.
+    /// The source that would define it, or that defined it if it is removed.
     pub source: String,
     /// The file's name or the URL.
     pub origin: String,
-    /// `starts`, `updates`, `recreates`, `stops`, or `loses` when another pod comes first.
+    /// `starts`, `updates`, `recreates`, `stops`, or `loses` when another pod takes precedence.
     pub change: String,
     /// The fields that differ.
     pub fields: Vec<FieldDocument>,
     /// Containers that an update restarts.
     pub restarts: Vec<String>,
-    /// Containers that run on.
+    /// Containers that keep running.
     pub keeps: Vec<String>,
-    /// Why it cannot be updated, a phrase each.
+    /// Why it cannot be updated in place, one phrase each.
     pub why: Vec<String>,
-    /// Seconds what runs has to end in.
+    /// The grace period in seconds of the containers that stop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u64>,
     /// The images of the containers that start.
     pub images: Vec<ImageDocument>,
-    /// Other claims to its name or its UID, a sentence each.
+    /// Conflicts over its name or UID, one sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -87,13 +87,13 @@ pub struct PodDiffDocument {
 pub struct FieldDocument {
     /// Its path: `spec.containers[web].image`.
     pub path: String,
-    /// As it is; absent: not there.
+    /// The current value; absent: not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old: Option<Value>,
-    /// As it would be; absent: not there.
+    /// The new value; absent: not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new: Option<Value>,
-    /// Whether the pod goes on with it.
+    /// Whether it can change without recreating the pod.
     pub in_place: bool,
 }
 
@@ -103,17 +103,17 @@ pub struct FieldDocument {
 pub struct ImageDocument {
     /// The container.
     pub container: String,
-    /// The image, as the manifest has it.
+    /// The image, as written in the manifest.
     pub image: String,
     /// `IfNotPresent`, `Always` or `Never`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<String>,
-    /// Whether it is on this node; absent: not known.
+    /// Whether it is present on this node; absent: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
 }
 
-/// What becomes of one ConfigMap or Secret.
+/// The change of one ConfigMap or Secret.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectDiffDocument {
@@ -123,7 +123,7 @@ pub struct ObjectDiffDocument {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The source it is of.
+    /// The source that defines it.
     pub source: String,
     /// The file's name or the URL.
     pub origin: String,
@@ -131,29 +131,29 @@ pub struct ObjectDiffDocument {
     pub change: String,
     /// The values that differ.
     pub values: Vec<ValueDocument>,
-    /// Pods whose files follow at once, as `namespace/name`.
+    /// Pods whose mounted files are updated at once, as `namespace/name`.
     pub files_of: Vec<String>,
-    /// Pods that take it at the next start of a container.
+    /// Pods that use the new values only when a container starts next.
     pub starts_of: Vec<String>,
 }
 
-/// One value that differs. A Secret's is not told, nor one that is no text.
+/// One value that differs. The values of Secrets and binary values are not shown.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ValueDocument {
     /// Its key.
     pub key: String,
     /// `added`, `changed` or `removed`.
     pub change: String,
-    /// As it is.
+    /// The current value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old: Option<String>,
-    /// As it would be.
+    /// The new value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new: Option<String>,
 }
 
 impl DiffDocument {
-    /// The forecast as a document. `present`: what is known of images on this node.
+    /// The forecast as a document. `present`: which images are known to be present on this node.
     pub fn of(forecast: &Forecast, rejected: &[Rejection], present: &BTreeMap<String, bool>) -> Self {
         Self {
             pods: forecast.pods.iter().filter_map(|pod| PodDiffDocument::of(pod, present)).collect(),

@@ -25,7 +25,7 @@ fn pod_text(image: &str) -> String {
     .to_string()
 }
 
-/// A node on which the pod `web` of `web.yaml` runs, of all images only `a:2` is here, and whose directory holds
+/// A node that runs the pod `web` of `web.yaml`, has only the image `a:2`, and whose manifest directory holds
 /// `directory`.
 fn fixture(directory: &[(&str, String)]) -> Fixture {
     let dir = tempfile::tempdir().unwrap();
@@ -77,8 +77,8 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
     Fixture { client: SocketClient::new(&socket), dir, _stop: stop.drop_guard() }
 }
 
-/// Each pod with what becomes of it and what is known of its images.
-fn told(document: &DiffDocument) -> Vec<String> {
+/// Each pod with its change, and which of its images are present.
+fn changes(document: &DiffDocument) -> Vec<String> {
     let present = |pod: &document::PodDiffDocument| -> Vec<Option<bool>> {
         pod.images.iter().map(|image| image.present).collect()
     };
@@ -91,35 +91,39 @@ fn request(name: &str, text: String) -> DiffRequest {
 }
 
 #[tokio::test]
-async fn the_directory_as_it_is_now_is_compared_with_what_runs() {
+async fn get_compares_the_manifest_directory_with_the_running_pods() {
     let fixture = fixture(&[("web.yaml", pod_text("a:2")), ("bad.yaml", "kind: [".to_owned())]);
     let document: DiffDocument = fixture.client.get_json("/limpet/v1/diff").await.unwrap();
-    assert_eq!(told(&document), ["web-edge1 file updates [Some(true)]"]);
+    assert_eq!(changes(&document), ["web-edge1 file updates [Some(true)]"]);
     assert_eq!(document.pods[0].restarts, ["a"]);
     assert_eq!(document.rejected[0].origin, "bad.yaml");
     std::fs::remove_dir_all(fixture.dir.path().join("manifests")).unwrap();
     let document: DiffDocument = fixture.client.get_json("/limpet/v1/diff").await.unwrap();
-    assert!(!document.differs() && document.remarks[0].contains("what it gave is kept"), "{:?}", document.remarks);
+    assert!(
+        !document.differs() && document.remarks[0].contains("its last good manifests stay in effect"),
+        "{:?}",
+        document.remarks
+    );
 }
 
 #[tokio::test]
-async fn manifests_are_put_where_their_pods_come_from() {
+async fn post_assigns_manifests_to_the_source_of_their_pods() {
     let fixture = fixture(&[]);
     let post = async |request: &DiffRequest| {
         let document: DiffDocument = fixture.client.post_json("/limpet/v1/diff", request).await.unwrap();
         document
     };
-    assert_eq!(told(&post(&request("x.yaml", pod_text("a:3"))).await), ["web-edge1 file updates [Some(false)]"]);
+    assert_eq!(changes(&post(&request("x.yaml", pod_text("a:3"))).await), ["web-edge1 file updates [Some(false)]"]);
     let pushed = DiffRequest { source: Some("push".to_owned()), ..request("x.yaml", pod_text("a:3")) };
     let document = post(&pushed).await;
-    assert!(told(&document).is_empty() && document.rejected[0].faults[0].message.contains("comes first"));
+    assert!(changes(&document).is_empty() && document.rejected[0].faults[0].message.contains("comes first"));
     let unknown = DiffRequest { source: Some("http".to_owned()), ..request("x.yaml", pod_text("a:3")) };
     let error = fixture.client.post_json::<DiffDocument>("/limpet/v1/diff", &unknown).await.unwrap_err();
     assert_eq!(error.to_string(), "no source http is configured, only file, push");
 }
 
 #[tokio::test]
-async fn pods_are_gone_only_when_the_whole_directory_is_compared() {
+async fn pods_are_removed_only_when_the_whole_directory_is_compared() {
     let fixture = fixture(&[]);
     let other = pod_text("a:2").replace("\"web\"", "\"other\"");
     let part = request("other.yaml", other);
@@ -132,6 +136,6 @@ async fn pods_are_gone_only_when_the_whole_directory_is_compared() {
     let gone = vec!["other-edge1 file starts [Some(true)]", "web-edge1 file stops []"];
     for (request, wanted) in [(part, &gone[..1]), (whole, &gone), (own, &gone), (foreign, &gone[..1])] {
         let document: DiffDocument = fixture.client.post_json("/limpet/v1/diff", &request).await.unwrap();
-        assert_eq!(told(&document), wanted, "{request:?}");
+        assert_eq!(changes(&document), wanted, "{request:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! One command over one WebSocket: the process's streams and the client's messages, until one of them ends.
+//! One command over one WebSocket: connects the process's streams with the client's messages until either side ends.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,23 +12,23 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::ExecState;
-use super::wire::{Channel, Command, PROTOCOL_V5, Wants, exit_status, failure_status, parse_size};
+use super::wire::{Channel, Command, PROTOCOL_V5, Streams, exit_status, failure_status, parse_size};
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
-/// Output is sent in messages of at most so many bytes.
+/// The largest message with output, in bytes.
 const CHUNK: usize = 32 << 10;
-/// Messages waiting for a slow client; then the process waits.
+/// Messages queued for a slow client; when the queue is full, the process has to wait.
 const QUEUE: usize = 4;
-/// How often a silent connection is tried: a client that is gone without a word is found by it.
-const PING: Duration = Duration::from_secs(30);
-/// A process that has ended may have left its output to children that live on: silent for so long, they are not
+/// How often an idle connection is pinged, to detect a client that has disappeared.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// An exited process may have left its output open in child processes: after this long without output, it is not
 /// waited for.
-const QUIET: Duration = Duration::from_secs(1);
-/// What a client gets to take the last messages.
-const FAREWELL: Duration = Duration::from_secs(10);
+const OUTPUT_IDLE: Duration = Duration::from_secs(1);
+/// How long a client may take to receive the last messages.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs `command` in `container` and serves it until it ends, the client goes or the agent stops. The process does
-/// not outlive this.
+/// Runs `command` in `container` and serves it until it exits, the client disconnects or the agent stops. The process
+/// does not outlive this call.
 pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String, command: Command) {
     let closable = socket.protocol().is_some_and(|protocol| protocol == PROTOCOL_V5);
     let (sink, stream) = socket.split();
@@ -37,13 +37,13 @@ pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String
         container_id: container,
         command: command.arguments,
         tty: command.tty,
-        stdin: command.wants.stdin,
+        stdin: command.streams.stdin,
     };
     let session = start(&state.client, &state.fifo_dir, request);
     let work = async {
         let status = match session.await {
-            Ok(session) => run(session, stream, command.wants, closable, &messages).await,
-            Err(error) => Some(refusal(&error, &messages).await),
+            Ok(session) => run(session, stream, command.streams, closable, &messages).await,
+            Err(error) => Some(start_failure(&error, &messages).await),
         };
         if let Some(status) = status {
             send(&messages, Channel::Error, &status).await;
@@ -52,25 +52,25 @@ pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String
     };
     let mut writer = std::pin::pin!(write(sink, queue));
     tokio::select! {
-        () = work => drop(timeout(FAREWELL, writer).await),
+        () = work => drop(timeout(CLOSE_TIMEOUT, writer).await),
         () = &mut writer => {}
         () = state.stop.cancelled() => {}
     }
 }
 
-/// Serves a process that runs; its status, or `None` when the client has gone.
+/// Serves a running process; returns its status, or `None` when the client has disconnected.
 async fn run(
     session: ExecSession,
     stream: impl Stream<Item = Result<Message, axum::Error>> + Unpin,
-    wants: Wants,
+    streams: Streams,
     closable: bool,
     messages: &mpsc::Sender<Message>,
 ) -> Option<Vec<u8>> {
     let ExecSession { stdin, stdout, stderr, control, mut exit } = session;
-    // The client is told that it is connected, as kubelet tells it.
-    let first = if wants.stdout {
+    // An empty message tells the client that it is connected, as kubelet's does.
+    let first = if streams.stdout {
         Channel::Stdout
-    } else if wants.stderr {
+    } else if streams.stderr {
         Channel::Stderr
     } else {
         Channel::Error
@@ -80,29 +80,29 @@ async fn run(
     let output = async {
         let stderr = async {
             if let Some(stderr) = stderr {
-                pump(stderr, Channel::Stderr, wants.stderr, messages, &activity).await;
+                pump(stderr, Channel::Stderr, streams.stderr, messages, &activity).await;
             }
         };
-        tokio::join!(pump(stdout, Channel::Stdout, wants.stdout, messages, &activity), stderr);
+        tokio::join!(pump(stdout, Channel::Stdout, streams.stdout, messages, &activity), stderr);
     };
-    let ended = async {
+    let exited = async {
         let mut output = std::pin::pin!(output);
         let mut code = None;
         tokio::select! {
             () = &mut output => {}
-            ended = exit.wait() => code = Some(ended),
+            exited = exit.wait() => code = Some(exited),
         }
         match code {
             None => exit.wait().await,
             Some(code) => {
-                activity.since_last_look();
-                while timeout(QUIET, &mut output).await.is_err() && activity.since_last_look() {}
+                activity.since_last_check();
+                while timeout(OUTPUT_IDLE, &mut output).await.is_err() && activity.since_last_check() {}
                 code
             }
         }
     };
     tokio::select! {
-        code = ended => Some(match code {
+        code = exited => Some(match code {
             Ok(code) => exit_status(code),
             Err(error) => failure_status(&error.to_string()),
         }),
@@ -110,8 +110,8 @@ async fn run(
     }
 }
 
-/// A command that could not be started ends as in a shell: its error output says why, and its exit code is 126 or 127.
-async fn refusal(error: &ExecError, messages: &mpsc::Sender<Message>) -> Vec<u8> {
+/// A command that could not be started fails as in a shell: a message on stderr, and exit code 126 or 127.
+async fn start_failure(error: &ExecError, messages: &mpsc::Sender<Message>) -> Vec<u8> {
     match error {
         ExecError::NotStarted { exit_code, message } => {
             send(messages, Channel::Stderr, format!("{message}\r\n").as_bytes()).await;
@@ -121,7 +121,7 @@ async fn refusal(error: &ExecError, messages: &mpsc::Sender<Message>) -> Vec<u8>
     }
 }
 
-/// Passes the client's input and sizes on; returns when the client is gone.
+/// Passes on the client's input and terminal sizes; returns when the client has disconnected.
 async fn receive(
     mut stream: impl Stream<Item = Result<Message, axum::Error>> + Unpin,
     mut stdin: Option<Sender>,
@@ -145,46 +145,47 @@ async fn receive(
             }
             Some((Channel::Close, [0])) if closable && stdin.take().is_some() => {
                 if let Err(error) = control.close_stdin().await {
-                    tracing::debug!(%error, "the input of a command cannot be ended");
+                    tracing::debug!(%error, "cannot close the stdin of a command");
                 }
             }
             Some((Channel::Resize, data)) => {
                 if let Some((width, height)) = parse_size(data)
                     && let Err(error) = control.resize(width, height).await
                 {
-                    tracing::debug!(%error, "a terminal keeps its size");
+                    tracing::debug!(%error, "cannot resize a terminal");
                 }
             }
-            // Not for a client to send; kubelet passes over them too.
+            // Not for a client to send; kubelet ignores them too.
             _ => {}
         }
     }
 }
 
-/// Reads one of the process's streams to its end. What nobody wants is read all the same: the process must not wait.
+/// Reads one of the process's streams to its end. Streams the client did not ask for are drained: the process must not
+/// block.
 async fn pump(
     mut stream: impl AsyncRead + Unpin,
     channel: Channel,
-    wanted: bool,
+    forward: bool,
     messages: &mpsc::Sender<Message>,
     activity: &Activity,
 ) {
     let mut buffer = vec![0; CHUNK];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
         activity.begin();
-        if wanted {
+        if forward {
             send(messages, channel, &buffer[..count]).await;
         }
         activity.end();
     }
 }
 
-/// Whether output moves, or waits for the client, which is not its fault.
+/// Whether output is read, or is waiting for the client.
 #[derive(Debug, Default)]
 struct Activity {
     reads: AtomicU64,
     sending: AtomicUsize,
-    seen: AtomicU64,
+    checked: AtomicU64,
 }
 
 impl Activity {
@@ -197,21 +198,21 @@ impl Activity {
         self.sending.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether output has moved since the last call, or waits to be sent now.
-    fn since_last_look(&self) -> bool {
+    /// Whether output was read since the last call, or is being sent now.
+    fn since_last_check(&self) -> bool {
         let reads = self.reads.load(Ordering::Relaxed);
-        self.seen.swap(reads, Ordering::Relaxed) != reads || self.sending.load(Ordering::Relaxed) > 0
+        self.checked.swap(reads, Ordering::Relaxed) != reads || self.sending.load(Ordering::Relaxed) > 0
     }
 }
 
 async fn send(messages: &mpsc::Sender<Message>, channel: Channel, data: &[u8]) {
-    // The writer ends before this only with the connection, and then all of it ends.
+    // The writer stops first only if the connection is lost, and then everything stops.
     let _ = messages.send(Message::Binary(channel.message(data).into())).await;
 }
 
-/// Sends what is queued, and a ping now and then; returns when the queue has ended or the client is gone.
+/// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
 async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>) {
-    let mut ping = interval(PING);
+    let mut ping = interval(PING_INTERVAL);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let message = tokio::select! {
@@ -228,6 +229,6 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
 
 async fn close(mut sink: impl Sink<Message> + Unpin) {
     let normal = CloseFrame { code: close_code::NORMAL, reason: "".into() };
-    // Whoever has left already needs no farewell.
+    // A client that has disconnected needs no close message.
     let _ = sink.send(Message::Close(Some(normal))).await;
 }

@@ -15,7 +15,7 @@ use crate::cli::error::CliError;
 use crate::server::document::PodNames;
 use limpet_containerd::fixtures::TestContainer;
 
-/// The route on a socket of its own.
+/// A server with the exec route.
 struct Node {
     container: TestContainer,
     client: SocketClient,
@@ -74,7 +74,7 @@ impl Socket {
         self.0.send(Message::Binary(channel.message(data).into())).await.unwrap();
     }
 
-    /// Reads until `text` has come on standard output.
+    /// Reads until `text` has arrived on stdout.
     async fn expect(&mut self, text: &str) {
         let mut out = Vec::new();
         while !String::from_utf8_lossy(&out).contains(text) {
@@ -85,7 +85,7 @@ impl Socket {
         }
     }
 
-    /// Output, error output, and how it ended.
+    /// Stdout, stderr, and how the command exited.
     async fn finish(mut self) -> (String, String, Result<i32, String>) {
         let (mut out, mut err, mut status) = (Vec::new(), Vec::new(), Err("none came".to_owned()));
         while let Some(Ok(message)) = self.0.next().await {
@@ -103,7 +103,7 @@ impl Socket {
 }
 
 #[tokio::test]
-async fn kubernetes_protocol_carries_streams_and_ends() {
+async fn remotecommand_protocol_carries_streams_and_exit_codes() {
     let Some(node) = Node::start().await else { return };
     for protocol in [PROTOCOL_V4, PROTOCOL_V5] {
         let query = "command=sh&command=-c&command=echo+out;+echo+err+%3E%262;+exit+3&output=1&error=1";
@@ -111,7 +111,7 @@ async fn kubernetes_protocol_carries_streams_and_ends() {
         assert_eq!(socket.finish().await, ("out\n".to_owned(), "err\n".to_owned(), Ok(3)));
     }
 
-    // Input, its end, and output larger than all buffers; unwanted error output is not in the way.
+    // Stdin and its end, and output larger than all buffers; stderr that was not requested does not block.
     let script = "command=sh&command=-c&command=yes+error+%7C+head+-c+300000+%3E%262;+cat&input=1&output=1";
     let mut socket = node.connect(script, PROTOCOL_V5).await.unwrap();
     let input = b"0123456789abcde\n".repeat(1 << 10);
@@ -130,7 +130,7 @@ async fn kubernetes_protocol_carries_streams_and_ends() {
     let (out, _, status) = socket.finish().await;
     assert_eq!((out.as_str(), status), ("go\r\n30 100\r\n", Ok(0)));
 
-    // A child that keeps the output open does not keep the session.
+    // A child process that keeps the output open does not keep the session open.
     let script = "command=sh&command=-c&command=sleep+4+%26+echo+done&output=1";
     let socket = node.connect(script, PROTOCOL_V5).await.unwrap();
     assert_eq!(socket.finish().await, ("done\n".to_owned(), String::new(), Ok(0)));
@@ -138,7 +138,7 @@ async fn kubernetes_protocol_carries_streams_and_ends() {
 }
 
 #[tokio::test]
-async fn a_process_ends_with_its_client_and_with_the_agent() {
+async fn a_process_is_killed_with_its_client_and_with_the_agent() {
     let Some(node) = Node::start().await else { return };
     let script = form_urlencoded::Serializer::new("input=1&output=1".to_owned())
         .extend_pairs(["sh", "-c", &node.container.endless()].map(|word| ("command", word)))
@@ -156,7 +156,7 @@ async fn a_process_ends_with_its_client_and_with_the_agent() {
 }
 
 #[tokio::test]
-async fn the_command_line_ends_with_the_commands_exit_code() {
+async fn limpet_exec_exits_with_the_commands_exit_code() {
     let Some(node) = Node::start().await else { return };
     for (line, code) in [
         (&["web", "--", "sh", "-c", "exit 0"][..], 0),
@@ -167,19 +167,19 @@ async fn the_command_line_ends_with_the_commands_exit_code() {
     ] {
         assert_eq!(node.limpet_exec(line).await.unwrap(), code, "{line:?}");
     }
-    for (line, words) in [
+    for (line, expected) in [
         (&["web", "-c", "gone", "--", "ls"][..], "container not found (\"gone\")"),
         (&["web", "-c", "other", "--", "ls"], "no container other in pod web-edge1; there are: app, gone"),
     ] {
-        assert_eq!(node.limpet_exec(line).await.unwrap_err().to_string(), words, "{line:?}");
+        assert_eq!(node.limpet_exec(line).await.unwrap_err().to_string(), expected, "{line:?}");
     }
     node.container.all_cleared().await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_served_is_refused_before_the_upgrade() {
+async fn invalid_requests_fail_before_the_upgrade() {
     let Some(node) = Node::start().await else { return };
-    for (query, protocol, words) in [
+    for (query, protocol, expected) in [
         ("output=1", PROTOCOL_V5, "you must specify a command"),
         ("command=ls", PROTOCOL_V5, "you must specify at least 1 of stdin, stdout, stderr"),
         (
@@ -189,7 +189,7 @@ async fn what_cannot_be_served_is_refused_before_the_upgrade() {
         ),
     ] {
         match node.connect(query, protocol).await {
-            Err(CliError::Refused { status: 400, message }) => assert_eq!(message, words),
+            Err(CliError::Refused { status: 400, message }) => assert_eq!(message, expected),
             other => panic!("{query}: {:?}", other.map(|_| ())),
         }
     }

@@ -1,30 +1,30 @@
-//! Kubernetes' remotecommand protocol: what the bytes on the WebSocket mean. Both ends use this file; it does no I/O.
+//! Kubernetes' remotecommand protocol: the encoding of the WebSocket messages. Server and client share it; no I/O.
 //!
-//! A message is one byte that names the channel, then data. Version 5 adds the end of a channel, which version 4 has
-//! no word for.
+//! A message is one byte for the channel, then data. Version 5 adds a message that closes a channel; version 4 has
+//! none.
 
 use serde_json::{Value, json};
 
 /// The current protocol.
 pub const PROTOCOL_V5: &str = "v5.channel.k8s.io";
-/// The one before: without the end of input.
+/// The previous version: stdin cannot be closed.
 pub const PROTOCOL_V4: &str = "v4.channel.k8s.io";
 
-/// What a message is about.
+/// The channel of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Channel {
-    /// To the process's input.
+    /// The process's stdin.
     Stdin = 0,
-    /// From its output.
+    /// Its stdout.
     Stdout = 1,
-    /// From its error output.
+    /// Its stderr.
     Stderr = 2,
-    /// How it ended: a `Status` document, the last message.
+    /// How it exited: a `Status` document, the last message.
     Error = 3,
     /// The size of the client's terminal.
     Resize = 4,
-    /// Version 5: the channel named by the second byte has ended.
+    /// Version 5: the channel in the second byte is closed.
     Close = 255,
 }
 
@@ -42,69 +42,69 @@ impl Channel {
     }
 }
 
-/// Which of the process's streams the client has connected.
+/// Which of the process's streams the client attaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wants {
-    /// Its input.
+pub struct Streams {
+    /// Stdin.
     pub stdin: bool,
-    /// Its output.
+    /// Stdout.
     pub stdout: bool,
-    /// Its error output; never with a terminal.
+    /// Stderr; never with a terminal.
     pub stderr: bool,
 }
 
-/// What a client asks to run.
+/// A request to run a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
     /// The program and its arguments.
     pub arguments: Vec<String>,
-    /// With a terminal.
+    /// Whether to allocate a terminal.
     pub tty: bool,
-    /// The streams.
-    pub wants: Wants,
+    /// The attached streams.
+    pub streams: Streams,
 }
 
 impl Command {
-    /// Reads kubelet's query: `command` for each argument, `input`, `output`, `error` and `tty` as `1`. The
-    /// apiserver's names for the streams are understood too.
+    /// Parses kubelet's query: `command` for each argument, `input`, `output`, `error` and `tty` as `1`. The
+    /// apiserver's names of the streams are accepted too.
     ///
     /// # Errors
-    /// kubelet's words for what is missing.
+    /// kubelet's message for what is missing.
     pub fn parse(query: &[(String, String)]) -> Result<Self, String> {
         let values = |name: &'static str| query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value);
         let flag = |names: [&'static str; 2]| {
             names.into_iter().flat_map(values).any(|value| matches!(value.as_str(), "1" | "true"))
         };
         let tty = flag(["tty", "tty"]);
-        let wants = Wants {
+        let streams = Streams {
             stdin: flag(["input", "stdin"]),
             stdout: flag(["output", "stdout"]),
             stderr: flag(["error", "stderr"]) && !tty,
         };
-        if !(wants.stdin || wants.stdout || wants.stderr) {
+        if !(streams.stdin || streams.stdout || streams.stderr) {
             return Err("you must specify at least 1 of stdin, stdout, stderr".to_owned());
         }
         let arguments: Vec<_> = values("command").cloned().collect();
         if arguments.is_empty() {
             return Err("you must specify a command".to_owned());
         }
-        Ok(Self { arguments, tty, wants })
+        Ok(Self { arguments, tty, streams })
     }
 }
 
-/// A terminal's size in characters, as `{"Width":80,"Height":24}`.
+/// The message with a terminal's size in characters: `{"Width":80,"Height":24}`.
 pub fn size(width: u16, height: u16) -> Vec<u8> {
     json!({ "Width": width, "Height": height }).to_string().into_bytes()
 }
 
-/// Width and height of what [`size`] or another client made.
+/// Width and height from the message of [`size`] or another client.
 pub(super) fn parse_size(data: &[u8]) -> Option<(u16, u16)> {
     let size: Value = serde_json::from_slice(data).ok()?;
     let field = |name: &str| u16::try_from(size.get(name)?.as_u64()?).ok();
     Some((field("Width")?, field("Height")?))
 }
 
-/// The `Status` of a command that ran.
+/// The `Status` of a command that exited.
 pub(super) fn exit_status(code: i32) -> Vec<u8> {
     let status = match code {
         0 => json!({ "metadata": {}, "status": "Success" }),
@@ -119,7 +119,7 @@ pub(super) fn exit_status(code: i32) -> Vec<u8> {
     status.to_string().into_bytes()
 }
 
-/// The `Status` of a command that did not run, or whose end is not known.
+/// The `Status` of a command that did not run, or whose exit code is unknown.
 pub(super) fn failure_status(message: &str) -> Vec<u8> {
     let status = json!({
         "metadata": {},
@@ -132,7 +132,7 @@ pub(super) fn failure_status(message: &str) -> Vec<u8> {
     status.to_string().into_bytes()
 }
 
-/// The exit code in a `Status`, or the words of one that has none.
+/// The exit code in a `Status`, or the message of one that has none.
 ///
 /// # Errors
 /// The message to show.
@@ -159,18 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_kubelet_and_apiserver_are_read() {
+    fn queries_of_kubelet_and_apiserver_are_parsed() {
         let command = Command::parse(&query("command=sh&command=-c&command=a+b%26&input=1&output=1&error=1")).unwrap();
         assert_eq!(command.arguments, ["sh", "-c", "a b&"]);
-        assert_eq!((command.tty, command.wants), (false, Wants { stdin: true, stdout: true, stderr: true }));
+        assert_eq!((command.tty, command.streams), (false, Streams { stdin: true, stdout: true, stderr: true }));
         let command = Command::parse(&query("command=sh&stdin=true&stdout=true&stderr=true&tty=true")).unwrap();
-        assert_eq!((command.tty, command.wants), (true, Wants { stdin: true, stdout: true, stderr: false }));
-        for (text, words) in [
+        assert_eq!((command.tty, command.streams), (true, Streams { stdin: true, stdout: true, stderr: false }));
+        for (text, expected) in [
             ("command=ls", "you must specify at least 1 of stdin, stdout, stderr"),
             ("command=ls&output=0", "you must specify at least 1 of stdin, stdout, stderr"),
             ("output=1", "you must specify a command"),
         ] {
-            assert_eq!(Command::parse(&query(text)).unwrap_err(), words);
+            assert_eq!(Command::parse(&query(text)).unwrap_err(), expected);
         }
     }
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_and_read() {
+    fn sizes_are_written_and_parsed() {
         assert_eq!(parse_size(&size(80, 24)), Some((80, 24)));
         for bad in ["", "{}", r#"{"Width":1}"#, r#"{"Width":70000,"Height":1}"#, r#"{"Width":-1,"Height":1}"#] {
             assert_eq!(parse_size(bad.as_bytes()), None, "{bad}");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_written_and_read() {
+    fn statuses_are_written_and_parsed() {
         for code in [0, 1, 127, 137] {
             assert_eq!(parse_status(&exit_status(code)), Ok(code));
         }

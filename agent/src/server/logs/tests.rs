@@ -1,4 +1,4 @@
-//! What is asked of `/containerLogs`, which file it means, and what is answered.
+//! `/containerLogs`: parsing of the query, choice of the file, and response.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn query(text: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn kubelets_query_is_understood() {
+fn kubelets_query_parameters_are_parsed() {
     let now: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
     let all = ReadOptions::default();
     for (text, options, previous) in [
@@ -51,7 +51,7 @@ fn kubelets_query_is_understood() {
     }
 }
 
-/// A pod whose container `app` runs for the third time; `waits` and `pulls` have not run.
+/// A pod whose container `app` runs for the third time; `waits` and `pulls` have not started.
 struct Node {
     logs: tempfile::TempDir,
     observed: Observed,
@@ -100,7 +100,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn answers_with_the_log_or_kubelets_words() {
+async fn responds_with_the_log_or_kubelets_message() {
     let node = Node::new();
     for (path, status, text) in [
         ("default/web-edge1/app", 200, "now\nand on\n"),
@@ -131,7 +131,7 @@ async fn answers_with_the_log_or_kubelets_words() {
 }
 
 #[tokio::test]
-async fn following_ends_with_the_container() {
+async fn following_stops_when_the_container_exits() {
     let node = Node::new();
     let response = node.get("/containerLogs/default/web-edge1/app?follow=true&tailLines=1").await;
     let mut body = response.into_body();

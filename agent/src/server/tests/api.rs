@@ -21,8 +21,8 @@ impl Bench {
         let (pusher, inbox) = push::channel("edge1", decoder);
         let published = SharedSnapshot::default();
         let (shown, publish) = (Arc::clone(&published), published);
-        let around = push::PushContext { slots: Arc::default(), observed: Observed::default() };
-        let source = push::PushSource::new("edge1", store, decoder, around);
+        let context = push::PushContext { slots: Arc::default(), observed: Observed::default() };
+        let source = push::PushSource::new("edge1", store, decoder, context);
         let stop = CancellationToken::new();
         let halt = stop.clone();
         let pushing = tokio::spawn(async move {
@@ -50,7 +50,7 @@ impl Bench {
     async fn put(&self, path: &str, body: &Value) -> (u16, String) {
         match self.client.put(path, body.to_string().into_bytes()).await {
             Ok(answer) => (answer.status().as_u16(), answer.headers()[OUTCOME].to_str().unwrap().to_owned()),
-            Err(error) => refused(error),
+            Err(error) => status_of(error),
         }
     }
 
@@ -64,7 +64,7 @@ impl Bench {
     }
 }
 
-fn refused(error: CliError) -> (u16, String) {
+fn status_of(error: CliError) -> (u16, String) {
     match error {
         CliError::Refused { status, message } => (status, message),
         other => panic!("{other}"),
@@ -95,18 +95,18 @@ async fn pods_are_put_read_and_deleted_as_at_an_apiserver() {
     }
     let (status, message) = bench.put(web, &web_of("")).await;
     assert!(status == 422 && message.starts_with("Pod \"web\" is invalid: "), "{status} {message}");
-    let large = refused(client.put(web, vec![b' '; 11 << 20]).await.unwrap_err());
+    let large = status_of(client.put(web, vec![b' '; 11 << 20]).await.unwrap_err());
     assert_eq!(large, (413, "the body is larger than 10 MiB".to_owned()));
     client.delete(&format!("{web}?gracePeriodSeconds=5")).await.unwrap();
-    assert_eq!(refused(client.delete(web).await.unwrap_err()), (404, "pods \"web\" not found".to_owned()));
-    assert_eq!(refused(client.get_text(web).await.unwrap_err()).0, 404);
+    assert_eq!(status_of(client.delete(web).await.unwrap_err()), (404, "pods \"web\" not found".to_owned()));
+    assert_eq!(status_of(client.get_text(web).await.unwrap_err()).0, 404);
     let unserved = bench.fixture.client.put(web, web_of("x:1").to_string().into_bytes()).await;
-    assert_eq!(refused(unserved.unwrap_err()).0, 503, "no source behind it");
+    assert_eq!(status_of(unserved.unwrap_err()).0, 503, "no push source");
     bench.end().await;
 }
 
 #[tokio::test]
-async fn objects_are_put_read_and_deleted_and_a_secret_s_values_stay_inside() {
+async fn objects_are_put_read_and_deleted_and_secret_values_are_never_shown() {
     let bench = Bench::new("objects");
     let client = &bench.client;
     let object = |kind: &str, name: &str, field: &str, data: Value| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, field: data});
@@ -125,7 +125,10 @@ async fn objects_are_put_read_and_deleted_and_a_secret_s_values_stay_inside() {
     let read: Value = client.get_json(secret).await.unwrap();
     assert_eq!(read["metadata"]["annotations"], json!({"limpet.dev/keys": "password,user"}));
     let (status, message) = bench.put(secret, &read).await;
-    assert!(status == 422 && message.starts_with("Secret \"token\" is invalid: "), "what is shown is not put back");
+    assert!(
+        status == 422 && message.starts_with("Secret \"token\" is invalid: "),
+        "the redacted document cannot be put back"
+    );
     for (path, kind, expected) in [
         ("/api/v1/secrets", "SecretList", 1),
         ("/api/v1/namespaces/lab/secrets", "SecretList", 1),
@@ -148,14 +151,14 @@ async fn objects_are_put_read_and_deleted_and_a_secret_s_values_stay_inside() {
     let warning = answer.headers()["warning"].to_str().unwrap().to_owned();
     assert_eq!(warning, "299 - \"Secret lab/token is still referred to by pod lab/web-edge1\"");
     assert!(client.delete(map).await.unwrap().headers().get("warning").is_none());
-    assert_eq!(refused(client.delete(map).await.unwrap_err()), (404, "configmaps \"settings\" not found".to_owned()));
-    assert_eq!(refused(client.get_text(secret).await.unwrap_err()), (404, "secrets \"token\" not found".to_owned()));
+    assert_eq!(status_of(client.delete(map).await.unwrap_err()), (404, "configmaps \"settings\" not found".to_owned()));
+    assert_eq!(status_of(client.get_text(secret).await.unwrap_err()), (404, "secrets \"token\" not found".to_owned()));
     bench.end().await;
 }
 
 #[tokio::test]
-async fn a_refused_push_is_told_and_counted() {
-    let bench = Bench::new("refused");
+async fn a_rejected_push_is_recorded_as_event_and_metric() {
+    let bench = Bench::new("rejected");
     let web = "/api/v1/namespaces/default/pods/web";
     let invalid =
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}, "data": {"a": "hunter2"}});
@@ -164,11 +167,11 @@ async fn a_refused_push_is_told_and_counted() {
     }
     assert_eq!(bench.put("/api/v1/namespaces/default/secrets/token", &invalid).await.0, 422);
     assert_eq!(bench.put("/api/v1/namespaces/default/pods/db", &web_of("x:1")).await.0, 400);
-    assert_eq!(refused(bench.client.put(web, vec![b' '; 11 << 20]).await.unwrap_err()).0, 413);
-    // What is not there, or is another's, is nobody's manifest.
+    assert_eq!(status_of(bench.client.put(web, vec![b' '; 11 << 20]).await.unwrap_err()).0, 413);
+    // A DELETE of a pod that does not exist is no rejected manifest.
     bench.client.delete("/api/v1/namespaces/default/pods/db").await.unwrap_err();
 
-    let told: Vec<(Option<String>, String, u32)> = (bench.fixture.state.events.snapshot().into_iter())
+    let events: Vec<(Option<String>, String, u32)> = (bench.fixture.state.events.snapshot().into_iter())
         .map(|event| (event.pod.map(|(key, _)| key.to_string()), event.message, event.count))
         .collect();
     let expected = [
@@ -177,9 +180,9 @@ async fn a_refused_push_is_told_and_counted() {
         (None, "the Pod's name is web, the request's is db", 1),
         (Some("default/web-edge1"), "manifest rejected, the last good version runs on: the body is larger than ", 1),
     ];
-    assert_eq!(told.len(), expected.len(), "{told:?}");
-    for ((pod, message, count), (about, beginning, times)) in told.iter().zip(expected) {
-        assert!(pod.as_deref() == about && message.starts_with(beginning) && *count == times, "{told:?}");
+    assert_eq!(events.len(), expected.len(), "{events:?}");
+    for ((pod, message, count), (about, beginning, times)) in events.iter().zip(expected) {
+        assert!(pod.as_deref() == about && message.starts_with(beginning) && *count == times, "{events:?}");
         assert!(!message.contains("hunter2"), "{message}");
     }
     let page = bench.client.get_text("/metrics").await.unwrap();

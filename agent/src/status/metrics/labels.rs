@@ -1,4 +1,4 @@
-//! The labels of the metrics: closed sets of values, and a few that manifests choose.
+//! The labels of the metrics: closed sets of values, and some that come from manifests.
 
 use std::fmt::Write as _;
 
@@ -6,43 +6,43 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 
 use limpet_model::pod::Fault;
 
-/// What kind of container was started, as kubelet's label `container_type` says it.
+/// The type of a container, as in kubelet's label `container_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContainerType {
-    /// A container that runs beside the others.
+    /// A regular container.
     Container,
-    /// One that runs before them.
+    /// An init container.
     InitContainer,
 }
 
-/// What the merge emitted.
+/// The kinds of changes that the merge emits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MergeChange {
-    /// A pod came.
+    /// A pod was added.
     Added,
     /// A pod's manifest changed.
     Updated,
-    /// A pod is to end.
+    /// A pod is being deleted.
     Deleting,
-    /// A pod is gone from its source.
+    /// A pod was removed from its source.
     Removed,
-    /// A pod's status is to be told again.
+    /// A pod's status is to be published again.
     Reconciled,
 }
 
 /// Why a manifest was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectionReason {
-    /// It cannot be read, or is no manifest.
+    /// It cannot be read, or is not a manifest.
     Unreadable,
-    /// A field is missing, unknown or wrong.
+    /// A field is missing, unknown or invalid.
     Invalid,
-    /// Another manifest of the source has the pod's name.
+    /// Another manifest of the source defines the pod's name.
     Duplicate,
 }
 
 impl RejectionReason {
-    /// The reason a fault stands for: one without a field is about the whole text.
+    /// The reason for a fault: one without a field is about the whole text.
     pub fn of(fault: &Fault) -> Self {
         match fault.path.as_str() {
             "" | "kind" | "apiVersion" => Self::Unreadable,
@@ -52,12 +52,12 @@ impl RejectionReason {
     }
 }
 
-/// What the guard did with an attempt that is not allowed.
+/// What the guard did with a forbidden change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GuardVerdict {
-    /// It refused it.
+    /// Denied.
     Refused,
-    /// It let it through and told: mode `audit`.
+    /// Allowed and reported: mode `audit`.
     Audited,
 }
 
@@ -125,7 +125,7 @@ pub(super) struct StartErrorLabels {
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
 
-/// A pod's names come from manifests: only so many have a label of their own, the others share one.
+/// Pod names come from manifests: only a limited number has labels of its own, the others share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct WriterLabels {
     pub(super) namespace: String,

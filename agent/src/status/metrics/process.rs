@@ -1,6 +1,6 @@
 //! The usual `process_*` metrics of the agent itself, read from `/proc/self` at each scrape.
 //!
-//! What cannot be read is left out of the page rather than reported as zero.
+//! Unreadable values are omitted rather than reported as zero.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};

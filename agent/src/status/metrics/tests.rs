@@ -34,7 +34,7 @@ fn value(samples: &[(String, f64)], name: &str) -> f64 {
 }
 
 #[test]
-fn a_scrape_tells_what_happened_and_what_is() {
+fn a_scrape_contains_counters_and_current_state() {
     let metrics = Metrics::new("edge1");
     metrics.pod_start_begun();
     metrics.pod_started(Duration::from_millis(80));

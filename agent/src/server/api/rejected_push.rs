@@ -1,9 +1,9 @@
-//! A push that is refused is answered, and told as a refused file is: an event, and a count.
+//! A rejected push: the client gets an error, and, as for a rejected manifest file, an event and a metric record it.
 
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 
-use super::refusal::Refusal;
+use super::status_error::StatusError;
 use crate::server::ServerState;
 use crate::status::rejection;
 use limpet_core::source::push_error::PushError;
@@ -11,27 +11,27 @@ use limpet_core::source::resource::Resource;
 use limpet_model::pod::{Fault, PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
 
-/// What was to be pushed.
-pub(super) struct Refused<'a> {
+/// The object that was to be pushed.
+pub(super) struct RejectedPush<'a> {
     pub(super) state: &'a ServerState,
     pub(super) resource: Resource,
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
 }
 
-impl Refused<'_> {
-    /// The push source refuses it.
+impl RejectedPush<'_> {
+    /// The push source rejects it.
     pub(super) fn push(&self, error: &PushError) -> Response {
-        self.tell(&error.faults(), Refusal::of(error, self.resource, self.name))
+        self.report(&error.faults(), StatusError::of(error, self.resource, self.name))
     }
 
-    /// It did not arrive.
+    /// The body was not received.
     pub(super) fn body(&self, rejection: &BytesRejection, limit: usize) -> Response {
-        let refusal = Refusal::of_body(rejection, limit);
-        self.tell(&[Fault::error("", refusal.message())], refusal)
+        let error = StatusError::of_body(rejection, limit);
+        self.report(&[Fault::error("", error.message())], error)
     }
 
-    fn tell(&self, faults: &[Fault], refusal: Refusal) -> Response {
+    fn report(&self, faults: &[Fault], error: StatusError) -> Response {
         if !faults.is_empty() {
             let views = self.state.sources.views();
             let pushed = views.iter().find(|view| view.kind == SourceKind::Push);
@@ -41,9 +41,9 @@ impl Refused<'_> {
             ];
             let found = || names.iter().find_map(|key| pushed?.snapshot.pods.get(key));
             let kept: Option<&PodRecord> = (self.resource == Resource::Pod).then(found).flatten().map(|pod| &**pod);
-            let told = rejection::Told { source: SourceKind::Push, faults, message: refusal.message() };
-            rejection::tell(&self.state.events, &self.state.metrics, &told, kept);
+            let details = rejection::Told { source: SourceKind::Push, faults, message: error.message() };
+            rejection::tell(&self.state.events, &self.state.metrics, &details, kept);
         }
-        refusal.into_response()
+        error.into_response()
     }
 }

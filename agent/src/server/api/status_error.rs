@@ -1,4 +1,4 @@
-//! Refusals as Kubernetes' `Status`: code, reason, and for a faulty document a cause for each fault.
+//! Errors as Kubernetes' `Status`: code, reason, and one cause for each fault of an invalid document.
 
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
@@ -10,15 +10,15 @@ use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::pod::{Fault, Severity};
 
-/// A refusal on its way to the client.
+/// An error response with a `Status` as its body.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Refusal {
+pub(super) struct StatusError {
     code: StatusCode,
     status: Status,
 }
 
-impl Refusal {
-    /// The refusal of a request about the `resource` called `name`.
+impl StatusError {
+    /// The response to a failed request for the `resource` called `name`.
     pub(super) fn of(error: &PushError, resource: Resource, name: &str) -> Self {
         let (code, reason) = match error {
             PushError::BadRequest(_) => (StatusCode::BAD_REQUEST, "BadRequest"),
@@ -46,12 +46,12 @@ impl Refusal {
         Self::new(code, reason, message, Some(details))
     }
 
-    /// What is refused and why, in a sentence.
+    /// The error in one sentence.
     pub(super) fn message(&self) -> &str {
         self.status.message.as_deref().unwrap_or_default()
     }
 
-    /// A body that did not arrive, or is too large.
+    /// A body that was not received in full, or is too large.
     pub(super) fn of_body(rejection: &BytesRejection, limit: usize) -> Self {
         match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
@@ -75,22 +75,22 @@ impl Refusal {
     }
 }
 
-/// One fault as a cause: kubectl shows field and message.
+/// One fault as a cause: kubectl prints field and message.
 fn cause(fault: &Fault) -> StatusCause {
     let reason = match fault.message.as_str() {
         "required" => "FieldValueRequired",
         "no such field" => "FieldValueForbidden",
         _ => "FieldValueInvalid",
     };
-    let said = Fault { origin: "".into(), path: String::new(), ..fault.clone() };
+    let short = Fault { origin: "".into(), path: String::new(), ..fault.clone() };
     StatusCause {
         field: Some(fault.path.clone()).filter(|path| !path.is_empty()),
-        message: Some(said.to_string()),
+        message: Some(short.to_string()),
         reason: Some(reason.to_owned()),
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for StatusError {
     fn into_response(self) -> Response {
         (self.code, json(&self.status)).into_response()
     }
@@ -106,7 +106,7 @@ mod tests {
     use limpet_model::source::SourceKind;
 
     #[test]
-    fn refusals_are_what_an_apiserver_would_say() {
+    fn errors_map_to_the_codes_and_reasons_of_an_apiserver() {
         let key = PodKey::new("default", "web-edge1");
         let missing = PushError::NotFound { resource: Resource::Pod, name: "web".to_owned() };
         let table = [
@@ -119,9 +119,13 @@ mod tests {
             (PushError::Stopping, 503, "ServiceUnavailable"),
         ];
         for (error, code, reason) in table {
-            let refusal = Refusal::of(&error, Resource::Pod, "web");
-            assert_eq!((refusal.code.as_u16(), refusal.status.reason.as_deref()), (code, Some(reason)), "{error}");
-            assert_eq!(refusal.status.code, Some(i32::from(code)));
+            let status_error = StatusError::of(&error, Resource::Pod, "web");
+            assert_eq!(
+                (status_error.code.as_u16(), status_error.status.reason.as_deref()),
+                (code, Some(reason)),
+                "{error}"
+            );
+            assert_eq!(status_error.status.code, Some(i32::from(code)));
         }
     }
 
@@ -133,7 +137,7 @@ mod tests {
             Fault::warning("spec.schedulerName", "has no effect"),
         ];
         let status =
-            serde_json::to_value(Refusal::of(&PushError::Invalid(faults), Resource::Pod, "web").status).unwrap();
+            serde_json::to_value(StatusError::of(&PushError::Invalid(faults), Resource::Pod, "web").status).unwrap();
         assert_eq!(
             status["details"],
             json!({
