@@ -1,9 +1,9 @@
-//! Where pods come from. Each source publishes its whole view as one immutable snapshot and never waits for
-//! the consumer: the latest snapshot wins, bursts coalesce.
+//! The sources of pods. Each source publishes its whole state as one immutable snapshot and never waits for the
+//! consumer: the latest snapshot wins, bursts coalesce.
 
 pub mod file;
 pub mod http;
-mod keep;
+mod persist;
 pub mod pulse;
 pub mod push;
 

@@ -1,15 +1,15 @@
 //! The file source: a directory of manifests, or one file, as kubelet's `staticPodPath`.
 //!
-//! In: the directory, hints from [`crate::watch`], last good manifests from [`crate::store`]. Out: snapshots.
-//! Events are hints: what they name is looked at, and read if it changed; the directory is listed at the start, when
-//! it is replaced, when events were lost, to confirm that a name is gone, and every few minutes in case a file
-//! system told nothing. What appears acts at once; a name that vanished waits a moment, because editors rename a
-//! file away before they write it. Nothing unreadable, missing or broken ever stops a pod. What is accepted or refused
-//! carries who did it, where the watch knows.
+//! In: the directory, events from [`crate::watch`], last good manifests from [`crate::store`]. Out: snapshots.
+//! Events are only hints: the named files are checked, and read if they changed. The directory is listed at the start,
+//! when it is replaced, when events were lost, to confirm a removal, and every few minutes in case a file system
+//! sent no events. A new file takes effect at once; a removed name is confirmed after a delay, because editors rename a
+//! file away before they write it. An unreadable, missing or broken file never stops a pod. Each accepted or rejected
+//! manifest carries the actor who changed it, if the watch knows.
 
-mod at_hand;
-mod look;
+mod cached;
 mod names;
+mod scan;
 mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use tracing::{error, info, warn};
 
 use crate::attribution::Feed;
 use crate::source::Pulse;
-use crate::source::keep::Keeper;
+use crate::source::persist::Persister;
 use crate::store::Store;
 use crate::watch::DirectoryWatch;
 use jiff::Timestamp;
@@ -39,24 +39,24 @@ use limpet_model::attribution::WatchSettings;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
-pub use look::read_all;
-use look::{Finding, KnownFiles, Listing, Look, Place};
+pub use scan::read_all;
+use scan::{Finding, KnownFiles, Listing, Scan, Scanner};
 use watching::{listen, next_event};
 
-/// How long a vanished name waits for its successor.
-const VANISH: Duration = Duration::from_millis(50);
+/// How long a removed name may reappear before its pods are removed.
+const VANISH_DELAY: Duration = Duration::from_millis(50);
 
-/// How often everything is looked at although nothing was told.
+/// How often everything is rescanned without an event.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
-    /// While the kernel tells of changes.
+struct RescanPeriods {
+    /// With change notifications.
     watched: Duration,
-    /// While it does not, or where changes can be made that the kernel does not see.
+    /// Without them, or where changes can happen that cause none.
     blind: Duration,
 }
 
 /// The second one is kubelet's `fileCheckFrequency`.
-impl Default for Pace {
+impl Default for RescanPeriods {
     fn default() -> Self {
         Self { watched: Duration::from_secs(300), blind: Duration::from_secs(20) }
     }
@@ -65,59 +65,60 @@ impl Default for Pace {
 /// The file source, ready to run.
 #[derive(Debug)]
 pub struct FileSource {
-    place: Arc<Place>,
-    /// The configured path, for people and the store.
+    scanner: Arc<Scanner>,
+    /// The configured path, for users and the store.
     path_key: Arc<str>,
     watch: Option<DirectoryWatch>,
     settings: WatchSettings,
-    /// Where programs that tell of changes may come from, until the watch has it.
+    /// Delivers further feeds of change events; passed to the watch when it opens.
     feeds: Option<mpsc::Receiver<Feed>>,
     /// Why there is no watch.
     blind: Option<Arc<str>>,
-    /// The file system whose changes are not all seen, if it is one.
-    unseen: Option<&'static str>,
-    pace: Pace,
-    /// When everything is looked at although nothing was told.
+    /// The file system that hides some changes, if any.
+    unwatched_fs: Option<&'static str>,
+    periods: RescanPeriods,
+    /// The next rescan without an event.
     resync: Instant,
     view: View,
     known: KnownFiles,
     last_good: BTreeMap<Arc<str>, LastGood>,
     accepted: Option<DirectoryId>,
-    /// Names that are gone, not yet for certain, and who removed them.
+    /// Names that are removed but not confirmed yet, and who removed them.
     vanishing: BTreeMap<Arc<str>, Option<Arc<Actor>>>,
-    /// Who changed the files that are looked at now.
+    /// Who changed the files of the current scan.
     actors: BTreeMap<Arc<str>, Arc<Actor>>,
     confirm_at: Option<Instant>,
     links: BTreeSet<Arc<str>>,
-    /// Skipped names already spoken of.
-    told_skipped: BTreeSet<String>,
-    told: RejectionLog,
+    /// Skipped names already logged.
+    logged_skipped: BTreeSet<String>,
+    rejection_log: RejectionLog,
     ledger: ChangeLog,
     ready: bool,
     health: Health,
-    keeper: Keeper,
+    persister: Persister,
     pulse: Arc<Pulse>,
 }
 
 impl FileSource {
-    /// A source for `path`: a directory, or one file; what does not exist is a file if it is named like a manifest.
+    /// A source for `path`: a directory, or one file; a path that does not exist is a file if it is named like a
+    /// manifest.
     pub fn new(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder) -> Self {
-        Self::with_pace(path, node_name, store, decoder, Pace::default())
+        Self::with_periods(path, node_name, store, decoder, RescanPeriods::default())
     }
 
-    fn with_pace(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder, pace: Pace) -> Self {
-        let (place, path) = Place::at(path, node_name, decoder);
+    fn with_periods(path: &Path, node_name: &str, store: Arc<Store>, decoder: Decoder, periods: RescanPeriods) -> Self {
+        let (scanner, path) = Scanner::at(path, node_name, decoder);
         let path_key: Arc<str> = Arc::from(path.to_string_lossy());
         let pulse = Arc::<Pulse>::default();
         Self {
-            place: Arc::new(place),
+            scanner: Arc::new(scanner),
             path_key: Arc::clone(&path_key),
             watch: None,
             settings: WatchSettings::default(),
             feeds: None,
             blind: None,
-            unseen: None,
-            pace,
+            unwatched_fs: None,
+            periods,
             resync: Instant::now(),
             view: View::default(),
             known: KnownFiles::new(),
@@ -127,17 +128,17 @@ impl FileSource {
             actors: BTreeMap::new(),
             confirm_at: None,
             links: BTreeSet::new(),
-            told_skipped: BTreeSet::new(),
-            told: RejectionLog::new(SourceKind::File),
+            logged_skipped: BTreeSet::new(),
+            rejection_log: RejectionLog::new(SourceKind::File),
             ledger: ChangeLog::new(SourceKind::File),
             ready: false,
             health: Health::Starting,
-            keeper: Keeper::new(store, SourceKind::File, Arc::clone(&pulse)),
+            persister: Persister::new(store, SourceKind::File, Arc::clone(&pulse)),
             pulse,
         }
     }
 
-    /// Has the directory watched as `settings` say; feeds may come later.
+    /// Sets how the directory is watched; feeds may arrive later.
     #[must_use]
     pub fn watched(mut self, settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
         self.settings = settings;
@@ -145,7 +146,7 @@ impl FileSource {
         self
     }
 
-    /// When it read last, for people.
+    /// When it last succeeded, for users.
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
     }
@@ -153,173 +154,173 @@ impl FileSource {
     /// Watches and publishes until `stop`. `publish` must not block.
     pub async fn run(mut self, publish: impl Fn(Arc<SourceSnapshot>), stop: CancellationToken) {
         let path = Arc::clone(&self.path_key);
-        let kept = self.keeper.load(move |store| Ok((store.last_good(SourceKind::File)?, store.directory(&path)?)));
-        (self.last_good, self.accepted) = kept.await.unwrap_or_default();
+        let saved = self.persister.load(move |store| Ok((store.last_good(SourceKind::File)?, store.directory(&path)?)));
+        (self.last_good, self.accepted) = saved.await.unwrap_or_default();
         self.ledger.expect(&self.last_good);
         self.open_watch();
         if self.watch.is_none() {
-            self.look_at_all(&publish).await;
+            self.rescan_all(&publish).await;
         }
         self.set_resync();
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
                 event = next_event(self.watch.as_mut()) => self.handle(event, &publish).await,
-                () = at(self.confirm_at) => self.look_at_all(&publish).await,
-                () = self.keeper.written() => self.keep_again(),
+                () = at(self.confirm_at) => self.rescan_all(&publish).await,
+                () = self.persister.written() => self.save_all_if_replaced(),
                 () = sleep_until(self.resync) => {
                     match &mut self.watch {
                         Some(watch) => watch.recheck(),
                         None => self.open_watch(),
                     }
-                    self.look_at_all(&publish).await;
+                    self.rescan_all(&publish).await;
                     self.set_resync();
                 }
             }
         }
-        self.keeper.flush().await;
+        self.persister.flush().await;
     }
 
-    /// Looks at `names`, and at what they turn out to lead through.
-    async fn look_at(&mut self, names: BTreeSet<Arc<str>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
+    /// Rescans `names`, and the targets of symlinks among them.
+    async fn rescan(&mut self, names: BTreeSet<Arc<str>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
         if names.is_empty() {
             self.actors.clear();
             return;
         }
-        if self.look_at_hand(&names) {
+        if self.rescan_cached(&names) {
             return self.publish(publish).await;
         }
         let named = names.clone();
-        let look = self.blocking(move |place, known| place.look_at(names, known)).await;
+        let scan = self.run_scan(move |scanner, known| scanner.scan_names(names, known)).await;
         self.drop_uncertain();
-        self.take(look);
-        // Nothing but what was named is looked through: an event costs the same however many files there are.
+        self.apply_scan(scan);
+        // Only named symlinks are followed: an event costs the same however many files there are.
         if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
             self.follow_links(true).await;
         }
         self.publish(publish).await;
     }
 
-    async fn look_at_all(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+    async fn rescan_all(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         let confirms = self.confirm_at.take_if(|at| *at <= Instant::now()).is_some();
-        let told = self.told_skipped.clone();
-        let mut look = self.blocking(move |place, known| place.look_at_all(known, &told)).await;
+        let logged = self.logged_skipped.clone();
+        let mut scan = self.run_scan(move |scanner, known| scanner.scan_all(known, &logged)).await;
         self.drop_uncertain();
-        match look.listing.take() {
+        match scan.listing.take() {
             Some(Ok(listing)) => {
-                self.take(look);
+                self.apply_scan(scan);
                 self.follow_links(true).await;
                 if let Some(error) = self.watch.as_mut().and_then(DirectoryWatch::take_failure) {
-                    self.go_blind(&error);
+                    self.lose_watch(&error);
                 }
-                self.take_listing(listing, confirms);
+                self.apply_listing(listing, confirms);
             }
             Some(Err(reason)) => {
-                self.known = look.known;
+                self.known = scan.known;
                 self.unavailable(reason);
             }
-            None => self.known = look.known,
+            None => self.known = scan.known,
         }
         self.publish(publish).await;
     }
 
-    /// Runs one look off this thread.
-    async fn blocking(&mut self, look: impl FnOnce(&Place, KnownFiles) -> Look + Send + 'static) -> Look {
-        let (place, known) = (Arc::clone(&self.place), std::mem::take(&mut self.known));
-        let mut looking = tokio::task::spawn_blocking(move || look(&place, known));
-        let looked = loop {
+    /// Runs a scan on a run_scan thread.
+    async fn run_scan(&mut self, scan: impl FnOnce(&Scanner, KnownFiles) -> Scan + Send + 'static) -> Scan {
+        let (scanner, known) = (Arc::clone(&self.scanner), std::mem::take(&mut self.known));
+        let mut scanning = tokio::task::spawn_blocking(move || scan(&scanner, known));
+        let scanned = loop {
             tokio::select! {
-                looked = &mut looking => break looked,
-                // Who writes meanwhile may not live until the next change is handled.
+                scanned = &mut scanning => break scanned,
+                // Read the actors of events meanwhile: their processes may exit before the next event is handled.
                 () = listen(self.watch.as_mut()) => {}
             }
         };
-        match looked {
-            Ok(look) => look,
+        match scanned {
+            Ok(scan) => scan,
             Err(error) => {
                 error!(%error, "reading manifests failed");
-                Look { known: KnownFiles::new(), findings: Vec::new(), listing: None }
+                Scan { known: KnownFiles::new(), findings: Vec::new(), listing: None }
             }
         }
     }
 
-    fn take(&mut self, look: Look) {
-        self.known = look.known;
-        for (name, finding) in look.findings {
-            self.find(name, finding);
+    fn apply_scan(&mut self, scan: Scan) {
+        self.known = scan.known;
+        for (name, finding) in scan.findings {
+            self.apply_finding(name, finding);
         }
     }
 
-    fn find(&mut self, name: Arc<str>, finding: Finding) {
+    fn apply_finding(&mut self, name: Arc<str>, finding: Finding) {
         match finding {
             Finding::Read(manifest) => self.accept(name, manifest),
             Finding::Absent => self.vanish(name),
-            Finding::BeingWritten => self.confirm_in(look::WRITER_PAUSES),
+            Finding::BeingWritten => self.confirm_in(scan::WRITE_SETTLE_TIME),
         }
     }
 
     fn accept(&mut self, name: Arc<str>, manifest: Manifest) {
         self.vanishing.remove(&name);
-        self.told.warnings(&name, &manifest.faults);
-        let (place, last_good) = (&self.place, &self.last_good);
-        self.view.accept(&name, manifest, || restore(place, &name, last_good.get(&name)));
+        self.rejection_log.warnings(&name, &manifest.faults);
+        let (scanner, last_good) = (&self.scanner, &self.last_good);
+        self.view.accept(&name, manifest, || restore(scanner, &name, last_good.get(&name)));
         let manifests = self.view.manifests(&name);
-        self.keeper.put(name, manifests.map(|manifests| LastGood::new(manifests, Timestamp::now())));
+        self.persister.put(name, manifests.map(|manifests| LastGood::new(manifests, Timestamp::now())));
     }
 
     fn vanish(&mut self, name: Arc<str>) {
         if self.view.contains(&name) && !self.vanishing.contains_key(&name) {
             self.vanishing.insert(Arc::clone(&name), self.actors.get(&name).cloned());
             self.view.set_vanishing(&name, true);
-            self.confirm_in(VANISH);
+            self.confirm_in(VANISH_DELAY);
         }
     }
 
-    /// Looks at everything again after `pause` at the latest.
+    /// Rescans everything after `pause` at the latest.
     fn confirm_in(&mut self, pause: Duration) {
         let at = Instant::now() + pause;
         self.confirm_at = Some(self.confirm_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    fn take_listing(&mut self, listing: Listing, confirms: bool) {
+    fn apply_listing(&mut self, listing: Listing, confirms: bool) {
         for name in listing.skipped {
             warn!(file = name, "skipped: it looks like a manifest, but only .yaml, .yml and .json are read");
-            self.told_skipped.insert(name);
+            self.logged_skipped.insert(name);
         }
         if listing.excess > 0 {
-            warn!(excess = listing.excess, "more than {} manifests, the last ones are not read", look::MAX_FILES);
+            warn!(excess = listing.excess, "more than {} manifests, the last ones are not read", scan::MAX_FILES);
         }
         if listing.names.is_empty() && self.accepted != Some(listing.id) && self.has_something_to_lose() {
-            let place = self.path_key.clone();
-            return self.unavailable(format!("{place} is empty, and not the directory its pods came from"));
+            let path = self.path_key.clone();
+            return self.unavailable(format!("{path} is empty, and not the directory its pods came from"));
         }
         let absent: Vec<Arc<str>> = self.view.names().filter(|name| !listing.names.contains(*name)).cloned().collect();
         for name in absent {
             if confirms && let Some(actor) = self.vanishing.remove(&name) {
                 self.actors.extend(actor.map(|actor| (Arc::clone(&name), actor)));
-                info!(file = %name, "manifest gone");
+                info!(file = %name, "manifest removed");
                 self.view.remove(&name);
-                self.told.forget(&name);
-                self.keeper.put(name, None);
+                self.rejection_log.forget(&name);
+                self.persister.put(name, None);
             } else {
                 self.vanish(name);
             }
         }
         if !self.vanishing.is_empty() {
-            self.confirm_in(VANISH);
+            self.confirm_in(VANISH_DELAY);
         }
         // Removed while the agent was down: neither on disk nor in the view.
         for name in std::mem::take(&mut self.last_good).into_keys() {
             if !self.view.contains(&name) {
-                self.keeper.put(name, None);
+                self.persister.put(name, None);
             }
         }
         if self.accepted != Some(listing.id) {
             self.accepted = Some(listing.id);
-            self.keeper.put_directory(Arc::clone(&self.path_key), listing.id);
+            self.persister.put_directory(Arc::clone(&self.path_key), listing.id);
         }
-        if self.unseen != listing.unseen {
-            self.unseen = listing.unseen;
+        if self.unwatched_fs != listing.unwatched_fs {
+            self.unwatched_fs = listing.unwatched_fs;
             self.set_resync();
         }
         self.ready = true;
@@ -328,14 +329,14 @@ impl FileSource {
     }
 
     fn has_something_to_lose(&self) -> bool {
-        !self.view.is_empty() || self.last_good.values().any(|kept| !kept.manifests.is_empty())
+        !self.view.is_empty() || self.last_good.values().any(|saved| !saved.manifests.is_empty())
     }
 
-    /// Nothing can be said about the files now: what there is stays, and comes back from the store if need be.
+    /// The files cannot be read now: the current pods stay, and missing ones are restored from the store.
     fn unavailable(&mut self, reason: String) {
-        for (name, kept) in &self.last_good {
+        for (name, saved) in &self.last_good {
             if !self.view.contains(name) {
-                self.view.restore(name, restore(&self.place, name, Some(kept)));
+                self.view.restore(name, restore(&self.scanner, name, Some(saved)));
             }
         }
         for name in std::mem::take(&mut self.vanishing).into_keys() {
@@ -352,8 +353,8 @@ impl FileSource {
         }
         match &health {
             Health::Unavailable(reason) => warn!(%reason, "file source unavailable"),
-            Health::Blind(reason) => warn!(%reason, path = %self.path_key, "file source is not told of changes"),
-            Health::Good => info!(path = %self.path_key, pods = self.view.pods(), "file source reads"),
+            Health::Blind(reason) => warn!(%reason, path = %self.path_key, "file source has no change notifications"),
+            Health::Good => info!(path = %self.path_key, pods = self.view.pods(), "file source healthy"),
             Health::Starting => {}
         }
         self.health = health;
@@ -363,7 +364,7 @@ impl FileSource {
         self.known.get(name).is_some_and(|known| known.link)
     }
 
-    /// Watches what symlinked manifests lead through, and looks again if that was not watched when they were read.
+    /// Watches the targets of symlinked manifests, and rescans them if they were not watched when they were read.
     async fn follow_links(&mut self, links_changed: bool) {
         let links: BTreeSet<Arc<str>> =
             self.known.iter().filter(|(_, known)| known.link).map(|(name, _)| Arc::clone(name)).collect();
@@ -375,45 +376,45 @@ impl FileSource {
         self.links = links;
         if unseen {
             let names = self.links.clone();
-            let look = self.blocking(move |place, known| place.look_at(names, known)).await;
-            self.take(look);
+            let scan = self.run_scan(move |scanner, known| scanner.scan_names(names, known)).await;
+            self.apply_scan(scan);
         }
     }
 
-    /// After the database had to be replaced: what this source knows is put into the new one.
-    fn keep_again(&mut self) {
-        if self.keeper.must_begin_again() {
+    /// Saves everything again if the database was replaced.
+    fn save_all_if_replaced(&mut self) {
+        if self.persister.must_save_all() {
             for name in self.view.names() {
-                self.keeper.put(
+                self.persister.put(
                     Arc::clone(name),
                     self.view.manifests(name).map(|manifests| LastGood::new(manifests, Timestamp::now())),
                 );
             }
-            self.accepted.into_iter().for_each(|id| self.keeper.put_directory(Arc::clone(&self.path_key), id));
-            self.keeper.write();
+            self.accepted.into_iter().for_each(|id| self.persister.put_directory(Arc::clone(&self.path_key), id));
+            self.persister.write();
         }
     }
 
     async fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         self.pulse.set_backend(self.backend());
-        let (place, actors) = (&self.place, std::mem::take(&mut self.actors));
+        let (scanner, actors) = (&self.scanner, std::mem::take(&mut self.actors));
         if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
-            let restore = |name: &str, kept: &LastGood| restore(place, name, Some(kept));
+            let restore = |name: &str, saved: &LastGood| restore(scanner, name, Some(saved));
             let snapshot = self.ledger.enter(snapshot, Timestamp::now(), restore, |origin| actors.get(origin).cloned());
-            self.keeper.put_history(&snapshot.changes);
-            self.told.snapshot(&snapshot);
+            self.persister.put_history(&snapshot.changes);
+            self.rejection_log.snapshot(&snapshot);
             publish(snapshot);
         }
-        // The change goes ahead of its copy for the disk: to call another thread takes a while.
+        // Publish before saving: starting the write on another thread takes a while.
         tokio::task::yield_now().await;
-        self.keeper.write();
+        self.persister.write();
     }
 }
 
-/// What a file's last good manifests hold.
-fn restore(place: &Place, name: &str, kept: Option<&LastGood>) -> Contents {
-    let manifests = kept.map_or(&[][..], |kept| kept.manifests.as_slice());
-    place.decoder.restore_all(manifests, name, SourceKind::File, &place.node_name)
+/// The content of a file's last good manifests.
+fn restore(scanner: &Scanner, name: &str, saved: Option<&LastGood>) -> Contents {
+    let manifests = saved.map_or(&[][..], |saved| saved.manifests.as_slice());
+    scanner.decoder.restore_all(manifests, name, SourceKind::File, &scanner.node_name)
 }
 
 async fn at(instant: Option<Instant>) {

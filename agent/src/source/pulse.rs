@@ -1,5 +1,5 @@
-//! When a source last succeeded, when it tries again, what tells it of changes, and whether the disk takes what it
-//! accepts. Told beside the snapshots, because none of it changes a pod.
+//! When a source last succeeded, when it retries, how it learns of changes, and whether its accepted manifests are
+//! saved. Published apart from the snapshots, because none of it changes a pod.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 
-/// A moment that has not come.
+/// No time.
 const NEVER: i64 = i64::MIN;
 
-/// The moments are in milliseconds. The source writes, whoever shows them reads.
+/// Times are in milliseconds. Written by the source, read by the server.
 #[derive(Debug)]
 pub struct Pulse {
     succeeded: AtomicI64,
     retry: AtomicI64,
-    unkept: ArcSwapOption<String>,
+    persist_error: ArcSwapOption<String>,
     backend: ArcSwapOption<String>,
 }
 
@@ -24,58 +24,58 @@ impl Default for Pulse {
         Self {
             succeeded: AtomicI64::new(NEVER),
             retry: AtomicI64::new(NEVER),
-            unkept: ArcSwapOption::empty(),
+            persist_error: ArcSwapOption::empty(),
             backend: ArcSwapOption::empty(),
         }
     }
 }
 
 impl Pulse {
-    /// The source read its place in full and without trouble at `at`.
+    /// The source read everything without errors at `at`.
     pub fn succeeded(&self, at: Timestamp) {
         self.succeeded.store(at.as_millisecond(), Ordering::Relaxed);
         self.retry.store(NEVER, Ordering::Relaxed);
     }
 
-    /// After a failure, the source tries again at `at`.
+    /// After a failure, the source retries at `at`.
     pub fn retries(&self, at: Timestamp) {
         self.retry.store(at.as_millisecond(), Ordering::Relaxed);
     }
 
-    /// What was accepted is on the disk, or is not, for this reason.
-    pub fn kept(&self, failure: Option<String>) {
-        self.unkept.store(failure.map(Arc::new));
+    /// Sets or clears the reason why accepted manifests cannot be saved to disk.
+    pub fn set_persist_error(&self, error: Option<String>) {
+        self.persist_error.store(error.map(Arc::new));
     }
 
-    /// Why the disk does not take what the source accepts.
+    /// Why accepted manifests cannot be saved to disk.
     pub fn unkept(&self) -> Option<Arc<String>> {
-        self.unkept.load_full()
+        self.persist_error.load_full()
     }
 
-    /// What tells the source of changes, for people.
+    /// Sets how the source learns of changes, as shown to users.
     pub fn set_backend(&self, backend: String) {
         if self.backend.load().as_deref() != Some(&backend) {
             self.backend.store(Some(Arc::new(backend)));
         }
     }
 
-    /// What tells the source of changes.
+    /// How the source learns of changes.
     pub fn backend(&self) -> Option<Arc<String>> {
         self.backend.load_full()
     }
 
-    /// When the source last read its place in full and without trouble, or what it restored was accepted.
+    /// When the source last read everything without errors, or when the manifests it restored were accepted.
     pub fn last_success(&self) -> Option<Timestamp> {
-        moment(&self.succeeded)
+        time(&self.succeeded)
     }
 
-    /// When it tries again, while the last try failed.
+    /// When it retries, while the last attempt failed.
     pub fn next_retry(&self) -> Option<Timestamp> {
-        moment(&self.retry)
+        time(&self.retry)
     }
 }
 
-fn moment(of: &AtomicI64) -> Option<Timestamp> {
+fn time(of: &AtomicI64) -> Option<Timestamp> {
     Timestamp::from_millisecond(of.load(Ordering::Relaxed)).ok()
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_success_ends_the_wait_for_the_next_try() {
+    fn a_success_clears_the_next_retry() {
         let pulse = Pulse::default();
         assert_eq!((pulse.last_success(), pulse.next_retry()), (None, None));
         pulse.retries(Timestamp::constant(40, 0));

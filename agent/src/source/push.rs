@@ -1,9 +1,8 @@
-//! The push source: pods, ConfigMaps and Secrets handed in over the local socket (`limpet apply`), as an apiserver would
-//! take them.
+//! The push source: pods, ConfigMaps and Secrets received over the local socket (`limpet apply`), as by an apiserver.
 //!
-//! One task owns them; requests queue in a bounded inbox and are answered one after the other. What is acknowledged is
-//! on disk: written and synced first, published next, answered last. There is nothing to read from elsewhere, so a
-//! restart begins with what the store holds and is ready at once.
+//! One task owns them; requests queue in a bounded inbox and are handled in order. A request is acknowledged once it is
+//! on disk: first written and synced, then published, then answered. There is nothing to read from elsewhere, so the
+//! source starts with the content of the store and is ready at once.
 
 mod objects;
 mod request;
@@ -31,12 +30,12 @@ use limpet_model::source::SourceKind;
 use request::{By, Request};
 pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
 
-/// What the push source asks of the rest of the node.
+/// The parts of the node that the push source depends on.
 #[derive(Debug, Clone)]
 pub struct PushContext {
-    /// What the other sources publish: a pod of one that comes first cannot be pushed.
+    /// The snapshots of the other sources: a pod of a source that takes precedence cannot be pushed.
     pub slots: Arc<Slots>,
-    /// What is left of the pods that end.
+    /// The observed pods, to see when a deleted pod has terminated.
     pub observed: Observed,
 }
 
@@ -46,51 +45,51 @@ pub struct PushSource {
     node_name: Arc<str>,
     store: Arc<Store>,
     decoder: Decoder,
-    around: PushContext,
+    context: PushContext,
     snapshot: SourceSnapshot,
-    /// Pods that were deleted and have not ended yet.
-    ending: BTreeSet<PodKey>,
+    /// Deleted pods that have not terminated yet.
+    terminating: BTreeSet<PodKey>,
     pulse: Arc<Pulse>,
 }
 
 impl PushSource {
-    /// A source of the pods kept in `store`.
-    pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder, around: PushContext) -> Self {
+    /// A source of the pods saved in `store`.
+    pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder, context: PushContext) -> Self {
         Self {
             node_name: Arc::from(node_name),
             store,
             decoder,
-            around,
+            context,
             snapshot: SourceSnapshot::default(),
-            ending: BTreeSet::new(),
+            terminating: BTreeSet::new(),
             pulse: Arc::default(),
         }
     }
 
-    /// When a push was taken last, for people.
+    /// When a push was last accepted, for users.
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
     }
 
-    /// Takes requests and publishes until `stop`. `publish` must not block.
+    /// Handles requests and publishes until `stop`. `publish` must not block.
     pub async fn run(mut self, mut inbox: Inbox, publish: impl Fn(Arc<SourceSnapshot>), stop: CancellationToken) {
-        self.recall().await;
+        self.restore().await;
         publish(Arc::new(self.snapshot.clone()));
-        let mut observed = self.around.observed.changes();
+        let mut observed = self.context.observed.changes();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 request = inbox.recv() => match request {
-                    Some(request) => self.obey(request, &publish).await,
+                    Some(request) => self.handle(request, &publish).await,
                     None => return,
                 },
-                true = observed.next(), if !self.ending.is_empty() => self.forget_ended(&publish),
+                true = observed.next(), if !self.terminating.is_empty() => self.remove_terminated(&publish),
             }
         }
     }
 
-    /// Does what is asked. Whoever asked may have gone by the time of the answer.
-    async fn obey(&mut self, request: Request, publish: &impl Fn(Arc<SourceSnapshot>)) {
+    /// Handles a request. The client may have disconnected before the response.
+    async fn handle(&mut self, request: Request, publish: &impl Fn(Arc<SourceSnapshot>)) {
         match request {
             Request::Put { record, by, answer } => drop(answer.send(self.put(record, by, publish).await)),
             Request::Delete { namespace, name, grace, by, answer } => {
@@ -101,10 +100,10 @@ impl PushSource {
         }
     }
 
-    async fn recall(&mut self) {
+    async fn restore(&mut self) {
         let store = Arc::clone(&self.store);
         let read = move || Ok::<_, StoreError>((store.last_good(SourceKind::Push)?, store.damaged()));
-        let (kept, damaged) = match tokio::task::spawn_blocking(read).await {
+        let (saved, damaged) = match tokio::task::spawn_blocking(read).await {
             Ok(Ok(read)) => read,
             failed => {
                 let reason = match failed {
@@ -112,28 +111,33 @@ impl PushSource {
                     Err(error) => error.to_string(),
                     Ok(Ok(_)) => String::new(),
                 };
-                error!(reason, "what was pushed cannot be read");
-                let reason = format!("what was pushed cannot be read: {reason}; pods that run, run on");
+                error!(reason, "pushed pods and objects cannot be read");
+                let reason = format!("pushed pods and objects cannot be read: {reason}; running pods keep running");
                 self.snapshot.health = Health::Unavailable(reason.into());
                 return;
             }
         };
-        for (name, kept) in &kept {
+        for (name, saved) in &saved {
             let restored =
-                self.decoder.restore_all(&kept.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
+                self.decoder.restore_all(&saved.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
             if restored.pods.is_empty() && restored.objects.is_empty() {
-                error!(%name, "something that was pushed cannot be read");
+                error!(%name, "a pushed pod or object cannot be read");
             }
             self.snapshot.pods.extend(restored.pods);
             self.snapshot.objects.extend(restored.objects);
         }
-        if let Some(newest) = kept.values().map(|kept| kept.accepted).max() {
+        if let Some(newest) = saved.values().map(|saved| saved.accepted).max() {
             self.pulse.succeeded(newest);
         }
         self.snapshot.health = Health::Good;
-        // After a damage the store may lack pods that run: they are ended only once the damaged file is out of the way.
+        // After database damage, the store may lack running pods: they are not stopped before the damaged file is
+        // removed.
         self.snapshot.ready = damaged.is_empty();
-        info!(pods = self.snapshot.pods.len(), objects = self.snapshot.objects.len(), "what was pushed is back");
+        info!(
+            pods = self.snapshot.pods.len(),
+            objects = self.snapshot.objects.len(),
+            "pushed pods and objects restored"
+        );
     }
 
     async fn put(
@@ -143,7 +147,7 @@ impl PushSource {
         publish: &impl Fn(Arc<SourceSnapshot>),
     ) -> Result<Stored<PodRecord>, PushError> {
         let key = record.key.clone();
-        if self.ending.contains(&key) {
+        if self.terminating.contains(&key) {
             return Err(PushError::BeingDeleted { key });
         }
         if let Some(claim) = self.claimed(&key) {
@@ -172,13 +176,13 @@ impl PushSource {
         by: By,
         publish: &impl Fn(Arc<SourceSnapshot>),
     ) -> Result<Arc<PodRecord>, PushError> {
-        let Some(record) = self.find(namespace, name) else { return Err(self.not_here(namespace, name)) };
+        let Some(record) = self.find(namespace, name) else { return Err(self.not_pushed(namespace, name)) };
         let key = record.key.clone();
         let change = ManifestChange::between(Some(&record), None, Timestamp::now(), by).map(Arc::new);
         self.commit(&key, None, change.clone()).await?;
         let record = Arc::new(deleted(&record, grace, Timestamp::now()));
-        if self.around.observed.load().pods.contains_key(&key) {
-            self.ending.insert(key.clone());
+        if self.context.observed.load().pods.contains_key(&key) {
+            self.terminating.insert(key.clone());
             self.snapshot.pods.insert(key, Arc::clone(&record));
         } else {
             self.snapshot.pods.remove(&key);
@@ -187,8 +191,7 @@ impl PushSource {
         Ok(record)
     }
 
-    /// Writes to the disk what is to be kept of a pod or object, and waits until it is there. Nothing has changed when it
-    /// fails.
+    /// Writes the new state of a pod or object to disk, and waits until it is synced. On an error, nothing has changed.
     async fn commit(
         &self,
         key: &impl Display,
@@ -196,19 +199,19 @@ impl PushSource {
         change: Option<Arc<ManifestChange>>,
     ) -> Result<(), PushError> {
         let name: Arc<str> = Arc::from(key.to_string());
-        let kept = manifests.map(|manifests| LastGood::new(manifests, Timestamp::now()));
+        let saved = manifests.map(|manifests| LastGood::new(manifests, Timestamp::now()));
         let changes = Changes {
-            last_good: BTreeMap::from([(Arc::clone(&name), kept.clone())]),
+            last_good: BTreeMap::from([(Arc::clone(&name), saved.clone())]),
             history: change.into_iter().collect(),
             ..Changes::default()
         };
         let mut all = Changes { last_good: self.everything(), ..Changes::default() };
-        all.last_good.insert(Arc::clone(&name), kept);
+        all.last_good.insert(Arc::clone(&name), saved);
         let store = Arc::clone(&self.store);
         let written = tokio::task::spawn_blocking(move || {
             let before = store.replaced();
             store.apply(SourceKind::Push, &changes)?;
-            // The database had to be replaced: the new one may lack what the old one had.
+            // The database was replaced: the new one may lack records of the old one.
             if store.replaced() == before { Ok(false) } else { store.apply(SourceKind::Push, &all) }
         });
         let written = written.await;
@@ -220,13 +223,13 @@ impl PushSource {
             Ok(Err(error)) => chain(&error),
             Err(error) => error.to_string(),
         };
-        error!(%name, reason, "a push is refused, because it cannot be kept");
+        error!(%name, reason, "push rejected: it cannot be saved to disk");
         Err(PushError::NotPersisted { reason })
     }
 
-    /// All that is to be kept now, under the names it is kept by.
+    /// Everything to save, by store key.
     fn everything(&self) -> BTreeMap<Arc<str>, Option<LastGood>> {
-        let staying = self.snapshot.pods.iter().filter(|(key, _)| !self.ending.contains(key));
+        let staying = self.snapshot.pods.iter().filter(|(key, _)| !self.terminating.contains(key));
         let pods = staying.map(|(key, pod)| (key.to_string(), Arc::clone(&pod.manifest)));
         let objects = self.snapshot.objects.iter().map(|(key, object)| (key.to_string(), object.manifest()));
         pods.chain(objects)
@@ -234,15 +237,15 @@ impl PushSource {
             .collect()
     }
 
-    /// The pod of that name, as the node or as its manifest calls it.
+    /// The pod of that name, in its form with or without the node name.
     fn find(&self, namespace: &str, name: &str) -> Option<Arc<PodRecord>> {
         let pods = &self.snapshot.pods;
         keys(namespace, name, &self.node_name).iter().find_map(|key| pods.get(key)).cloned()
     }
 
     /// Why there is no pod of that name to delete.
-    fn not_here(&self, namespace: &str, name: &str) -> PushError {
-        let snapshots = self.around.slots.load();
+    fn not_pushed(&self, namespace: &str, name: &str) -> PushError {
+        let snapshots = self.context.slots.load();
         let of_another = keys(namespace, name, &self.node_name)
             .iter()
             .find_map(|key| snapshots.iter().find_map(|snapshot| snapshot.pods.get(key)).cloned());
@@ -256,30 +259,31 @@ impl PushSource {
         }
     }
 
-    /// The pod of a source that comes before this one.
+    /// The pod of that key in a source that takes precedence.
     fn claimed(&self, key: &PodKey) -> Option<Arc<PodRecord>> {
-        first_claim(&self.around.slots.load(), key).cloned()
+        first_claim(&self.context.slots.load(), key).cloned()
     }
 
-    fn forget_ended(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
-        let observed = self.around.observed.load();
-        let ended: Vec<PodKey> = self.ending.iter().filter(|key| !observed.pods.contains_key(*key)).cloned().collect();
-        for key in &ended {
-            self.ending.remove(key);
+    fn remove_terminated(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        let observed = self.context.observed.load();
+        let terminated: Vec<PodKey> =
+            self.terminating.iter().filter(|key| !observed.pods.contains_key(*key)).cloned().collect();
+        for key in &terminated {
+            self.terminating.remove(key);
             self.snapshot.pods.remove(key);
         }
-        if !ended.is_empty() {
+        if !terminated.is_empty() {
             publish(Arc::new(self.snapshot.clone()));
         }
     }
 }
 
-/// What a pod of that name may be called here.
+/// The possible keys of a pod of that name.
 fn keys(namespace: &str, name: &str, node_name: &str) -> [PodKey; 2] {
     [PodKey::new(namespace, name), identity::key(Some(namespace), name, node_name)]
 }
 
-/// The pod on its way to its end, as an apiserver marks it.
+/// The pod marked for deletion, as by an apiserver.
 fn deleted(record: &PodRecord, grace: Option<u64>, now: Timestamp) -> PodRecord {
     let mut record = record.clone();
     let grace = grace.unwrap_or_else(|| record.grace_seconds());

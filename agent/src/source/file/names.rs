@@ -1,29 +1,29 @@
-//! Which names in a manifest directory are read, and which are passed over with or without a word.
+//! Which names in a manifest directory are read, and which are skipped with or without a log message.
 
-/// What a name says about its file.
+/// The class of a file, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NameClass {
     /// Read as a manifest.
     Manifest,
-    /// An editor's or a tool's leftover: never meant to be read.
-    Leftover,
-    /// Not read; worth a word if its content looks like a manifest.
+    /// An editor's or a tool's temporary file: never read.
+    Temporary,
+    /// Not read; logged if its content looks like a manifest.
     Other,
 }
 
-/// Judges a file's name.
+/// Classifies a file name.
 pub(super) fn class(name: &str) -> NameClass {
-    // 4913 is the name vim tries a directory with.
-    let leftover = name.starts_with('.') || name.ends_with('~') || name.starts_with('#') || name == "4913";
+    // vim creates a file named 4913 to test a directory.
+    let temporary = name.starts_with('.') || name.ends_with('~') || name.starts_with('#') || name == "4913";
     match name.rsplit_once('.') {
-        _ if leftover => NameClass::Leftover,
-        Some((_, "swp" | "swx" | "tmp")) => NameClass::Leftover,
+        _ if temporary => NameClass::Temporary,
+        Some((_, "swp" | "swx" | "tmp")) => NameClass::Temporary,
         Some((_, "yaml" | "yml" | "json")) => NameClass::Manifest,
         _ => NameClass::Other,
     }
 }
 
-/// Whether the beginning of a file reads like a Kubernetes object.
+/// Whether the start of a file looks like a Kubernetes object.
 pub(super) fn looks_like_manifest(beginning: &[u8]) -> bool {
     let text = String::from_utf8_lossy(beginning);
     text.contains("apiVersion") && text.contains("kind")
@@ -34,12 +34,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_judged_by_their_ends() {
+    fn names_are_classified_by_prefix_and_suffix() {
         for name in ["a.yaml", "a.yml", "a.json", "a.b.yaml", "~a.yaml"] {
             assert_eq!(class(name), NameClass::Manifest, "{name}");
         }
         for name in [".a.yaml", "..data", "a.yaml~", "4913", ".a.yaml.swp", "a.swp", "#a.yaml#", ".", "a.yaml.tmp"] {
-            assert_eq!(class(name), NameClass::Leftover, "{name}");
+            assert_eq!(class(name), NameClass::Temporary, "{name}");
         }
         for name in ["a", "a.yaml.bak", "a.manifest", "a.YAML", "yaml", "README.md", "a.yaml.rpmnew"] {
             assert_eq!(class(name), NameClass::Other, "{name}");

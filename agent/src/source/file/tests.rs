@@ -15,7 +15,7 @@ use super::*;
 use limpet_model::manifest::Restored;
 use limpet_model::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid};
 
-/// A language of one pod a line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
+/// A test format with one pod per line: `pod NAME VALUE`; `bad` is an error, `hint` a warning.
 fn read(text: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
     let mut manifest = Manifest::default();
     for line in String::from_utf8_lossy(text).lines() {
@@ -57,14 +57,14 @@ fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord
     }
 }
 
-/// A running source over a directory of its own.
+/// A running source with a directory of its own.
 struct Bench {
     root: tempfile::TempDir,
     directory: PathBuf,
     store: Arc<Store>,
-    pace: Pace,
+    periods: RescanPeriods,
     settings: WatchSettings,
-    /// Of the newest run.
+    /// Of the latest run.
     pulse: Arc<Pulse>,
     running: Option<(watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>)>,
 }
@@ -79,7 +79,7 @@ impl Bench {
             root,
             directory,
             store,
-            pace: Pace::default(),
+            periods: RescanPeriods::default(),
             settings: WatchSettings::default(),
             pulse: Arc::default(),
             running: None,
@@ -93,14 +93,14 @@ impl Bench {
     fn start_at(&mut self, path: &Path) {
         let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
-        let source = FileSource::with_pace(path, "edge1", Arc::clone(&self.store), decoder(), self.pace)
+        let source = FileSource::with_periods(path, "edge1", Arc::clone(&self.store), decoder(), self.periods)
             .watched(self.settings.clone(), None);
         self.pulse = source.pulse();
         let publish = move |snapshot| drop(sender.send(snapshot));
         self.running = Some((receiver, stop.clone(), tokio::spawn(source.run(publish, stop))));
     }
 
-    /// Ends the source as SIGTERM would; what it published is in the store.
+    /// Stops the source as SIGTERM would; its published state is in the store.
     async fn stop(&mut self) {
         let (_, stop, task) = self.running.take().unwrap();
         stop.cancel();
@@ -108,9 +108,9 @@ impl Bench {
     }
 
     fn write(&self, name: &str, text: &str) {
-        let beside = self.directory.parent().unwrap().join("beside");
-        fs::write(&beside, text).unwrap();
-        fs::rename(beside, self.directory.join(name)).unwrap();
+        let temporary = self.directory.parent().unwrap().join("temporary");
+        fs::write(&temporary, text).unwrap();
+        fs::rename(temporary, self.directory.join(name)).unwrap();
     }
 
     /// The first snapshot that satisfies `wanted`; the time limit only ends a test that would hang.
@@ -138,13 +138,13 @@ fn is_unavailable(snapshot: &SourceSnapshot) -> bool {
     matches!(snapshot.health, Health::Unavailable(_))
 }
 
-/// Whether the source cannot read, and says so with that word.
-fn unavailable(word: &str) -> impl Fn(&SourceSnapshot) -> bool {
-    move |now| matches!(&now.health, Health::Unavailable(why) if why.contains(word))
+/// Whether the source is unavailable for a reason that contains the text.
+fn unavailable(text: &str) -> impl Fn(&SourceSnapshot) -> bool {
+    move |now| matches!(&now.health, Health::Unavailable(why) if why.contains(text))
 }
 
 #[tokio::test]
-async fn files_come_change_and_go() {
+async fn files_are_added_changed_and_removed() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.write("notes.txt", "pod notes 1");
@@ -166,9 +166,9 @@ async fn files_come_change_and_go() {
     assert!(bench.store.last_good(SourceKind::File).unwrap().is_empty());
 }
 
-/// A change under another name of the same file tells the directory nothing: whoever looked at it would see it.
+/// A change through another hard link causes no event in the directory: a scan of the file would notice it.
 #[tokio::test]
-async fn an_event_for_one_file_makes_nobody_look_at_the_others() {
+async fn an_event_for_one_file_does_not_scan_the_others() {
     let mut bench = Bench::new();
     let elsewhere = bench.directory.parent().unwrap().join("elsewhere");
     fs::write(&elsewhere, "pod b 1").unwrap();
@@ -188,7 +188,7 @@ async fn an_event_for_one_file_makes_nobody_look_at_the_others() {
 }
 
 #[tokio::test]
-async fn an_editor_that_renames_away_first_never_removes_the_pod() {
+async fn an_editor_that_renames_the_file_away_first_never_removes_the_pod() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.start();
@@ -240,7 +240,7 @@ async fn a_broken_manifest_keeps_its_last_good_pod_also_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_file_deleted_while_the_agent_was_down_is_gone() {
+async fn a_file_deleted_while_the_agent_was_down_is_removed() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.write("b.yaml", "pod b 1");
@@ -262,7 +262,7 @@ async fn a_file_deleted_while_the_agent_was_down_is_gone() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_missing_or_another_and_empty_changes_nothing() {
+async fn a_missing_or_replaced_empty_directory_changes_nothing() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.start();
@@ -278,8 +278,8 @@ async fn a_directory_that_is_missing_or_another_and_empty_changes_nothing() {
     assert_eq!(shape(&missing), ["a 1 @ a.yaml"]);
     assert!(!missing.ready);
     fs::create_dir(&bench.directory).unwrap();
-    let said = |now: &SourceSnapshot| matches!(&now.health, Health::Unavailable(why) if why.contains("is empty"));
-    let empty = bench.until(said).await;
+    let is_empty = |now: &SourceSnapshot| matches!(&now.health, Health::Unavailable(why) if why.contains("is empty"));
+    let empty = bench.until(is_empty).await;
     assert_eq!((shape(&empty), empty.ready), (vec!["a 1 @ a.yaml".to_owned()], false));
 
     fs::remove_dir(&bench.directory).unwrap();
@@ -290,7 +290,7 @@ async fn a_directory_that_is_missing_or_another_and_empty_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_empty_directory_that_gets_a_manifest_is_the_one_to_follow() {
+async fn a_replaced_directory_is_accepted_once_it_has_a_manifest() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.start();
@@ -303,7 +303,7 @@ async fn an_empty_directory_that_gets_a_manifest_is_the_one_to_follow() {
 }
 
 #[tokio::test]
-async fn two_files_that_claim_a_key_are_settled_by_name() {
+async fn of_two_files_that_define_a_pod_the_first_name_wins() {
     let mut bench = Bench::new();
     bench.write("b.yaml", "pod a 2");
     bench.start();
@@ -334,7 +334,7 @@ async fn symlinks_are_followed_when_their_targets_change() {
     symlink("..data/p.yaml", bench.directory.join("p.yaml")).unwrap();
     bench.start();
     let snapshot = bench.until_pods(&["a 1 @ a.yaml", "p 1 @ p.yaml"]).await;
-    assert!(snapshot.rejected["lost.yaml"].faults[0].message.contains("leads nowhere"));
+    assert!(snapshot.rejected["lost.yaml"].faults[0].message.contains("does not exist"));
     fs::write(data.join("a.yaml"), "pod a 2").unwrap();
     bench.until_pods(&["a 2 @ a.yaml", "p 1 @ p.yaml"]).await;
     symlink("..v2", bench.directory.join("..tmp")).unwrap();
@@ -347,7 +347,7 @@ async fn symlinks_are_followed_when_their_targets_change() {
 }
 
 #[tokio::test]
-async fn a_burst_of_a_thousand_files_is_all_there() {
+async fn a_burst_of_a_thousand_files_is_complete() {
     let mut bench = Bench::new();
     bench.start();
     bench.until(|now| now.ready).await;
@@ -362,7 +362,7 @@ async fn a_burst_of_a_thousand_files_is_all_there() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_rejected_and_what_is_too_large_too() {
+async fn unreadable_and_oversized_files_are_rejected() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.write("big.yaml", "pod big 1");
@@ -372,18 +372,18 @@ async fn what_cannot_be_read_is_rejected_and_what_is_too_large_too() {
         .write(true)
         .open(bench.directory.join("big.yaml"))
         .unwrap()
-        .set_len(look::MAX_FILE + 1)
+        .set_len(scan::MAX_FILE + 1)
         .unwrap();
     fs::remove_file(bench.directory.join("a.yaml")).unwrap();
     rustix::fs::mknodat(
         rustix::fs::CWD,
-        bench.directory.join("beside.fifo"),
+        bench.directory.join("temporary.fifo"),
         rustix::fs::FileType::Fifo,
         rustix::fs::Mode::RUSR,
         0,
     )
     .unwrap();
-    fs::rename(bench.directory.join("beside.fifo"), bench.directory.join("a.yaml")).unwrap();
+    fs::rename(bench.directory.join("temporary.fifo"), bench.directory.join("a.yaml")).unwrap();
     let snapshot = bench.until(|now| now.rejected.len() == 2).await;
     assert_eq!(shape(&snapshot), ["a 1 @ a.yaml", "big 1 @ big.yaml"]);
     let reason = |name: &str| snapshot.rejected[name].faults[0].message.clone();
@@ -392,7 +392,7 @@ async fn what_cannot_be_read_is_rejected_and_what_is_too_large_too() {
 }
 
 #[tokio::test]
-async fn one_file_counts_whatever_its_name_and_its_neighbours_do_not() {
+async fn a_single_file_is_read_whatever_its_name_and_its_siblings_are_not() {
     let mut bench = Bench::new();
     bench.write("pods", "pod a 1");
     bench.write("b.yaml", "pod b 1");

@@ -1,5 +1,4 @@
-//! The file source and its watch: what an event calls for, who is behind it, and how often everything is looked at
-//! although nothing was told.
+//! The file source's watch: event handling, attribution of changes, and periodic rescans without events.
 
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
@@ -18,71 +17,71 @@ impl FileSource {
         self.take_actors();
         match event {
             Ok(WatchEvent::Hint(names)) if self.health == Health::Good => {
-                let names = names.iter().filter_map(|name| name.to_str()).filter(|name| self.place.counts(name));
+                let names = names.iter().filter_map(|name| name.to_str()).filter(|name| self.scanner.is_manifest(name));
                 let names = names.map(Arc::from).collect();
-                return self.look_at(names, publish).await;
+                return self.rescan(names, publish).await;
             }
             Ok(WatchEvent::Hint(_)) => {}
             Ok(WatchEvent::Rescan(reason)) => {
-                debug!(?reason, directory = %self.place.directory.display(), "rescan");
+                debug!(?reason, directory = %self.scanner.directory.display(), "rescan");
             }
-            Err(error) => self.go_blind(&error),
+            Err(error) => self.lose_watch(&error),
         }
-        self.look_at_all(publish).await;
+        self.rescan_all(publish).await;
     }
 
     pub(super) fn set_resync(&mut self) {
-        let sees_all = self.watch.is_some() && self.unseen.is_none();
-        let pause = if sees_all { self.pace.watched } else { self.pace.blind };
+        let is_watched = self.watch.is_some() && self.unwatched_fs.is_none();
+        let pause = if is_watched { self.periods.watched } else { self.periods.blind };
         self.resync = Instant::now() + jittered(pause);
     }
 
     pub(super) fn open_watch(&mut self) {
-        match DirectoryWatch::with_attribution(&self.place.directory, self.settings.clone(), self.feeds.take()) {
+        match DirectoryWatch::with_attribution(&self.scanner.directory, self.settings.clone(), self.feeds.take()) {
             Ok(watch) => {
                 self.watch = Some(watch);
                 self.blind = None;
                 self.links.clear();
             }
-            Err(error) => self.go_blind(&error),
+            Err(error) => self.lose_watch(&error),
         }
     }
 
-    /// The kernel tells nothing of changes from now on; [`Health`] says so.
-    pub(super) fn go_blind(&mut self, error: &std::io::Error) {
+    /// From now on there are no change notifications; [`Health`] reports it.
+    pub(super) fn lose_watch(&mut self, error: &std::io::Error) {
         self.watch = None;
-        self.blind = Some(format!("reading every {} s: {error}", self.pace.blind.as_secs()).into());
+        self.blind = Some(format!("reading every {} s: {error}", self.periods.blind.as_secs()).into());
         self.set_resync();
     }
 
-    /// Who did what is looked at now.
+    /// Stores who made the changes that are scanned now.
     pub(super) fn take_actors(&mut self) {
-        let told = self.watch.as_ref().map(DirectoryWatch::actors).unwrap_or_default();
-        let named = told.into_iter().filter_map(|(name, actor)| Some((Arc::from(name.to_str()?), actor)));
+        let actors = self.watch.as_ref().map(DirectoryWatch::actors).unwrap_or_default();
+        let named = actors.into_iter().filter_map(|(name, actor)| Some((Arc::from(name.to_str()?), actor)));
         self.actors = named.collect();
     }
 
-    /// What was read of a file that somebody else has been at meanwhile may be theirs.
+    /// Drops the actors of files that may have been changed by another process meanwhile.
     pub(super) fn drop_uncertain(&mut self) {
         if let Some(watch) = &mut self.watch {
             self.actors.retain(|name, actor| watch.is_certain(OsStr::new(&**name), actor));
         }
     }
 
-    /// What tells of changes, for people.
+    /// How it learns of changes, as shown to users.
     pub(super) fn backend(&self) -> String {
         let backend = self.watch.as_ref().map_or("", |watch| watch.backend().as_str());
-        match self.unseen {
-            Some(unseen) => {
-                let seconds = self.pace.blind.as_secs();
-                format!("{backend}; {unseen} hides changes: read every {seconds} s")
+        match self.unwatched_fs {
+            Some(unwatched_fs) => {
+                let seconds = self.periods.blind.as_secs();
+                format!("{backend}; {unwatched_fs} hides changes: read every {seconds} s")
             }
             None => backend.to_owned(),
         }
     }
 }
 
-/// Within a tenth of `period`, so that many nodes on one network file system do not read at once.
+/// `period` with a jitter of a tenth, so that many nodes on one network file system do not read at the same time.
 fn jittered(period: Duration) -> Duration {
     let dice = u32::try_from(RandomState::new().hash_one(()) % 201).unwrap_or(100);
     period * (900 + dice) / 1_000

@@ -1,10 +1,10 @@
-//! What must hold of any answer, for the fuzz target: bounded, refused only with a reason, and what is accepted is what
-//! comes back after a restart.
+//! What must hold for any response, for the fuzz target: its size is limited, it is rejected only with a reason, and
+//! what is accepted is the same after a restart.
 
 use limpet_model::manifest;
 use std::sync::Arc;
 
-use super::answer::{Form, MAX_BODY, read};
+use super::body::{BodyFormat, MAX_BODY, read};
 use limpet_core::source::view::{Contents, View};
 use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::manifest::{Manifest, Restored};
@@ -15,27 +15,27 @@ use limpet_model::source::SourceKind;
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 const ORIGIN: &str = "https://fleet.example/pods";
 const NODE: &str = "node";
-/// What the URL had answered before.
+/// The previous response of the URL.
 const BEFORE: &[u8] = br#"{"apiVersion": "v1", "kind": "List", "items": [
     {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}},
     {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "db"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}},
     {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web"}, "data": {"a": "b"}}]}"#;
 
-/// Takes `bytes` as an answer: the first byte says how it came, the others are its body.
+/// Handles `bytes` as a response: the first byte selects how it was sent, the others are its body.
 ///
 /// # Panics
-/// When something does not hold.
+/// When a property does not hold.
 pub(crate) fn check_answer(bytes: &[u8]) {
     let Some((&how, body)) = bytes.split_first() else { return };
     let encoding = [None, Some("gzip"), Some("identity"), Some("br")][usize::from(how & 3)];
-    let form = Form { encoding: encoding.map(str::to_owned), open_ended: how & 4 != 0 };
-    let read = form.unpack(body.to_vec()).and_then(|bytes| {
+    let form = BodyFormat { encoding: encoding.map(str::to_owned), open_ended: how & 4 != 0 };
+    let read = form.decode(body.to_vec()).and_then(|bytes| {
         assert!(bytes.len() <= MAX_BODY, "{} bytes are taken", bytes.len());
         read(&bytes, DECODER, ORIGIN, NODE)
     });
     match read {
         Ok(manifest) => check_manifest(manifest),
-        Err(failure) => assert!(!failure.reason.is_empty(), "refused without a reason"),
+        Err(failure) => assert!(!failure.reason.is_empty(), "rejected without a reason"),
     }
 }
 
@@ -44,26 +44,26 @@ fn check_manifest(manifest: Manifest) {
     let before = (DECODER.read)(BEFORE, ORIGIN, SourceKind::Http, NODE);
     assert!(before.faults.is_empty() && before.pods.len() == 2, "{:?}", before.faults);
     let known: Vec<_> = before.pods.iter().map(|pod| pod.key.clone()).collect();
-    let refused = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
+    let rejected = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
     let (unknown, named) = (manifest.unknown_pod_refused, manifest.refused.clone());
-    assert!(refused || !unknown && named.is_empty(), "refused without a reason");
+    assert!(rejected || !unknown && named.is_empty(), "rejected without a reason");
 
     let mut view = View::default();
     view.accept(&origin, before, Contents::default);
     view.accept(&origin, manifest, Contents::default);
     let snapshot = view.settle(true, Health::Good).unwrap_or_default();
-    assert_eq!(refused, !snapshot.rejected.is_empty(), "{:?}", snapshot.rejected);
+    assert_eq!(rejected, !snapshot.rejected.is_empty(), "{:?}", snapshot.rejected);
     for key in &known {
         assert!(snapshot.pods.contains_key(key) || !unknown && !named.contains(key), "{key} ended by a refusal");
     }
-    check_kept(&view, &origin, &snapshot);
+    check_saved(&view, &origin, &snapshot);
 }
 
-/// What is written to the disk comes back as what was published.
-fn check_kept(view: &View, origin: &str, snapshot: &SourceSnapshot) {
-    let kept = view.manifests(origin).unwrap_or_default();
-    assert_eq!(kept.len(), snapshot.pods.len() + snapshot.objects.len());
-    for manifest in kept {
+/// What is saved to disk is restored as it was published.
+fn check_saved(view: &View, origin: &str, snapshot: &SourceSnapshot) {
+    let saved = view.manifests(origin).unwrap_or_default();
+    assert_eq!(saved.len(), snapshot.pods.len() + snapshot.objects.len());
+    for manifest in saved {
         match (DECODER.restore)(&manifest, ORIGIN, SourceKind::Http, NODE) {
             Ok(Restored::Pod(pod)) => {
                 let published = snapshot.pods.get(&pod.key);

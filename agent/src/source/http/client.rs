@@ -1,7 +1,7 @@
-//! The HTTP clients of the URL source, and the certificates they are made of.
+//! The HTTP clients of the URL source, with their certificates.
 //!
-//! Whoever replaces a certificate need not tell: its files are looked at before each exchange, and a changed one makes a
-//! new client. A pair that does not fit together, because it is being replaced right now, leaves the last one in use.
+//! Certificate files are checked before each exchange, and a changed file creates a new client. A certificate and key
+//! that do not match, because they are being replaced right now, leave the previous client in use.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -14,93 +14,90 @@ use reqwest::{Certificate, Client, Identity, redirect};
 use super::settings::HttpSettings;
 use crate::store::chain;
 
-/// The largest certificate file that is read.
+/// The limit of a certificate file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// How long an exchange may take.
+/// The timeouts of an exchange.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    /// Until there is a connection.
+pub(super) struct Timeouts {
+    /// Until the connection is established.
     pub(super) connect: Duration,
-    /// Without a byte from the server.
+    /// Between two reads from the server.
     pub(super) silence: Duration,
-    /// From the first byte sent to the last one read, redirects included.
+    /// For the whole exchange, redirects included.
     pub(super) whole: Duration,
 }
 
-/// kubelet gives an exchange 10 s in all; a slow line gets more as long as something comes.
-impl Default for Patience {
+/// kubelet gives an exchange 10 s in all; a slow line gets more as long as data arrives.
+impl Default for Timeouts {
     fn default() -> Self {
         Self { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) }
     }
 }
 
-/// What tells that a file is the one read before; `None`: it is not there.
+/// Identifies a version of a file; `None`: it does not exist.
 type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
 
-/// The clients, made when they are needed.
+/// The clients, created on demand.
 #[derive(Debug)]
 pub(super) struct Clients {
     settings: Arc<HttpSettings>,
-    patience: Patience,
-    /// For the address' own origin, and the files it was made of.
+    timeouts: Timeouts,
+    /// The client for the URL's own origin, and the stamps of the files it was created from.
     own: Option<(Vec<Stamp>, Client)>,
-    /// What was wrong with newer files when it was said last.
-    told: Option<String>,
+    /// The last logged error of newer files.
+    logged_error: Option<String>,
 }
 
 impl Clients {
-    pub(super) fn new(settings: Arc<HttpSettings>, patience: Patience) -> Self {
-        Self { settings, patience, own: None, told: None }
+    pub(super) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
+        Self { settings, timeouts, own: None, logged_error: None }
     }
 
-    /// The client for the address itself, with the newest certificates that fit together.
+    /// The client for the URL's own origin, with the newest certificates that match.
     ///
     /// # Errors
-    /// There are none.
+    /// There are no usable certificates.
     pub(super) async fn own(&mut self) -> Result<Client, String> {
-        let (settings, patience) = (Arc::clone(&self.settings), self.patience);
+        let (settings, timeouts) = (Arc::clone(&self.settings), self.timeouts);
         let before = self.own.as_ref().map(|(stamps, _)| stamps.clone());
         let look = move || {
             let stamps = files(&settings).map(stamp).collect::<Vec<_>>();
-            let made = (before.as_ref() != Some(&stamps)).then(|| build(&settings, patience, true));
+            let made = (before.as_ref() != Some(&stamps)).then(|| build(&settings, timeouts, true));
             (stamps, made)
         };
         let (stamps, made) = tokio::task::spawn_blocking(look).await.map_err(|error| error.to_string())?;
         match (made, &self.own) {
             (Some(Ok(client)), _) => {
                 if self.own.is_some() {
-                    tracing::info!("certificates of the URL source read anew");
+                    tracing::info!("reloaded the URL source's certificates");
                 }
-                self.told = None;
+                self.logged_error = None;
                 self.own = Some((stamps, client.clone()));
                 Ok(client)
             }
             (None, Some((_, client))) => Ok(client.clone()),
             (Some(Err(error)), Some((_, client))) => {
-                if self.told.as_ref() != Some(&error) {
-                    tracing::warn!(
-                        error,
-                        "new certificates of the URL source cannot be used, going on with the old ones"
-                    );
-                    self.told = Some(error);
+                if self.logged_error.as_ref() != Some(&error) {
+                    tracing::warn!(error, "new certificates of the URL source cannot be used, keeping the old ones");
+                    self.logged_error = Some(error);
                 }
                 Ok(client.clone())
             }
             (Some(Err(error)), None) => Err(error),
-            (None, None) => Err("no certificates were looked at".to_owned()),
+            (None, None) => Err("certificates were not checked".to_owned()),
         }
     }
 
-    /// A client for wherever the address redirects to: it proves itself to nobody.
+    /// A client for other origins, which redirects lead to: without client certificate.
     pub(super) async fn foreign(&self) -> Result<Client, String> {
-        let (settings, patience) = (Arc::clone(&self.settings), self.patience);
-        let built = tokio::task::spawn_blocking(move || build(&settings, patience, false)).await;
+        let (settings, timeouts) = (Arc::clone(&self.settings), self.timeouts);
+        let built = tokio::task::spawn_blocking(move || build(&settings, timeouts, false)).await;
         built.map_err(|error| error.to_string())?
     }
 
-    /// Reads all certificates, the system's too, before the next exchange.
-    pub(super) fn forget(&mut self) {
+    /// Rereads all certificates, the system's too, before the next exchange.
+    pub(super) fn reload(&mut self) {
         self.own = None;
     }
 }
@@ -117,15 +114,15 @@ fn stamp(path: &Path) -> Stamp {
     path.metadata().ok().map(of)
 }
 
-/// Blocks: reads the files, and the system's authorities where those are trusted.
-fn build(settings: &HttpSettings, patience: Patience, own: bool) -> Result<Client, String> {
-    // Fails when one is installed already, which is as good.
+/// Blocks: reads the files, and the system's CA certificates if those are trusted.
+fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Client, String> {
+    // Fails if a provider is installed already, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut authorities = Vec::new();
     if let Some(path) = &settings.ca_file {
         let found = Certificate::from_pem_bundle(&read(path)?).map_err(|error| broken(path, &error))?;
         if found.is_empty() {
-            return Err(format!("{} holds no certificate", path.display()));
+            return Err(format!("{} contains no certificate", path.display()));
         }
         authorities = found;
     }
@@ -139,9 +136,9 @@ fn build(settings: &HttpSettings, patience: Patience, own: bool) -> Result<Clien
     let builder = || {
         let builder = Client::builder()
             .user_agent(concat!("limpet/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(patience.connect)
-            .read_timeout(patience.silence)
-            // Redirects are followed by hand: headers that prove something go to their own origin only.
+            .connect_timeout(timeouts.connect)
+            .read_timeout(timeouts.silence)
+            // Redirects are followed manually: secret headers are sent to their own origin only.
             .redirect(redirect::Policy::none())
             .referer(false)
             .pool_max_idle_per_host(1);
@@ -154,7 +151,7 @@ fn build(settings: &HttpSettings, patience: Patience, own: bool) -> Result<Clien
     if settings.ca_file.is_some() || (own && settings.address.url().scheme() == "http") {
         return builder().tls_certs_only(authorities).build().map_err(wrong);
     }
-    // A box without certificate authorities: the handshake will say what is missing.
+    // A machine without CA certificates: the handshake will report what is missing.
     builder().build().or_else(|_| builder().tls_certs_only([]).build()).map_err(wrong)
 }
 

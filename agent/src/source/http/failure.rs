@@ -1,4 +1,4 @@
-//! Why an exchange gave nothing, in words that say what to look at.
+//! Why an exchange failed, with messages that say what to check.
 
 use std::error::Error;
 use std::io;
@@ -7,51 +7,51 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rustls::CertificateError;
 
-use super::schedule::Ended;
+use super::schedule::ExchangeResult;
 
-/// An exchange that gave nothing.
+/// A failed exchange.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub(super) struct Failure {
-    /// For people; names no secret.
+    /// For users; contains no secret.
     pub(super) reason: String,
     /// For the schedule.
-    pub(super) ended: Ended,
-    /// Certificates are to be read anew before the next try.
+    pub(super) result: ExchangeResult,
+    /// Certificates must be reread before the next attempt.
     pub(super) tls: bool,
 }
 
 impl Failure {
-    /// There was no answer, or it broke off.
-    pub(super) fn unreached(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), ended: Ended::Unreached, tls: false }
+    /// There was no complete response.
+    pub(super) fn unreachable(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), result: ExchangeResult::Unreachable, tls: false }
     }
 
-    /// An answer that is of no use.
-    pub(super) fn refused(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), ended: Ended::Refused { retry_after: None }, tls: false }
+    /// An unusable response.
+    pub(super) fn bad_response(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), result: ExchangeResult::BadResponse { retry_after: None }, tls: false }
     }
 
-    /// The same, and the server said how long to wait.
+    /// With the delay that the server asked for.
     pub(super) fn after(mut self, retry_after: Option<Duration>) -> Self {
-        self.ended = Ended::Refused { retry_after };
+        self.result = ExchangeResult::BadResponse { retry_after };
         self
     }
 
-    /// What the HTTP client says. `now` is the node's clock, which certificates are judged by.
+    /// An error of the HTTP client. `now` is the node's clock, which certificates are checked against.
     pub(super) fn of(error: reqwest::Error, now: Timestamp) -> Self {
         let error = error.without_url();
         if let Some(tls) = tls_error(&error) {
-            return Self { tls: true, ..Self::unreached(tls_words(tls, now)) };
+            return Self { tls: true, ..Self::unreachable(tls_message(tls, now)) };
         }
         if error.is_timeout() {
-            return Self::unreached(if error.is_connect() {
+            return Self::unreachable(if error.is_connect() {
                 "timeout: no connection"
             } else {
-                "timeout: it went silent"
+                "timeout: no data received"
             });
         }
-        Self::unreached(words(&error))
+        Self::unreachable(messages(&error))
     }
 }
 
@@ -71,7 +71,7 @@ fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> 
     causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>())
 }
 
-fn tls_words(error: &rustls::Error, now: Timestamp) -> String {
+fn tls_message(error: &rustls::Error, now: Timestamp) -> String {
     use rustls::Error::InvalidCertificate;
     let clock = now.strftime("%Y-%m-%d %H:%M UTC");
     match error {
@@ -89,8 +89,8 @@ fn tls_words(error: &rustls::Error, now: Timestamp) -> String {
     }
 }
 
-/// The causes' words, without those that only say that there is a cause.
-fn words(error: &reqwest::Error) -> String {
+/// The messages of the causes, without those that only introduce a cause.
+fn messages(error: &reqwest::Error) -> String {
     const EMPTY: [&str; 5] = [
         "error sending request",
         "client error (Connect)",
@@ -98,12 +98,12 @@ fn words(error: &reqwest::Error) -> String {
         "tcp connect error",
         "request or response body error",
     ];
-    let mut words: Vec<String> = Vec::new();
+    let mut messages: Vec<String> = Vec::new();
     for cause in causes(error) {
         let text = cause.to_string();
-        if !EMPTY.contains(&text.as_str()) && !words.iter().any(|said| said.contains(&text)) {
-            words.push(text);
+        if !EMPTY.contains(&text.as_str()) && !messages.iter().any(|known| known.contains(&text)) {
+            messages.push(text);
         }
     }
-    if words.is_empty() { error.to_string() } else { words.join(": ") }
+    if messages.is_empty() { error.to_string() } else { messages.join(": ") }
 }

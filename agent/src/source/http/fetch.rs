@@ -1,4 +1,4 @@
-//! One exchange: asks the URL, follows redirects, reads an answer that is whole and not too large.
+//! One exchange: requests the URL, follows redirects, reads a response that is complete and not too large.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use reqwest::header::{
 use reqwest::{Response, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 
-use super::answer::{Form, MAX_BODY};
-use super::client::{Clients, Patience};
+use super::body::{BodyFormat, MAX_BODY};
+use super::client::{Clients, Timeouts};
 use super::failure::Failure;
 use super::schedule;
 use super::settings::{HttpSettings, digest, shown};
 
-/// Redirects followed in one exchange.
+/// The most redirects followed in one exchange.
 const MAX_REDIRECTS: usize = 5;
-/// Bytes of an answer's validators that are kept.
+/// The limit of a response's validators, in bytes.
 const MAX_VALIDATOR: usize = 1 << 10;
 
-/// What tells a server which answer is known already.
+/// Identify a known response to the server.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Validators {
-    /// Digest of the URL that gave the answer; redirects may lead elsewhere the next time.
+    /// Digest of the URL that sent the response; redirects may lead elsewhere the next time.
     url: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     etag: Option<String>,
@@ -43,62 +43,62 @@ impl Validators {
     }
 }
 
-/// What the server had to say.
+/// A successful response.
 #[derive(Debug)]
-pub(super) enum Answer {
-    /// It has what is known already.
+pub(super) enum Fetched {
+    /// The response is the known one.
     NotModified,
-    /// What it has.
+    /// A new response.
     Body { bytes: Vec<u8>, validators: Option<Validators> },
 }
 
-/// Asks.
+/// Requests the URL.
 #[derive(Debug)]
 pub(super) struct Fetcher {
     settings: Arc<HttpSettings>,
-    patience: Patience,
+    timeouts: Timeouts,
     clients: Clients,
 }
 
 impl Fetcher {
-    pub(super) fn new(settings: Arc<HttpSettings>, patience: Patience) -> Self {
-        let clients = Clients::new(Arc::clone(&settings), patience);
-        Self { settings, patience, clients }
+    pub(super) fn new(settings: Arc<HttpSettings>, timeouts: Timeouts) -> Self {
+        let clients = Clients::new(Arc::clone(&settings), timeouts);
+        Self { settings, timeouts, clients }
     }
 
-    /// One exchange. `known` stands for the answer that is known already. Cancel safe.
-    pub(super) async fn fetch(&mut self, known: Option<&Validators>) -> Result<Answer, Failure> {
-        let whole = self.patience.whole;
+    /// One exchange. `known` identifies the known response. Cancel safe.
+    pub(super) async fn fetch(&mut self, known: Option<&Validators>) -> Result<Fetched, Failure> {
+        let whole = self.timeouts.whole;
         let fetched = match tokio::time::timeout(whole, self.exchange(known)).await {
             Ok(fetched) => fetched,
-            Err(_) => Err(Failure::unreached(format!("timeout: not answered in full within {} s", whole.as_secs()))),
+            Err(_) => Err(Failure::unreachable(format!("timeout: no complete response within {} s", whole.as_secs()))),
         };
         if fetched.as_ref().is_err_and(|failure| failure.tls) {
-            self.clients.forget();
+            self.clients.reload();
         }
         fetched
     }
 
-    async fn exchange(&mut self, known: Option<&Validators>) -> Result<Answer, Failure> {
+    async fn exchange(&mut self, known: Option<&Validators>) -> Result<Fetched, Failure> {
         let mut url = self.settings.address.url().clone();
         for _ in 0..=MAX_REDIRECTS {
-            let (response, asked_for_changes) = self.ask(&url, known).await?;
+            let (response, conditional) = self.ask(&url, known).await?;
             let status = response.status();
             match status {
-                StatusCode::OK => return answer(&url, response).await,
-                StatusCode::NOT_MODIFIED if asked_for_changes => return Ok(Answer::NotModified),
+                StatusCode::OK => return read_response(&url, response).await,
+                StatusCode::NOT_MODIFIED if conditional => return Ok(Fetched::NotModified),
                 _ if is_redirect(status) => url = self.target(&url, &response)?,
-                _ => return Err(refusal(&response)),
+                _ => return Err(bad_status(&response)),
             }
         }
-        Err(Failure::refused(format!("more than {MAX_REDIRECTS} redirects, the last one to {}", shown(&url))))
+        Err(Failure::bad_response(format!("more than {MAX_REDIRECTS} redirects, the last one to {}", shown(&url))))
     }
 
-    /// Sends one request; whether it was for changes only.
+    /// Sends one request; returns whether it was a conditional one.
     async fn ask(&mut self, url: &Url, known: Option<&Validators>) -> Result<(Response, bool), Failure> {
         let own = url.origin() == self.settings.address.url().origin();
         let client = if own { self.clients.own().await } else { self.clients.foreign().await };
-        let client = client.map_err(Failure::unreached)?;
+        let client = client.map_err(Failure::unreachable)?;
         let mut headers = HeaderMap::new();
         let known = known.filter(|known| known.url == digest(url.as_str()));
         let validators = known.map(|known| [(IF_NONE_MATCH, &known.etag), (IF_MODIFIED_SINCE, &known.last_modified)]);
@@ -121,14 +121,15 @@ impl Fetcher {
         Ok((response, known.is_some()))
     }
 
-    /// Where a redirect leads.
+    /// The target of a redirect.
     fn target(&self, from: &Url, response: &Response) -> Result<Url, Failure> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-        let location = location.ok_or_else(|| Failure::refused(format!("{} without a Location", response.status())))?;
-        let to = from.join(location).map_err(|_| Failure::refused("redirected to something that is no URL"))?;
+        let location =
+            location.ok_or_else(|| Failure::bad_response(format!("{} without a Location", response.status())))?;
+        let to = from.join(location).map_err(|_| Failure::bad_response("redirected to an invalid URL"))?;
         match (from.scheme(), to.scheme()) {
             (_, "https") | ("http", "http") if to.has_host() => Ok(to),
-            _ => Err(Failure::refused(format!(
+            _ => Err(Failure::bad_response(format!(
                 "redirected from {} to {}, which is not followed",
                 shown(from),
                 shown(&to)
@@ -148,33 +149,33 @@ fn is_redirect(status: StatusCode) -> bool {
     )
 }
 
-fn refusal(response: &Response) -> Failure {
+fn bad_status(response: &Response) -> Failure {
     let text = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
     let asked = text(RETRY_AFTER).and_then(|value| schedule::retry_after(value, text(DATE), Timestamp::now()));
-    Failure::refused(format!("answered {}", response.status())).after(asked)
+    Failure::bad_response(format!("answered {}", response.status())).after(asked)
 }
 
-async fn answer(url: &Url, response: Response) -> Result<Answer, Failure> {
+async fn read_response(url: &Url, response: Response) -> Result<Fetched, Failure> {
     let headers = response.headers();
     let encoding = headers.get(CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?").trim().to_ascii_lowercase());
     let open_ended = response.content_length().is_none()
         && !headers.contains_key(TRANSFER_ENCODING)
         && response.version() <= reqwest::Version::HTTP_11;
-    let form = Form { encoding, open_ended };
+    let format = BodyFormat { encoding, open_ended };
     let validators = Validators::of(url, headers);
     let bytes = read(response).await?;
-    let bytes = match form.is_packed() {
+    let bytes = match format.is_compressed() {
         true => {
-            let unpacked = tokio::task::spawn_blocking(move || form.unpack(bytes)).await;
-            unpacked.map_err(|error| Failure::refused(error.to_string()))??
+            let decoded = tokio::task::spawn_blocking(move || format.decode(bytes)).await;
+            decoded.map_err(|error| Failure::bad_response(error.to_string()))??
         }
-        false => form.unpack(bytes)?,
+        false => format.decode(bytes)?,
     };
-    Ok(Answer::Body { bytes, validators })
+    Ok(Fetched::Body { bytes, validators })
 }
 
 async fn read(mut response: Response) -> Result<Vec<u8>, Failure> {
-    let too_large = || Failure::refused(format!("an answer larger than {} MiB", MAX_BODY >> 20));
+    let too_large = || Failure::bad_response(format!("a response larger than {} MiB", MAX_BODY >> 20));
     if response.content_length().is_some_and(|length| length > MAX_BODY as u64) {
         return Err(too_large());
     }

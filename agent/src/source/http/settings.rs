@@ -1,4 +1,4 @@
-//! What the URL source is told: where to ask, what to send along, whom to trust.
+//! The settings of the URL source: the URL, the headers to send, the certificates to trust.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,45 +13,45 @@ use sha2::{Digest, Sha256};
 pub struct HttpSettings {
     /// `staticPodURL` / `--manifest-url`.
     pub address: Address,
-    /// `staticPodURLHeader` / `--manifest-url-header`, each value marked as sensitive. Sent to the address' own origin
+    /// `staticPodURLHeader` / `--manifest-url-header`, each value marked as sensitive. Sent to the URL's own origin
     /// only.
     pub headers: HeaderMap,
     /// `httpCheckFrequency`.
     pub frequency: Duration,
-    /// `staticPodURLCAFile`: PEM; only these authorities are trusted. `None`: the system's.
+    /// `staticPodURLCAFile`: PEM; only these CAs are trusted. `None`: the system's.
     pub ca_file: Option<PathBuf>,
-    /// `staticPodURLCertFile` and `staticPodURLKeyFile`: PEM; what the client proves itself with.
+    /// `staticPodURLCertFile` and `staticPodURLKeyFile`: PEM; the client certificate.
     pub client_files: Option<(PathBuf, PathBuf)>,
 }
 
-/// An `http` or `https` URL, which shows neither password nor query: both may be secrets.
+/// An `http` or `https` URL that is displayed without password and query, which may be secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address(Url);
 
 impl Address {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// What is wrong with it, in words that do not repeat it.
+    /// Why it is invalid, without repeating it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| match text.is_ascii() {
-            true => format!("is no URL: {error}"),
-            false => format!("is no URL: {error}; a host's name is written in ASCII, as xn--… where it is another"),
+            true => format!("is not a valid URL: {error}"),
+            false => format!("is not a valid URL: {error}; write the host name in ASCII, in its xn--… form"),
         })?;
         match url.scheme() {
             "http" | "https" if url.has_host() => Ok(Self(url)),
-            "http" | "https" => Err("names no host".to_owned()),
+            "http" | "https" => Err("has no host".to_owned()),
             scheme => Err(format!("begins with {scheme}:, not with http: or https:")),
         }
     }
 
-    /// The URL as it is asked for.
+    /// The URL as requested.
     pub(super) fn url(&self) -> &Url {
         &self.0
     }
 
-    /// The name it is kept by: what is shown, and a digest of the whole where that hides something.
-    pub(super) fn kept_as(&self) -> String {
+    /// The key in the store: the displayed URL, plus a digest of the whole if parts are hidden.
+    pub(super) fn store_key(&self) -> String {
         let (shown, whole) = (self.to_string(), self.0.as_str());
         if shown == whole { shown } else { format!("{shown}#{}", digest(whole)) }
     }
@@ -69,10 +69,10 @@ impl fmt::Debug for Address {
     }
 }
 
-/// A URL without what may be secret in it.
+/// A URL without its possibly secret parts.
 pub(super) fn shown(url: &Url) -> String {
     let mut url = url.clone();
-    // A URL with a host has both.
+    // A URL with a host always has both.
     let _ = url.set_username("");
     let _ = url.set_password(None);
     url.set_fragment(None);
@@ -81,7 +81,7 @@ pub(super) fn shown(url: &Url) -> String {
     format!("{url}{}", if query { "?…" } else { "" })
 }
 
-/// 64 bits that stand for a text that is not to be shown.
+/// 64 bits that identify a text that must not be shown.
 pub(super) fn digest(text: &str) -> String {
     Sha256::digest(text.as_bytes())[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -96,33 +96,33 @@ mod tests {
         let address = Address::parse("https://node:pa55@fleet.example:8443/pods.yaml?token=7#x").unwrap();
         assert_eq!(address.to_string(), "https://fleet.example:8443/pods.yaml?…");
         assert_eq!(format!("{address:?}"), address.to_string());
-        assert!(address.kept_as().starts_with("https://fleet.example:8443/pods.yaml?…#"), "{}", address.kept_as());
+        assert!(address.store_key().starts_with("https://fleet.example:8443/pods.yaml?…#"), "{}", address.store_key());
         let other = Address::parse("https://node:pa55@fleet.example:8443/pods.yaml?token=8#x").unwrap();
-        assert_ne!(address.kept_as(), other.kept_as());
+        assert_ne!(address.store_key(), other.store_key());
         let plain = Address::parse("http://fleet.example/pods").unwrap();
         assert_eq!(
-            (plain.to_string().as_str(), plain.kept_as().as_str()),
+            (plain.to_string().as_str(), plain.store_key().as_str()),
             ("http://fleet.example/pods", plain.url().as_str())
         );
     }
 
     #[test]
-    fn a_hosts_name_beyond_ascii_is_taken_in_its_ascii_form() {
+    fn an_internationalized_host_name_is_accepted_in_its_ascii_form() {
         let address = Address::parse("https://flotte.xn--kse-qla.example/käse").unwrap();
         assert_eq!(address.url().as_str(), "https://flotte.xn--kse-qla.example/k%C3%A4se");
     }
 
     #[test]
-    fn only_http_urls_are_taken() {
-        for (text, word) in [
-            ("fleet.example/pods", "no URL"),
+    fn only_http_urls_are_accepted() {
+        for (text, part) in [
+            ("fleet.example/pods", "not a valid URL"),
             ("ftp://x/y", "ftp"),
             ("file:///etc/x", "file"),
-            ("", "no URL"),
+            ("", "not a valid URL"),
             ("https://flotte.käse.example/pods", "xn--"),
         ] {
             let error = Address::parse(text).unwrap_err();
-            assert!(error.contains(word), "{text}: {error}");
+            assert!(error.contains(part), "{text}: {error}");
         }
     }
 }

@@ -11,15 +11,15 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use limpet_model::pod::PodRecord;
-use server::{Asked, Reply, Server};
+use server::{RecordedRequest, Reply, Server};
 
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 /// Enough for a machine that is busy with other tests.
-const PATIENCE: Patience =
-    Patience { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) };
-/// For answers that never come.
-const IMPATIENCE: Patience =
-    Patience { connect: PATIENCE.connect, silence: Duration::from_millis(400), whole: Duration::from_millis(800) };
+const TIMEOUTS: Timeouts =
+    Timeouts { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) };
+/// For responses that never come.
+const SHORT_TIMEOUTS: Timeouts =
+    Timeouts { connect: TIMEOUTS.connect, silence: Duration::from_millis(400), whole: Duration::from_millis(800) };
 
 /// A list of pods by name and image.
 fn list(pods: &[(&str, &str)]) -> String {
@@ -41,7 +41,7 @@ fn settings(url: &str) -> HttpSettings {
     }
 }
 
-/// What it publishes, when it succeeded, its end and its task.
+/// The published snapshots, the pulse, the stop token and the task.
 type Running = (watch::Receiver<Arc<SourceSnapshot>>, Arc<Pulse>, CancellationToken, JoinHandle<()>);
 
 /// A running source and its store.
@@ -49,8 +49,8 @@ struct Bench {
     root: tempfile::TempDir,
     store: Arc<Store>,
     running: Option<Running>,
-    patience: Patience,
-    /// Every snapshot of the newest run.
+    timeouts: Timeouts,
+    /// Every snapshot of the latest run.
     seen: Arc<std::sync::Mutex<Vec<Arc<SourceSnapshot>>>>,
 }
 
@@ -58,13 +58,13 @@ impl Bench {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { root, store, running: None, patience: PATIENCE, seen: Arc::default() }
+        Self { root, store, running: None, timeouts: TIMEOUTS, seen: Arc::default() }
     }
 
     fn start(&mut self, settings: HttpSettings) {
         let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
-        let source = HttpSource::with_patience(settings, "edge1", Arc::clone(&self.store), DECODER, self.patience);
+        let source = HttpSource::with_timeouts(settings, "edge1", Arc::clone(&self.store), DECODER, self.timeouts);
         let pulse = source.pulse();
         let seen = Arc::default();
         self.seen = Arc::clone(&seen);
@@ -120,14 +120,14 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     packed.finish().unwrap()
 }
 
-/// Answers well once and then always `then`.
-fn once(good: String, then: Reply) -> impl FnMut(&Asked) -> Reply + Send {
+/// Responds well once and then always with `then`.
+fn once(good: String, then: Reply) -> impl FnMut(&RecordedRequest) -> Reply + Send {
     let mut first = Some(Reply::ok(good));
     move |_| first.take().unwrap_or_else(|| then.clone())
 }
 
 #[tokio::test]
-async fn pods_come_change_and_go_with_the_answer() {
+async fn pods_are_added_changed_and_removed_with_the_response() {
     let server = Server::start(|_| Reply::ok(list(&[("a", "x:1"), ("b", "x:1")]))).await;
     let mut bench = Bench::new();
     bench.start(settings(&server.url("/pods")));
@@ -142,13 +142,13 @@ async fn pods_come_change_and_go_with_the_answer() {
     server.script(|_| Reply::ok("{\"apiVersion\": \"v1\", \"kind\": \"PodList\", \"items\": []}"));
     bench.until_good(&[]).await;
     bench.stop().await;
-    let kept = bench.store.last_good(SourceKind::Http).unwrap();
-    assert!(kept[&Arc::from(origin)].manifests.is_empty());
+    let saved = bench.store.last_good(SourceKind::Http).unwrap();
+    assert!(saved[&Arc::from(origin)].manifests.is_empty());
 }
 
-/// Whatever comes after a good answer: the pods stay, and the reason is told.
+/// After any bad response, the pods stay, and the reason is reported.
 #[tokio::test]
-async fn no_bad_answer_removes_a_pod() {
+async fn no_bad_response_removes_a_pod() {
     let large = vec![b'#'; 11 << 20];
     let bomb = gzip(&large);
     let good = list(&[("a", "x:1")]);
@@ -163,49 +163,49 @@ async fn no_bad_answer_removes_a_pod() {
         (Reply::new("304 Not Modified", "", ""), "answered 304"),
         (Reply::new("204 No Content", "", ""), "answered 204"),
         (Reply::new("206 Partial Content", "", &good), "answered 206"),
-        (Reply::ok(""), "empty answer"),
-        (Reply::ok("\n# nothing\n---\n"), "empty answer"),
+        (Reply::ok(""), "empty response"),
+        (Reply::ok("\n# nothing\n---\n"), "empty response"),
         (Reply::ok("null\n"), "holds nothing"),
         (Reply::ok("<html>log in</html>"), "web page"),
         (Reply::ok(&large), "larger than 10 MiB"),
         (chunked(&large), "larger than 10 MiB"),
-        (Reply::new("200 OK", "Content-Encoding: gzip\r\n", &bomb), "larger than 10 MiB, unpacked"),
-        (Reply::new("200 OK", "Content-Encoding: gzip\r\n", &bomb[..bomb.len() / 2]), "not to be unpacked"),
-        (Reply::new("200 OK", "Content-Encoding: gzip\r\n", &good), "not to be unpacked"),
-        (Reply::new("200 OK", "Content-Encoding: br\r\n", "x"), "packed as br"),
+        (Reply::new("200 OK", "Content-Encoding: gzip\r\n", &bomb), "larger than 10 MiB, decompressed"),
+        (Reply::new("200 OK", "Content-Encoding: gzip\r\n", &bomb[..bomb.len() / 2]), "cannot decompress"),
+        (Reply::new("200 OK", "Content-Encoding: gzip\r\n", &good), "cannot decompress"),
+        (Reply::new("200 OK", "Content-Encoding: br\r\n", "x"), "compressed as br"),
         (chunked(good.as_bytes()), ""),
         (Reply::Bytes(format!("HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{good}").into_bytes()), ""),
         (Reply::Bytes(format!("HTTP/1.1 200 OK\r\n\r\n{good}").into_bytes()), "without Content-Length"),
         (Reply::Bytes(b"SSH-2.0-dropbear\r\n".to_vec()), ""),
         (Reply::Bytes(Vec::new()), ""),
-        (Reply::Silence(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n".to_vec()), "went silent"),
+        (Reply::Silence(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n".to_vec()), "no data received"),
         (Reply::Silence(Vec::new()), "timeout"),
-        (Reply::Drip(b"HTTP/1.1 200 OK\r\n\r\n".to_vec()), "timeout: not answered in full"),
+        (Reply::Drip(b"HTTP/1.1 200 OK\r\n\r\n".to_vec()), "timeout: no complete response"),
         (Reply::new("302 Found", "Location: /pods\r\n", ""), "redirects"),
         (Reply::new("302 Found", "Location: ftp://x/y?token=1\r\n", ""), "to ftp://x/y?…, which is not followed"),
         (Reply::new("302 Found", "", ""), "without a Location"),
         (Reply::new("300 Multiple Choices", "Location: /x\r\n", ""), "answered 300"),
     ];
-    for (number, (reply, word)) in table.into_iter().enumerate() {
+    for (number, (reply, expected)) in table.into_iter().enumerate() {
         let never_whole = matches!(reply, Reply::Silence(_) | Reply::Drip(_));
         let server = Server::start(once(list(&[("a", "x:1")]), reply)).await;
         let mut bench = Bench::new();
-        bench.patience = if never_whole { IMPATIENCE } else { PATIENCE };
+        bench.timeouts = if never_whole { SHORT_TIMEOUTS } else { TIMEOUTS };
         bench.start(settings(&server.url("/pods")));
         let before = bench.until_good(&["a-edge1 x:1"]).await;
         let (reason, after) = bench.until_unavailable().await;
-        assert!(reason.contains(word) && reason.ends_with("; 1 pods are kept"), "{number}: {reason}");
+        assert!(reason.contains(expected) && reason.ends_with("; 1 pods are kept"), "{number}: {reason}");
         assert!(after.ready && before.pods.ptr_eq(&after.pods), "{number}: {after:?}");
         let retry = bench.pulse().next_retry().expect("a retry");
         let asked = retry.duration_since(Timestamp::now()).as_secs() >= 110;
-        assert_eq!(asked, word == "answered 503", "{number}: {retry}");
+        assert_eq!(asked, expected == "answered 503", "{number}: {retry}");
         bench.stop().await;
         assert_eq!(bench.store.last_good(SourceKind::Http).unwrap().values().next().unwrap().manifests.len(), 1);
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_is_known_is_not_sent_again() {
+async fn a_known_response_is_not_sent_again() {
     let server = Server::start(|asked| match asked.header("if-none-match") {
         Some("\"7\"") => Reply::Bytes(b"HTTP/1.1 304 Not Modified\r\nConnection: close\r\n\r\n".to_vec()),
         _ => Reply::new(
@@ -218,28 +218,29 @@ async fn an_answer_that_is_known_is_not_sent_again() {
     let mut bench = Bench::new();
     bench.start(settings(&server.url("/pods")));
     bench.until_good(&["a-edge1 x:1"]).await;
-    wait_for(|| server.asked().len() >= 3).await;
+    wait_for(|| server.requests().len() >= 3).await;
     bench.stop().await;
-    let asked = server.asked();
+    let asked = server.requests();
     assert!(asked[0].header("if-none-match").is_none());
     assert!(asked[1..].iter().all(|asked| asked.header("if-none-match") == Some("\"7\"")
         && asked.header("if-modified-since") == Some("Sat, 21 Nov 2026 10:00:00 GMT")));
-    assert_eq!(bench.seen.lock().unwrap().len(), 1, "one answer, one snapshot");
+    assert_eq!(bench.seen.lock().unwrap().len(), 1, "one response, one snapshot");
 
-    // Also not after a restart.
+    // Nor after a restart.
     bench.start(settings(&server.url("/pods")));
     bench.until_good(&["a-edge1 x:1"]).await;
     bench.stop().await;
-    assert_eq!(server.asked()[asked.len()].header("if-none-match"), Some("\"7\""));
-    // Another URL is another matter.
+    assert_eq!(server.requests()[asked.len()].header("if-none-match"), Some("\"7\""));
+    // The validators belong to one URL.
     bench.start(settings(&server.url("/other")));
     bench.until_good(&["a-edge1 x:1"]).await;
     bench.stop().await;
-    let other: Vec<Asked> = server.asked().into_iter().filter(|asked| asked.head.starts_with("GET /other")).collect();
+    let other: Vec<RecordedRequest> =
+        server.requests().into_iter().filter(|asked| asked.head.starts_with("GET /other")).collect();
     assert!(other[0].header("if-none-match").is_none());
 }
 
-/// Ends when `met` is; the server's own side has no snapshot to wait for.
+/// Waits until `met` is true; the server's side has no snapshot to wait for.
 async fn wait_for(met: impl Fn() -> bool) {
     let wait = async {
         while !met() {
@@ -250,7 +251,7 @@ async fn wait_for(met: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn what_was_last_good_is_there_before_the_network() {
+async fn last_good_pods_are_published_before_the_network_is_up() {
     let server = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
     let (mut bench, url) = (Bench::new(), server.url("/pods?node=edge1"));
     bench.start(settings(&url));
@@ -267,12 +268,12 @@ async fn what_was_last_good_is_there_before_the_network() {
         (shape(&seen[0]), seen[0].ready, &seen[0].health),
         (vec!["a-edge1 x:1".to_owned()], false, &Health::Starting)
     );
-    assert!(bench.pulse().last_success().is_some(), "the age of what was last good");
+    assert!(bench.pulse().last_success().is_some(), "the age of the last good manifests");
     let _server = Server::start_at(port, None, |_| Reply::ok(list(&[("b", "x:1")]))).await;
     bench.until_good(&["b-edge1 x:1"]).await;
     bench.stop().await;
 
-    // Another URL, and a name that no resolver knows: the pods of the former URL stay until it has answered.
+    // Another URL with an unresolvable name: the pods of the previous URL stay until it responds.
     bench.start(settings("http://nowhere.invalid/pods"));
     let (reason, snapshot) = bench.until_unavailable().await;
     assert_eq!(shape(&snapshot), ["b-edge1 x:1"], "{reason}");
@@ -285,7 +286,7 @@ async fn what_was_last_good_is_there_before_the_network() {
 }
 
 #[tokio::test]
-async fn a_damaged_database_is_filled_anew() {
+async fn a_damaged_database_is_refilled() {
     let server = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
     let mut bench = Bench::new();
     bench.start(settings(&server.url("/pods")));
@@ -294,7 +295,7 @@ async fn a_damaged_database_is_filled_anew() {
     let path = bench.root.path().join("limpet.db");
     bench.store.forget_database();
     std::fs::write(&path, "not a database").unwrap();
-    // Nothing is known of the pods at the start; the answer fills the new database.
+    // Nothing is known of the pods at the start; the response fills the new database.
     bench.start(settings(&server.url("/pods")));
     bench.until_good(&["a-edge1 x:1"]).await;
     bench.stop().await;
@@ -303,7 +304,7 @@ async fn a_damaged_database_is_filled_anew() {
 }
 
 #[tokio::test]
-async fn one_bad_item_does_not_sink_the_rest() {
+async fn one_invalid_item_does_not_reject_the_others() {
     let server = Server::start(|_| Reply::new("200 OK", "ETag: \"1\"\r\n", list(&[("a", "x:1"), ("b", "x:1")]))).await;
     let mut bench = Bench::new();
     bench.start(settings(&server.url("/pods")));
@@ -321,28 +322,28 @@ async fn one_bad_item_does_not_sink_the_rest() {
     assert_eq!(rejection.kept[0].name(), "b-edge1");
     bench.stop().await;
 
-    // After a restart the faults are known again: the answer is not taken for one that is known already.
-    let first = server.asked().len();
+    // After a restart the faults are known again: the response is not requested conditionally.
+    let first = server.requests().len();
     bench.start(settings(&server.url("/pods")));
     bench.until(|now| now.ready && !now.rejected.is_empty() && shape(now) == ["a-edge1 x:2", "b-edge1 x:1"]).await;
-    assert!(server.asked()[first].header("if-none-match").is_none());
+    assert!(server.requests()[first].header("if-none-match").is_none());
     server.script(|_| Reply::ok(list(&[("a", "x:3")])));
     let snapshot = bench.until_good(&["a-edge1 x:3"]).await;
     assert!(snapshot.rejected.is_empty());
 
-    // Text that is no YAML at all: everything stays.
+    // Text that is not YAML at all: everything stays.
     server.script(|_| Reply::ok("a: b: c: {"));
     let snapshot = bench.until(|now| !now.rejected.is_empty()).await;
     assert_eq!(shape(&snapshot), ["a-edge1 x:3"]);
     bench.stop().await;
 }
 
-/// What is certainly not in an answer is gone, whatever else is wrong with the answer.
+/// A pod that is certainly not in a response is removed, whatever else is wrong with the response.
 #[tokio::test]
-async fn a_bad_item_keeps_only_what_it_may_be() {
+async fn an_invalid_item_keeps_only_the_pods_it_may_be() {
     let good = list(&[("a", "x:1"), ("b", "x:1"), ("c", "x:1")]);
     let table = [
-        // It has a name: c is not in the answer.
+        // It has a name: c is not in the response.
         ("metadata: {name: b}\n  spec: {containers: []}", vec!["a-edge1 x:2", "b-edge1 x:1"]),
         // It may be any pod.
         ("metadata: {}\n  spec: {containers: []}", vec!["a-edge1 x:2", "b-edge1 x:1", "c-edge1 x:1"]),
@@ -355,7 +356,7 @@ async fn a_bad_item_keeps_only_what_it_may_be() {
             (format!("{}{item}", list(&[("a", "x:2")])), expected)
         })
         .collect();
-    // It is no pod.
+    // It is not a pod.
     let object = "- apiVersion: v1\n  kind: ConfigMap\n  metadata: {}\n  data: {a: 5}\n";
     answers.push((format!("{}{object}", list(&[("a", "x:2")])), vec!["a-edge1 x:2"]));
     for (answer, expected) in answers {
@@ -373,7 +374,7 @@ async fn a_bad_item_keeps_only_what_it_may_be() {
 }
 
 #[tokio::test]
-async fn secrets_go_to_their_own_origin_only() {
+async fn secrets_are_sent_to_their_own_origin_only() {
     let other = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
     let elsewhere = other.url("/pods");
     let server = Server::start(move |asked| match asked.head.split(' ').nth(1) {
@@ -388,11 +389,11 @@ async fn secrets_go_to_their_own_origin_only() {
     bench.start(settings);
     bench.until_good(&["a-edge1 x:1"]).await;
     bench.stop().await;
-    let asked = server.asked();
+    let asked = server.requests();
     assert!(asked[0].head.starts_with("GET /start ") && asked[1].head.starts_with("GET /next?x=1 "));
     assert!(asked[..2].iter().all(|asked| asked.head.matches("x-token: ").count() == 2), "{asked:?}");
     assert!(asked[0].header("authorization").is_some(), "{asked:?}");
-    for asked in other.asked() {
+    for asked in other.requests() {
         assert!(asked.header("x-token").is_none() && asked.header("authorization").is_none(), "{asked:?}");
     }
     let known = format!("{:?}", bench.store.last_good(SourceKind::Http).unwrap());

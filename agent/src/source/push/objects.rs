@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets of the push source. As those of every source, they are for its own pods.
+//! ConfigMaps and Secrets of the push source. As in every source, they are only for its own pods.
 
 use std::sync::Arc;
 
@@ -40,14 +40,14 @@ impl PushSource {
         self.commit(&key, None, None).await?;
         self.snapshot.objects.remove(&key);
         publish(Arc::new(self.snapshot.clone()));
-        let staying = self.snapshot.pods.values().filter(|pod| !self.ending.contains(&pod.key));
+        let staying = self.snapshot.pods.values().filter(|pod| !self.terminating.contains(&pod.key));
         let referring = staying.filter(|pod| references(pod).contains(&key));
         Ok(DeletedObject { record, referred_by: referring.map(|pod| pod.key.clone()).collect() })
     }
 
-    /// Why there is no object of that name to delete.
+    /// Why there is no object of that key to delete.
     fn no_such_object(&self, key: &ObjectKey) -> PushError {
-        let snapshots = self.around.slots.load();
+        let snapshots = self.context.slots.load();
         let of_another = SourceKind::ALL.into_iter().zip(&snapshots);
         match of_another.filter_map(|(by, snapshot)| Some((by, snapshot.objects.get(key)?))).next() {
             Some((by, object)) => {

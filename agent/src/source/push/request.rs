@@ -1,4 +1,4 @@
-//! The way into the push source: requests as values, answered when they are done.
+//! The interface of the push source: requests as values, each with a channel for its result.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord, Severity, is_dns_label};
 use limpet_model::source::SourceKind;
 
-/// Requests that may wait; those who come then wait to be let in.
-const INBOX: usize = 32;
-/// What is pushed comes from, for people.
+/// Queued requests; further senders wait.
+const INBOX_SIZE: usize = 32;
+/// The origin of pushed manifests, as shown to users.
 pub(super) const ORIGIN: &str = "apply";
 
-/// What became of what was pushed, in kubectl's words.
+/// The result of a push, in kubectl's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// There was none of that name.
+    /// It did not exist.
     Created,
-    /// There was another version of it.
+    /// Another version of it existed.
     Configured,
-    /// It is there already.
+    /// It existed in this version.
     Unchanged,
 }
 
 impl Verb {
-    /// kubectl's word.
+    /// The term as kubectl prints it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -41,28 +41,28 @@ impl Verb {
     }
 }
 
-/// What is on disk and published: a pod, or an object.
+/// A pod or object that is on disk and published.
 #[derive(Debug, Clone)]
 pub struct Stored<R> {
-    /// As it is now.
+    /// Its current state.
     pub record: Arc<R>,
-    /// What became of it.
+    /// What the push did.
     pub verb: Verb,
 }
 
-/// An object that is off the disk and not published any more.
+/// An object that was removed from disk and is not published any more.
 #[derive(Debug, Clone)]
 pub struct DeletedObject {
-    /// As it was.
+    /// Its last state.
     pub record: Arc<ObjectRecord>,
-    /// Pods that go on referring to it.
+    /// Pods that still refer to it.
     pub referred_by: Vec<PodKey>,
 }
 
-/// How a request is answered.
+/// The channel for a request's result.
 pub(super) type Answer<T> = oneshot::Sender<Result<T, PushError>>;
 
-/// Who asks, as far as it is known.
+/// The process that makes the request, if known.
 pub(super) type By = Option<Arc<Actor>>;
 
 /// One request.
@@ -74,7 +74,7 @@ pub(super) enum Request {
     DeleteObject { key: ObjectKey, answer: Answer<DeletedObject> },
 }
 
-/// The source's end.
+/// The source's receiver.
 #[derive(Debug)]
 pub struct Inbox(mpsc::Receiver<Request>);
 
@@ -84,7 +84,7 @@ impl Inbox {
     }
 }
 
-/// The end of those who push. Clones share it.
+/// The sender for clients. Clones share the channel.
 #[derive(Debug, Clone)]
 pub struct Pusher {
     requests: mpsc::Sender<Request>,
@@ -93,51 +93,51 @@ pub struct Pusher {
     by: By,
 }
 
-/// A way into a push source.
+/// A channel to a push source.
 pub fn channel(node_name: &str, decoder: Decoder) -> (Pusher, Inbox) {
-    let (requests, inbox) = mpsc::channel(INBOX);
+    let (requests, inbox) = mpsc::channel(INBOX_SIZE);
     (Pusher { requests, decoder, node_name: Arc::from(node_name), by: None }, Inbox(inbox))
 }
 
 impl Pusher {
-    /// The same end in the hands of `actor`, whose doing everything is that comes through it.
+    /// The same sender, with `actor` recorded for its changes.
     pub fn by(&self, actor: Actor) -> Self {
         Self { by: Some(Arc::new(actor)), ..self.clone() }
     }
 
-    /// Makes the one Pod in `text`, YAML or JSON, the pod `name` of `namespace`. Returns once it is on disk.
+    /// Stores the one Pod in `text`, YAML or JSON, as the pod `name` of `namespace`. Returns once it is on disk.
     ///
     /// # Errors
-    /// It is refused, and nothing has changed.
+    /// It is rejected, and nothing has changed.
     pub async fn put(&self, namespace: &str, name: &str, text: Vec<u8>) -> Result<Stored<PodRecord>, PushError> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let record = self.read(move |pusher| pusher.pod(&namespace, &name, &text)).await?;
         self.ask(|answer| Request::Put { record, by: self.by.clone(), answer }).await
     }
 
-    /// Ends the pod `name` of `namespace`; `grace` seconds instead of its own. Returns once that is on disk, before the
-    /// pod has ended.
+    /// Deletes the pod `name` of `namespace`; `grace` seconds replace its own grace period. Returns once that is on
+    /// disk, before the pod has terminated.
     ///
     /// # Errors
-    /// It is refused, and nothing has changed.
+    /// It is rejected, and nothing has changed.
     pub async fn delete(&self, namespace: &str, name: &str, grace: Option<u64>) -> Result<Arc<PodRecord>, PushError> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         self.ask(|answer| Request::Delete { namespace, name, grace, by: self.by.clone(), answer }).await
     }
 
-    /// Makes the one ConfigMap or Secret in `text` the object of that key. Returns once it is on disk.
+    /// Stores the one ConfigMap or Secret in `text` as the object of that key. Returns once it is on disk.
     ///
     /// # Errors
-    /// It is refused, and nothing has changed.
+    /// It is rejected, and nothing has changed.
     pub async fn put_object(&self, key: ObjectKey, text: Vec<u8>) -> Result<Stored<ObjectRecord>, PushError> {
         let record = self.read(move |pusher| pusher.object(&key, &text)).await?;
         self.ask(|answer| Request::PutObject { record, answer }).await
     }
 
-    /// Removes an object, also one that pods refer to. Returns once that is on disk.
+    /// Deletes an object, even if pods refer to it. Returns once that is on disk.
     ///
     /// # Errors
-    /// It is refused, and nothing has changed.
+    /// It is rejected, and nothing has changed.
     pub async fn delete_object(&self, key: ObjectKey) -> Result<DeletedObject, PushError> {
         self.ask(|answer| Request::DeleteObject { key, answer }).await
     }
@@ -148,7 +148,7 @@ impl Pusher {
         answered.await.map_err(|_| PushError::Stopping)?
     }
 
-    /// Reads a body off this thread: 10 MiB of YAML take a while.
+    /// Decodes a body off this thread: 10 MiB of YAML take a while.
     async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Self) -> Result<T, PushError> + Send + 'static,
@@ -157,7 +157,7 @@ impl Pusher {
         tokio::task::spawn_blocking(move || read(&pusher)).await.map_err(|_| PushError::Stopping)?
     }
 
-    /// The pod of a request.
+    /// Decodes the pod of a request.
     fn pod(&self, namespace: &str, name: &str, text: &[u8]) -> Result<Arc<PodRecord>, PushError> {
         let record = self.one_pod(text)?;
         let value: Value = serde_json::from_slice(&record.manifest).unwrap_or_default();
@@ -172,7 +172,7 @@ impl Pusher {
         }
     }
 
-    /// The object of a request.
+    /// Decodes the object of a request.
     fn object(&self, key: &ObjectKey, text: &[u8]) -> Result<Arc<ObjectRecord>, PushError> {
         let manifest = self.decode(text)?;
         let all = manifest.pods.len() + manifest.objects.len();
@@ -189,7 +189,7 @@ impl Pusher {
             return Err(mismatch(resource, "namespace", &record.key.namespace, &key.namespace));
         }
         if !is_dns_label(&key.namespace) {
-            return Err(PushError::BadRequest(format!("{:?} is no namespace", key.namespace)));
+            return Err(PushError::BadRequest(format!("{:?} is not a valid namespace", key.namespace)));
         }
         Ok(Arc::new(record.in_namespace(&key.namespace)))
     }

@@ -16,14 +16,14 @@ fn text(name: &str, image: &str) -> Vec<u8> {
     format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {spec}\n").into_bytes()
 }
 
-/// The way in, what it publishes, its end and its task.
+/// The sender, the published snapshots, the stop token and the task.
 type Running = (Pusher, watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>);
 
 struct Bench {
     _root: tempfile::TempDir,
     path: std::path::PathBuf,
     store: Arc<Store>,
-    around: PushContext,
+    context: PushContext,
     running: Option<Running>,
 }
 
@@ -32,15 +32,15 @@ impl Bench {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("limpet.db");
         let store = Arc::new(Store::open(&path).unwrap().0);
-        let around = PushContext { slots: Arc::default(), observed: Observed::default() };
-        Self { _root: root, path, store, around, running: None }
+        let context = PushContext { slots: Arc::default(), observed: Observed::default() };
+        Self { _root: root, path, store, context, running: None }
     }
 
     async fn start(&mut self) {
         let (sender, mut receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
         let (pusher, inbox) = channel("edge1", DECODER);
-        let source = PushSource::new("edge1", Arc::clone(&self.store), DECODER, self.around.clone());
+        let source = PushSource::new("edge1", Arc::clone(&self.store), DECODER, self.context.clone());
         let publish = move |snapshot| drop(sender.send_replace(snapshot));
         let task = tokio::spawn(source.run(inbox, publish, stop.clone()));
         receiver.changed().await.unwrap();
@@ -71,18 +71,18 @@ impl Bench {
         self.snapshot().pods.values().map(|pod| format!("{} {}", pod.key.name(), image(pod))).collect()
     }
 
-    /// As if a worker had the pod.
+    /// As if a worker ran the pod.
     fn runs(&self, name: &str) -> Arc<ObservedPod> {
         let metadata =
             serde_json::json!({"metadata": {"name": format!("{name}-edge1"), "namespace": "default", "uid": "u"}});
         let pod = observed(metadata);
-        self.around.observed.publish(&pod.record.key, Some(Arc::clone(&pod)));
+        self.context.observed.publish(&pod.record.key, Some(Arc::clone(&pod)));
         pod
     }
 }
 
 #[tokio::test]
-async fn pods_are_created_configured_unchanged_and_deleted_and_survive() {
+async fn pods_are_created_configured_unchanged_and_deleted_and_survive_restarts() {
     let mut bench = Bench::new();
     bench.start().await;
     assert!(bench.snapshot().ready && bench.snapshot().health == Health::Good);
@@ -108,7 +108,7 @@ async fn pods_are_created_configured_unchanged_and_deleted_and_survive() {
 }
 
 #[tokio::test]
-async fn what_runs_is_ended_within_the_grace_asked_for() {
+async fn a_running_pod_is_terminated_within_the_requested_grace_period() {
     let mut bench = Bench::new();
     bench.start().await;
     bench.put("web", "x:1").await.unwrap();
@@ -124,7 +124,7 @@ async fn what_runs_is_ended_within_the_grace_asked_for() {
     assert!(matches!(bench.put("web", "x:1").await, Err(PushError::BeingDeleted { .. })));
     bench.delete("web", Some(0)).await.unwrap();
     assert_eq!(marked(&bench), Some((true, Some(0))));
-    bench.around.observed.publish(&web.record.key, None);
+    bench.context.observed.publish(&web.record.key, None);
     let (_, snapshots, ..) = bench.running.as_mut().unwrap();
     snapshots.wait_for(|now| now.pods.is_empty()).await.unwrap();
     assert_eq!(bench.put("web", "x:1").await.unwrap(), Verb::Created);
@@ -135,7 +135,7 @@ async fn what_runs_is_ended_within_the_grace_asked_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_taken_is_refused_with_the_reason() {
+async fn an_invalid_request_is_rejected_with_the_reason() {
     let mut bench = Bench::new();
     bench.start().await;
     let file = manifest::read(&text("web", "x:1"), "web.yaml", SourceKind::File, "edge1").pods.remove(0);
@@ -143,15 +143,15 @@ async fn what_cannot_be_taken_is_refused_with_the_reason() {
     for record in [file, http] {
         let pods = imbl::OrdMap::unit(record.key.clone(), Arc::clone(&record));
         let snapshot = SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() };
-        bench.around.slots.publish(record.source, Arc::new(snapshot));
+        bench.context.slots.publish(record.source, Arc::new(snapshot));
     }
-    let told = |error: PushError| error.to_string();
+    let message = |error: PushError| error.to_string();
     assert_eq!(
-        told(bench.put("web", "x:2").await.unwrap_err()),
+        message(bench.put("web", "x:2").await.unwrap_err()),
         "pod default/web-edge1 is defined by file web.yaml already, which comes first; remove it there or choose another name"
     );
     assert_eq!(
-        told(bench.delete("web", None).await.unwrap_err()),
+        message(bench.delete("web", None).await.unwrap_err()),
         "pod default/web-edge1 comes from file web.yaml; remove it there"
     );
     assert_eq!(bench.put("cam", "x:2").await.unwrap(), Verb::Created, "a push comes before a URL");
@@ -208,7 +208,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn objects_are_kept_as_pods_are_and_say_who_refers_to_them() {
+async fn objects_are_stored_as_pods_are_and_report_the_pods_that_refer_to_them() {
     let mut bench = Bench::new();
     bench.start().await;
     let put = async |bench: &Bench, value: &str| bench.put_object(map("m"), object("ConfigMap", "m", value, "")).await;
@@ -240,14 +240,14 @@ async fn objects_are_kept_as_pods_are_and_say_who_refers_to_them() {
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_taken_is_refused_with_the_reason() {
+async fn an_invalid_object_is_rejected_with_the_reason() {
     let mut bench = Bench::new();
     bench.start().await;
     let of_file =
         manifest::read(&object("ConfigMap", "f", "v", ""), "f.yaml", SourceKind::File, "edge1").objects.remove(0);
     let objects = imbl::OrdMap::unit(of_file.key.clone(), of_file);
     let snapshot = SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() };
-    bench.around.slots.publish(SourceKind::File, Arc::new(snapshot));
+    bench.context.slots.publish(SourceKind::File, Arc::new(snapshot));
     let elsewhere = b"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m, namespace: lab}\n".to_vec();
     let two = [object("ConfigMap", "m", "v", ""), b"---\n".to_vec(), text("a", "x:1")].concat();
     let table = [
@@ -261,21 +261,27 @@ async fn an_object_that_cannot_be_taken_is_refused_with_the_reason() {
         assert_eq!(bench.put_object(map("m"), text).await, Err(expected.to_owned()));
     }
     let nowhere = ObjectKey::new(ObjectKind::ConfigMap, "No", "m");
-    assert!(bench.put_object(nowhere, object("ConfigMap", "m", "v", "")).await.unwrap_err().contains("no namespace"));
+    assert!(
+        bench
+            .put_object(nowhere, object("ConfigMap", "m", "v", ""))
+            .await
+            .unwrap_err()
+            .contains("not a valid namespace")
+    );
     let refused = bench.delete_object(map("f")).await;
     assert_eq!(refused, Err("ConfigMap default/f comes from file f.yaml; remove it there".to_owned()));
-    // One of the same name is another object, for the pods that are pushed.
+    // The object of another source with that name is another object for pushed pods.
     assert_eq!(bench.put_object(map("f"), object("ConfigMap", "f", "v", "")).await, Ok(Verb::Created));
     assert_eq!(bench.objects(), ["ConfigMap default/f=v"]);
     bench.stop().await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_not_taken() {
+async fn a_push_that_cannot_be_saved_is_rejected() {
     let mut bench = Bench::new();
     bench.start().await;
     bench.put("web", "x:1").await.unwrap();
-    // The directory of the database is gone, and with it every way to open it anew.
+    // The directory of the database is gone, so that it cannot be reopened.
     drop(std::fs::remove_dir_all(bench.path.parent().unwrap()));
     std::fs::write(bench.path.parent().unwrap(), "").unwrap();
     bench.store.forget_database();
@@ -290,7 +296,7 @@ async fn what_cannot_be_kept_is_not_taken() {
 }
 
 #[tokio::test]
-async fn after_a_damage_what_is_not_known_any_more_is_not_ended() {
+async fn after_database_damage_unknown_pods_are_not_stopped() {
     let mut bench = Bench::new();
     bench.start().await;
     bench.put("web", "x:1").await.unwrap();
@@ -300,7 +306,7 @@ async fn after_a_damage_what_is_not_known_any_more_is_not_ended() {
     damaged[..64].fill(0);
     std::fs::write(&bench.path, &damaged).unwrap();
     bench.start().await;
-    assert_eq!(bench.shape(), ["web-edge1 x:1"], "taken over from the damaged file");
+    assert_eq!(bench.shape(), ["web-edge1 x:1"], "salvaged from the damaged file");
     assert!(!bench.snapshot().ready);
     bench.stop().await;
     std::fs::remove_file(bench.store.damaged().pop().unwrap()).unwrap();
@@ -310,7 +316,7 @@ async fn after_a_damage_what_is_not_known_any_more_is_not_ended() {
 }
 
 #[tokio::test]
-async fn a_damage_under_way_loses_nothing() {
+async fn database_damage_at_runtime_loses_nothing() {
     let mut bench = Bench::new();
     bench.start().await;
     bench.put("web", "x:1").await.unwrap();
@@ -329,7 +335,7 @@ async fn a_damage_under_way_loses_nothing() {
 }
 
 #[tokio::test]
-async fn many_at_once_are_taken_one_after_the_other() {
+async fn concurrent_pushes_are_handled_in_order() {
     let mut bench = Bench::new();
     bench.start().await;
     let (pusher, ..) = bench.running.as_ref().unwrap();
@@ -343,6 +349,6 @@ async fn many_at_once_are_taken_one_after_the_other() {
     let published = bench.shape();
     bench.stop().await;
     bench.start().await;
-    assert_eq!(bench.shape(), published, "what is kept is what was published last");
+    assert_eq!(bench.shape(), published, "the saved state is the last published one");
     bench.stop().await;
 }

@@ -1,15 +1,15 @@
-//! What editors and tools do to a manifest: its pod gets the new version and is there all the time, and the pod beside
-//! it is not touched.
+//! How editors and tools write a manifest: its pod is updated and never disappears, and the pod of another file is not
+//! touched.
 
 use std::io::Write as _;
 use std::process::Command;
 
 use super::*;
 
-/// Makes `a.yaml` of a directory say the text, its own way. False: this machine lacks the program.
-type Habit = fn(&Path, &str) -> bool;
+/// Writes the text to `a.yaml` of a directory. False: the program is not installed.
+type Writer = fn(&Path, &str) -> bool;
 
-const HABITS: [(&str, Habit); 12] = [
+const WRITERS: [(&str, Writer); 12] = [
     ("truncate and write", |directory, text| {
         let mut file = fs::File::create(directory.join("a.yaml")).unwrap();
         let (half, rest) = text.split_at(text.len() / 2);
@@ -94,7 +94,7 @@ fn run(directory: &Path, program: &str, args: &[&str]) -> bool {
 }
 
 #[tokio::test]
-async fn every_habit_ends_in_the_new_version() {
+async fn every_way_of_writing_results_in_the_new_version() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 0");
     bench.write("b.yaml", "pod b 0");
@@ -109,19 +109,19 @@ async fn every_habit_ends_in_the_new_version() {
         fewest
     });
     let neighbour = |snapshot: &SourceSnapshot| Arc::clone(snapshot.pods.values().nth(1).unwrap());
-    for (version, (name, habit)) in (1..).zip(HABITS) {
+    for (version, (name, writer)) in (1..).zip(WRITERS) {
         println!("{name}");
-        if habit(&bench.directory, &format!("pod a {version}")) {
+        if writer(&bench.directory, &format!("pod a {version}")) {
             let now = bench.until_pods(&[&format!("a {version} @ a.yaml"), "b 0 @ b.yaml"]).await;
             assert!(Arc::ptr_eq(&neighbour(&now), &neighbour(&before)), "{name}");
         }
     }
     bench.stop().await;
-    assert_eq!(fewest.await.unwrap(), 2, "a pod was gone for a moment");
+    assert_eq!(fewest.await.unwrap(), 2, "a pod disappeared temporarily");
 }
 
 #[tokio::test]
-async fn a_file_is_read_when_its_writer_is_done_and_again_when_more_comes() {
+async fn a_file_is_read_when_its_writer_closes_it_and_again_when_more_is_written() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.start();
@@ -141,9 +141,9 @@ async fn a_file_is_read_when_its_writer_is_done_and_again_when_more_comes() {
     assert!(snapshot.rejected.is_empty());
 }
 
-/// What a power cut leaves of a file that was being written; nobody ends a pod that way.
+/// A power cut leaves an empty file; this is not meant to remove pods.
 #[tokio::test]
-async fn an_empty_file_is_refused_and_its_pod_runs_on() {
+async fn an_empty_file_is_rejected_and_its_pod_keeps_running() {
     let mut bench = Bench::new();
     for (name, text) in [("a.yaml", "pod a 1"), ("b.yaml", "pod b 1"), ("c.yaml", "pod c 1")] {
         bench.write(name, text);
@@ -158,7 +158,7 @@ async fn an_empty_file_is_refused_and_its_pod_runs_on() {
         assert_eq!(shape(&snapshot), ["a 1 @ a.yaml", "b 1 @ b.yaml", "c 1 @ c.yaml"]);
         assert_eq!(
             snapshot.rejected["a.yaml"].faults[0].to_string(),
-            "a.yaml: the file is empty; remove it if its pods are to end"
+            "a.yaml: the file is empty; remove the file to stop its pods"
         );
         bench.stop().await;
         bench.start();

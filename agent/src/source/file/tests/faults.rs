@@ -1,4 +1,4 @@
-//! What disks and mounts do to the directory: nothing that ran is ended, and the reason is told.
+//! Faults of disks and mounts: no running pod is stopped, and the reason is reported.
 
 use std::process::Command;
 
@@ -7,16 +7,16 @@ use rustix::thread::set_thread_uid;
 
 use super::*;
 
-/// A mount that goes with the test.
+/// A mount that is removed with the test.
 struct Mount(PathBuf);
 
 impl Mount {
-    /// `None`, and told, without the right to mount.
+    /// `None`, with a message, without the permission to mount.
     fn memory(at: &Path, options: &std::ffi::CStr) -> Option<Self> {
         match mount("tmpfs", at, "tmpfs", MountFlags::empty(), Some(options)) {
             Ok(()) => Some(Self(at.to_owned())),
             Err(error) => {
-                println!("skipped: needs the right to mount: {error}");
+                println!("skipped: needs the permission to mount: {error}");
                 None
             }
         }
@@ -34,7 +34,7 @@ impl Drop for Mount {
     }
 }
 
-/// The pods of both snapshots are the very same ones: nobody downstream would touch them.
+/// Whether both snapshots share the same pods: no consumer would touch them.
 fn untouched(before: &SourceSnapshot, after: &SourceSnapshot) -> bool {
     let same = |(a, b): (&Arc<PodRecord>, &Arc<PodRecord>)| Arc::ptr_eq(a, b);
     before.pods.len() == after.pods.len() && before.pods.values().zip(after.pods.values()).all(same)
@@ -45,7 +45,7 @@ fn is_good(snapshot: &SourceSnapshot) -> bool {
 }
 
 #[tokio::test]
-async fn a_card_that_goes_and_comes_ends_nothing() {
+async fn a_card_that_is_removed_and_reinserted_stops_nothing() {
     let mut bench = Bench::new();
     let card = bench.root.path().join("card");
     fs::create_dir(&card).unwrap();
@@ -56,7 +56,7 @@ async fn a_card_that_goes_and_comes_ends_nothing() {
     bench.start();
     let before = bench.until(|now| now.pods.len() == 2).await;
 
-    // Pulled out: the empty mount point is no empty directory of manifests.
+    // Removed: the empty mount point is not an empty directory of manifests.
     drop(inserted);
     let without = bench.until(unavailable("is empty, and not the directory its pods came from; 2 pods are kept")).await;
     assert!(untouched(&before, &without));
@@ -78,7 +78,7 @@ async fn a_card_that_goes_and_comes_ends_nothing() {
     assert_eq!(shape(&back), shape(&before));
     fs::remove_file(card.join("a.yaml")).unwrap();
     bench.until_pods(&["b 1 @ b.yaml"]).await;
-    // The same directory as before, and emptied in earnest.
+    // The same directory as before, emptied on purpose.
     fs::remove_file(card.join("b.yaml")).unwrap();
     bench.until_pods(&[]).await;
     bench.stop().await;
@@ -99,19 +99,19 @@ async fn a_read_only_directory_is_read() {
     bench.stop().await;
 }
 
-/// Root reads everything, so this is somebody else's thread.
+/// Root can read everything, so this runs in a thread of another user.
 #[test]
-fn a_directory_that_may_not_be_read_ends_nothing_and_is_read_again_when_it_may() {
+fn a_directory_without_read_permission_stops_nothing_and_is_read_again_later() {
     use std::os::unix::fs::{PermissionsExt as _, chown};
     const NOBODY: u32 = 65_534;
     let mut bench = Bench::new();
-    // A mount elsewhere makes it try the watch again, which fails now.
-    bench.pace.blind = Duration::from_millis(50);
+    // A mount elsewhere makes it reopen the watch, which fails now.
+    bench.periods.blind = Duration::from_millis(50);
     bench.write("a.yaml", "pod a 1");
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     mode(bench.root.path(), 0o755);
     if let Err(error) = chown(&bench.directory, Some(NOBODY), None) {
-        println!("skipped: needs the right to chown: {error}");
+        println!("skipped: needs the permission to chown: {error}");
         return;
     }
     let as_nobody = move || {
@@ -130,8 +130,8 @@ fn a_directory_that_may_not_be_read_ends_nothing_and_is_read_again_when_it_may()
             }
             fs::write(bench.directory.join("b.yaml"), "pod b 1").unwrap();
             mode(&bench.directory.join("b.yaml"), 0o000);
-            let refused = bench.until(|now| !now.rejected.is_empty()).await;
-            assert!(refused.rejected["b.yaml"].faults[0].message.contains("Permission denied"));
+            let rejected = bench.until(|now| !now.rejected.is_empty()).await;
+            assert!(rejected.rejected["b.yaml"].faults[0].message.contains("Permission denied"));
             mode(&bench.directory.join("b.yaml"), 0o644);
             bench.until(|now| now.pods.len() == 2 && now.rejected.is_empty()).await;
             bench.stop().await;
@@ -141,7 +141,7 @@ fn a_directory_that_may_not_be_read_ends_nothing_and_is_read_again_when_it_may()
     std::thread::spawn(as_nobody).join().unwrap();
 }
 
-/// A card of ext4 in a file. When the file is cut, every read of it fails as that of a dead card does.
+/// An ext4 card in a file. When the file is truncated, every read fails as on a broken card.
 fn ext4(image: &Path, content: &Path, at: &Path) -> Option<(Mount, String)> {
     let run = |program: &str, args: &[&Path]| {
         let failed = match Command::new(program).args(args).output() {
@@ -161,9 +161,9 @@ fn ext4(image: &Path, content: &Path, at: &Path) -> Option<(Mount, String)> {
 }
 
 #[tokio::test]
-async fn a_card_that_fails_to_be_read_ends_nothing() {
+async fn a_card_that_cannot_be_read_stops_nothing() {
     let mut bench = Bench::new();
-    bench.pace.watched = Duration::from_millis(50);
+    bench.periods.watched = Duration::from_millis(50);
     let (image, content) = (bench.root.path().join("image"), bench.root.path().join("content"));
     fs::create_dir(&content).unwrap();
     fs::write(content.join("a.yaml"), "pod a 1").unwrap();
@@ -177,14 +177,14 @@ async fn a_card_that_fails_to_be_read_ends_nothing() {
         println!("skipped: blockdev --flushbufs {device}");
         return;
     }
-    // "Input/output error" or, of what is read back as zeros, "Bad message".
+    // "Input/output error" or, for data read back as zeros, "Bad message".
     let dead = bench.until(unavailable("cannot read")).await;
     assert!(untouched(&before, &dead) && dead.ready);
     bench.stop().await;
     bench.start();
     let boot = bench.until(unavailable("cannot read")).await;
     assert_eq!((shape(&boot), boot.ready), (shape(&before), false));
-    // A new card with the same on it.
+    // A new card with the same content.
     drop(card);
     let Some((_card, _)) = ext4(&bench.root.path().join("second"), &content, &bench.directory) else { return };
     let back = bench.until(is_good).await;
@@ -193,17 +193,17 @@ async fn a_card_that_fails_to_be_read_ends_nothing() {
 }
 
 #[tokio::test]
-async fn a_file_that_fails_to_be_read_keeps_its_pod() {
+async fn a_file_that_cannot_be_read_keeps_its_pod() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.start();
     let before = bench.until_pods(&["a 1 @ a.yaml"]).await;
-    // A file of the kernel's that nobody can read at its beginning.
-    symlink("/proc/self/mem", bench.root.path().join("beside")).unwrap();
-    fs::rename(bench.root.path().join("beside"), bench.directory.join("a.yaml")).unwrap();
-    let refused = bench.until(|now| !now.rejected.is_empty()).await;
-    assert!(untouched(&before, &refused));
-    let fault = &refused.rejected["a.yaml"].faults[0];
+    // A kernel file that nobody can read at its start.
+    symlink("/proc/self/mem", bench.root.path().join("temporary")).unwrap();
+    fs::rename(bench.root.path().join("temporary"), bench.directory.join("a.yaml")).unwrap();
+    let rejected = bench.until(|now| !now.rejected.is_empty()).await;
+    assert!(untouched(&before, &rejected));
+    let fault = &rejected.rejected["a.yaml"].faults[0];
     assert!(fault.message.contains("cannot be read: Input/output error"), "{fault}");
     bench.write("a.yaml", "pod a 2");
     bench.until(|now| shape(now) == ["a 2 @ a.yaml"] && now.rejected.is_empty()).await;
@@ -211,13 +211,13 @@ async fn a_file_that_fails_to_be_read_keeps_its_pod() {
 }
 
 #[tokio::test]
-async fn what_a_full_disk_does_not_take_is_told_and_kept_later() {
+async fn a_full_disk_is_reported_and_manifests_are_saved_later() {
     let mut bench = Bench::new();
     let disk = bench.root.path().join("disk");
     fs::create_dir(&disk).unwrap();
     let Some(_disk) = Mount::memory(&disk, c"size=6m") else { return };
     bench.store = Arc::new(Store::open(&disk.join("limpet.db")).unwrap().0);
-    bench.pace.watched = Duration::from_millis(50);
+    bench.periods.watched = Duration::from_millis(50);
     bench.write("a.yaml", "pod a 1");
     bench.start();
     bench.until_pods(&["a 1 @ a.yaml"]).await;
@@ -235,7 +235,7 @@ async fn what_a_full_disk_does_not_take_is_told_and_kept_later() {
     };
     until(|pulse| pulse.unkept().is_some_and(|why| why.contains("No space left"))).await;
     fs::remove_file(disk.join("filler")).unwrap();
-    // Without another change: when the source looks again of itself.
+    // Without another change: at the periodic rescan.
     until(|pulse| pulse.unkept().is_none()).await;
     assert_eq!(bench.store.last_good(SourceKind::File).unwrap().len(), 2);
     bench.stop().await;
@@ -243,20 +243,20 @@ async fn what_a_full_disk_does_not_take_is_told_and_kept_later() {
 }
 
 #[tokio::test]
-async fn a_file_in_the_middle_of_being_written_is_left_alone_by_a_look_nobody_called_for() {
+async fn a_file_being_written_is_left_alone_by_a_scan_without_an_event() {
     let mut bench = Bench::new();
-    bench.pace.watched = Duration::from_millis(20);
+    bench.periods.watched = Duration::from_millis(20);
     let path = bench.directory.join("two.yaml");
     fs::write(&path, "pod a 1\npod b 1\n").unwrap();
     bench.start();
     bench.until(|now| now.pods.len() == 2).await;
-    // What was read within the grain of the stamps is read again, whoever writes it.
-    looked_since(&bench, jiff::Timestamp::now() + 2 * look::STAMP_GRAIN, || {}).await;
+    // A file read within the timestamp granularity is read again, whoever writes it.
+    rescanned_since(&bench, jiff::Timestamp::now() + 2 * scan::TIMESTAMP_GRANULARITY, || {}).await;
     let file = fs::File::options().write(true).open(&path).unwrap();
     file.set_len(0).unwrap();
     let half = || std::os::unix::fs::FileExt::write_all_at(&file, b"pod a 2\n", 0).unwrap();
     half();
-    looked_since(&bench, jiff::Timestamp::now() + 2 * look::STAMP_GRAIN, half).await;
+    rescanned_since(&bench, jiff::Timestamp::now() + 2 * scan::TIMESTAMP_GRANULARITY, half).await;
     assert_eq!(shape(&bench.running.as_ref().unwrap().0.borrow()), ["a 1 @ two.yaml", "b 1 @ two.yaml"]);
     std::os::unix::fs::FileExt::write_all_at(&file, b"pod b 2\n", 8).unwrap();
     drop(file);
@@ -264,8 +264,8 @@ async fn a_file_in_the_middle_of_being_written_is_left_alone_by_a_look_nobody_ca
     bench.stop().await;
 }
 
-/// Waits until the source has looked at everything after `then`, and does `meanwhile` all the time.
-async fn looked_since(bench: &Bench, then: jiff::Timestamp, meanwhile: impl Fn()) {
+/// Waits until the source has rescanned everything after `then`, calling `meanwhile` repeatedly.
+async fn rescanned_since(bench: &Bench, then: jiff::Timestamp, meanwhile: impl Fn()) {
     while bench.pulse.last_success().is_none_or(|at| at <= then) {
         meanwhile();
         tokio::task::yield_now().await;
@@ -273,9 +273,9 @@ async fn looked_since(bench: &Bench, then: jiff::Timestamp, meanwhile: impl Fn()
 }
 
 #[tokio::test]
-async fn below_an_overlay_changes_are_hidden_so_it_is_read_more_often_and_said() {
+async fn on_an_overlay_that_hides_changes_it_is_rescanned_more_often() {
     let mut bench = Bench::new();
-    bench.pace = Pace { watched: Duration::from_secs(3_600), blind: Duration::from_millis(50) };
+    bench.periods = RescanPeriods { watched: Duration::from_secs(3_600), blind: Duration::from_millis(50) };
     bench.write("a.yaml", "pod a 1");
     bench.start();
     bench.until_pods(&["a 1 @ a.yaml"]).await;
@@ -305,7 +305,7 @@ async fn below_an_overlay_changes_are_hidden_so_it_is_read_more_often_and_said()
     bench.stop().await;
 }
 
-/// Runs a program in the directory to its end, and gives its number.
+/// Runs a program in the directory until it exits, and returns its PID.
 fn run(bench: &Bench, program: &str, arguments: &[&str]) -> Option<u32> {
     let mut child = Command::new(program).args(arguments).current_dir(&bench.directory).spawn().unwrap();
     assert!(child.wait().unwrap().success(), "{program}");
@@ -313,7 +313,7 @@ fn run(bench: &Bench, program: &str, arguments: &[&str]) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn who_did_it_goes_with_each_change() {
+async fn each_change_carries_its_actor() {
     let mut bench = Bench::new();
     bench.settings.wanted = limpet_model::attribution::ManifestWatch::Fanotify;
     bench.write("a.yaml", "pod a 1");
@@ -332,7 +332,7 @@ async fn who_did_it_goes_with_each_change() {
     assert_eq!(by(&snapshot), broken);
     let removed = run(&bench, "rm", &["a.yaml"]);
     let snapshot = bench.until(|now| now.pods.is_empty()).await;
-    assert_eq!(by(&snapshot), removed, "who took it away, although its absence was looked at twice");
+    assert_eq!(by(&snapshot), removed, "who removed it, although its absence was scanned twice");
     bench.stop().await;
     let kinds: Vec<String> = (bench.store.history(&PodKey::new("default", "a-edge1")).unwrap().iter())
         .map(|change| change.change.to_string())

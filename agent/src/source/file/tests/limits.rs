@@ -1,21 +1,21 @@
-//! The kernel's limits: events that are lost, watches that it does not give.
+//! The kernel's limits: lost events, and inotify watches that cannot be added.
 
 use std::process::Command;
 
 use super::*;
 
-/// Makes this test's process the one in a user namespace, whose limits are its own.
+/// Set when the test runs in a user namespace with limits of its own.
 const INSIDE: &str = "LIMPET_TEST_INOTIFY_LIMITS";
 
 #[tokio::test]
-async fn what_happened_while_events_were_lost_is_found() {
+async fn changes_during_lost_events_are_found() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
     bench.write("b.yaml", "pod b 1");
     bench.start();
     let before = bench.until(|now| now.pods.len() == 2).await;
     let limit = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
-    // The source has no turn meanwhile: the queue is full before it looks.
+    // The source is not polled meanwhile: the queue is full before it reads.
     for _ in 0..limit.trim().parse::<usize>().unwrap() {
         fs::write(bench.directory.join("noise"), "").unwrap();
         fs::remove_file(bench.directory.join("noise")).unwrap();
@@ -28,7 +28,7 @@ async fn what_happened_while_events_were_lost_is_found() {
 }
 
 #[test]
-fn without_watches_it_looks_every_so_often_and_says_so() {
+fn without_watches_it_polls_and_reports_it() {
     if std::env::var_os(INSIDE).is_some() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         return runtime.block_on(under_limits());
@@ -42,8 +42,12 @@ fn without_watches_it_looks_every_so_often_and_says_so() {
     let mut inside = Command::new("unshare");
     inside.args(["--user", "--map-root-user"]).arg(program).args([&name, "--exact", "--nocapture"]).env(INSIDE, "1");
     let output = inside.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && stdout.contains("1 passed"),
+        "{stdout}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn allow(what: &str, number: usize) {
@@ -52,20 +56,20 @@ fn allow(what: &str, number: usize) {
 
 async fn under_limits() {
     let mut bench = Bench::new();
-    bench.pace.blind = Duration::from_millis(20);
+    bench.periods.blind = Duration::from_millis(20);
     bench.write("a.yaml", "pod a 0");
-    // No instance, no watch, not all watches of the way.
+    // No inotify instance, no watch, not all watches of the path.
     let way = bench.directory.ancestors().count();
     for (version, (what, number)) in (1..).zip([("instances", 0), ("watches", 0), ("watches", way - 1)]) {
         blind(&mut bench, what, number).await;
-        // Nothing tells it, and it finds out all the same.
+        // It gets no notification, and finds the change all the same.
         bench.write("a.yaml", &format!("pod a {version}"));
         bench.until_pods(&[&format!("a {version} @ a.yaml")]).await;
         allow(what, 10_000);
         bench.until(|now| now.health == Health::Good).await;
         bench.stop().await;
     }
-    // None for what a symlink leads to.
+    // None for a symlink's target.
     let elsewhere = bench.root.path().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::write(elsewhere.join("a.yaml"), "pod link 1").unwrap();
@@ -76,11 +80,11 @@ async fn under_limits() {
     bench.stop().await;
 }
 
-/// Starts the source under a limit, and waits until it says that it is not told of changes.
+/// Starts the source under a limit, and waits until it reports that it has no change notifications.
 async fn blind(bench: &mut Bench, what: &str, number: usize) {
     allow(what, number);
     bench.start();
-    let word = format!("fs.inotify.max_user_{what}");
-    let told = bench.until(|now| matches!(&now.health, Health::Blind(why) if why.contains(&word))).await;
-    assert!(told.ready && !told.pods.is_empty(), "{what} {number}");
+    let limit = format!("fs.inotify.max_user_{what}");
+    let now = bench.until(|now| matches!(&now.health, Health::Blind(why) if why.contains(&limit))).await;
+    assert!(now.ready && !now.pods.is_empty(), "{what} {number}");
 }

@@ -1,4 +1,4 @@
-//! The source over TLS, with authorities and certificates made for each test.
+//! The source over TLS, with CAs and certificates created for each test.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ impl Authority {
         Pair { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
-    /// A server's configuration; clients have to prove themselves to `clients`.
+    /// A server's configuration; clients must authenticate with a certificate of `clients`.
     fn server(&self, clients: Option<&Self>, change: impl FnOnce(&mut CertificateParams)) -> ServerConfig {
         let _ = crypto::ring::default_provider().install_default();
         let pair = self.issue("127.0.0.1", change);
@@ -63,11 +63,11 @@ fn der(pem: &str) -> Vec<u8> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec()
 }
 
-/// Replaces a file as careful tools do.
+/// Replaces a file atomically.
 fn put(path: &Path, text: &str) {
-    let beside = path.with_extension("new");
-    std::fs::write(&beside, text).unwrap();
-    std::fs::rename(beside, path).unwrap();
+    let temporary = path.with_extension("new");
+    std::fs::write(&temporary, text).unwrap();
+    std::fs::rename(temporary, path).unwrap();
 }
 
 fn over_tls(server: &Server, ca_file: PathBuf) -> HttpSettings {
@@ -76,7 +76,7 @@ fn over_tls(server: &Server, ca_file: PathBuf) -> HttpSettings {
 }
 
 #[tokio::test]
-async fn the_own_authority_is_trusted_and_a_client_certificate_is_read_again_when_it_changes() {
+async fn the_configured_ca_is_trusted_and_a_changed_client_certificate_is_reread() {
     let (authority, fleet) = (Authority::new(), Authority::new());
     let server = Server::start_tls(authority.server(Some(&fleet), |_| {}), |_| Reply::ok(list(&[("a", "x:1")]))).await;
     let files = tempfile::tempdir().unwrap();
@@ -88,27 +88,27 @@ async fn the_own_authority_is_trusted_and_a_client_certificate_is_read_again_whe
     let mut bench = Bench::new();
     bench.start(HttpSettings { client_files: Some((cert.clone(), key.clone())), ..over_tls(&server, ca) });
     bench.until_good(&["a-edge1 x:1"]).await;
-    assert_eq!(server.asked()[0].certificate, Some(der(&first.certificate)));
+    assert_eq!(server.requests()[0].certificate, Some(der(&first.certificate)));
 
-    // Half of a new pair, and then a torn one: the first one stays in use.
+    // Half of a new pair, then a truncated one: the first one stays in use.
     let second = fleet.issue("edge1", |_| {});
     put(&cert, &second.certificate);
-    let before = server.asked().len();
-    wait_for(|| server.asked().len() > before + 2).await;
-    assert_eq!(server.asked().last().unwrap().certificate, Some(der(&first.certificate)));
+    let before = server.requests().len();
+    wait_for(|| server.requests().len() > before + 2).await;
+    assert_eq!(server.requests().last().unwrap().certificate, Some(der(&first.certificate)));
     put(&cert, &second.certificate[..100]);
-    let before = server.asked().len();
-    wait_for(|| server.asked().len() > before + 2).await;
+    let before = server.requests().len();
+    wait_for(|| server.requests().len() > before + 2).await;
     put(&cert, &second.certificate);
     put(&key, &second.key);
-    wait_for(|| server.asked().last().unwrap().certificate == Some(der(&second.certificate))).await;
+    wait_for(|| server.requests().last().unwrap().certificate == Some(der(&second.certificate))).await;
     bench.until_good(&["a-edge1 x:1"]).await;
     assert!(bench.seen.lock().unwrap().iter().all(|snapshot| snapshot.health == limpet_core::source::Health::Good));
     bench.stop().await;
 }
 
 #[tokio::test]
-async fn certificates_that_do_not_hold_are_told_and_lose_nothing() {
+async fn invalid_certificates_are_reported_and_remove_no_pod() {
     let authority = Authority::new();
     let good = || authority.server(None, |_| {});
     let server = Server::start_tls(good(), |_| Reply::ok(list(&[("a", "x:1")]))).await;
@@ -124,22 +124,22 @@ async fn certificates_that_do_not_hold_are_told_and_lose_nothing() {
         (Authority::new().server(None, |_| {}), "staticPodURLCAFile"),
         (authority.server(Some(&authority), |_| {}), ""),
     ];
-    for (config, word) in table {
+    for (config, expected) in table {
         server.identity(config);
         let (reason, snapshot) = bench.until_unavailable().await;
-        assert!(reason.contains(word), "{reason}");
+        assert!(reason.contains(expected), "{reason}");
         assert_eq!(super::shape(&snapshot), ["a-edge1 x:1"]);
         server.identity(good());
         bench.until_good(&["a-edge1 x:1"]).await;
     }
-    // The authority's file changes: the new one counts without a restart.
+    // The CA file changes: the new one is used without a restart.
     let next = Authority::new();
     server.identity(next.server(None, |_| {}));
     bench.until_unavailable().await;
     put(&ca, &next.pem());
     bench.until_good(&["a-edge1 x:1"]).await;
     bench.stop().await;
-    // Without a usable file nothing is asked, and the reason is told.
+    // Without a usable file nothing is requested, and the reason is reported.
     std::fs::remove_file(&ca).unwrap();
     bench.start(over_tls(&server, ca));
     let (reason, snapshot) = bench.until_unavailable().await;
@@ -147,13 +147,13 @@ async fn certificates_that_do_not_hold_are_told_and_lose_nothing() {
     bench.stop().await;
 }
 
-/// Nobody on the way may take the node from TLS to plain HTTP.
+/// An attacker must not downgrade the node from TLS to plain HTTP.
 #[tokio::test]
-async fn a_redirect_out_of_tls_is_not_followed() {
+async fn a_redirect_from_https_to_http_is_not_followed() {
     let authority = Authority::new();
     let plain = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
     let elsewhere = plain.url("/pods");
-    let redirect = move |_: &super::Asked| Reply::new("302 Found", &format!("Location: {elsewhere}\r\n"), "");
+    let redirect = move |_: &super::RecordedRequest| Reply::new("302 Found", &format!("Location: {elsewhere}\r\n"), "");
     let server = Server::start_tls(authority.server(None, |_| {}), redirect).await;
     let files = tempfile::tempdir().unwrap();
     let ca = files.path().join("ca.pem");
@@ -161,15 +161,15 @@ async fn a_redirect_out_of_tls_is_not_followed() {
     let mut bench = Bench::new();
     bench.start(over_tls(&server, ca));
     let (reason, _) = bench.until_unavailable().await;
-    assert!(reason.contains("which is not followed") && plain.asked().is_empty(), "{reason}");
+    assert!(reason.contains("which is not followed") && plain.requests().is_empty(), "{reason}");
     bench.stop().await;
 }
 
-/// Names the URL to a process that trusts what its `SSL_CERT_FILE` holds.
+/// Passes the URL to a child process that trusts the content of its `SSL_CERT_FILE`.
 const INSIDE: &str = "LIMPET_TEST_SYSTEM_AUTHORITY";
 
 #[tokio::test]
-async fn without_an_authority_of_its_own_the_system_s_are_trusted() {
+async fn without_a_configured_ca_the_systems_are_trusted() {
     if let Ok(url) = std::env::var(INSIDE) {
         let mut bench = Bench::new();
         bench.start(settings(&url));
@@ -185,6 +185,10 @@ async fn without_an_authority_of_its_own_the_system_s_are_trusted() {
     inside.args([std::thread::current().name().unwrap(), "--exact", "--nocapture"]);
     inside.env("SSL_CERT_FILE", &ca).env(INSIDE, server.url("/pods").replace("http:", "https:"));
     let output = tokio::task::spawn_blocking(move || inside.output()).await.unwrap().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && stdout.contains("1 passed"),
+        "{stdout}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -1,4 +1,4 @@
-//! An HTTP server on loopback that answers as a test tells it, byte by byte, and remembers what it was asked.
+//! An HTTP server on loopback with scripted responses, byte by byte, which records its requests.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -10,14 +10,14 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-/// What was asked: the head, and the client's certificate.
+/// A request: its head, and the client's certificate.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct RecordedRequest {
     pub(super) head: String,
     pub(super) certificate: Option<Vec<u8>>,
 }
 
-impl Asked {
+impl RecordedRequest {
     /// The value of a header, if it was sent.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let line = |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -25,10 +25,10 @@ impl Asked {
     }
 }
 
-/// One answer.
+/// One response.
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
-    /// These bytes, then the end of the connection.
+    /// These bytes, then the connection is closed.
     Bytes(Vec<u8>),
     /// These bytes, then one more every few milliseconds, for ever.
     Drip(Vec<u8>),
@@ -37,7 +37,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// A whole answer with further header lines.
+    /// A complete response with additional header lines.
     pub(super) fn new(status: &str, headers: &str, body: impl AsRef<[u8]>) -> Self {
         let body = body.as_ref();
         let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}Connection: close\r\n\r\n", body.len());
@@ -49,11 +49,11 @@ impl Reply {
     }
 }
 
-type Script = Box<dyn FnMut(&Asked) -> Reply + Send>;
+type Script = Box<dyn FnMut(&RecordedRequest) -> Reply + Send>;
 
 struct Shared {
     script: Mutex<Script>,
-    asked: Mutex<Vec<Asked>>,
+    requests: Mutex<Vec<RecordedRequest>>,
     tls: Mutex<Option<Arc<ServerConfig>>>,
 }
 
@@ -67,47 +67,50 @@ pub(super) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Not only closed: a child that another test is starting may have it open, too.
+        // Shut down, not only closed: a child that another test is starting may have inherited it.
         rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both).unwrap();
         self.task.abort();
     }
 }
 
 impl Server {
-    pub(super) async fn start(script: impl FnMut(&Asked) -> Reply + Send + 'static) -> Self {
+    pub(super) async fn start(script: impl FnMut(&RecordedRequest) -> Reply + Send + 'static) -> Self {
         Self::start_at(0, None, script).await
     }
 
-    pub(super) async fn start_tls(config: ServerConfig, script: impl FnMut(&Asked) -> Reply + Send + 'static) -> Self {
+    pub(super) async fn start_tls(
+        config: ServerConfig,
+        script: impl FnMut(&RecordedRequest) -> Reply + Send + 'static,
+    ) -> Self {
         Self::start_at(0, Some(Arc::new(config)), script).await
     }
 
     pub(super) async fn start_at(
         port: u16,
         tls: Option<Arc<ServerConfig>>,
-        script: impl FnMut(&Asked) -> Reply + Send + 'static,
+        script: impl FnMut(&RecordedRequest) -> Reply + Send + 'static,
     ) -> Self {
         let listener = Arc::new(TcpListener::bind(("127.0.0.1", port)).await.unwrap());
         let port = listener.local_addr().unwrap().port();
         let shared =
-            Arc::new(Shared { script: Mutex::new(Box::new(script)), asked: Mutex::default(), tls: Mutex::new(tls) });
+            Arc::new(Shared { script: Mutex::new(Box::new(script)), requests: Mutex::default(), tls: Mutex::new(tls) });
         let task = tokio::spawn(accept(Arc::clone(&listener), Arc::clone(&shared)));
         Self { port, shared, listener, task }
     }
 
-    /// From now on, answers this way.
-    pub(super) fn script(&self, script: impl FnMut(&Asked) -> Reply + Send + 'static) {
+    /// Responds this way from now on.
+    pub(super) fn script(&self, script: impl FnMut(&RecordedRequest) -> Reply + Send + 'static) {
         *self.shared.script.lock().unwrap() = Box::new(script);
     }
 
-    /// From now on, is this one to connections.
+    /// Uses this TLS configuration from now on.
     pub(super) fn identity(&self, config: ServerConfig) {
         *self.shared.tls.lock().unwrap() = Some(Arc::new(config));
     }
 
-    /// All it was asked.
-    pub(super) fn asked(&self) -> Vec<Asked> {
-        self.shared.asked.lock().unwrap().clone()
+    /// All recorded requests.
+    pub(super) fn requests(&self) -> Vec<RecordedRequest> {
+        self.shared.requests.lock().unwrap().clone()
     }
 
     pub(super) fn url(&self, path: &str) -> String {
@@ -124,7 +127,7 @@ async fn accept(listener: Arc<TcpListener>, shared: Arc<Shared>) {
         connections.spawn(async move {
             let tls = shared.tls.lock().unwrap().clone();
             let Some(tls) = tls else { return serve(stream, None, &shared).await };
-            // A handshake that the client gives up is part of some tests.
+            // Some tests let the client abort the handshake.
             let stream = TlsAcceptor::from(tls).accept(stream).await?;
             let certificates = stream.get_ref().1.peer_certificates();
             let certificate = certificates.and_then(<[CertificateDer<'_>]>::first).map(|one| one.to_vec());
@@ -142,8 +145,8 @@ async fn serve(
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
     }
-    let asked = Asked { head: String::from_utf8_lossy(&head).into_owned(), certificate };
-    shared.asked.lock().unwrap().push(asked.clone());
+    let asked = RecordedRequest { head: String::from_utf8_lossy(&head).into_owned(), certificate };
+    shared.requests.lock().unwrap().push(asked.clone());
     let reply = (shared.script.lock().unwrap())(&asked);
     match reply {
         Reply::Bytes(bytes) => stream.write_all(&bytes).await?,

@@ -1,4 +1,4 @@
-//! Looking at files: listing, stat, reading what changed. Blocking; runs off the agent's thread.
+//! Scans manifest files: lists, stats, and reads those that changed. Blocks; runs off the agent's thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -20,20 +20,20 @@ use limpet_model::manifest::Manifest;
 use limpet_model::pod::Fault;
 use limpet_model::source::SourceKind;
 
-/// Bytes of one manifest file, as kubelet has it.
+/// The limit of a manifest file, as in kubelet.
 pub(super) const MAX_FILE: u64 = 10 << 20;
-/// Files of one directory; those after it in byte order are not read.
+/// The most files of one directory; those after it in byte order are not read.
 pub(super) const MAX_FILES: usize = 10_000;
-/// Two writes within one tick of the kernel's clock leave equal stamps: a file read this soon after its change
-/// is read again when it is named again.
-pub(super) const STAMP_GRAIN: Duration = Duration::from_millis(50);
-/// A file written in place this recently may be half of what it is to be. Its writer's close is told; a look that
-/// nobody called for leaves it alone until then, or until nothing has been written for so long.
-pub(super) const WRITER_PAUSES: Duration = Duration::from_secs(1);
-/// How much of a skipped file is read to see what it is.
-const GLANCE: u64 = 4 << 10;
+/// Two writes within one tick of the kernel's clock get equal timestamps: a file read this soon after its change is
+/// read again at its next event.
+pub(super) const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(50);
+/// A file written in scanner this recently may be incomplete. Its writer's close causes an event; a scan without an
+/// event leaves the file alone until then, or until it was not written for this long.
+pub(super) const WRITE_SETTLE_TIME: Duration = Duration::from_secs(1);
+/// How much of a skipped file is read to recognize a manifest.
+const SNIFF_SIZE: u64 = 4 << 10;
 
-/// What tells that a file is the one read before.
+/// Identifies a version of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -54,114 +54,114 @@ impl Stamp {
         }
     }
 
-    /// Whether it is the file `before`, written to within [`WRITER_PAUSES`].
+    /// Whether it is the file `before`, written to within [`WRITE_SETTLE_TIME`].
     fn is_being_written(&self, before: &Self, now: SystemTime) -> bool {
         (self.device, self.inode) == (before.device, before.inode)
             && self.modified != before.modified
-            && now.duration_since(moment(self.modified)).is_ok_and(|age| age < WRITER_PAUSES)
+            && now.duration_since(time(self.modified)).is_ok_and(|age| age < WRITE_SETTLE_TIME)
     }
 
-    /// Whether a change after this moment would leave another stamp.
+    /// Whether a change after `now` would change the stamp.
     pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        now.duration_since(moment(self.changed)).is_ok_and(|age| age > STAMP_GRAIN)
+        now.duration_since(time(self.changed)).is_ok_and(|age| age > TIMESTAMP_GRANULARITY)
     }
 }
 
-/// Seconds and nanoseconds of the Unix epoch, as a stamp has them.
-fn moment((seconds, nanos): (i64, i64)) -> SystemTime {
+/// A stamp's seconds and nanoseconds since the Unix epoch as a time.
+fn time((seconds, nanos): (i64, i64)) -> SystemTime {
     UNIX_EPOCH + Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0))
 }
 
-/// A file that was looked at.
+/// The state of a scanned file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Known {
-    /// `None`: to be read again whatever its stamp.
+pub(super) struct KnownFile {
+    /// `None`: read it again whatever its stamp.
     pub(super) stamp: Option<Stamp>,
-    /// It is a symlink: what it leads through is watched.
+    /// It is a symlink: its targets are watched.
     pub(super) link: bool,
 }
 
-/// Files by name, as they were last looked at.
-pub(super) type KnownFiles = BTreeMap<Arc<str>, Known>;
+/// Files by name, as of their last scan.
+pub(super) type KnownFiles = BTreeMap<Arc<str>, KnownFile>;
 
-/// Where manifests are.
+/// Scans and decodes manifest files at one path.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct Scanner {
     /// The directory.
     pub(super) directory: PathBuf,
-    /// The one file that counts, whatever its name; `None`: all manifests of the directory.
+    /// The only file to read, whatever its name; `None`: all manifests of the directory.
     pub(super) only: Option<Arc<str>>,
-    /// The node's name, part of every pod's name.
+    /// The node name, part of every pod's name.
     pub(super) node_name: Arc<str>,
-    /// What makes pods of bytes.
+    /// Decodes manifests.
     pub(super) decoder: Decoder,
 }
 
-/// What was found out about one file that is not as it was.
+/// A file that changed.
 #[derive(Debug)]
 pub(super) enum Finding {
-    /// Read, well or with faults.
+    /// It was read, with or without faults.
     Read(Manifest),
-    /// No such name.
+    /// It does not exist.
     Absent,
-    /// In the middle of being written in place: what it was before counts for now.
+    /// It is being written in scanner: its previous content stays in effect.
     BeingWritten,
 }
 
-/// The outcome of one look.
+/// The result of one scan.
 #[derive(Debug)]
-pub(super) struct Look {
-    /// What is known of the files now.
+pub(super) struct Scan {
+    /// The state of all files.
     pub(super) known: KnownFiles,
-    /// Files that are not as they were.
+    /// The files that changed.
     pub(super) findings: Vec<(Arc<str>, Finding)>,
-    /// For a look at everything: the directory's identity and the names in it, or why it cannot be read.
+    /// For a scan of everything: the directory's listing, or why it cannot be read.
     pub(super) listing: Option<Result<Listing, String>>,
 }
 
-/// The names that count in a directory.
+/// The listing of a directory.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// Which directory it is.
+    /// The directory's identity.
     pub(super) id: DirectoryId,
-    /// Manifests in it.
+    /// The manifests in it.
     pub(super) names: BTreeSet<Arc<str>>,
-    /// Files that look like manifests by content and not by name.
+    /// Files with a manifest's content but not its name.
     pub(super) skipped: Vec<String>,
     /// Manifests beyond [`MAX_FILES`].
     pub(super) excess: usize,
-    /// The file system of the directory, or of what a symlink leads to, that hides changes, if there is one.
-    pub(super) unseen: Option<&'static str>,
+    /// The file system of the directory, or of a symlink's target, that hides changes, if any.
+    pub(super) unwatched_fs: Option<&'static str>,
 }
 
-/// What a power cut or an editor halfway through leaves of a file: nobody ends a pod so on purpose.
+/// What a power cut or an interrupted editor leaves of a file: this is not meant to remove pods.
 fn is_blank(text: &[u8]) -> bool {
     text.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace())
 }
 
 fn blank(name: &Arc<str>) -> Fault {
-    let fault = Fault::error("", "the file is empty").with_remedy("remove it if its pods are to end");
+    let fault = Fault::error("", "the file is empty").with_remedy("remove the file to stop its pods");
     Fault { origin: Arc::clone(name), ..fault }
 }
 
-/// What the files at `path` hold now, by name. Blocks.
+/// Reads the manifests at `path`, by name. Blocks.
 ///
 /// # Errors
-/// The directory cannot be read; in words.
+/// The directory cannot be read; the error message.
 pub fn read_all(path: &Path, node_name: &str, decoder: Decoder) -> Result<Vec<(Arc<str>, Manifest)>, String> {
-    let (place, _) = Place::at(path, node_name, decoder);
-    let look = place.look_at_all(KnownFiles::new(), &BTreeSet::new());
-    look.listing.unwrap_or_else(|| Err("not looked at".to_owned()))?;
+    let (scanner, _) = Scanner::at(path, node_name, decoder);
+    let scan = scanner.scan_all(KnownFiles::new(), &BTreeSet::new());
+    scan.listing.unwrap_or_else(|| Err("not scanned".to_owned()))?;
     let read = |(name, finding)| match finding {
         Finding::Read(manifest) => Some((name, manifest)),
         Finding::Absent | Finding::BeingWritten => None,
     };
-    Ok(look.findings.into_iter().filter_map(read).collect())
+    Ok(scan.findings.into_iter().filter_map(read).collect())
 }
 
-impl Place {
-    /// The place that `path` stands for, and the path in full: a directory, or one file; what does not exist is a file
-    /// if it is named like a manifest.
+impl Scanner {
+    /// The scanner of `path`, and its absolute path: a directory, or one file; a path that does not exist is a file if
+    /// it is named like a manifest.
     pub(super) fn at(path: &Path, node_name: &str, decoder: Decoder) -> (Self, PathBuf) {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let named_as_file = path.extension().is_some_and(|end| end == "yaml" || end == "yml" || end == "json");
@@ -174,64 +174,64 @@ impl Place {
     }
 
     /// Whether `name` is read.
-    pub(super) fn counts(&self, name: &str) -> bool {
+    pub(super) fn is_manifest(&self, name: &str) -> bool {
         self.only.as_deref().map_or_else(|| class(name) == NameClass::Manifest, |only| only == name)
     }
 
-    /// Looks at `names` and reads those that changed.
-    pub(super) fn look_at(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles) -> Look {
-        self.look(names, known, false)
+    /// Scans `names` and reads those that changed.
+    pub(super) fn scan_names(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles) -> Scan {
+        self.scan(names, known, false)
     }
 
-    fn look(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles, unasked: bool) -> Look {
-        let mut look = Look { known, findings: Vec::new(), listing: None };
+    fn scan(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles, full_scan: bool) -> Scan {
+        let mut scan = Scan { known, findings: Vec::new(), listing: None };
         for name in names {
-            self.examine(name, unasked, &mut look);
+            self.examine(name, full_scan, &mut scan);
         }
-        look
+        scan
     }
 
-    /// Lists the directory, and reads what changed. `told`: skipped names not to be looked into again.
-    pub(super) fn look_at_all(&self, known: KnownFiles, told: &BTreeSet<String>) -> Look {
-        match self.list(told) {
+    /// Lists the directory, and reads what changed. `logged`: skipped names that need no check.
+    pub(super) fn scan_all(&self, known: KnownFiles, logged: &BTreeSet<String>) -> Scan {
+        match self.list(logged) {
             Ok(listing) => {
-                let mut look = self.look(listing.names.iter().cloned().collect::<Vec<_>>(), known, true);
-                look.known.retain(|name, _| listing.names.contains(name));
-                look.listing = Some(Ok(listing));
-                look
+                let mut scan = self.scan(listing.names.iter().cloned().collect::<Vec<_>>(), known, true);
+                scan.known.retain(|name, _| listing.names.contains(name));
+                scan.listing = Some(Ok(listing));
+                scan
             }
             Err(error) => {
                 let reason = format!("cannot read {}: {error}", self.directory.display());
-                Look { known, findings: Vec::new(), listing: Some(Err(reason)) }
+                Scan { known, findings: Vec::new(), listing: Some(Err(reason)) }
             }
         }
     }
 
-    fn list(&self, told: &BTreeSet<String>) -> io::Result<Listing> {
+    fn list(&self, logged: &BTreeSet<String>) -> io::Result<Listing> {
         let id = directory_id(&self.directory)?;
-        let unseen = file_system::hides_changes(&self.directory);
-        let mut listing = Listing { id, names: BTreeSet::new(), skipped: Vec::new(), excess: 0, unseen };
+        let unwatched_fs = file_system::hides_changes(&self.directory);
+        let mut listing = Listing { id, names: BTreeSet::new(), skipped: Vec::new(), excess: 0, unwatched_fs };
         for entry in self.directory.read_dir()? {
             let entry = entry?;
             let file_name = entry.file_name();
             let Some(name) = file_name.to_str() else {
                 let lossy = file_name.to_string_lossy().into_owned();
-                if self.only.is_none() && !told.contains(&lossy) {
+                if self.only.is_none() && !logged.contains(&lossy) {
                     listing.skipped.push(lossy);
                 }
                 continue;
             };
-            if self.counts(name) {
-                if listing.unseen.is_none() && entry.file_type()?.is_symlink() {
-                    listing.unseen = file_system::hides_changes(&self.directory.join(name));
+            if self.is_manifest(name) {
+                if listing.unwatched_fs.is_none() && entry.file_type()?.is_symlink() {
+                    listing.unwatched_fs = file_system::hides_changes(&self.directory.join(name));
                 }
                 if !entry.file_type()?.is_dir() {
                     listing.names.insert(Arc::from(name));
                 }
             } else if self.only.is_none()
                 && class(name) == NameClass::Other
-                && !told.contains(name)
-                && self.glance(name)
+                && !logged.contains(name)
+                && self.sniff(name)
             {
                 listing.skipped.push(name.to_owned());
             }
@@ -243,60 +243,60 @@ impl Place {
         Ok(listing)
     }
 
-    fn glance(&self, name: &str) -> bool {
+    fn sniff(&self, name: &str) -> bool {
         let mut beginning = Vec::new();
         let read = self.open(name).and_then(|file| {
             if !file.metadata()?.is_file() {
                 return Ok(0);
             }
-            file.take(GLANCE).read_to_end(&mut beginning)
+            file.take(SNIFF_SIZE).read_to_end(&mut beginning)
         });
         read.is_ok() && looks_like_manifest(&beginning)
     }
 
-    /// Never waits for a FIFO's other end.
+    /// Does not block on a FIFO without a writer.
     fn open(&self, name: &str) -> io::Result<File> {
         let flags = i32::try_from((OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY).bits()).unwrap_or(0);
         OpenOptions::new().read(true).custom_flags(flags).open(self.directory.join(name))
     }
 
-    /// `unasked`: no event has named the file.
-    fn examine(&self, name: Arc<str>, unasked: bool, look: &mut Look) {
+    /// `full_scan`: no event named the file.
+    fn examine(&self, name: Arc<str>, full_scan: bool, scan: &mut Scan) {
         let path = self.directory.join(&*name);
         let link = match path.symlink_metadata() {
             Ok(metadata) => metadata.is_symlink(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                look.known.remove(&name);
-                look.findings.push((name, Finding::Absent));
+                scan.known.remove(&name);
+                scan.findings.push((name, Finding::Absent));
                 return;
             }
-            Err(error) => return self.refuse(name, false, &error, look),
+            Err(error) => return self.mark_unreadable(name, false, &error, scan),
         };
-        let before = look.known.get(&name).and_then(|known| known.stamp);
+        let before = scan.known.get(&name).and_then(|known| known.stamp);
         match path.metadata() {
             Ok(metadata) if before == Some(Stamp::of(&metadata)) => {
-                look.known.insert(name, Known { stamp: before, link });
+                scan.known.insert(name, KnownFile { stamp: before, link });
             }
             Ok(metadata)
-                if unasked
+                if full_scan
                     && before
                         .is_some_and(|before| Stamp::of(&metadata).is_being_written(&before, SystemTime::now())) =>
             {
-                look.findings.push((name, Finding::BeingWritten));
+                scan.findings.push((name, Finding::BeingWritten));
             }
             Ok(_) => match self.read(&name) {
                 Ok((text, stamp)) => {
                     let manifest = self.decode(&name, &text);
-                    look.known.insert(Arc::clone(&name), Known { stamp, link });
-                    look.findings.push((name, Finding::Read(manifest)));
+                    scan.known.insert(Arc::clone(&name), KnownFile { stamp, link });
+                    scan.findings.push((name, Finding::Read(manifest)));
                 }
-                Err(error) => self.refuse(name, link, &error, look),
+                Err(error) => self.mark_unreadable(name, link, &error, scan),
             },
-            Err(error) => self.refuse(name, link, &error, look),
+            Err(error) => self.mark_unreadable(name, link, &error, scan),
         }
     }
 
-    /// The pods of a file's bytes.
+    /// The pods of a file's content.
     pub(super) fn decode(&self, name: &Arc<str>, text: &[u8]) -> Manifest {
         match is_blank(text) {
             true => Manifest::broken(blank(name)),
@@ -304,19 +304,19 @@ impl Place {
         }
     }
 
-    /// The file is there and cannot be read: as good as broken, and tried again whenever it is looked at.
-    fn refuse(&self, name: Arc<str>, link: bool, error: &io::Error, look: &mut Look) {
+    /// The file exists and cannot be read: handled as broken, and retried at every scan.
+    fn mark_unreadable(&self, name: Arc<str>, link: bool, error: &io::Error, scan: &mut Scan) {
         let message = match error.kind() {
-            io::ErrorKind::NotFound if link => "the symlink leads nowhere".to_owned(),
+            io::ErrorKind::NotFound if link => "the symlink's target does not exist".to_owned(),
             _ => format!("cannot be read: {error}"),
         };
         let mut fault = Fault::error("", message);
         fault.origin = Arc::clone(&name);
-        look.known.insert(Arc::clone(&name), Known { stamp: None, link });
-        look.findings.push((name, Finding::Read(Manifest::broken(fault))));
+        scan.known.insert(Arc::clone(&name), KnownFile { stamp: None, link });
+        scan.findings.push((name, Finding::Read(Manifest::broken(fault))));
     }
 
-    /// The file's bytes, and the stamp that stands for them if any does.
+    /// The file's content, and its stamp if it identifies this content.
     fn read(&self, name: &str) -> io::Result<(Vec<u8>, Option<Stamp>)> {
         let file = self.open(name)?;
         let metadata = file.metadata()?;
