@@ -1,4 +1,4 @@
-//! The pure parts on their own: a manifest read.
+//! Pure functions: decoding a manifest.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use limpet_model::manifest;

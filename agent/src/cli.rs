@@ -1,9 +1,9 @@
-//! What people see: one file per subcommand.
+//! The command line: one file per subcommand.
 //!
-//! Subcommands that ask the agent do so over the local socket ([`client`]); `validate`, `doctor` and `diff --offline` need
-//! none.
-//! Results go to standard output, remarks and errors to standard error. Exit codes: 0 done, 1 found faults, 2 usage,
-//! 3 the agent cannot be reached, 4 not allowed ([`error`]); `diff` ends with 1 for a difference.
+//! Subcommands that need the agent talk to it over the local socket ([`client`]); `validate`, `doctor` and
+//! `diff --offline` work without it.
+//! Results go to stdout, remarks and errors to stderr. Exit codes: 0 success, 1 faults found, 2 usage, 3 the agent
+//! cannot be reached, 4 permission denied ([`error`]); `diff` exits with 1 for a difference.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ use screen::Screen;
 
 use crate::node::name_service;
 
-/// Where the agent listens unless its configuration says otherwise.
+/// The default path of the agent's socket.
 pub const DEFAULT_SOCKET: &str = "/run/limpet/limpet.sock";
 
 /// A node agent for Kubernetes Pods on constrained edge hardware.
@@ -71,44 +71,44 @@ enum Command {
     /// List the pods of this node
     #[command(visible_aliases = ["ps", "get"], aliases = ["pod", "po"])]
     Pods(pods::PodsArgs),
-    /// Show all there is to say of one pod
+    /// Show the details of one pod
     Describe(describe::DescribeArgs),
     /// Print a container's log
     Logs(logs::LogsArgs),
     /// Run a command in a container
     Exec(exec::ExecArgs),
-    /// List what happened on this node
+    /// List this node's events
     Events(events::EventsArgs),
-    /// Show what changed in a pod's manifest, and who did it
+    /// Show the changes of a pod's manifest and who made them
     History(history::HistoryArgs),
-    /// Hand pods to the agent
+    /// Apply pods, ConfigMaps and Secrets to the agent
     Apply(apply::ApplyArgs),
-    /// Show what manifests would change, before they do
+    /// Show what manifests would change
     Diff(diff::DiffArgs),
-    /// End pods that were applied
+    /// Delete applied pods, ConfigMaps and Secrets
     Delete(delete::DeleteArgs),
     /// Check manifests without an agent
     Validate(validate::ValidateArgs),
-    /// Check what this machine offers and lacks
+    /// Check whether this machine can run pods
     Doctor(doctor::DoctorArgs),
-    /// Show where pods come from, and what was refused
+    /// Show the sources of pods, and rejected manifests
     Sources(sources::SourcesArgs),
-    /// Look at the guard over the manifests, or take it away
+    /// Show or remove the manifest guard
     Guard(guard::GuardArgs),
-    /// Print versions of this command and of the agent
+    /// Print the versions of this command and of the agent
     Version(version::VersionArgs),
-    /// Print the script that makes names complete in a shell
+    /// Print a shell completion script
     Completion(completion::CompletionArgs),
 }
 
-/// The whole command line: parses the process's arguments, does what they say, returns the exit code.
+/// Parses the process's arguments, runs the subcommand, returns the exit code.
 pub fn main() -> ExitCode {
     CompleteEnv::with_factory(Cli::command).complete();
     name_service::use_built_in();
     let cli = Cli::parse();
     let screen = Screen::new(cli.no_color, cli.quiet);
     let client = SocketClient::new(&cli.socket);
-    let ended = match cli.command {
+    let result = match cli.command {
         Command::Run(flags) => return run::run(&flags),
         Command::Validate(args) => validate::run(&args, screen),
         Command::Guard(args) => guard::run(&args, screen),
@@ -126,27 +126,27 @@ pub fn main() -> ExitCode {
         Command::Delete(args) => block_on(delete::run(&client, args, screen)),
         Command::Version(args) => block_on(version::run(&client, args, screen)),
     };
-    ExitCode::from(ended.unwrap_or_else(|error| tell(&error)))
+    ExitCode::from(result.unwrap_or_else(|error| report(&error)))
 }
 
-/// Says what went wrong and returns the exit code for it.
-fn tell(error: &CliError) -> u8 {
+/// Prints the error and returns its exit code.
+fn report(error: &CliError) -> u8 {
     if !error.is_quiet() {
-        // Nothing can be done where even this cannot be written.
+        // If stderr cannot be written, nothing can be done.
         let _ = writeln!(std::io::stderr().lock(), "error: {error}");
     }
     error.exit_code()
 }
 
-/// Runs one subcommand on this thread. Threads for blocking calls that still run are left behind.
+/// Runs one subcommand on this thread. Blocking calls that are still running are abandoned.
 fn block_on(command: impl Future<Output = Result<u8, CliError>>) -> Result<u8, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| CliError::System { what: "start the runtime".to_owned(), source })?;
-    let ended = runtime.block_on(command);
+    let result = runtime.block_on(command);
     runtime.shutdown_background();
-    ended
+    result
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 }

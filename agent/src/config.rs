@@ -1,6 +1,6 @@
-//! kubelet's flags and configuration file, and limpet's own document in it, settled into one value.
+//! The configuration: kubelet's flags and configuration file, plus limpet's own document, merged into one [`Config`].
 //!
-//! `Config` is judged whole before the first side effect; everything after takes it as it is.
+//! `Config` is validated in full before the first side effect; later code uses it without further checks.
 
 mod flags;
 mod keys;
@@ -24,10 +24,10 @@ use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::pod::Fault;
 
-/// Something in the configuration that has no effect, and why.
+/// A setting without effect, and why.
 pub type ConfigWarning = Fault;
 
-/// Why there is no configuration. Nothing has been touched yet; trying again does not help.
+/// Why there is no configuration. Nothing has been changed yet; retrying does not help.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -38,19 +38,19 @@ pub enum ConfigError {
         /// The cause.
         source: std::io::Error,
     },
-    /// All mistakes of the file and the flags, at least one.
+    /// All errors of the file and the flags, at least one.
     #[error("{}", .0.iter().map(|fault| format!("error: {fault}")).collect::<Vec<_>>().join("\n"))]
     Faults(Vec<Fault>),
 }
 
-/// Who may do what.
+/// The settings of the manifest guard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardSettings {
     /// `manifestGuard`; `None`: off.
     pub mode: Option<GuardMode>,
     /// `manifestGuardRequired`: the agent does not start without it.
     pub required: bool,
-    /// `manifestGuardExecutables`: who may write in strict mode.
+    /// `manifestGuardExecutables`: the executables that may write in strict mode.
     pub executables: Vec<PathBuf>,
     /// `manifestGuardCgroups`: from the root of the v2 hierarchy.
     pub cgroups: Vec<PathBuf>,
@@ -62,12 +62,12 @@ impl Default for GuardSettings {
     }
 }
 
-/// The agent's settled configuration.
+/// The agent's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// `--hostname-override`; otherwise the host's name at the first start.
     pub hostname_override: Option<String>,
-    /// `--root-dir`: what survives a reboot. Default `/var/lib/limpet`.
+    /// `--root-dir`: state that survives a reboot. Default `/var/lib/limpet`.
     pub root_dir: PathBuf,
     /// `runDirectory`: sockets, namespace pins, FIFOs. Default `/run/limpet`.
     pub run_dir: PathBuf,
@@ -79,7 +79,7 @@ pub struct Config {
     pub runtime_endpoint: PathBuf,
     /// `staticPodPath` / `--pod-manifest-path`: a directory or one file; `None`: no file source.
     pub manifest_path: Option<PathBuf>,
-    /// `staticPodURL` / `--manifest-url` and what belongs to it; `None`: no URL source.
+    /// `staticPodURL` / `--manifest-url` and the related settings; `None`: no URL source.
     pub manifest_url: Option<HttpSettings>,
     /// `manifestWatch`.
     pub manifest_watch: ManifestWatch,
@@ -91,7 +91,7 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// `maxPods`.
     pub max_pods: u32,
-    /// `runtimeRequestTimeout`: how long containerd may take to answer.
+    /// `runtimeRequestTimeout`: the timeout of calls to containerd.
     pub runtime_request_timeout: Duration,
     /// `seccompDefault`.
     pub seccomp_default: bool,
@@ -105,16 +105,16 @@ pub struct Config {
     pub cluster_domain: String,
     /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// How many images are pulled at once (`serializeImagePulls`, `maxParallelImagePulls`).
+    /// The limit of parallel image pulls (`serializeImagePulls`, `maxParallelImagePulls`).
     pub max_parallel_pulls: usize,
-    /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the image that is here while its registry
-    /// cannot be reached.
+    /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the local image while its registry is
+    /// unreachable.
     pub local_image_when_unreachable: bool,
-    /// `nodeIP`; `None`: the address of the default route's interface, as far as there is one.
+    /// `nodeIP`; `None`: the address of the default route's interface, if any.
     pub node_ip: Option<IpAddr>,
     /// `snapshotter`. Default `overlayfs`.
     pub snapshotter: String,
-    /// `runtimeBinary`: the OCI runtime containerd's shim is to call; `None`: the shim's own default, runc.
+    /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
     pub runtime_binary: Option<PathBuf>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
     pub registry_config_dir: PathBuf,
@@ -122,13 +122,13 @@ pub struct Config {
     pub cni_conf_dir: PathBuf,
     /// `cniBinaryDirectories`. Default `/opt/cni/bin` and `/usr/lib/cni`.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// `metricsAddress`: where `/metrics` and `/healthz` are served besides the socket; loopback only.
+    /// `metricsAddress`: the additional listener for `/metrics` and `/healthz`; loopback only.
     pub metrics_address: Option<SocketAddr>,
     /// `--v`: kubelet's verbosity; 0 to 10.
     pub verbosity: u8,
-    /// `ignoreOtherAgents`: start although a kubelet runs on this node. For a try beside it, on another containerd.
+    /// `ignoreOtherAgents`: start although a kubelet runs on this node, for a trial next to it with another containerd.
     pub ignore_other_agents: bool,
-    /// `manifestGuard` and what belongs to it.
+    /// `manifestGuard` and the related settings.
     pub guard: GuardSettings,
     /// `--config`, absolute.
     pub file: Option<PathBuf>,
@@ -175,17 +175,17 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The local socket every subcommand talks to.
+    /// The local socket of all subcommands.
     pub fn socket(&self) -> PathBuf {
         self.run_dir.join("limpet.sock")
     }
 
-    /// What survives a power cut, see [`crate::store`].
+    /// The database, see [`crate::store`].
     pub fn database(&self) -> PathBuf {
         self.root_dir.join("limpet.db")
     }
 
-    /// The FIFOs of commands that run in containers.
+    /// The directory of the FIFOs of `exec` commands.
     pub fn exec_dir(&self) -> PathBuf {
         self.run_dir.join("exec")
     }

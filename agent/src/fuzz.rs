@@ -1,5 +1,5 @@
-//! What the fuzz targets of `agent/fuzz` feed, and the ordinary tests replay their seeds with: bytes from outside, and
-//! what must hold of them whatever they are.
+//! The functions of the fuzz targets in `agent/fuzz`, whose seeds the tests replay: they feed bytes to a decoder and
+//! check properties that must hold for any input.
 
 use crate::source::http;
 use crate::store;
@@ -7,7 +7,8 @@ use limpet_model::manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
 
-/// Any bytes as a manifest. What is taken can be kept and comes back as the same pod; what is refused has a reason.
+/// Any bytes as a manifest. An accepted manifest can be stored and restored as the same pod; a rejected one has a
+/// reason.
 ///
 /// # Panics
 /// When that does not hold.
@@ -15,18 +16,18 @@ pub fn manifest(bytes: &[u8]) {
     let (source, node) = (SourceKind::Push, "node");
     let read = manifest::read(bytes, "fuzz", source, node);
     let errors = read.faults.iter().any(|fault| fault.severity == Severity::Error);
-    assert!(errors || (read.refused.is_empty() && !read.unknown_pod_refused), "refused without a reason");
+    assert!(errors || (read.refused.is_empty() && !read.unknown_pod_refused), "rejected without a reason");
     for record in &read.pods {
         let back = manifest::restore(&record.manifest, "fuzz", source, node);
-        let Ok(back) = back else { panic!("{} is taken and cannot be read back: {back:?}", record.key) };
+        let Ok(back) = back else { panic!("{} is accepted and cannot be restored: {back:?}", record.key) };
         assert_eq!((&back.key, &back.uid, back.fingerprint), (&record.key, &record.uid, record.fingerprint));
-        assert_eq!(back.pod, record.pod, "{} is another pod when it is read back", record.key);
+        assert_eq!(back.pod, record.pod, "{} is restored as another pod", record.key);
         assert_eq!(back.manifest, record.manifest, "the canonical form is not stable");
     }
 }
 
-/// Any bytes as a URL's answer; the first one says how it came. It is bounded, refused only with a reason, ends nothing
-/// by being refused, and what is taken comes back the same after a restart.
+/// Any bytes as a URL's response; the first byte selects how it was sent. Its size is limited, it is rejected only with
+/// a reason, a rejection stops no pod, and what is accepted is the same after a restart.
 ///
 /// # Panics
 /// When that does not hold.
@@ -34,7 +35,7 @@ pub fn answer(bytes: &[u8]) {
     http::check_answer(bytes);
 }
 
-/// Any bytes as a record of the database: what is read is what would be written.
+/// Any bytes as a database record: what is decoded encodes to the same bytes.
 ///
 /// # Panics
 /// When that does not hold.
@@ -46,7 +47,7 @@ pub fn record(bytes: &[u8]) {
 mod tests {
     use std::path::Path;
 
-    /// Feeds every seed of a target; none is no test.
+    /// Replays every seed of a target; fails if there are none.
     #[allow(clippy::unwrap_used)]
     fn replay(target: &str, feed: fn(&[u8])) {
         let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap();

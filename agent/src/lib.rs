@@ -1,8 +1,8 @@
 //! limpet: a node agent for Kubernetes Pods on constrained edge hardware.
 //!
-//! One direction: sources publish pods, `merge` makes one desired state of them, a worker per pod drives
-//! containerd towards it, and `status` carries what is observed back to those who ask.
-//! `ARCHITECTURE.md` draws the whole way; each module below is one room of it.
+//! One direction: sources publish pods, `merge` combines them into one desired state, a worker per pod drives
+//! containerd towards it, and `status` publishes what is observed. `ARCHITECTURE.md` shows the whole; each module below
+//! is one part.
 
 pub mod app;
 pub mod attribution;

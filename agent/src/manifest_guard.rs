@@ -1,8 +1,8 @@
-//! The guard over what decides what runs here: manifests, the agent's state, its configuration.
+//! The manifest guard: BPF programs that keep pods from changing manifests, the agent's state and its configuration.
 //!
 //! In: the configuration, and the cgroup above all pods. Out: a guard in the kernel that outlives the agent
-//! ([`limpet_bpf::arm`]), and an event for each attempt it met. Armed before any source is read, so it costs a start some
-//! tenths of a second. Docs: `docs/guard.md`.
+//! ([`limpet_bpf::arm`]), and an event for each attempt it denied. Armed before any source is read, which adds some
+//! tenths of a second to a start. Docs: `docs/guard.md`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,32 +20,32 @@ use crate::status::metrics::{GuardVerdict, Metrics};
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::{PodKey, PodUid};
 
-/// Where the guard's links are pinned: one guard a machine, as there is one agent.
+/// The directory of the guard's pinned links: one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
 
-/// Why the guard that the configuration asks for is not on.
+/// Why the configured guard is not on.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardRefusal {
-    /// Processes of pods are not known by a v2 cgroup.
+    /// Pod processes cannot be identified by a v2 cgroup.
     #[error(
-        "manifestGuard: pods cannot be told from other processes with cgroup v1 or hybrid; boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1), or set manifestGuard: off"
+        "manifestGuard: pods cannot be distinguished from other processes with cgroup v1 or hybrid; boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1), or set manifestGuard: off"
     )]
     CgroupVersion,
-    /// What is to be guarded, or allowed, is not there.
-    #[error("manifestGuard: {}: {source}; make it before limpet starts", path.display())]
+    /// A path to be guarded, or an allowed executable, does not exist.
+    #[error("manifestGuard: {}: {source}; create it before limpet starts", path.display())]
     Missing {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The kernel takes no programs.
+    /// The kernel loads no programs.
     #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
     Load(#[from] LoadError),
-    /// The kernel does not take all of the guard.
+    /// The kernel rejects some of the guard's programs.
     #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
     Arm(#[from] GuardError),
-    /// The thread that arms it came to an end.
+    /// The thread that arms it failed.
     #[error("manifestGuard: arming failed: {0}")]
     Died(#[source] tokio::task::JoinError),
     /// Its events cannot be read.
@@ -53,33 +53,33 @@ pub enum GuardRefusal {
     Events(#[source] io::Error),
 }
 
-/// A guard that is on.
+/// An active guard.
 #[derive(Debug)]
 pub struct Armed {
-    told: Option<Told>,
+    events: Option<Told>,
     guarded: Vec<Guarded>,
 }
 
-/// Where is told what the guard meets.
+/// Where the guard's attempts are reported.
 #[derive(Debug, Clone)]
 pub struct Teller {
-    /// For people.
+    /// The node's events.
     pub events: Events,
-    /// For Prometheus.
+    /// Metrics.
     pub metrics: Metrics,
-    /// The pods that it may have been.
+    /// The observed pods, to find the pod of a process.
     pub observed: Observed,
 }
 
-/// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, as far as there is one.
-/// Blocks for some tenths of a second. Must be called where a runtime is.
+/// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
+/// second. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// It was asked for and is not on. What an earlier start has pinned is still there.
+/// It was configured and is not on. The guard pinned by an earlier start stays.
 pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, GuardRefusal> {
     let settings = &config.guard;
     let Some(mode) = settings.mode else {
-        warn_of_leftover();
+        warn_of_pinned_guard();
         return Ok(None);
     };
     let pods = pods.ok_or(GuardRefusal::CgroupVersion)?;
@@ -92,27 +92,27 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, Guar
         allowed_cgroups: settings.cgroups.iter().map(|path| cgroup_id(path)).collect::<Result<_, _>>()?,
     };
     let mut loaded = kernel_types::read().load(&Request { guard: Some(rules), ..Request::default() })?;
-    let told = loaded.events().map_err(GuardRefusal::Events)?;
+    let events = loaded.events().map_err(GuardRefusal::Events)?;
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
     memory::give_back();
-    tracing::info!(mode = mode.name(), "the guard is on: every hook is held and every directory was tried");
-    Ok(Some(Armed { told, guarded }))
+    tracing::info!(mode = mode.name(), "the guard is on: every hook is attached and every directory was tested");
+    Ok(Some(Armed { events, guarded }))
 }
 
-/// The configuration says off, and yet one is pinned: it is taken away by hand, never by a start.
-fn warn_of_leftover() {
+/// The guard is configured off, but one is still pinned: it is removed manually, never by a start.
+fn warn_of_pinned_guard() {
     if let Ok(GuardState::Pinned { mode, .. }) = limpet_bpf::state(Path::new(PINS)) {
         tracing::warn!(
             mode,
-            "manifestGuard is off, and an earlier guard is still on; take it away with: limpet guard off"
+            "manifestGuard is off, and an earlier guard is still on; remove it with: limpet guard off"
         );
     }
 }
 
-/// What is guarded on this node.
+/// The guarded paths of this node.
 fn guarded(config: &Config) -> Result<Vec<Guarded>, GuardRefusal> {
     let images = config.root_dir.join("images");
-    // One that appears later would not be guarded.
+    // A path that appears later would not be guarded.
     std::fs::create_dir_all(&images).map_err(|source| GuardRefusal::Missing { path: images.clone(), source })?;
     let paths = [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), Some(images)];
     let mut guarded = Vec::new();
@@ -125,7 +125,7 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, GuardRefusal> {
     Ok(guarded)
 }
 
-/// The listed ones, and the agent's own.
+/// The configured executables, and the agent's own.
 fn allowed_executables(settings: &GuardSettings) -> Result<Vec<InodeId>, GuardRefusal> {
     let own = Path::new("/proc/self/exe");
     settings.executables.iter().map(PathBuf::as_path).chain([own]).map(id_of).collect()
@@ -135,44 +135,45 @@ fn id_of(path: &Path) -> Result<InodeId, GuardRefusal> {
     InodeId::of(path).map_err(|source| GuardRefusal::Missing { path: path.to_owned(), source })
 }
 
-/// A v2 cgroup's id is its directory's inode.
+/// A v2 cgroup's ID is its directory's inode.
 fn cgroup_id(path: &Path) -> Result<u64, GuardRefusal> {
     id_of(path).map(|id| id.inode)
 }
 
-/// Tells of what the guard met, until `stop`.
+/// Reports the attempts that the guard denied or audited, until `stop`.
 pub async fn tell(mut armed: Armed, teller: Teller, stop: CancellationToken) {
-    let Some(mut told) = armed.told.take() else { return };
+    let Some(mut events) = armed.events.take() else { return };
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
-            event = told.next() => event,
+            event = events.next() => event,
         };
         match event {
-            // The agent tries its own guard.
+            // The agent tests its own guard.
             Ok(Event::Refused { change, .. }) if change.actor.pid == std::process::id() => {}
-            Ok(Event::Refused { change, refused }) => armed.tell(&change, refused, &teller),
+            Ok(Event::Refused { change, refused }) => armed.report(&change, refused, &teller),
             Ok(_) => {}
-            Err(error) => return tracing::warn!(%error, "what the guard refuses is not told any more"),
+            Err(error) => return tracing::warn!(%error, "attempts against the guard are no longer reported"),
         }
     }
 }
 
 impl Armed {
-    fn tell(&self, change: &FileChange, refused: bool, teller: &Teller) {
+    fn report(&self, change: &FileChange, refused: bool, teller: &Teller) {
         let actor = &change.actor;
-        let place = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
+        let directory = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
-        let path = place.map_or_else(|| name.clone().into_owned(), |place| place.join(&*name).display().to_string());
+        let path = directory
+            .map_or_else(|| name.clone().into_owned(), |directory| directory.join(&*name).display().to_string());
         let cgroup = cgroup_path(actor.cgroup);
         let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &teller.observed));
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
-        let verb = if refused { "refused" } else { "let through, and told" };
+        let verb = if refused { "refused" } else { "allowed, and reported" };
         let message =
             format!("{} of {path} by {} (uid {}) was {verb}", change.operation.name(), actor.command, actor.uid);
         teller.metrics.manifest_guarded(if refused { GuardVerdict::Refused } else { GuardVerdict::Audited });
         let count = teller.events.emit(pod, None, EventType::Warning, reason, message.clone());
-        // A writer that tries again and again is one line for each doubling.
+        // A writer that retries causes one line for each doubling of its count.
         if count.is_power_of_two() {
             let executable = change.executable.as_deref();
             tracing::warn!(pid = actor.pid, parent = actor.parent, executable, cgroup, count, "guard: {message}");
@@ -180,7 +181,7 @@ impl Armed {
     }
 }
 
-/// The observed pod whose UID is in the names of `cgroup`; a slice has `_` for `-`.
+/// The observed pod whose UID is in the path of `cgroup`; a slice has `_` for `-`.
 fn pod_in(cgroup: &str, observed: &Observed) -> Option<(PodKey, PodUid)> {
     let names = cgroup.replace('_', "-");
     let observed = observed.load();
@@ -206,13 +207,13 @@ mod tests {
     }
 
     #[test]
-    fn manifests_state_and_configuration_are_guarded_with_what_is_above() {
+    fn manifests_state_configuration_and_their_parents_are_guarded() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path());
         std::fs::create_dir_all(dir.path().join("state/pods")).unwrap();
         std::fs::write(dir.path().join("config.yaml"), "").unwrap();
         let error = guarded(&config).unwrap_err().to_string();
-        assert!(error.contains("manifests") && error.contains("make it before limpet starts"), "{error}");
+        assert!(error.contains("manifests") && error.contains("create it before limpet starts"), "{error}");
         std::fs::create_dir(dir.path().join("manifests")).unwrap();
         let guarded = guarded(&config).unwrap();
         let paths = |directory: bool| {
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn without_cgroup_v2_alone_it_is_refused() {
+    fn without_cgroup_v2_only_it_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(arm(&config(dir.path()), None), Err(GuardRefusal::CgroupVersion)));
     }

@@ -1,5 +1,5 @@
-//! The node the agent stands on: its name, settled once; its facts; and the lock that makes this agent the only one; the
-//! capabilities it keeps; how it resolves host names.
+//! The node: its name, determined once; its facts; the lock that makes this agent the only one; the agent's
+//! capabilities; its resolver.
 
 pub mod capabilities;
 pub mod facts;

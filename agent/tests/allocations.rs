@@ -1,4 +1,4 @@
-//! What one changed pod costs in memory: neither its size nor the number of its neighbours counts.
+//! The memory cost of one changed pod: it depends neither on the pod's size nor on the number of other pods.
 #![allow(clippy::unwrap_used)]
 
 use limpet_model::manifest;
@@ -33,7 +33,7 @@ fn record(image: &str, size: usize) -> PodRecord {
     (*read.pods[0]).clone()
 }
 
-/// Another pod that looks the same.
+/// Another pod of the same shape.
 fn numbered(template: &PodRecord, number: usize) -> Arc<PodRecord> {
     let mut hash = template.immutable_fingerprint;
     hash.0[..8].copy_from_slice(&number.to_be_bytes());
@@ -45,7 +45,7 @@ fn numbered(template: &PodRecord, number: usize) -> Arc<PodRecord> {
     })
 }
 
-/// The merge as the agent runs it, on one thread, so that what it allocates is counted with its caller.
+/// The merge as the agent runs it, on one thread, so that its allocations are counted with its caller's.
 struct Running {
     runtime: Runtime,
     slots: Arc<Slots>,
@@ -61,7 +61,7 @@ impl Running {
         Self { runtime, slots, merged }
     }
 
-    /// Publishes the source's new view and takes what the supervisor would be handed.
+    /// Publishes the source's new snapshot and returns the changes that the supervisor receives.
     fn publish(&mut self, pods: OrdMap<PodKey, Arc<PodRecord>>) -> Vec<PodChange> {
         let snapshot = SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() };
         self.slots.publish(SourceKind::File, Arc::new(snapshot));
@@ -69,7 +69,7 @@ impl Running {
     }
 }
 
-/// What is allocated from the edit of one pod of that size among so many, in the source's map, to its change.
+/// The allocations from the edit of one pod of that size among so many, in the source's map, to its change.
 fn one_change(among: usize, size: usize) -> AllocationInfo {
     let small = record("neighbour:1", KIB);
     let versions = ["web:1", "web:2", "web:3"].map(|image| numbered(&record(image, size), among / 2));
@@ -77,7 +77,7 @@ fn one_change(among: usize, size: usize) -> AllocationInfo {
         (0..among).map(|number| numbered(&small, number)).map(|record| (record.key.clone(), record)).collect();
     let mut running = Running::new();
     let [first, second, third] = versions;
-    // The first change warms up what is allocated once.
+    // The first change includes one-time allocations.
     for record in [first, second] {
         pods.insert(record.key.clone(), record);
         running.publish(pods.clone());

@@ -1,4 +1,4 @@
-//! The pods both ways are given: read from manifests, spread over four sources, one of them in two versions.
+//! The pods of both benchmarks: read from manifests, spread over four sources, one of them in two versions.
 
 use limpet_model::manifest;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ pub(crate) fn record(number: usize, image: &str, source: SourceKind) -> Arc<PodR
 #[derive(Debug)]
 pub(crate) struct Pods {
     pub(crate) by_source: [Vec<Arc<PodRecord>>; 4],
-    /// The source of the pod that changes, and its place there.
+    /// The source of the pod that changes, and its index there.
     pub(crate) changing: (SourceKind, usize),
-    /// That pod, as it is and as it is after an edit of its image.
+    /// That pod, before and after an edit of its image.
     pub(crate) versions: [Arc<PodRecord>; 2],
 }
 
@@ -38,9 +38,9 @@ impl Pods {
             own.map(|number| record(number, "web:1", source)).collect::<Vec<_>>()
         });
         let source = SourceKind::File;
-        let place = by_source[source.index()].len() / 2;
-        let number = place * 4 + source.index();
+        let index = by_source[source.index()].len() / 2;
+        let number = index * 4 + source.index();
         let versions = ["web:1", "web:2"].map(|image| record(number, image, source));
-        Self { by_source, changing: (source, place), versions }
+        Self { by_source, changing: (source, index), versions }
     }
 }

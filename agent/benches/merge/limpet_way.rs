@@ -1,4 +1,4 @@
-//! limpet's merge, as the agent runs it: slots, the merge's task, the channel to the supervisor.
+//! limpet's merge, as the agent runs it: slots, the merge task, the channel to the supervisor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ fn snapshots(pods: &Pods) -> Snapshots {
     })
 }
 
-/// The whole state merged for the first time, up to the snapshot readers get.
+/// The first merge of the whole state, up to the published snapshot.
 pub(crate) fn first_merge(pods: &Pods, runs: usize) -> Samples {
     let all = snapshots(pods);
     let merge = |all| {
@@ -49,14 +49,14 @@ struct Running {
     slots: Arc<Slots>,
     desired: Desired,
     merged: mpsc::Receiver<Merged>,
-    /// The changing source's view with the one version and the other.
+    /// The changing source's snapshot with either version.
     views: [Arc<SourceSnapshot>; 2],
     source: SourceKind,
 }
 
 impl Running {
     fn new(pods: &Pods) -> Self {
-        // One thread, as the agent has it.
+        // One thread, as in the agent.
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (sender, mut merged) = mpsc::channel(1);
         let (slots, desired) = (Arc::<Slots>::default(), Desired::default());
@@ -70,7 +70,7 @@ impl Running {
         Self { runtime, slots, desired, merged, views, source }
     }
 
-    /// From publication to the change in the receiver's hands.
+    /// From the publication to the received change.
     fn changes(&mut self, changes: usize) -> Samples {
         let (slots, merged, source) = (&self.slots, &mut self.merged, self.source);
         let views = &self.views;

@@ -1,6 +1,6 @@
-//! What the merge costs: a first full merge and one changed pod among 10 to 10,000 of four sources, with readers
-//! hammering the snapshot and without; and beside it, in the same run, the same work by the plain way. Then the whole
-//! way: from the rename of one manifest among 10,000 to the change in the supervisor's hands.
+//! The cost of the merge: a first full merge and one changed pod among 10 to 10,000 of four sources, with and without
+//! concurrent readers; compared in the same run with a plain implementation. Then the whole path: from the rename of
+//! one manifest among 10,000 to the change received by the supervisor.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod fixture;
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use fixture::Pods;
 use table::{Figures, Row};
 
-/// How many pods there are, all sources together.
+/// The number of pods, all sources together.
 const COUNTS: [usize; 4] = [10, 100, 1_000, 10_000];
-/// Changes that are measured of each kind.
+/// Measured changes of each kind.
 const CHANGES: usize = 2_000;
-/// Threads that read while the changes come.
+/// Concurrent reader threads.
 const READERS: usize = 2;
-/// Manifests in the directory, and how often one of them is replaced.
+/// Manifests in the directory, and the number of replacements of one of them.
 const FILES: usize = 10_000;
 const RENAMES: usize = 500;
 
@@ -54,12 +54,12 @@ fn main() {
     println!("written to {}", file.display());
 }
 
-/// Durations of one thing measured again and again.
+/// Durations of repeated measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(Vec<Duration>);
 
 impl Samples {
-    /// Measures `work` on what `prepare` makes each time; making and dropping do not count.
+    /// Measures `work` on the result of `prepare`; preparing and dropping are not measured.
     pub(crate) fn of<P, R>(runs: usize, mut prepare: impl FnMut(usize) -> P, mut work: impl FnMut(P) -> R) -> Self {
         let mut samples = Vec::with_capacity(runs);
         for run in 0..runs {
@@ -74,18 +74,18 @@ impl Samples {
     }
 
     pub(crate) fn push(&mut self, sample: Duration) {
-        let place = self.0.partition_point(|known| *known <= sample);
-        self.0.insert(place, sample);
+        let index = self.0.partition_point(|known| *known <= sample);
+        self.0.insert(index, sample);
     }
 
-    /// The smallest sample that so many thousandths of all do not exceed, in microseconds.
+    /// The smallest sample that is at least as large as so many thousandths of all, in microseconds.
     pub(crate) fn permille(&self, thousandths: usize) -> f64 {
         let rank = (self.0.len() * thousandths).div_ceil(1_000).max(1);
         self.0.get(rank - 1).map_or(f64::NAN, |sample| sample.as_secs_f64() * 1e6)
     }
 }
 
-/// Changes that came while others read: how long each took, and how many reads there were in a second.
+/// Changes with concurrent readers: the duration of each, and the reads per second.
 #[derive(Debug)]
 pub(crate) struct ReadBeside {
     pub(crate) changes: Samples,

@@ -1,6 +1,6 @@
-//! The same work by the plain way, as kubelet does it, and written to win: one mutex around the maps, every pod of the
-//! published view compared field by field, copies of what changed handed on. The views come sorted, as the maps are,
-//! so that they are walked side by side without a look-up; kubelet hashes and reflects.
+//! A plain implementation, as in kubelet, and written to be fast: one mutex around the maps, every pod of the published
+//! snapshot compared field by field, changes copied. The snapshots are sorted like the maps, so that both are walked in
+//! parallel without look-ups; kubelet hashes and uses reflection.
 
 use std::cmp::Ordering as Order;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ struct Merge {
 }
 
 impl Merge {
-    /// Takes a source's whole view in.
+    /// Applies a source's snapshot.
     fn set(&self, source: SourceKind, view: &View) -> Vec<Change> {
         let mut sources = self.pods.lock().unwrap();
         let known = &mut sources[source.index()];
@@ -68,7 +68,7 @@ impl Merge {
     }
 }
 
-/// What kubelet's `podsDifferSemantically` looks at.
+/// The fields that kubelet's `podsDifferSemantically` compares.
 fn differs(old: &Pod, new: &Pod) -> bool {
     old.spec != new.spec
         || old.metadata.labels != new.metadata.labels
@@ -107,10 +107,10 @@ impl Running {
         let merge = Arc::<Merge>::default();
         let all = views(pods);
         SourceKind::ALL.into_iter().for_each(|source| drop(merge.set(source, &all[source.index()])));
-        let (source, place) = pods.changing;
+        let (source, index) = pods.changing;
         let versions = pods.versions.clone().map(|record| {
             let mut view = all[source.index()].clone();
-            view[place].1 = record.pod.clone();
+            view[index].1 = record.pod.clone();
             view
         });
         Self { runtime, merge, views: versions, source }

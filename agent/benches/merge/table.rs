@@ -1,4 +1,4 @@
-//! The figures, for people and for programs.
+//! The results, as a table and as JSON.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::whole_way::Whole;
 use super::{ReadBeside, Samples};
 
-/// What kubelet's own merge takes for one changed pod, in microseconds, measured apart: one source of so many pods.
+/// The duration of kubelet's own merge for one changed pod, in microseconds, measured separately with one source.
 const KUBELET: [(usize, f64); 4] = [(10, 190.0), (100, 1_700.0), (1_000, 12_700.0), (10_000, 136_000.0)];
-/// What one changed pod among 10,000 may take, in microseconds, and how often the time among 100.
+/// The limit for one changed pod among 10,000, in microseconds, and relative to the time among 100.
 const CHANGE_BUDGET: (f64, f64) = (10.0, 3.0);
-/// What the whole way may take in 99 of 100 cases, in microseconds.
+/// The limit of the 99th percentile of the whole path, in microseconds.
 const WHOLE_BUDGET: f64 = 2_000.0;
 
-/// One way's figures.
+/// The results of one implementation.
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) first: Samples,
@@ -23,7 +23,7 @@ pub(crate) struct Figures {
     pub(crate) read_beside: ReadBeside,
 }
 
-/// Both ways with so many pods.
+/// Both implementations with so many pods.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) count: usize,
@@ -80,7 +80,7 @@ pub(crate) fn print_whole(whole: &Whole) -> String {
     let p99 = changes.permille(990);
     let verdict = if p99 <= WHOLE_BUDGET && *reads == *renames as u64 { "kept" } else { "MISSED" };
     format!(
-        "\nfrom the rename of one manifest among {files} to the change in the receiver's hands, us: p50 {:.0}, p99 {p99:.0}, max \
+        "\nfrom the rename of one manifest among {files} to the change received by the supervisor, us: p50 {:.0}, p99 {p99:.0}, max \
          {:.0} (and the rename itself: {}; to wake a sleeping thread and be woken by it: {})\nbudget {verdict}: p99 at most {WHOLE_BUDGET} us, one file read a rename ({reads} for {renames})\n",
         changes.permille(500),
         changes.permille(1_000),

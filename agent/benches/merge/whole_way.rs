@@ -1,5 +1,5 @@
-//! The whole way: a directory of manifests, the file source with its watch, the merge, the supervisor's end of the
-//! channel. One manifest is replaced by rename again and again.
+//! The whole path: a directory of manifests, the file source with its watch, the merge, the channel to the supervisor.
+//! One manifest is replaced by rename repeatedly.
 
 use limpet_model::manifest;
 use std::path::Path;
@@ -21,18 +21,17 @@ use tokio_util::sync::CancellationToken;
 use super::Samples;
 use super::fixture::manifest;
 
-/// What was seen.
+/// The measurements.
 #[derive(Debug)]
 pub(crate) struct Whole {
     pub(crate) files: usize,
-    /// From the rename's return.
+    /// From the return of the rename to the received change.
     pub(crate) changes: Samples,
-    /// The rename itself, which is the file system's: it may wait for the disk.
+    /// The rename itself, which depends on the file system: it may wait for the disk.
     pub(crate) renaming: Samples,
-    /// What the machine takes to wake a thread that sleeps and to be woken by it, which every change needs: measured
-    /// between the renames.
+    /// Waking a sleeping thread and being woken by it, which every change needs: measured between the renames.
     pub(crate) waking: Samples,
-    /// Files that were read for all renames together.
+    /// Files read for all renames together.
     pub(crate) reads: u64,
     pub(crate) renames: usize,
 }
@@ -67,18 +66,18 @@ async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize
     });
     while merged.recv().await.unwrap().desired.pods.len() < files {}
 
-    let (beside, place) = (root.join("beside"), directory.join(format!("web-{:05}.yaml", files / 2)));
+    let (temporary, place) = (root.join("temporary"), directory.join(format!("web-{:05}.yaml", files / 2)));
     let (mut changes, mut renaming, mut waking, mut reads) =
         (Samples::default(), Samples::default(), Samples::default(), 0);
     const WARM_UP: usize = 20;
-    /// By then the last good version of the one before is on the disk: nobody edits in the same millisecond twice.
+    /// Time for the previous last good version to be saved to disk: nobody edits twice in the same millisecond.
     const BETWEEN: Duration = Duration::from_millis(20);
     for run in 1..=WARM_UP + renames {
-        std::fs::write(&beside, manifest(files / 2, &format!("web:edit-{run}"))).unwrap();
+        std::fs::write(&temporary, manifest(files / 2, &format!("web:edit-{run}"))).unwrap();
         tokio::time::sleep(BETWEEN).await;
         let read_before = READS.load(Ordering::Relaxed);
         let start = Instant::now();
-        std::fs::rename(&beside, &place).unwrap();
+        std::fs::rename(&temporary, &place).unwrap();
         let renamed = start.elapsed();
         let received = merged.recv().await.unwrap().changes;
         let took = start.elapsed() - renamed;

@@ -1,6 +1,6 @@
-//! What it costs to learn of a manifest's change: each backend of limpet's watch, and kubelet's way, inotify and a look at
-//! every file each 20 s, in one run. From the writer's rename to the watcher's knowing the name; processor time per
-//! change; wake-ups while nothing happens.
+//! The cost of detecting a manifest change: each backend of limpet's watch, and kubelet's way (inotify and a scan of
+//! every file each 20 s), in one run. From the writer's rename to the event in the watcher; processor time per change;
+//! wake-ups while idle.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ enum Way {
     Kubelet,
 }
 
-/// What one way costs.
+/// The cost of one way to watch.
 struct Figures {
     latencies: Vec<Duration>,
     /// Processor time of the watcher's thread per change.
@@ -75,22 +75,22 @@ fn print(name: &str, mut figures: Figures) {
     );
 }
 
-/// Why the backend does not work, where it does not.
+/// Measures one backend; the error is why it does not work.
 fn measure_way(way: Way, runs: usize, window: Duration) -> Result<Figures, String> {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("manifests");
     std::fs::create_dir(&directory).unwrap();
     let text = "apiVersion: v1\nkind: Pod\n".repeat(40);
     (0..FILES).for_each(|file| std::fs::write(directory.join(format!("{file}.yaml")), &text).unwrap());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let watcher = std::thread::spawn({
         let directory = directory.clone();
-        move || watch(&directory, way, &tell)
+        move || watch(&directory, way, &sender)
     });
-    let before = match told.recv().unwrap() {
-        Told::Ready { cpu, .. } => cpu,
-        Told::Refused(reason) => return Err(reason),
-        Told::Changed { .. } => panic!("nothing has changed yet"),
+    let before = match receiver.recv().unwrap() {
+        Report::Ready { cpu, .. } => cpu,
+        Report::Refused(reason) => return Err(reason),
+        Report::Changed { .. } => panic!("nothing has changed yet"),
     };
     let mut latencies = Vec::with_capacity(runs);
     let mut cpu = before;
@@ -100,15 +100,15 @@ fn measure_way(way: Way, runs: usize, window: Duration) -> Result<Figures, Strin
         std::thread::sleep(PAUSE);
         std::fs::rename(&beside, directory.join(format!("{}.yaml", run % FILES))).unwrap();
         let done = Instant::now();
-        if let Told::Changed { at, cpu: now } = told.recv().unwrap() {
-            // It may know before the writer is back from its call.
+        if let Report::Changed { at, cpu: now } = receiver.recv().unwrap() {
+            // The event may arrive before the writer returns from its call.
             latencies.push(at.saturating_duration_since(done));
             cpu = now;
         }
     }
     let per_change = (cpu - before) / u32::try_from(runs).unwrap();
-    std::fs::write(directory.join("last.yaml"), "tell").unwrap();
-    let Told::Ready { thread, .. } = told.recv().unwrap() else { panic!("no number") };
+    std::fs::write(directory.join("last.yaml"), "last").unwrap();
+    let Report::Ready { thread, .. } = receiver.recv().unwrap() else { panic!("no number") };
     let first = switches(&thread);
     std::thread::sleep(window);
     let wakes = (switches(&thread) - first) as f64 / window.as_secs_f64();
@@ -117,8 +117,8 @@ fn measure_way(way: Way, runs: usize, window: Duration) -> Result<Figures, Strin
     Ok(Figures { latencies, per_change, wakes })
 }
 
-/// What the watcher's thread says.
-enum Told {
+/// A message of the watcher's thread.
+enum Report {
     /// It watches, or is idle from now on.
     Ready {
         thread: PathBuf,
@@ -132,7 +132,7 @@ enum Told {
     Refused(String),
 }
 
-/// Programs that are loaded, what they tell, and to whom.
+/// Loaded BPF programs, their events, and the receiver.
 struct Programs {
     loaded: Loaded,
     events: Events,
@@ -148,7 +148,7 @@ impl Programs {
         Ok((Self { loaded, events, end }, feed))
     }
 
-    /// As the agent does it, on the same thread.
+    /// As in the agent, on the same thread.
     async fn run(mut self) {
         loop {
             tokio::select! {
@@ -161,8 +161,8 @@ impl Programs {
     }
 }
 
-/// Watches until `end.yaml` is there.
-fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
+/// Watches until `end.yaml` exists.
+fn watch(directory: &Path, way: Way, sender: &mpsc::Sender<Report>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let wanted = if let Way::Limpet(wanted) = way { wanted } else { ManifestWatch::Inotify };
@@ -175,7 +175,7 @@ fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
                     tokio::spawn(programs.run());
                     offer.send(feed).await.unwrap();
                 }
-                Err(reason) => return tell.send(Told::Refused(reason)).unwrap(),
+                Err(reason) => return sender.send(Report::Refused(reason)).unwrap(),
             }
         }
         watch.next().await.unwrap();
@@ -183,11 +183,11 @@ fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
             watch.next().await.unwrap();
         }
         if watch.backend().as_str() != wanted.as_str() {
-            return tell.send(Told::Refused("another backend took its place".to_owned())).unwrap();
+            return sender.send(Report::Refused("another backend took its place".to_owned())).unwrap();
         }
         let thread = PathBuf::from(format!("/proc/self/task/{}", rustix::thread::gettid().as_raw_nonzero()));
-        let ready = || Told::Ready { thread: thread.clone(), cpu: cpu() };
-        tell.send(ready()).unwrap();
+        let ready = || Report::Ready { thread: thread.clone(), cpu: cpu() };
+        sender.send(ready()).unwrap();
         let mut rescan = tokio::time::interval(RESCAN);
         rescan.tick().await;
         loop {
@@ -200,8 +200,8 @@ fn watch(directory: &Path, way: Way, tell: &mpsc::Sender<Told>) {
                     if is_there("end.yaml") {
                         return;
                     }
-                    let word = if is_there("last.yaml") { ready() } else { Told::Changed { at, cpu: cpu() } };
-                    tell.send(word).unwrap();
+                    let report = if is_there("last.yaml") { ready() } else { Report::Changed { at, cpu: cpu() } };
+                    sender.send(report).unwrap();
                 }
                 _ = rescan.tick(), if way == Way::Kubelet => {
                     for entry in directory.read_dir().unwrap() {
@@ -219,7 +219,7 @@ fn cpu() -> Duration {
     Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
 }
 
-/// How often a thread has waited and was woken.
+/// The number of voluntary context switches of a thread.
 fn switches(thread: &Path) -> u64 {
     let status = std::fs::read_to_string(thread.join("status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();

@@ -1,4 +1,4 @@
-//! Any bytes as a URL's answer: unpacked and read within bounds, and what is accepted comes back the same.
+//! Any bytes as a URL's response: decoded within limits, and what is accepted is restored as it was.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| limpet::fuzz::answer(bytes));

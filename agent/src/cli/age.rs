@@ -1,16 +1,16 @@
-//! Ages as kubectl writes them: short, coarser the older.
+//! Ages in kubectl's format: short, and coarser for older ones.
 
 use jiff::Timestamp;
 
-/// How long before `now` that was: `45s`, `5m30s`, `3d4h`.
+/// The time from `then` to `now`: `45s`, `5m30s`, `3d4h`.
 pub(super) fn since(then: Timestamp, now: Timestamp) -> String {
     human(now.as_second() - then.as_second())
 }
 
-/// kubectl's HumanDuration (k8s.io/apimachinery, duration): two units at most, the finer one only while it tells.
+/// kubectl's HumanDuration (k8s.io/apimachinery, duration): at most two units, the finer one only for small values.
 fn human(seconds: i64) -> String {
     if seconds < -1 {
-        // The clock was set back, or this box boots without one.
+        // The clock was set back, or this machine boots without one.
         return "<invalid>".to_owned();
     }
     let seconds = seconds.max(0);

@@ -1,5 +1,5 @@
-//! `limpet apply`: hands pods, ConfigMaps and Secrets to the agent, which keeps them until they are deleted. kubectl's
-//! habits and words.
+//! `limpet apply`: pushes pods, ConfigMaps and Secrets to the agent, which stores them until they are deleted. Same
+//! conventions and output as kubectl.
 
 use limpet_model::manifest;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{Fault, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 
-/// Stands for the node's name, which only the agent knows; no name that is shown holds it.
+/// A placeholder for the node name, which only the agent knows; it is never shown.
 const SOME_NODE: &str = "node";
 
 /// Arguments of `limpet apply`.
@@ -26,34 +26,35 @@ pub(super) struct ApplyArgs {
     /// Manifests, directories of manifests, or - for standard input
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     files: Vec<PathBuf>,
-    /// The namespace of what names none
+    /// The namespace of documents without one
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
 }
 
-/// One pod or object of a manifest, as it is named there.
+/// One pod or object of a manifest, with its name there.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Named {
+pub(super) struct NamedDocument {
     pub(super) resource: Resource,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// JSON; a Secret's values are in it.
+    /// JSON; includes a Secret's values.
     pub(super) manifest: Vec<u8>,
 }
 
 pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) -> Result<u8, CliError> {
     let (mut all, mut failed) = read(&args.files, args.namespace.as_deref(), screen)?;
-    // A pod that finds its objects there need not wait for them.
+    // Objects first: a pod that finds its objects need not wait for them.
     all.sort_by_key(|named| named.resource == Resource::Pod);
-    for Named { resource, namespace, name, manifest } in all {
+    for NamedDocument { resource, namespace, name, manifest } in all {
         match client.put(&resource.path(&namespace, &name), manifest).await {
             Ok(response) => {
-                let word = response.headers().get(OUTCOME).and_then(|word| word.to_str().ok()).unwrap_or("configured");
-                screen.print(&format!("{}/{} {}\n", resource.singular(), printable(&name), printable(word)))?;
+                let outcome =
+                    response.headers().get(OUTCOME).and_then(|outcome| outcome.to_str().ok()).unwrap_or("configured");
+                screen.print(&format!("{}/{} {}\n", resource.singular(), printable(&name), printable(outcome)))?;
             }
             Err(CliError::Refused { message, .. }) => {
                 failed = true;
-                complain(&message);
+                print_error(&message);
             }
             Err(error) => return Err(error),
         }
@@ -61,13 +62,17 @@ pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) 
     Ok(if failed { EXIT_FAULTS } else { 0 })
 }
 
-/// One thing that went wrong and stops nothing else.
-pub(super) fn complain(message: &str) {
+/// Prints an error that does not stop the command.
+pub(super) fn print_error(message: &str) {
     eprintln!("error: {}", printable(message));
 }
 
-/// The documents of all manifests, and whether something could not be read; what is wrong is told with its place.
-pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -> Result<(Vec<Named>, bool), CliError> {
+/// The documents of all manifests, and whether something could not be read; errors are printed with their position.
+pub(super) fn read(
+    files: &[PathBuf],
+    namespace: Option<&str>,
+    screen: Screen,
+) -> Result<(Vec<NamedDocument>, bool), CliError> {
     let (mut all, mut failed) = (Vec::new(), false);
     for path in files.iter().flat_map(|path| validate::files(path)) {
         let origin = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
@@ -75,7 +80,7 @@ pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -
             Ok(text) => text,
             Err(error) => {
                 failed = true;
-                complain(&format!("{origin}: {error}"));
+                print_error(&format!("{origin}: {error}"));
                 continue;
             }
         };
@@ -83,18 +88,18 @@ pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -
         failed |= manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
         let text = validate::shown(&text);
         for fault in &manifest.faults {
-            tell(fault, &text, screen);
+            print_fault(fault, &text, screen);
         }
         if manifest.pods.is_empty() && manifest.objects.is_empty() && manifest.faults.is_empty() {
             failed = true;
-            complain(&format!("{origin} holds no pods, ConfigMaps or Secrets"));
+            print_error(&format!("{origin} contains no pods, ConfigMaps or Secrets"));
         }
         for named in named(&manifest, namespace) {
             match named {
                 Ok(named) => all.push(named),
                 Err(error) => {
                     failed = true;
-                    complain(&format!("{origin}: {error}"));
+                    print_error(&format!("{origin}: {error}"));
                 }
             }
         }
@@ -102,39 +107,39 @@ pub(super) fn read(files: &[PathBuf], namespace: Option<&str>, screen: Screen) -
     Ok((all, failed))
 }
 
-fn tell(fault: &Fault, text: &str, screen: Screen) {
+fn print_fault(fault: &Fault, text: &str, screen: Screen) {
     if fault.severity == Severity::Error || !screen.quiet {
         eprint!("{}", validate::render(fault, text, screen));
     }
 }
 
-/// What a manifest holds, under the names and namespaces it says.
-fn named(manifest: &Manifest, asked: Option<&str>) -> Vec<Result<Named, String>> {
+/// The documents of a manifest, with the names and namespaces they declare.
+fn named(manifest: &Manifest, asked: Option<&str>) -> Vec<Result<NamedDocument, String>> {
     let pods = manifest.pods.iter().map(|pod| named_pod(pod, asked));
     let placed = |key: &ObjectKey| !manifest.unplaced.contains(key);
     pods.chain(manifest.objects.iter().map(|object| named_object(object, placed(&object.key), asked))).collect()
 }
 
-fn named_pod(record: &PodRecord, asked: Option<&str>) -> Result<Named, String> {
+fn named_pod(record: &PodRecord, asked: Option<&str>) -> Result<NamedDocument, String> {
     let value: Value = serde_json::from_slice(&record.manifest).unwrap_or_default();
     let written = |field: &str| value["metadata"][field].as_str().filter(|text| !text.is_empty());
     let name = written("name").unwrap_or_default().to_owned();
     let namespace = namespace(Resource::Pod, &name, written("namespace"), asked)?;
-    Ok(Named { resource: Resource::Pod, namespace, name, manifest: record.manifest.to_vec() })
+    Ok(NamedDocument { resource: Resource::Pod, namespace, name, manifest: record.manifest.to_vec() })
 }
 
-fn named_object(record: &ObjectRecord, placed: bool, asked: Option<&str>) -> Result<Named, String> {
+fn named_object(record: &ObjectRecord, placed: bool, asked: Option<&str>) -> Result<NamedDocument, String> {
     let (resource, name) = (Resource::Object(record.key.kind), record.key.name.to_string());
     let namespace = namespace(resource, &name, placed.then_some(&*record.key.namespace), asked)?;
     let manifest = record.in_namespace(&namespace).manifest().to_vec();
-    Ok(Named { resource, namespace, name, manifest })
+    Ok(NamedDocument { resource, namespace, name, manifest })
 }
 
-/// The namespace that is meant: the document's own, the one asked for, or the default.
+/// The namespace: the document's own, the requested one, or the default.
 fn namespace(resource: Resource, name: &str, own: Option<&str>, asked: Option<&str>) -> Result<String, String> {
     match (own, asked) {
         (Some(own), Some(asked)) if own != asked => {
-            Err(format!("{} {name} is of namespace {own}, not {asked}; pass -n {own}", resource.singular()))
+            Err(format!("{} {name} is in namespace {own}, not {asked}; pass -n {own}", resource.singular()))
         }
         (Some(namespace), _) | (None, Some(namespace)) => Ok(namespace.to_owned()),
         (None, None) => Ok(document::DEFAULT_NAMESPACE.to_owned()),
@@ -148,12 +153,12 @@ mod tests {
 
     const SCREEN: Screen = Screen { color: false, quiet: true };
 
-    fn of(all: &[Named]) -> Vec<String> {
+    fn of(all: &[NamedDocument]) -> Vec<String> {
         all.iter().map(|named| named.resource.path(&named.namespace, &named.name)).collect()
     }
 
     #[test]
-    fn pods_of_files_and_directories_are_named_as_authored() {
+    fn pods_of_files_and_directories_keep_their_authored_names() {
         let directory = tempfile::tempdir().unwrap();
         let pod = |name: &str, namespace: &str| {
             format!(
@@ -190,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_named_beside_the_pods_and_placed_where_they_say() {
+    fn objects_are_read_beside_pods_with_their_own_namespace() {
         let directory = tempfile::tempdir().unwrap();
         let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: b}\n\
                     ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: m, namespace: default}\n";

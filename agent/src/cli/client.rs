@@ -1,4 +1,4 @@
-//! The command line's end of the local socket: HTTP/1.1 over a Unix stream, one connection a request.
+//! The client of the local socket: HTTP/1.1 over a Unix stream, one connection per request.
 
 use std::io;
 use std::marker::PhantomData;
@@ -22,21 +22,21 @@ use tokio::net::UnixStream;
 
 use super::error::CliError;
 
-/// No answer that is read whole is larger: 10,000 pods fit in.
-const MAX_ANSWER: usize = 256 << 20;
-/// No line of a stream is longer.
+/// The limit of a response that is read whole: 10,000 pods fit in.
+const MAX_RESPONSE: usize = 256 << 20;
+/// The limit of a line of a stream.
 const MAX_LINE: usize = 4 << 20;
-/// What of an error page is shown.
+/// The limit of an error page that is shown.
 const MAX_MESSAGE: usize = 256 << 10;
 
-/// Talks to the agent on one socket. Needs a tokio runtime.
+/// A client of the agent's socket. Needs a tokio runtime.
 #[derive(Debug, Clone)]
 pub struct SocketClient {
     socket: PathBuf,
 }
 
 impl SocketClient {
-    /// A client of the agent on `socket`; nothing is dialled yet.
+    /// A client of the agent on `socket`; does not connect yet.
     pub fn new(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
@@ -46,7 +46,7 @@ impl SocketClient {
         &self.socket
     }
 
-    /// A connected stream, for protocols of one's own.
+    /// A connected stream, for other protocols.
     pub async fn connect(&self) -> Result<UnixStream, CliError> {
         let socket = || self.socket.clone();
         UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
@@ -56,49 +56,49 @@ impl SocketClient {
         })
     }
 
-    /// Asks for `path` (with its query) and returns whatever is answered, errors included.
+    /// Requests `path` (with its query) and returns any response, errors included.
     pub async fn get(&self, path: &str) -> Result<Response<Incoming>, CliError> {
         self.send(Request::get(path), &[], Bytes::new()).await
     }
 
-    /// Puts a JSON document at `path`. A status other than 2xx is [`CliError::Refused`].
+    /// PUTs a JSON document to `path`. A status other than 2xx is [`CliError::Refused`].
     pub async fn put(&self, path: &str, document: Vec<u8>) -> Result<Response<Incoming>, CliError> {
         let headers = [(CONTENT_TYPE, "application/json")];
         self.accepted(self.send(Request::put(path), &headers, document.into()).await?).await
     }
 
-    /// Posts a JSON document to `path` and reads the answer. A status other than 2xx is [`CliError::Refused`].
+    /// POSTs a JSON document to `path` and reads the response. A status other than 2xx is [`CliError::Refused`].
     pub async fn post_json<T: DeserializeOwned>(&self, path: &str, document: &impl Serialize) -> Result<T, CliError> {
         let document = serde_json::to_vec(document).map_err(|error| CliError::Usage(error.to_string()))?;
         let headers = [(CONTENT_TYPE, "application/json")];
         let body = self.whole(path, self.send(Request::post(path), &headers, document.into()).await?).await?;
-        serde_json::from_slice(&body).map_err(|error| answer(path, &error))
+        serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
     }
 
-    /// Deletes what is at `path`. A status other than 2xx is [`CliError::Refused`].
+    /// DELETEs `path`. A status other than 2xx is [`CliError::Refused`].
     pub async fn delete(&self, path: &str) -> Result<Response<Incoming>, CliError> {
         self.accepted(self.send(Request::delete(path), &[], Bytes::new()).await?).await
     }
 
-    /// The answer read whole, as text. A status other than 2xx is [`CliError::Refused`].
+    /// The whole response as text. A status other than 2xx is [`CliError::Refused`].
     pub async fn get_text(&self, path: &str) -> Result<String, CliError> {
         let body = self.get_bytes(path).await?;
-        String::from_utf8(body.into()).map_err(|error| answer(path, &error))
+        String::from_utf8(body.into()).map_err(|error| bad_response(path, &error))
     }
 
-    /// The answer read whole, as JSON. A status other than 2xx is [`CliError::Refused`].
+    /// The whole response as JSON. A status other than 2xx is [`CliError::Refused`].
     pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         let body = self.get_bytes(path).await?;
-        serde_json::from_slice(&body).map_err(|error| answer(path, &error))
+        serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
     }
 
-    /// A stream of JSON documents, one a line.
+    /// A stream of JSON documents, one per line.
     pub async fn lines<T: DeserializeOwned>(&self, path: &str) -> Result<JsonLines<T>, CliError> {
         let body = self.accepted(self.get(path).await?).await?.into_body();
         Ok(JsonLines { client: self.clone(), path: path.to_owned(), body, pending: Vec::new(), documents: PhantomData })
     }
 
-    /// Asks for `path` as a WebSocket of that subprotocol and returns the raw stream behind the handshake.
+    /// Requests `path` as a WebSocket with that subprotocol and returns the raw stream after the handshake.
     pub async fn upgrade(&self, path: &str, subprotocol: &str) -> Result<TokioIo<Upgraded>, CliError> {
         let key = tokio_tungstenite::tungstenite::handshake::client::generate_key();
         let headers = [
@@ -111,7 +111,7 @@ impl SocketClient {
         let response = self.send(Request::get(path), &headers, Bytes::new()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return match self.accepted(response).await {
-                Ok(_) => Err(answer(path, &"no upgrade")),
+                Ok(_) => Err(bad_response(path, &"no upgrade")),
                 Err(refused) => Err(refused),
             };
         }
@@ -127,7 +127,7 @@ impl SocketClient {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
-        // Ends with the answer's body; an error shows up there.
+        // Completes with the response's body, which reports any error.
         tokio::spawn(connection.with_upgrades());
         let mut request = request.header(HOST, "limpet");
         for (name, value) in headers {
@@ -143,11 +143,11 @@ impl SocketClient {
 
     async fn whole(&self, path: &str, response: Response<Incoming>) -> Result<Bytes, CliError> {
         let body = self.accepted(response).await?.into_body();
-        let whole = http_body_util::Limited::new(body, MAX_ANSWER).collect().await;
-        whole.map(http_body_util::Collected::to_bytes).map_err(|error| answer(path, &error))
+        let whole = http_body_util::Limited::new(body, MAX_RESPONSE).collect().await;
+        whole.map(http_body_util::Collected::to_bytes).map_err(|error| bad_response(path, &error))
     }
 
-    /// The response, if the agent agreed; otherwise its words.
+    /// The response, if its status is 2xx; otherwise the agent's error message.
     pub async fn accepted(&self, response: Response<Incoming>) -> Result<Response<Incoming>, CliError> {
         let status = response.status();
         if status.is_success() {
@@ -155,9 +155,9 @@ impl SocketClient {
         }
         let page = http_body_util::Limited::new(response.into_body(), MAX_MESSAGE).collect().await;
         let text = page.map(|page| String::from_utf8_lossy(&page.to_bytes()).trim().to_owned()).unwrap_or_default();
-        // An apiserver's refusal is a document with the words in it.
-        let told = serde_json::from_str::<Status>(&text).ok().and_then(|status| status.message);
-        let message = told.unwrap_or(if text.is_empty() { status.to_string() } else { text });
+        // Errors of the apiserver routes are `Status` documents with a message.
+        let status_message = serde_json::from_str::<Status>(&text).ok().and_then(|status| status.message);
+        let message = status_message.unwrap_or(if text.is_empty() { status.to_string() } else { text });
         Err(CliError::Refused { status: status.as_u16(), message })
     }
 
@@ -166,11 +166,11 @@ impl SocketClient {
     }
 }
 
-fn answer(path: &str, error: &dyn std::fmt::Display) -> CliError {
+fn bad_response(path: &str, error: &dyn std::fmt::Display) -> CliError {
     CliError::Answer { path: path.to_owned(), message: error.to_string() }
 }
 
-/// Documents as they come, one a line.
+/// Documents as they arrive, one per line.
 #[derive(Debug)]
 pub struct JsonLines<T> {
     client: SocketClient,
@@ -187,10 +187,10 @@ impl<T: DeserializeOwned> JsonLines<T> {
             if let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
                 let document = serde_json::from_slice(&self.pending[..end]);
                 self.pending.drain(..=end);
-                return document.map(Some).map_err(|error| answer(&self.path, &error));
+                return document.map(Some).map_err(|error| bad_response(&self.path, &error));
             }
             if self.pending.len() > MAX_LINE {
-                return Err(answer(&self.path, &"a line without end"));
+                return Err(bad_response(&self.path, &"a line that is too long"));
             }
             match self.body.frame().await {
                 None => return Ok(None),

@@ -1,6 +1,6 @@
-//! `limpet completion`, and the names that complete: pods and containers, asked of the agent while the user types.
+//! `limpet completion`, and dynamic completion of pod and container names, which asks the agent.
 //!
-//! The shell calls limpet for every completion, so this is fast and says nothing when it fails.
+//! The shell runs limpet for every completion, so it must be fast and fails silently.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,8 +16,8 @@ use super::error::CliError;
 use super::screen::Screen;
 use crate::server::document::PodNames;
 
-/// How long a user who pressed Tab is kept waiting.
-const PATIENCE: Duration = Duration::from_millis(400);
+/// How long completion may take.
+const TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Arguments of `limpet completion`.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ pub fn pods(typed: &OsStr) -> Vec<CompletionCandidate> {
     candidates(typed, &pod_names(&names()))
 }
 
-/// Candidates for a container's name: those of the pods named on the command line so far, or else of all.
+/// Candidates for a container name: those of the pods on the command line so far, or of all pods.
 pub fn containers(typed: &OsStr) -> Vec<CompletionCandidate> {
     let words: Vec<String> = std::env::args().collect();
     candidates(typed, &container_names(&names(), &words))
@@ -55,7 +55,7 @@ fn candidates(typed: &OsStr, names: &BTreeSet<String>) -> Vec<CompletionCandidat
     names.iter().filter(|name| name.starts_with(&*typed)).map(CompletionCandidate::new).collect()
 }
 
-/// Names that [`super::target::resolve`] takes without doubt.
+/// Names that [`super::target::resolve`] resolves unambiguously.
 fn pod_names(pods: &[PodNames]) -> BTreeSet<String> {
     let count = |name: &str| pods.iter().filter(|pod| pod.name == name).count();
     let name = |pod: &PodNames| match count(&pod.name) {
@@ -79,7 +79,7 @@ fn names() -> Vec<PodNames> {
     let socket = std::env::var_os("LIMPET_SOCKET").map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
     let client = SocketClient::new(&socket);
-    let asked = async { tokio::time::timeout(PATIENCE, client.get_json("/limpet/v1/names")).await };
+    let asked = async { tokio::time::timeout(TIMEOUT, client.get_json("/limpet/v1/names")).await };
     runtime.block_on(asked).ok().and_then(Result::ok).unwrap_or_default()
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_complete_without_doubt() {
+    fn names_are_completed_unambiguously() {
         let pod = |namespace: &str, name: &str, container: &str| PodNames {
             namespace: namespace.to_owned(),
             name: name.to_owned(),

@@ -1,5 +1,5 @@
-//! `limpet delete`: ends pods that were applied, and waits until they have ended; removes ConfigMaps and Secrets.
-//! kubectl's habits and words.
+//! `limpet delete`: deletes applied pods and waits until they have terminated; deletes ConfigMaps and Secrets. Same
+//! conventions and output as kubectl.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use hyper::Response;
 use hyper::body::Incoming;
 use hyper::header::WARNING;
 
-use super::apply::{Named, complain, read};
+use super::apply::{NamedDocument, print_error, read};
 use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
@@ -21,72 +21,72 @@ use limpet_model::pod::PodKey;
 /// Arguments of `limpet delete`.
 #[derive(Debug, clap::Args)]
 pub(super) struct DeleteArgs {
-    /// NAME, NAMESPACE/NAME, or the manifest's name; of another kind: configmap NAME, secret/NAME
+    /// NAME, NAMESPACE/NAME, or the manifest's name; for other kinds: configmap NAME, secret/NAME
     #[arg(value_name = "POD", required_unless_present = "files", conflicts_with = "files", add = ArgValueCompleter::new(completion::pods))]
     names: Vec<String>,
-    /// What these manifests hold; directories, or - for standard input, as well
+    /// Delete what these manifests define; directories, or - for standard input, as well
     #[arg(short = 'f', long = "filename", value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     files: Vec<PathBuf>,
     /// The namespace
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// Seconds to end in, instead of the pods' own; -1 leaves them theirs
+    /// Grace period in seconds, instead of the pods' own; -1 keeps their own
     #[arg(long, value_name = "SECONDS", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     grace_period: i64,
-    /// Within a second
+    /// Shorten the grace period to at most a second
     #[arg(long, conflicts_with = "grace_period")]
     now: bool,
-    /// Whether to wait until the pods have ended
+    /// Whether to wait until the pods have terminated
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     wait: bool,
-    /// What is not there is no error
+    /// Ignore names that do not exist
     #[arg(long)]
     ignore_not_found: bool,
 }
 
-/// What is to be deleted.
-struct Doomed {
+/// A pod or object to delete.
+struct DeleteTarget {
     resource: Resource,
-    /// The pod's name on the node, or the object's.
+    /// The pod's name on the node, or the object's name.
     key: PodKey,
-    /// As it was asked for.
-    said: String,
+    /// The name as requested.
+    requested: String,
 }
 
 pub(super) async fn run(client: &SocketClient, args: DeleteArgs, screen: Screen) -> Result<u8, CliError> {
-    let (mut doomed, mut failed) = chosen(client, &args, screen).await?;
-    // Objects last: pods that end go on reading theirs.
+    let (mut doomed, mut failed) = select_targets(client, &args, screen).await?;
+    // Objects last: terminating pods still read theirs.
     doomed.sort_by_key(|doomed| doomed.resource);
     let grace = if args.now { 1 } else { args.grace_period };
-    let mut ending = BTreeSet::new();
-    for Doomed { resource, key, said } in doomed {
+    let mut terminating = BTreeSet::new();
+    for DeleteTarget { resource, key, requested } in doomed {
         let mut path = resource.path(key.namespace(), key.name());
         if resource == Resource::Pod && grace >= 0 {
             path.push_str(&format!("?gracePeriodSeconds={grace}"));
         }
         match client.delete(&path).await {
             Ok(answer) => {
-                screen.print(&format!("{} \"{}\" deleted\n", resource.singular(), printable(&said)))?;
+                screen.print(&format!("{} \"{}\" deleted\n", resource.singular(), printable(&requested)))?;
                 warn(&answer, screen);
                 if resource == Resource::Pod {
-                    ending.insert(key);
+                    terminating.insert(key);
                 }
             }
             Err(CliError::Refused { status: 404, .. }) if args.ignore_not_found => {}
             Err(CliError::Refused { message, .. }) => {
                 failed = true;
-                complain(&message);
+                print_error(&message);
             }
             Err(error) => return Err(error),
         }
     }
-    if args.wait && !ending.is_empty() {
-        ended(client, ending).await?;
+    if args.wait && !terminating.is_empty() {
+        wait_terminated(client, terminating).await?;
     }
     Ok(if failed { EXIT_FAULTS } else { 0 })
 }
 
-/// What the agent remarks on an answer, as kubectl shows an apiserver's warnings.
+/// Prints the warnings of a response, as kubectl prints an apiserver's.
 fn warn(answer: &Response<Incoming>, screen: Screen) {
     let warnings = answer.headers().get_all(WARNING).iter().filter_map(|value| value.to_str().ok());
     for text in warnings.filter_map(|warning| warning.split('"').nth(1)).filter(|_| !screen.quiet) {
@@ -94,34 +94,37 @@ fn warn(answer: &Response<Incoming>, screen: Screen) {
     }
 }
 
-/// What is meant, and whether some of it is not to be found.
-async fn chosen(client: &SocketClient, args: &DeleteArgs, screen: Screen) -> Result<(Vec<Doomed>, bool), CliError> {
+/// The pods and objects to delete, and whether some do not exist.
+async fn select_targets(
+    client: &SocketClient,
+    args: &DeleteArgs,
+    screen: Screen,
+) -> Result<(Vec<DeleteTarget>, bool), CliError> {
     let pods: Vec<PodNames> = client.get_json("/limpet/v1/names").await?;
     let (mut doomed, mut failed) = (Vec::new(), false);
-    let mut take = |resource: Resource, said: &str, namespace: Option<&str>| {
-        match found(&pods, resource, said, namespace) {
+    let mut add = |resource: Resource, requested: &str, namespace: Option<&str>| {
+        match found(&pods, resource, requested, namespace) {
             Ok(found) => doomed.push(found),
             Err(CliError::Target(_)) if args.ignore_not_found => {}
             Err(CliError::Target(message)) => {
                 failed = true;
-                complain(&message);
+                print_error(&message);
             }
             Err(error) => return Err(error),
         }
         Ok(())
     };
-    for (resource, said) in kinds(&args.names) {
-        take(resource, said, args.namespace.as_deref())?;
+    for (resource, requested) in kinds(&args.names) {
+        add(resource, requested, args.namespace.as_deref())?;
     }
     let (named, unreadable) = read(&args.files, args.namespace.as_deref(), screen)?;
-    for Named { resource, namespace, name, .. } in named {
-        take(resource, &name, Some(&namespace))?;
+    for NamedDocument { resource, namespace, name, .. } in named {
+        add(resource, &name, Some(&namespace))?;
     }
     Ok((doomed, failed || unreadable))
 }
 
-/// Names with their kinds: `delete pod web`, `delete cm settings`, `delete secret/token` are what fingers type that know
-/// kubectl.
+/// Parses names with kinds, as kubectl does: `delete pod web`, `delete cm settings`, `delete secret/token`.
 fn kinds(names: &[String]) -> Vec<(Resource, &str)> {
     let first = names.first().filter(|_| names.len() > 1).and_then(|word| Resource::from_name(word));
     let mut all = Vec::new();
@@ -136,28 +139,34 @@ fn kinds(names: &[String]) -> Vec<(Resource, &str)> {
     all
 }
 
-/// A pod that is there, or an object whose existence only the agent can judge.
-fn found(pods: &[PodNames], resource: Resource, said: &str, namespace: Option<&str>) -> Result<Doomed, CliError> {
-    let name = said.rsplit('/').next().unwrap_or(said).to_owned();
+/// A pod that exists, or an object whose existence only the agent can check.
+fn found(
+    pods: &[PodNames],
+    resource: Resource,
+    requested: &str,
+    namespace: Option<&str>,
+) -> Result<DeleteTarget, CliError> {
+    let name = requested.rsplit('/').next().unwrap_or(requested).to_owned();
     let key = match resource {
-        Resource::Pod => target::resolve(pods, said, namespace)?.key(),
+        Resource::Pod => target::resolve(pods, requested, namespace)?.key(),
         Resource::Object(_) => PodKey::new(namespace.unwrap_or(DEFAULT_NAMESPACE), &*name),
     };
-    Ok(Doomed { resource, key, said: name })
+    Ok(DeleteTarget { resource, key, requested: name })
 }
 
-/// Waits until none of `ending` is there any more.
-async fn ended(client: &SocketClient, mut ending: BTreeSet<PodKey>) -> Result<(), CliError> {
+/// Waits until all of `terminating` are gone.
+async fn wait_terminated(client: &SocketClient, mut terminating: BTreeSet<PodKey>) -> Result<(), CliError> {
     let mut lines = client.lines::<PodChange>("/limpet/v1/pods?watch=1").await?;
     let mut there = BTreeSet::new();
-    while !ending.is_empty() {
+    while !terminating.is_empty() {
         match lines.next().await? {
             Some(PodChange::Added(entry) | PodChange::Modified(entry)) => drop(there.insert(key(&entry.pod))),
-            Some(PodChange::Deleted(entry)) => drop(ending.remove(&key(&entry.pod))),
-            // What has not been told by now had ended before.
-            Some(PodChange::Synced) => ending.retain(|key| there.contains(key)),
+            Some(PodChange::Deleted(entry)) => drop(terminating.remove(&key(&entry.pod))),
+            // Pods not listed before the sync have terminated already.
+            Some(PodChange::Synced) => terminating.retain(|key| there.contains(key)),
             None => {
-                let message = "limpet stopped before the pods had ended; they end when it is back".to_owned();
+                let message =
+                    "limpet stopped before the pods had terminated; they terminate when it runs again".to_owned();
                 return Err(CliError::Connection { socket: client.socket().to_owned(), message });
             }
         }
@@ -185,9 +194,9 @@ mod tests {
             ("secret/token web", vec![(secret, "token"), (Resource::Pod, "web")]),
             ("secret", vec![(Resource::Pod, "secret")]),
         ];
-        for (words, expected) in table {
-            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
-            assert_eq!(kinds(&words), expected);
+        for (arguments, expected) in table {
+            let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+            assert_eq!(kinds(&arguments), expected);
         }
     }
 }

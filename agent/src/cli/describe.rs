@@ -1,4 +1,4 @@
-//! `limpet describe`: one pod, what each of its containers is doing and why. kubectl's layout.
+//! `limpet describe`: one pod, the state of each of its containers and the reason. kubectl's layout.
 
 mod container;
 mod sheet;
@@ -27,13 +27,13 @@ pub(super) struct DescribeArgs {
     /// The pod's namespace
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// As a document
+    /// Output format
     #[arg(short, long, value_name = "FORM")]
     output: Option<DocumentFormat>,
 }
 
 pub(super) async fn run(client: &SocketClient, args: DescribeArgs, screen: Screen) -> Result<u8, CliError> {
-    // `describe pod web` is what fingers type that know kubectl.
+    // Also accept `describe pod web`, as kubectl does.
     let pod = match &args.pod[..] {
         [pod] => pod,
         [kind, pod] if matches!(kind.as_str(), "pod" | "pods" | "po") => pod,
@@ -58,8 +58,8 @@ fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> Strin
     let mut sheet = Sheet::new(now);
     identity(&mut sheet, document);
     state(&mut sheet, document, status, screen);
-    for refused in &document.rejected {
-        let text = sources::rejection(refused);
+    for rejected in &document.rejected {
+        let text = sources::rejection(rejected);
         sheet.text(&text.lines().map(|line| format!("{}\n", screen.paint(Tone::Bad, line))).collect::<String>());
     }
     sheet.list("Duplicates", &document.duplicates);
@@ -82,8 +82,8 @@ fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> Strin
     sheet.section("Events");
     match &document.events[..] {
         [] => sheet.text("  <none>\n"),
-        kept => {
-            let table = events::section(kept, screen, now);
+        events => {
+            let table = events::section(events, screen, now);
             sheet.text(&table.lines().map(|line| format!("  {line}\n")).collect::<String>());
         }
     }

@@ -1,4 +1,4 @@
-//! `limpet diff`: what manifests would change against what runs, before they do. kubectl's exit codes.
+//! `limpet diff`: what manifests would change in the running pods, as a dry run. kubectl's exit codes.
 
 mod page;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use std::time::Instant;
 
-use super::apply::complain;
+use super::apply::print_error;
 use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS, EXIT_USAGE};
 use super::output::DocumentFormat;
@@ -25,26 +25,27 @@ const PATH: &str = "/limpet/v1/diff";
 /// Arguments of `limpet diff`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 nothing would change, 1 something would, 2 a manifest is refused or cannot be read, \
+    after_help = "Exit codes: 0 nothing would change, 1 something would, 2 a manifest is rejected or cannot be read, \
 3 limpet cannot be reached, 4 not allowed."
 )]
 pub(super) struct DiffArgs {
-    /// Manifests, directories of manifests, or - for standard input; without it, what the sources hold now
+    /// Manifests, directories of manifests, or - for standard input; without it, the manifests that the sources hold
+    /// now
     #[arg(short = 'f', long = "filename", value_name = "FILE", num_args = 1.., value_delimiter = ',')]
     files: Vec<PathBuf>,
-    /// The manifest directory would hold nothing else: pods that are not among these would end
+    /// Treat these as the whole manifest directory: pods that are not among them would be removed
     #[arg(long, requires = "files")]
     prune: bool,
-    /// The source they would come by; otherwise the one their pods come from now, or the manifest directory
+    /// The source they would belong to; by default the source of their pods, or the manifest directory
     #[arg(long, value_name = "SOURCE", value_parser = ["file", "push", "http"], requires = "files")]
     source: Option<String>,
     /// Compare with these manifests as if they ran, without an agent
     #[arg(long, value_name = "FILE", num_args = 1.., value_delimiter = ',', requires = "files", conflicts_with_all = ["source", "prune"])]
     offline: Vec<PathBuf>,
-    /// The node's name, with --offline
+    /// The node name, with --offline
     #[arg(long, default_value = "node", value_name = "NAME", requires = "offline")]
     node_name: String,
-    /// As a document
+    /// Output format
     #[arg(short, long)]
     output: Option<DocumentFormat>,
 }
@@ -52,9 +53,9 @@ pub(super) struct DiffArgs {
 pub(super) async fn run(client: &SocketClient, args: DiffArgs, screen: Screen) -> Result<u8, CliError> {
     let asked = ask(client, &args).await;
     let (document, files, unread) = match asked {
-        // A difference has this code: whatever went wrong has another one.
+        // A difference has exit code 1, so errors must have another one.
         Err(error) if error.exit_code() == EXIT_FAULTS => {
-            complain(&error.to_string());
+            print_error(&error.to_string());
             return Ok(EXIT_USAGE);
         }
         asked => asked?,
@@ -65,8 +66,8 @@ pub(super) async fn run(client: &SocketClient, args: DiffArgs, screen: Screen) -
     let text = match args.output {
         Some(format) => format.render(&document)?,
         None => {
-            let refused = page::rejections(&document, &files, screen);
-            eprint!("{refused}");
+            let rejected = page::rejections(&document, &files, screen);
+            eprint!("{rejected}");
             page::render(&document, screen)
         }
     };
@@ -78,7 +79,7 @@ pub(super) async fn run(client: &SocketClient, args: DiffArgs, screen: Screen) -
     })
 }
 
-/// What would change, the manifests it was asked of, and whether one of them cannot be read.
+/// The changes, the manifests they result from, and whether one of them cannot be read.
 async fn ask(client: &SocketClient, args: &DiffArgs) -> Result<(DiffDocument, Vec<DiffFile>, bool), CliError> {
     if args.files.is_empty() {
         return Ok((client.get_json(PATH).await?, Vec::new(), false));
@@ -97,7 +98,7 @@ async fn ask(client: &SocketClient, args: &DiffArgs) -> Result<(DiffDocument, Ve
     Ok((document, request.files, unread))
 }
 
-/// The manifests, and whether one cannot be read, which is told.
+/// The manifests, and whether one cannot be read, which is printed.
 fn read(paths: &[PathBuf]) -> (Vec<DiffFile>, bool) {
     let (mut files, mut unread) = (Vec::new(), false);
     for path in paths.iter().flat_map(|path| validate::files(path)) {
@@ -107,14 +108,14 @@ fn read(paths: &[PathBuf]) -> (Vec<DiffFile>, bool) {
             Ok(text) => files.push(DiffFile { name: name(&path), text }),
             Err(error) => {
                 unread = true;
-                complain(&format!("{}: {error}", path.display()));
+                print_error(&format!("{}: {error}", path.display()));
             }
         }
     }
     (files, unread)
 }
 
-/// What the file is called in a manifest directory.
+/// The file name in a manifest directory.
 fn name(path: &Path) -> String {
     match path.file_name() {
         Some(name) if path != Path::new("-") => name.to_string_lossy().into_owned(),
@@ -122,7 +123,7 @@ fn name(path: &Path) -> String {
     }
 }
 
-/// Two whole sets of manifests, the first of which is taken to run.
+/// Compares two sets of manifests; the first one is assumed to be running.
 fn offline(old: &[DiffFile], new: &[DiffFile], node_name: &str) -> DiffDocument {
     let Proposed { snapshots: before, .. } = propose(&Snapshots::default(), proposals(old, node_name), true);
     let before = only(SourceKind::File, Arc::clone(&before[SourceKind::File.index()]));

@@ -1,8 +1,8 @@
-//! `limpet doctor`: what this machine offers and lacks for running pods. Works without the agent.
+//! `limpet doctor`: checks whether this machine can run pods. Works without the agent.
 //!
-//! Each check is a small function that returns a [`Finding`]. What it judges is read by its room's file: [`machine`]
-//! (rights, clock, disk), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who
-//! changes manifests), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
+//! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
+//! disk), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
+//! manifests), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
 //! other agents, the service).
 
 mod attribution;
@@ -23,37 +23,37 @@ use super::output::DocumentFormat;
 use super::screen::{Screen, Tone, printable};
 use crate::config::RunFlags;
 
-/// Arguments of `limpet doctor`: those of `limpet run`, so that it looks at what the agent would use.
+/// Arguments of `limpet doctor`: those of `limpet run`, so that it checks what the agent would use.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
     flags: RunFlags,
-    /// As a document
+    /// Output format
     #[arg(short, long, value_name = "FORM")]
     output: Option<DocumentFormat>,
 }
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
-    /// As it should be.
+    /// Works as intended.
     Ok,
-    /// Something works less well, or not for every pod.
+    /// Works with restrictions, or not for every pod.
     Degraded,
     /// Pods will not run.
     Failed,
 }
 
-/// What one check found.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     level: Level,
-    /// What was looked at: `kernel`, `containerd`…
+    /// What was checked: `kernel`, `containerd`, …
     name: &'static str,
-    /// What was found.
+    /// The result.
     text: String,
-    /// What to do about it; empty when there is nothing to do.
+    /// What to do about it; empty if nothing.
     remedy: String,
 }
 
@@ -160,6 +160,6 @@ mod tests {
              failed    CNI: no configuration in /etc/cni/net.d. Install one\n\n\
              1 failed, 1 degraded, 1 ok\n"
         );
-        assert!(!render(&report, &Screen { quiet: true, ..screen }).contains("kernel"), "only what needs a look");
+        assert!(!render(&report, &Screen { quiet: true, ..screen }).contains("kernel"), "only problems");
     }
 }

@@ -1,4 +1,4 @@
-//! `limpet events`: what happened here, kubectl's columns.
+//! `limpet events`: the node's events, in kubectl's columns.
 
 use clap_complete::engine::ArgValueCompleter;
 use jiff::Timestamp;
@@ -23,10 +23,10 @@ pub(super) struct EventsArgs {
     /// The pod's namespace
     #[arg(short, long, value_name = "NAME", requires = "pod")]
     namespace: Option<String>,
-    /// Go on and show what happens
+    /// Watch for further events
     #[arg(short, long)]
     watch: bool,
-    /// An EventList; with -w one Event a line
+    /// An EventList; with -w one Event per line
     #[arg(short, long, value_name = "FORM")]
     output: Option<DocumentFormat>,
 }
@@ -57,14 +57,14 @@ pub(super) async fn run(client: &SocketClient, args: EventsArgs, screen: Screen)
     Ok(0)
 }
 
-/// The query for one pod. A pod that is gone still has events, so an unknown name is taken as it is written.
+/// The query for one pod. A removed pod still has events, so an unknown name is used as given.
 async fn pod_query(client: &SocketClient, pod: &str, namespace: Option<&str>) -> Result<String, CliError> {
     let key = match target::find(client, pod, namespace).await {
         Ok(names) => format!("{}/{}", names.namespace, names.name),
         Err(CliError::Target(_)) if pod.contains('/') => pod.to_owned(),
         Err(error) => return Err(error),
     };
-    // The two separators a query gives a meaning to cannot be part of a name.
+    // `&` and `=` separate query parameters and cannot be part of a name.
     if key.contains(['&', '#', '%', ' ']) {
         return Err(CliError::Usage(format!("{pod} is not the name of a pod")));
     }
@@ -113,12 +113,12 @@ fn row(event: &Event, now: Timestamp) -> Vec<Cell> {
     ]
 }
 
-/// How long ago it happened last: `40s`.
+/// How long ago it last happened: `40s`.
 fn seen(event: &Event, now: Timestamp) -> String {
     event.last_timestamp.as_ref().map_or_else(|| "<unknown>".to_owned(), |last| age::since(last.0, now))
 }
 
-/// The sentence, with how often it happened when that is more than once.
+/// The message, with the count if it happened more than once.
 fn message(event: &Event) -> String {
     let text = event.message.as_deref().unwrap_or_default().trim_end();
     match event.count.unwrap_or(1) {
@@ -127,7 +127,7 @@ fn message(event: &Event) -> String {
     }
 }
 
-/// The table at the end of `limpet describe`: without the object, it is the pod.
+/// The table at the end of `limpet describe`: without the object, which is the pod.
 pub(super) fn section(events: &[Event], screen: &Screen, now: Timestamp) -> String {
     let cells = |event: &Event| -> Vec<Cell> {
         let mut row = row(event, now);

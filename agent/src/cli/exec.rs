@@ -1,4 +1,4 @@
-//! `limpet exec`: a command in a container, with the user's terminal around it.
+//! `limpet exec`: runs a command in a container, attached to the user's terminal.
 
 mod stream;
 mod terminal;
@@ -16,13 +16,13 @@ use crate::server::exec::PROTOCOL_V5;
 /// `limpet exec`.
 #[derive(Debug, clap::Args)]
 pub struct ExecArgs {
-    /// The pod: its name, with or without the node's, or namespace/name
+    /// The pod: its name, with or without the node name, or namespace/name
     #[arg(add = ArgValueCompleter::new(completion::pods))]
     pod: String,
-    /// Pass standard input on to the command
+    /// Attach standard input
     #[arg(short = 'i', long)]
     stdin: bool,
-    /// With a terminal
+    /// Allocate a terminal
     #[arg(short, long)]
     tty: bool,
     /// The container; the pod's first one if not given
@@ -45,13 +45,13 @@ pub async fn run(client: &SocketClient, args: ExecArgs) -> Result<u8, CliError> 
     let container = container(&pod, args.container.as_deref())?;
     let tty = args.tty && std::io::stdin().is_terminal();
     if args.tty && !tty {
-        // As kubectl does: a script that passes -t by habit still works.
+        // As kubectl does: without a terminal, -t is ignored.
         writeln!(std::io::stderr(), "-t has no effect: standard input is not a terminal")?;
     }
     let path = format!("/exec/{}/{}/{container}?{}", pod.namespace, pod.name, query(&args.command, args.stdin, tty));
     let connection = client.upgrade(&path, PROTOCOL_V5).await?;
     let code = stream::run(connection, args.stdin, tty).await?;
-    // Codes beyond a byte do not exist on Linux.
+    // Exit codes on Linux are a byte.
     Ok(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
@@ -92,13 +92,13 @@ mod tests {
     }
 
     #[test]
-    fn the_server_reads_what_is_asked() {
-        let words = ["sh", "-c", "echo 'a & b' + %é=?"].map(str::to_owned);
+    fn the_server_parses_the_query() {
+        let arguments = ["sh", "-c", "echo 'a & b' + %é=?"].map(str::to_owned);
         for (stdin, tty) in [(false, false), (true, false), (true, true)] {
-            let query = query(&words, stdin, tty);
+            let query = query(&arguments, stdin, tty);
             let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
             let command = Command::parse(&pairs).unwrap();
-            assert_eq!((command.arguments.as_slice(), command.tty), (&words[..], tty));
+            assert_eq!((command.arguments.as_slice(), command.tty), (&arguments[..], tty));
             assert_eq!((command.streams.stdin, command.streams.stdout, command.streams.stderr), (stdin, true, !tty));
         }
     }

@@ -1,4 +1,4 @@
-//! `limpet guard`: what guards the manifests, and the way back in. Asks the kernel, not the agent: it works without one.
+//! `limpet guard`: shows or removes the manifest guard. Asks the kernel, not the agent, so it works without one.
 
 use std::io;
 use std::path::Path;
@@ -18,9 +18,9 @@ pub(super) struct GuardArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Say whether the manifests are guarded; exit code 1 when they are not
+    /// Show whether the manifests are guarded; exit code 1 if not
     Status,
-    /// Take the guard away until the agent starts again; set manifestGuard: off to keep it away
+    /// Remove the guard until the agent starts again; set manifestGuard: off to keep it off
     Off,
 }
 
@@ -36,14 +36,14 @@ pub(super) fn run(args: &GuardArgs, screen: Screen) -> Result<u8, CliError> {
 }
 
 fn status(screen: Screen) -> Result<u8, CliError> {
-    let state = limpet_bpf::state(Path::new(PINS)).map_err(failed("look at the guard"))?;
-    let (text, code) = words(&state);
+    let state = limpet_bpf::state(Path::new(PINS)).map_err(failed("read the guard's state"))?;
+    let (text, code) = describe(&state);
     screen.print(&format!("{text}\n"))?;
     Ok(code)
 }
 
-/// A guard with a hole never calls itself on.
-fn words(state: &GuardState) -> (String, u8) {
+/// A guard with missing hooks is never reported as on.
+fn describe(state: &GuardState) -> (String, u8) {
     match state {
         GuardState::Off => ("off".to_owned(), EXIT_FAULTS),
         GuardState::Pinned { mode, hooks, missing } if missing.is_empty() => {
@@ -65,15 +65,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guard_with_a_hole_is_not_on() {
+    fn a_guard_with_missing_hooks_is_not_on() {
         let pinned = |missing: Vec<&'static str>| GuardState::Pinned {
             mode: "containers".to_owned(),
             hooks: vec!["inode_create"],
             missing,
         };
-        assert_eq!(words(&GuardState::Off), ("off".to_owned(), 1));
-        assert_eq!(words(&pinned(vec![])), ("on: containers, 1 hooks".to_owned(), 0));
-        let (text, code) = words(&pinned(vec!["file_open"]));
+        assert_eq!(describe(&GuardState::Off), ("off".to_owned(), 1));
+        assert_eq!(describe(&pinned(vec![])), ("on: containers, 1 hooks".to_owned(), 0));
+        let (text, code) = describe(&pinned(vec!["file_open"]));
         assert!(text.starts_with("not on") && text.contains("file_open") && code == 1, "{text}");
     }
 }

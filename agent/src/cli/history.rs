@@ -1,4 +1,4 @@
-//! `limpet history`: what changed in a pod's manifest, who did it, and what it did to what runs.
+//! `limpet history`: the changes of a pod's manifest, who made them, and their effect on the pod.
 
 use clap_complete::engine::ArgValueCompleter;
 use jiff::Timestamp;
@@ -21,7 +21,7 @@ pub(super) struct HistoryArgs {
     /// The pod's namespace
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
-    /// As a document
+    /// Output format
     #[arg(short, long, value_name = "FORM")]
     output: Option<DocumentFormat>,
 }
@@ -32,7 +32,7 @@ pub(super) async fn run(client: &SocketClient, args: HistoryArgs, screen: Screen
     let text = match args.output {
         Some(format) => format.render(&document)?,
         None if document.changes.is_empty() => {
-            screen.remark(&format!("No changes are kept of {}.", document.pod))?;
+            screen.remark(&format!("No changes are recorded for {}.", document.pod))?;
             return Ok(0);
         }
         None => table(&document.changes, &screen, Timestamp::now()),
@@ -41,12 +41,12 @@ pub(super) async fn run(client: &SocketClient, args: HistoryArgs, screen: Screen
     Ok(0)
 }
 
-/// A pod that is gone still has a history, so a full name that is not known is taken as it is written.
+/// A removed pod still has a history, so an unknown full name is used as given.
 async fn names(client: &SocketClient, pod: &str, namespace: Option<&str>) -> Result<(String, String), CliError> {
     let written = pod.split_once('/').or_else(|| Some((namespace?, pod)));
     match (target::find(client, pod, namespace).await, written) {
         (Ok(found), _) => Ok((found.namespace, found.name)),
-        // Characters that a path gives a meaning to cannot be part of a name.
+        // Characters with a meaning in a path cannot be part of a name.
         (Err(CliError::Target(_)), Some((namespace, name)))
             if !pod.contains(['?', '#', '%', ' ']) && !name.contains('/') =>
         {
@@ -56,18 +56,18 @@ async fn names(client: &SocketClient, pod: &str, namespace: Option<&str>) -> Res
     }
 }
 
-/// The newest first, as people look for it.
+/// Newest first.
 pub(super) fn table(changes: &[ManifestChange], screen: &Screen, now: Timestamp) -> String {
     let rows: Vec<Vec<Cell>> = changes.iter().rev().map(|change| row(change, now)).collect();
     Table::new(vec!["AGE", "FROM", "CHANGE", "EFFECT", "BY"]).render(screen, &rows)
 }
 
 fn row(change: &ManifestChange, now: Timestamp) -> Vec<Cell> {
-    let refused = change.change == ChangeKind::Rejected;
+    let rejected = change.change == ChangeKind::Rejected;
     vec![
         Cell::from(age::since(change.at.0, now)),
         Cell::from(change.origin.as_str()),
-        Cell::toned(change.what(), if refused { Tone::Bad } else { Tone::Plain }),
+        Cell::toned(change.what(), if rejected { Tone::Bad } else { Tone::Plain }),
         Cell::from(change.effect()),
         Cell::from(change.by()),
     ]
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_change_comes_first_with_who_made_it() {
+    fn the_newest_change_comes_first_with_its_actor() {
         let changes: Vec<ManifestChange> = serde_json::from_value(json!([
             {"at": "2026-01-01T00:00:00Z", "source": "file", "origin": "gateway.yaml", "change": "created",
              "actor": {"pid": 812, "uid": 0, "user": "root", "command": "cp"}},

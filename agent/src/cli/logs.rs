@@ -14,13 +14,13 @@ use super::target::{container, find};
 /// `limpet logs`.
 #[derive(Debug, clap::Args)]
 pub struct LogsArgs {
-    /// The pod: its name, with or without the node's, or namespace/name
+    /// The pod: its name, with or without the node name, or namespace/name
     #[arg(add = ArgValueCompleter::new(completion::pods))]
     pod: String,
-    /// Go on with what is written until the container ends
+    /// Follow the log until the container exits
     #[arg(short, long)]
     follow: bool,
-    /// The instance before this one
+    /// The previous instance
     #[arg(short, long)]
     previous: bool,
     /// The newest lines only; -1 for all
@@ -32,10 +32,10 @@ pub struct LogsArgs {
     /// Lines of this time or later (RFC 3339)
     #[arg(long, value_name = "TIME")]
     since_time: Option<Timestamp>,
-    /// Each line begins with its time
+    /// Prefix each line with its time
     #[arg(long)]
     timestamps: bool,
-    /// End after so many bytes
+    /// Stop after so many bytes
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
     limit_bytes: Option<u64>,
     /// The container; the pod's first one if not given
@@ -46,16 +46,16 @@ pub struct LogsArgs {
     namespace: Option<String>,
 }
 
-/// A duration longer than nothing.
+/// A positive duration.
 fn duration(text: &str) -> Result<SignedDuration, String> {
     let duration: SignedDuration = text.parse().map_err(|_| "expected a duration such as 30s, 5m or 2h".to_owned())?;
     if duration.is_positive() { Ok(duration) } else { Err("expected more than nothing".to_owned()) }
 }
 
-/// Prints the log to standard output as it comes.
+/// Prints the log to stdout as it arrives.
 ///
 /// # Errors
-/// When the agent cannot be reached, knows no such log, or the output cannot be written.
+/// When the agent cannot be reached, has no such log, or the output cannot be written.
 pub async fn run(client: &SocketClient, args: LogsArgs) -> Result<u8, CliError> {
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
     let container = container(&pod, args.container.as_deref())?;
@@ -67,7 +67,7 @@ pub async fn run(client: &SocketClient, args: LogsArgs) -> Result<u8, CliError> 
             .map_err(|error| CliError::Connection { socket: client.socket().to_owned(), message: error.to_string() })?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data)?;
-            // A chunk is what there is for now: who follows wants to see it.
+            // Flush each chunk: a follower wants to see it at once.
             out.flush()?;
         }
     }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_become_kubelets_query() {
+    fn arguments_become_kubelets_query_parameters() {
         for (line, expected) in [
             ("web", ""),
             ("web -f -p --timestamps --tail 20", "follow=true&previous=true&timestamps=true&tailLines=20"),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_arguments_are_rejected() {
         for line in [
             "",
             "web --since soon",

@@ -1,10 +1,10 @@
-//! `-o`: the machine-readable forms.
+//! `-o`: machine-readable output.
 
 use serde::Serialize;
 
 use super::error::CliError;
 
-/// What `-o` takes where a document is all there is to choose.
+/// The formats of `-o` where only a document can be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum DocumentFormat {
     /// JSON, indented
@@ -14,7 +14,7 @@ pub(super) enum DocumentFormat {
 }
 
 impl DocumentFormat {
-    /// `document` in that form, with a line end.
+    /// `document` in that format, with a trailing newline.
     pub(super) fn render(self, document: &impl Serialize) -> Result<String, CliError> {
         let failed = |error: &dyn std::fmt::Display| CliError::System {
             what: "write the document".to_owned(),
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_reads_back_as_the_same_document() {
+    fn yaml_parses_back_to_the_same_document() {
         let document = json!({
             "kind": "Pod", "empty": {}, "list": [], "nothing": null, "count": 3, "yes": true,
             "strings": ["yes", "0644", "1e3", "null", "", "a: b", "- c", "line\nline\n", " lead", "#x", "~", "12:30:00"],

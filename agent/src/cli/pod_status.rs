@@ -1,23 +1,23 @@
-//! The words of `limpet pods`: READY, STATUS and RESTARTS of a Pod, computed as kubectl does
-//! (k8s.io/kubernetes, pkg/printers/internalversion, printPod). Pure.
+//! READY, STATUS and RESTARTS of a Pod for `limpet pods`, computed as kubectl does (k8s.io/kubernetes,
+//! pkg/printers/internalversion, printPod). Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 
 use super::screen::Tone;
 
-/// What the table says of a pod.
+/// A pod's columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Summary {
     /// Containers that are ready, sidecars included.
     pub(super) ready: usize,
-    /// Containers there are to be, sidecars included.
+    /// All regular containers and sidecars.
     pub(super) total: usize,
-    /// `Running`, `CrashLoopBackOff`, `Init:0/1`…
+    /// `Running`, `CrashLoopBackOff`, `Init:0/1`, …
     pub(super) status: String,
-    /// Restarts of the containers that count now.
+    /// Restarts of the counted containers.
     pub(super) restarts: i64,
-    /// When the last of them ended.
+    /// When the last restarted container exited.
     pub(super) last_restart: Option<Timestamp>,
 }
 
@@ -34,9 +34,9 @@ impl Summary {
             restarts: 0,
             last_restart: None,
         };
-        let initializing = summary.take_init(pod, status);
+        let initializing = summary.add_init_containers(pod, status);
         if !initializing || condition(status, "Initialized") {
-            summary.take_main(pod, status);
+            summary.add_containers(pod, status);
         }
         let terminal = phase == "Succeeded" || phase == "Failed";
         if pod.metadata.deletion_timestamp.is_some() && !terminal {
@@ -45,15 +45,15 @@ impl Summary {
         summary
     }
 
-    /// Init containers in order, up to the first that is not done; true when there is one.
-    fn take_init(&mut self, pod: &Pod, status: &PodStatus) -> bool {
+    /// Processes init containers in order, up to the first unfinished one; true if there is one.
+    fn add_init_containers(&mut self, pod: &Pod, status: &PodStatus) -> bool {
         let of_spec = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref()).map_or(0, Vec::len);
         for (index, container) in status.init_container_statuses.iter().flatten().enumerate() {
             self.count_restarts(container);
             let sidecar = sidecars(pod).any(|name| name == container.name);
             let state = container.state.as_ref();
-            let ended = state.and_then(|state| state.terminated.as_ref());
-            if ended.is_some_and(|ended| ended.exit_code == 0) {
+            let terminated = state.and_then(|state| state.terminated.as_ref());
+            if terminated.is_some_and(|terminated| terminated.exit_code == 0) {
                 continue;
             }
             if sidecar && container.started == Some(true) {
@@ -61,8 +61,8 @@ impl Summary {
                 continue;
             }
             let waiting = state.and_then(|state| state.waiting.as_ref()).and_then(|waiting| waiting.reason.as_deref());
-            self.status = match (ended, waiting) {
-                (Some(ended), _) => format!("Init:{}", end_word(ended)),
+            self.status = match (terminated, waiting) {
+                (Some(terminated), _) => format!("Init:{}", termination_reason(terminated)),
                 (None, Some(reason)) if !reason.is_empty() && reason != "PodInitializing" => format!("Init:{reason}"),
                 _ => format!("Init:{index}/{of_spec}"),
             };
@@ -71,8 +71,8 @@ impl Summary {
         false
     }
 
-    /// The containers proper. Restarts of init containers that are done count no more, those of sidecars do.
-    fn take_main(&mut self, pod: &Pod, status: &PodStatus) {
+    /// Processes the regular containers. Restarts of finished init containers are not counted, those of sidecars are.
+    fn add_containers(&mut self, pod: &Pod, status: &PodStatus) {
         (self.restarts, self.last_restart) = (0, None);
         for container in status.init_container_statuses.iter().flatten() {
             if sidecars(pod).any(|name| name == container.name) {
@@ -86,8 +86,8 @@ impl Summary {
             let waiting = state.waiting.as_ref().and_then(|waiting| waiting.reason.as_deref());
             if let Some(reason) = waiting.filter(|reason| !reason.is_empty()) {
                 self.status = reason.to_owned();
-            } else if let Some(ended) = &state.terminated {
-                self.status = end_word(ended);
+            } else if let Some(terminated) = &state.terminated {
+                self.status = termination_reason(terminated);
             } else if container.ready && state.running.is_some() {
                 running = true;
                 self.ready += 1;
@@ -101,11 +101,11 @@ impl Summary {
     fn count_restarts(&mut self, container: &ContainerStatus) {
         self.restarts += i64::from(container.restart_count);
         let last = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-        let ended = last.and_then(|ended| ended.finished_at.as_ref()).map(|at| at.0);
-        self.last_restart = self.last_restart.max(ended);
+        let terminated = last.and_then(|terminated| terminated.finished_at.as_ref()).map(|at| at.0);
+        self.last_restart = self.last_restart.max(terminated);
     }
 
-    /// How good the status is.
+    /// The tone of the status.
     pub(super) fn tone(&self) -> Tone {
         match self.status.as_str() {
             "Running" if self.ready == self.total => Tone::Good,
@@ -117,15 +117,15 @@ impl Summary {
     }
 }
 
-/// Names of the init containers that stay: those with `restartPolicy: Always`.
+/// The names of sidecars: init containers with `restartPolicy: Always`.
 fn sidecars(pod: &Pod) -> impl Iterator<Item = &str> {
     let containers = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     containers.filter(|container| container.restart_policy.as_deref() == Some("Always")).map(|c| c.name.as_str())
 }
 
-fn end_word(ended: &ContainerStateTerminated) -> String {
-    match (ended.reason.as_deref().unwrap_or_default(), ended.signal.unwrap_or(0)) {
-        ("", 0) => format!("ExitCode:{}", ended.exit_code),
+fn termination_reason(terminated: &ContainerStateTerminated) -> String {
+    match (terminated.reason.as_deref().unwrap_or_default(), terminated.signal.unwrap_or(0)) {
+        ("", 0) => format!("ExitCode:{}", terminated.exit_code),
         ("", signal) => format!("Signal:{signal}"),
         (reason, _) => reason.to_owned(),
     }

@@ -1,4 +1,4 @@
-//! `limpet pods`: what runs here, from where, and what is wrong.
+//! `limpet pods`: the pods of this node, their source and status.
 
 use std::collections::BTreeSet;
 
@@ -17,16 +17,16 @@ use super::table::{Cell, Table};
 use super::target;
 use crate::server::document::{PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 
-/// What `-o` takes.
+/// The formats of `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Output {
     /// More columns
     Wide,
-    /// A PodList, or the Pod when one is named
+    /// A PodList, or the Pod if one is named
     Json,
     /// The same as YAML
     Yaml,
-    /// `pod/NAME`, one a line
+    /// `pod/NAME`, one per line
     Name,
 }
 
@@ -39,40 +39,42 @@ pub(super) struct PodsArgs {
     /// Only this namespace
     #[arg(short, long, value_name = "NAME", conflicts_with = "all_namespaces")]
     namespace: Option<String>,
-    /// Show the namespace in any case
+    /// Always show the namespace
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// Another form than the table
+    /// Output format instead of the table
     #[arg(short, long, value_name = "FORM")]
     output: Option<Output>,
-    /// Go on and show every change
+    /// Watch for changes
     #[arg(short, long)]
     watch: bool,
 }
 
 pub(super) async fn run(client: &SocketClient, args: PodsArgs, screen: Screen) -> Result<u8, CliError> {
-    // `limpet get pods` is what fingers type that know kubectl.
-    let words = args.pods.iter().filter(|word| !matches!(word.as_str(), "pods" | "pod" | "po"));
-    let wanted =
-        Wanted { keys: keys(client, words, args.namespace.as_deref()).await?, namespace: args.namespace.clone() };
+    // Also accept `limpet get pods`, as kubectl does.
+    let arguments = args.pods.iter().filter(|argument| !matches!(argument.as_str(), "pods" | "pod" | "po"));
+    let filter = PodFilter {
+        keys: keys(client, arguments, args.namespace.as_deref()).await?,
+        namespace: args.namespace.clone(),
+    };
     match (args.watch, args.output) {
-        (true, _) => watch(client, &args, &wanted, screen).await,
-        (false, Some(Output::Json)) => document(client, &wanted, DocumentFormat::Json, screen).await,
-        (false, Some(Output::Yaml)) => document(client, &wanted, DocumentFormat::Yaml, screen).await,
-        (false, _) => list(client, &args, &wanted, screen).await,
+        (true, _) => watch(client, &args, &filter, screen).await,
+        (false, Some(Output::Json)) => document(client, &filter, DocumentFormat::Json, screen).await,
+        (false, Some(Output::Yaml)) => document(client, &filter, DocumentFormat::Yaml, screen).await,
+        (false, _) => list(client, &args, &filter, screen).await,
     }
 }
 
-/// Which pods are shown.
-struct Wanted {
+/// Selects the pods to show.
+struct PodFilter {
     /// Namespace and name; `None`: all.
     keys: Option<BTreeSet<(String, String)>>,
     namespace: Option<String>,
 }
 
-impl Wanted {
+impl PodFilter {
     fn has(&self, namespace: &str, name: &str) -> bool {
-        self.namespace.as_deref().is_none_or(|wanted| wanted == namespace)
+        self.namespace.as_deref().is_none_or(|filter| filter == namespace)
             && self.keys.as_ref().is_none_or(|keys| keys.contains(&(namespace.to_owned(), name.to_owned())))
     }
 
@@ -83,22 +85,23 @@ impl Wanted {
 
 async fn keys(
     client: &SocketClient,
-    words: impl Iterator<Item = &String>,
+    arguments: impl Iterator<Item = &String>,
     namespace: Option<&str>,
 ) -> Result<Option<BTreeSet<(String, String)>>, CliError> {
-    let mut words = words.peekable();
-    if words.peek().is_none() {
+    let mut arguments = arguments.peekable();
+    if arguments.peek().is_none() {
         return Ok(None);
     }
     let pods: Vec<PodNames> = client.get_json("/limpet/v1/names").await?;
-    let resolve =
-        |word: &String| target::resolve(&pods, word, namespace).map(|pod| (pod.namespace.clone(), pod.name.clone()));
-    words.map(resolve).collect::<Result<_, _>>().map(Some)
+    let resolve = |argument: &String| {
+        target::resolve(&pods, argument, namespace).map(|pod| (pod.namespace.clone(), pod.name.clone()))
+    };
+    arguments.map(resolve).collect::<Result<_, _>>().map(Some)
 }
 
-async fn list(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: Screen) -> Result<u8, CliError> {
+async fn list(client: &SocketClient, args: &PodsArgs, filter: &PodFilter, screen: Screen) -> Result<u8, CliError> {
     let document: PodsDocument = client.get_json("/limpet/v1/pods").await?;
-    let pods: Vec<&PodEntry> = document.pods.iter().filter(|entry| wanted.has_entry(entry)).collect();
+    let pods: Vec<&PodEntry> = document.pods.iter().filter(|entry| filter.has_entry(entry)).collect();
     if args.output == Some(Output::Name) {
         screen.print(&pods.iter().map(|entry| format!("pod/{}\n", name(entry))).collect::<String>())?;
         return Ok(0);
@@ -111,7 +114,7 @@ async fn list(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: S
         let rows: Vec<Vec<Cell>> = pods.iter().map(|entry| columns.row(entry, now)).collect();
         screen.print(&columns.table().render(&screen, &rows))?;
     }
-    if wanted.keys.is_none() {
+    if filter.keys.is_none() {
         for remark in remarks(&document.sources) {
             screen.remark(&remark)?;
         }
@@ -119,10 +122,10 @@ async fn list(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: S
     Ok(0)
 }
 
-/// A Kubernetes PodList as the agent gives it, or the one Pod that was asked for by name.
+/// The agent's PodList, or the single Pod requested by name.
 async fn document(
     client: &SocketClient,
-    wanted: &Wanted,
+    filter: &PodFilter,
     format: DocumentFormat,
     screen: Screen,
 ) -> Result<u8, CliError> {
@@ -131,9 +134,9 @@ async fn document(
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut items: Vec<Value> = items
         .into_iter()
-        .filter(|pod| wanted.has(&text(&pod["metadata"]["namespace"]), &text(&pod["metadata"]["name"])))
+        .filter(|pod| filter.has(&text(&pod["metadata"]["namespace"]), &text(&pod["metadata"]["name"])))
         .collect();
-    let one = wanted.keys.as_ref().is_some_and(|keys| keys.len() == 1) && items.len() == 1;
+    let one = filter.keys.as_ref().is_some_and(|keys| keys.len() == 1) && items.len() == 1;
     let document = if one {
         items.remove(0)
     } else {
@@ -143,7 +146,7 @@ async fn document(
     Ok(0)
 }
 
-async fn watch(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: Screen) -> Result<u8, CliError> {
+async fn watch(client: &SocketClient, args: &PodsArgs, filter: &PodFilter, screen: Screen) -> Result<u8, CliError> {
     let mut lines = client.lines::<PodChange>("/limpet/v1/pods?watch=1").await?;
     let mut first: Option<Vec<PodEntry>> = Some(Vec::new());
     let mut columns = Columns::new(args, &[]);
@@ -162,7 +165,7 @@ async fn watch(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: 
             }
             (PodChange::Added(entry) | PodChange::Modified(entry) | PodChange::Deleted(entry), _) => vec![*entry],
         };
-        let shown: Vec<&PodEntry> = shown.iter().filter(|entry| wanted.has_entry(entry)).collect();
+        let shown: Vec<&PodEntry> = shown.iter().filter(|entry| filter.has_entry(entry)).collect();
         let text = match args.output {
             Some(Output::Name) => shown.iter().map(|entry| format!("pod/{}\n", name(entry))).collect(),
             Some(Output::Json) => documents(&shown, DocumentFormat::Json, "")?,
@@ -174,7 +177,7 @@ async fn watch(client: &SocketClient, args: &PodsArgs, wanted: &Wanted, screen: 
         };
         screen.print(&text)?;
     }
-    // The stream has no end of its own: the agent stopped.
+    // The stream never ends by itself: the agent stopped.
     screen.remark("limpet stopped; its pods keep running")?;
     Ok(EXIT_UNREACHABLE)
 }
@@ -187,12 +190,12 @@ fn documents(pods: &[&PodEntry], format: DocumentFormat, before: &str) -> Result
 struct Columns {
     namespace: bool,
     wide: bool,
-    /// The one namespace all pods live in while it has no column.
+    /// The common namespace of all pods while it has no column.
     home: Option<String>,
 }
 
 impl Columns {
-    /// The namespace has a column when it tells something.
+    /// The namespace has a column only if pods differ in it.
     fn new(args: &PodsArgs, all: &[PodEntry]) -> Self {
         let namespaces: BTreeSet<&str> = all.iter().map(namespace).collect();
         let several = args.namespace.is_none() && namespaces.len() > 1;
@@ -224,7 +227,7 @@ impl Columns {
             _ => summary.restarts.to_string(),
         };
         let mut row = Vec::new();
-        // A pod of another namespace that comes while watching finds no column for it.
+        // There is no column for a pod of another namespace that appears during a watch.
         let away = self.home.as_deref().is_some_and(|home| home != namespace(entry));
         let name = match (self.namespace, away) {
             (false, true) => format!("{}/{}", namespace(entry), name(entry)),
@@ -272,7 +275,7 @@ fn name(entry: &PodEntry) -> &str {
     entry.pod.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// When the pod came: what the apiserver says, or else when it was started here.
+/// When the pod was created: from the apiserver, or else when it was started here.
 fn created(entry: &PodEntry) -> Option<Timestamp> {
     let started = entry.pod.status.as_ref().and_then(|status| status.start_time.as_ref());
     entry.pod.metadata.creation_timestamp.as_ref().or(started).map(|time| time.0)
@@ -284,24 +287,22 @@ pub(super) fn source(entry: &PodEntry) -> String {
     format!("{} {place}", entry.source).trim_end().to_owned()
 }
 
-/// What to tell somebody who sees no pod.
+/// The message for an empty list.
 fn nothing(sources: &[SourceDocument]) -> String {
     match sources.iter().find(|source| source.source == "file") {
         Some(file) => format!("No pods. Manifests are read from {}.", printable(&file.place)),
-        None => {
-            "No pods, and no manifest directory is configured (staticPodPath); hand some over: limpet apply -f FILE"
-                .to_owned()
-        }
+        None => "No pods, and no manifest directory is configured (staticPodPath); apply some: limpet apply -f FILE"
+            .to_owned(),
     }
 }
 
-/// What does not show in a row: refused manifests of which nothing runs, and sources that cannot be read.
+/// Remarks that have no row: rejected manifests without a running pod, and sources that cannot be read.
 fn remarks(sources: &[SourceDocument]) -> Vec<String> {
     let mut remarks = Vec::new();
     for source in sources {
-        for refused in source.rejected.iter().filter(|refused| refused.kept.is_empty()) {
-            let Some(fault) = refused.faults.first() else { continue };
-            let more = match refused.faults.len() {
+        for rejected in source.rejected.iter().filter(|rejected| rejected.kept.is_empty()) {
+            let Some(fault) = rejected.faults.first() else { continue };
+            let more = match rejected.faults.len() {
                 1 => String::new(),
                 several => format!(" (and {} more, see: limpet sources)", several - 1),
             };

@@ -1,7 +1,7 @@
-//! `limpet run`: from the command line to a node that is this agent's alone. What runs then is composed in `app`.
+//! `limpet run`: reads flags and configuration, sets up logging, locks the node, and runs `app`.
 //!
-//! Exit codes: 0 stopped as asked; 1 the machine refuses (disk, database); 2 usage or configuration; 4 not allowed;
-//! 5 another agent runs on this node.
+//! Exit codes: 0 stopped on request; 1 error of the machine (disk, database); 2 usage or configuration; 4 permission
+//! denied; 5 another agent runs on this node.
 
 pub mod logging;
 
@@ -16,40 +16,40 @@ use crate::node::{self, NameNotice, StartError};
 pub fn run(flags: &RunFlags) -> ExitCode {
     memory::keep_little();
     if let Err(error) = forbid_core_dumps() {
-        return refuse(&error, 1);
+        return fail(&error, 1);
     }
     let prepared = match prepare(flags) {
         Ok(prepared) => prepared,
-        Err(error) => return refuse(&error, error.exit_code()),
+        Err(error) => return fail(&error, error.exit_code()),
     };
     // One thread: an idle agent has one stack and wakes one thread.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return refuse(&error, 1),
+        Err(error) => return fail(&error, 1),
     };
-    let ended = runtime.block_on(app::run(prepared));
+    let result = runtime.block_on(app::run(prepared));
     runtime.shutdown_background();
-    match ended {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => refuse(&error, 1),
+        Err(error) => fail(&error, 1),
     }
 }
 
-/// The agent holds Secrets: its memory goes into no core dump, to a file or to a collector, and only root may look into
-/// it. What the agent executes begins as usual. As root it keeps all it needs of its own `/proc/self`.
+/// The agent holds Secrets: disable core dumps, and let only root read its memory. Programs that the agent executes are
+/// not affected. As root the agent can still access everything it needs in its own `/proc/self`.
 fn forbid_core_dumps() -> std::io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
 }
 
-fn refuse(error: &dyn std::error::Error, code: u8) -> ExitCode {
+fn fail(error: &dyn std::error::Error, code: u8) -> ExitCode {
     eprintln!("error: {error}");
     ExitCode::from(code)
 }
 
-/// Judges flags and file, begins the log, and takes the node. Blocking, and before any task.
+/// Validates flags and file, starts logging, and locks the node. Blocks; called before any task.
 ///
 /// # Errors
-/// Whatever refuses the start, with an exit code of its own; the message is for people, on stderr.
+/// Whatever prevents the start, with its exit code; the message is printed to stderr.
 pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
     let (config, warnings) = config::load(flags)?;
     logging::init(config.verbosity);
@@ -62,11 +62,13 @@ pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
     let (name, notice) = node::settle_name(&config.root_dir, config.hostname_override.as_deref(), &host_name)?;
     match notice {
         None => {}
-        Some(NameNotice::Settled) => tracing::info!(node = %name, "node name settled"),
+        Some(NameNotice::Settled) => tracing::info!(node = %name, "node name stored"),
         Some(NameNotice::HostRenamed { host_name }) => {
-            tracing::warn!(node = %name, host_name, "the host has another name now, the node keeps its own");
+            tracing::warn!(node = %name, host_name, "the host name has changed, the node keeps its stored name");
         }
-        Some(NameNotice::Damaged) => tracing::error!(node = %name, "the kept node name was damaged, settled anew"),
+        Some(NameNotice::Damaged) => {
+            tracing::error!(node = %name, "the stored node name was damaged, determined again")
+        }
     }
     let node = node::facts(&config, name);
     Ok(Prepared { config, node, lock })

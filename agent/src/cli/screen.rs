@@ -1,18 +1,18 @@
-//! Standard output: colour only where it helps, and a closed pipe ends the command quietly.
+//! Stdout: colour only on a terminal, and a closed pipe ends the command quietly.
 
 use std::io::{self, IsTerminal, Write};
 
 use super::error::CliError;
 
-/// What a word means to the reader.
+/// The meaning of a coloured word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Tone {
     /// No colour.
     #[default]
     Plain,
-    /// As it should be.
+    /// As desired.
     Good,
-    /// On its way, or worth a look.
+    /// In progress, or needs attention.
     Warn,
     /// Broken.
     Bad,
@@ -20,22 +20,22 @@ pub(super) enum Tone {
     Faint,
 }
 
-/// Where a subcommand writes to.
+/// The output of a subcommand.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Screen {
-    /// Whether tones are shown.
+    /// Whether tones are coloured.
     pub(super) color: bool,
-    /// Whether remarks are left out.
+    /// Whether remarks are suppressed.
     pub(super) quiet: bool,
 }
 
 impl Screen {
-    /// Colour on a terminal, unless the user said no (`--no-color`, NO_COLOR, a dumb terminal).
+    /// Coloured on a terminal, unless disabled (`--no-color`, NO_COLOR, a dumb terminal).
     pub(super) fn new(no_color: bool, quiet: bool) -> Self {
-        let refused = no_color
+        let disabled = no_color
             || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        Self { color: !refused && io::stdout().is_terminal(), quiet }
+        Self { color: !disabled && io::stdout().is_terminal(), quiet }
     }
 
     /// Writes `text` and flushes it, so that a watcher sees each change at once.
@@ -46,7 +46,7 @@ impl Screen {
         Ok(())
     }
 
-    /// A remark, on standard error and not with `--quiet`.
+    /// Writes a remark to stderr, unless `--quiet`.
     pub(super) fn remark(&self, text: &str) -> Result<(), CliError> {
         if self.quiet {
             return Ok(());
@@ -68,7 +68,7 @@ impl Screen {
     }
 }
 
-/// Text that came from outside (messages, image names, files), safe to show: control characters are written out.
+/// Makes untrusted text (messages, image names, files) safe to print: escapes control characters.
 pub(super) fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -1,4 +1,4 @@
-//! `limpet sources`: where pods come from, how each source is doing, what was refused.
+//! `limpet sources`: the sources of pods, their health, and rejected manifests.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use crate::server::document::{RejectionDocument, SourceDocument};
 /// Arguments of `limpet sources`.
 #[derive(Debug, clap::Args)]
 pub(super) struct SourcesArgs {
-    /// As a document
+    /// Output format
     #[arg(short, long)]
     output: Option<DocumentFormat>,
 }
@@ -38,12 +38,12 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
     let header = vec!["SOURCE", "FROM", "STATE", "LAST GOOD", "PODS", "OBJECTS", "REJECTED"];
     let mut text = Table::new(header).render(screen, &rows);
     let faults: Vec<String> = sources.iter().flat_map(|source| &source.rejected).map(rejection).collect();
-    // One fault fits into the table.
-    if sources.iter().flat_map(|source| &source.rejected).map(|refused| refused.faults.len()).sum::<usize>() > 1 {
+    // A single fault is shown in the table.
+    if sources.iter().flat_map(|source| &source.rejected).map(|rejected| rejected.faults.len()).sum::<usize>() > 1 {
         text.push('\n');
         text.extend(faults);
     }
-    // One may hold for several sources.
+    // A remark may apply to several sources.
     let remarks: BTreeSet<&str> =
         sources.iter().flat_map(|source| &source.remark).flat_map(|all| all.lines()).collect();
     for remark in remarks {
@@ -62,7 +62,7 @@ fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
         _ => (unavailable(source, now), Tone::Bad),
     };
     let last_good = source.last_good.as_ref().map_or_else(|| "never".to_owned(), |last| age::since(last.0, now));
-    let first = source.rejected.iter().find_map(|refused| refused.faults.first());
+    let first = source.rejected.iter().find_map(|rejected| rejected.faults.first());
     let rejected = match first {
         Some(fault) => Cell::toned(format!("{}: {}", source.rejected.len(), fault.text), Tone::Bad),
         None => Cell::from(source.rejected.len().to_string()),
@@ -78,9 +78,9 @@ fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
     ]
 }
 
-/// Why a source cannot be read, and when it is tried again.
+/// Why a source cannot be read, and when it retries.
 fn unavailable(source: &SourceDocument, now: Timestamp) -> String {
-    // What is kept is in the column of pods.
+    // The column of pods shows what stays in effect.
     let why = source.detail.rsplit_once("; ").map_or(&*source.detail, |(why, _)| why);
     match &source.next_retry {
         Some(at) if at.0 > now => format!("retry in {} ({why})", age::since(now, at.0)),
@@ -89,14 +89,14 @@ fn unavailable(source: &SourceDocument, now: Timestamp) -> String {
     }
 }
 
-/// A refused manifest with all its faults, and what runs in its place.
-pub(super) fn rejection(refused: &RejectionDocument) -> String {
-    let kept = match &refused.kept[..] {
+/// A rejected manifest with all its faults, and the pods that keep running.
+pub(super) fn rejection(rejected: &RejectionDocument) -> String {
+    let kept = match &rejected.kept[..] {
         [] => "nothing of it runs".to_owned(),
         kept => format!("still running: {}", kept.join(", ")),
     };
-    let mut text = format!("{} is refused; {kept}\n", printable(&refused.origin));
-    for fault in &refused.faults {
+    let mut text = format!("{} is rejected; {kept}\n", printable(&rejected.origin));
+    for fault in &rejected.faults {
         text.push_str(&format!("  {}: {}\n", fault.severity, printable(&fault.text)));
     }
     text
@@ -108,7 +108,7 @@ mod tests {
     use crate::server::document::FaultDocument;
 
     #[test]
-    fn sources_are_shown_with_what_they_refuse() {
+    fn sources_are_shown_with_rejected_manifests() {
         let fault = |text: &str| FaultDocument {
             severity: "error".to_owned(),
             line: None,
@@ -118,7 +118,7 @@ mod tests {
             remedy: String::new(),
             text: text.to_owned(),
         };
-        let refused = |origin: &str, faults: &[&str], kept: &[&str]| RejectionDocument {
+        let rejected = |origin: &str, faults: &[&str], kept: &[&str]| RejectionDocument {
             origin: origin.to_owned(),
             faults: faults.iter().map(|text| fault(text)).collect(),
             kept: kept.iter().map(ToString::to_string).collect(),
@@ -138,7 +138,7 @@ mod tests {
         };
         let screen = Screen { color: false, quiet: false };
         let now = Timestamp::constant(120, 0);
-        let one = refused("modbus.yaml", &["modbus.yaml:7:3: spec.containers: required"], &["default/modbus-edge1"]);
+        let one = rejected("modbus.yaml", &["modbus.yaml:7:3: spec.containers: required"], &["default/modbus-edge1"]);
         let mut http = source("http", "unavailable", "timeout: no connection; 3 pods are kept", vec![]);
         http.next_retry = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::constant(158, 0)));
         http.remark = Some("the database was damaged".to_owned());
@@ -152,13 +152,13 @@ mod tests {
              http     manifests   retry in 38s (timeout: no connection)   never       3      2         0\n\n\
              the database was damaged\n"
         );
-        let two = refused("web.yaml", &["a", "b"], &[]);
+        let two = rejected("web.yaml", &["a", "b"], &[]);
         let text = render(&[source("file", "good", "", vec![one, two])], &screen, now);
         assert!(
             text.ends_with(
-                "\nmodbus.yaml is refused; still running: default/modbus-edge1\n  \
+                "\nmodbus.yaml is rejected; still running: default/modbus-edge1\n  \
                  error: modbus.yaml:7:3: spec.containers: required\n\
-                 web.yaml is refused; nothing of it runs\n  error: a\n  error: b\n"
+                 web.yaml is rejected; nothing of it runs\n  error: a\n  error: b\n"
             ),
             "{text}"
         );

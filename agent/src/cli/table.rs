@@ -1,8 +1,8 @@
-//! Tables as kubectl prints them: columns align, nothing trails.
+//! Tables in kubectl's format: aligned columns, no trailing spaces.
 
 use super::screen::{Screen, Tone, printable};
 
-/// Blanks between columns.
+/// Spaces between columns.
 const GAP: usize = 3;
 
 /// One cell.
@@ -25,7 +25,7 @@ impl<T: Into<String>> From<T> for Cell {
     }
 }
 
-/// A table that remembers its widths, so that rows that come later stand below the first ones.
+/// A table that remembers its column widths, so that later rows align with the first ones.
 #[derive(Debug)]
 pub(super) struct Table {
     header: Vec<&'static str>,
@@ -39,7 +39,7 @@ impl Table {
         Self { header, widths, header_shown: false }
     }
 
-    /// The rows as text, below the header if it has not been shown yet. A column only ever grows.
+    /// The rows as text, below the header if it was not printed yet. Columns only ever grow.
     pub(super) fn render(&mut self, screen: &Screen, rows: &[Vec<Cell>]) -> String {
         for row in rows {
             for (width, cell) in self.widths.iter_mut().zip(row) {
@@ -62,7 +62,7 @@ impl Table {
         let last = cells.iter().rposition(|cell| !cell.text.is_empty()).unwrap_or(0);
         for (cell, width) in cells.iter().zip(&self.widths).take(last) {
             text.push_str(&screen.paint(cell.tone, &cell.text));
-            // The width is that of the text without its colour.
+            // The width of the text without its colour codes.
             text.extend(std::iter::repeat_n(' ', width + GAP - cell.text.chars().count()));
         }
         if let Some(cell) = cells.get(last) {

@@ -1,4 +1,4 @@
-//! Which pod is meant: `name`, `namespace/name`, or the manifest's name without the node's behind it.
+//! Resolves a pod argument: `name`, `namespace/name`, or the manifest's name without the node's suffix.
 
 use std::io::Write as _;
 
@@ -7,23 +7,23 @@ use super::error::CliError;
 use crate::server::document::PodNames;
 use limpet_model::pod::PodKey;
 
-/// Candidates an error names at most.
+/// The most candidates listed in an error.
 const MAX_CANDIDATES: usize = 8;
 
-/// Asks the agent which pod `argument` means.
+/// Resolves `argument` with the agent's list of pods.
 pub async fn find(client: &SocketClient, argument: &str, namespace: Option<&str>) -> Result<PodNames, CliError> {
     let pods: Vec<PodNames> = client.get_json("/limpet/v1/names").await?;
     resolve(&pods, argument, namespace).cloned()
 }
 
-/// The one pod of `pods` that `argument` means. `namespace` (`-n`) narrows the choice; a full name wins over a
+/// The one pod that `argument` names. `namespace` (`-n`) restricts the choice; a full name takes precedence over a
 /// manifest's name.
 pub fn resolve<'a>(pods: &'a [PodNames], argument: &str, namespace: Option<&str>) -> Result<&'a PodNames, CliError> {
     let (namespace, name) = match argument.split_once('/') {
         Some((inside, _)) if namespace.is_some_and(|asked| asked != inside) => {
             return Err(CliError::Usage(format!("-n and {argument} name different namespaces")));
         }
-        // kubectl's habit: `pod/web` is the pod web.
+        // As in kubectl, `pod/web` is the pod web.
         Some(("pod" | "pods", name)) => (namespace, name),
         Some((inside, name)) => (Some(inside), name),
         None => (namespace, argument),
@@ -41,7 +41,7 @@ pub fn resolve<'a>(pods: &'a [PodNames], argument: &str, namespace: Option<&str>
     }
 }
 
-/// The container of `pod` that is meant: the one asked for, or its first one, which is said when there are several.
+/// The requested container of `pod`, or its first one, with a remark if there are several.
 pub fn container<'a>(pod: &'a PodNames, asked: Option<&str>) -> Result<&'a str, CliError> {
     let all = || pod.containers.join(", ");
     match (asked, pod.containers.first()) {
@@ -61,15 +61,15 @@ pub fn container<'a>(pod: &'a PodNames, asked: Option<&str>) -> Result<&'a str, 
 }
 
 fn missing(pods: &[PodNames], name: &str, namespace: Option<&str>) -> String {
-    let place = namespace.map(|namespace| format!(" in namespace {namespace}")).unwrap_or_default();
+    let location = namespace.map(|namespace| format!(" in namespace {namespace}")).unwrap_or_default();
     let close: Vec<&PodNames> =
         pods.iter().filter(|pod| pod.name.contains(name) || name.contains(&pod.manifest_name)).collect();
     match (pods.is_empty(), close.is_empty()) {
-        (true, _) => format!("no pod {name}{place}: there are no pods on this node"),
+        (true, _) => format!("no pod {name}{location}: there are no pods on this node"),
         (false, true) => {
-            format!("no pod {name}{place}; there are: {}", list(&pods.iter().collect::<Vec<_>>()))
+            format!("no pod {name}{location}; there are: {}", list(&pods.iter().collect::<Vec<_>>()))
         }
-        (false, false) => format!("no pod {name}{place}; did you mean: {}?", list(&close)),
+        (false, false) => format!("no pod {name}{location}; did you mean: {}?", list(&close)),
     }
 }
 

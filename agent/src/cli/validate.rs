@@ -1,4 +1,4 @@
-//! `limpet validate`: every fault of some manifests, with the lines they are in. Needs no agent and no network.
+//! `limpet validate`: all faults of manifests, with their source lines. Needs no agent and no network.
 
 use limpet_model::manifest;
 use std::io::{self, Read};
@@ -11,23 +11,23 @@ use limpet_model::source::SourceKind;
 
 /// Lines shown before the one with the fault.
 const LINES_BEFORE: usize = 2;
-/// What kubelet, and so limpet, reads of one file at most.
+/// The limit of one file, as in kubelet and limpet.
 const MAX_BYTES: u64 = 10 << 20;
-/// Files of one directory.
+/// The limit of files in one directory.
 const MAX_FILES: usize = 10_000;
 
-/// What `limpet validate` is asked.
+/// Arguments of `limpet validate`.
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
     /// Manifests, directories of manifests, or - for standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The node's name, which is appended to the pods' names
+    /// The node name, which is appended to the pods' names
     #[arg(long, default_value = "node", value_name = "NAME")]
     node_name: String,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Count {
     errors: usize,
@@ -35,7 +35,7 @@ struct Count {
     files: usize,
 }
 
-/// Validates and prints. Returns the exit code: 0 good, 1 faults of severity error, or a file that cannot be read.
+/// Validates and prints. Returns the exit code: 0 valid, 1 faults of severity error, or a file that cannot be read.
 pub(super) fn run(args: &ValidateArgs, screen: Screen) -> Result<u8, CliError> {
     let mut page = String::new();
     let count = validate(args, screen, &mut page);
@@ -77,7 +77,7 @@ fn plural(number: usize, word: &str) -> String {
     if number == 1 { format!("1 {word}") } else { format!("{number} {word}s") }
 }
 
-/// A directory stands for the manifests in it.
+/// The path, or for a directory the manifests in it.
 pub(super) fn files(path: &Path) -> Vec<PathBuf> {
     if !path.is_dir() {
         return vec![path.to_owned()];
@@ -92,7 +92,7 @@ pub(super) fn files(path: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// A file's bytes, or standard input's for `-`; one more than is read as a manifest when there are more.
+/// The content of a file, or of stdin for `-`; one byte more than the limit if it is larger.
 pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     if path == Path::new("-") {
@@ -103,15 +103,14 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The text whose lines may be shown: nothing, when a Secret is in it, as far as that can be told of one that may be
-/// broken.
+/// The text whose lines may be shown: empty if it contains a Secret, as far as that can be detected in a broken one.
 pub(super) fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let holds_secret = text.lines().any(|line| line.contains("kind") && line.contains("Secret"));
     if holds_secret { String::new() } else { text.into_owned() }
 }
 
-/// One fault: a line that says it all, and the place in the text where it is known.
+/// One fault: its message, and its source lines if the position is known.
 pub(super) fn render(fault: &Fault, text: &str, screen: Screen) -> String {
     let word = match fault.severity {
         Severity::Error => screen.paint(Tone::Bad, "error"),
@@ -179,12 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn warnings_do_not_fail_and_quiet_leaves_them_out() {
+    fn warnings_do_not_fail_and_quiet_hides_them() {
         let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  schedulerName: x\n  containers: [{name: a, image: 'a:1'}]\n";
-        let (count, told) = page(text, false);
+        let (count, output) = page(text, false);
         assert_eq!((count.errors, count.warnings), (0, 1));
         assert!(
-            told.starts_with(
+            output.starts_with(
                 "warning: web.yaml:5:3: spec.schedulerName: has no effect on a node without an apiserver\n"
             )
         );

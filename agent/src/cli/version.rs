@@ -1,4 +1,4 @@
-//! `limpet version`: this command's version, and the agent's where one runs.
+//! `limpet version`: the versions of this command and of the running agent.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use super::error::CliError;
 use super::output::DocumentFormat;
 use super::screen::Screen;
 
-/// How long an agent that hangs holds up the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The timeout of the agent's response.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Arguments of `limpet version`.
 #[derive(Debug, clap::Args)]
 pub(super) struct VersionArgs {
-    /// As a document
+    /// Output format
     #[arg(short, long)]
     output: Option<DocumentFormat>,
 }
 
 pub(super) async fn run(client: &SocketClient, args: VersionArgs, screen: Screen) -> Result<u8, CliError> {
-    let asked = tokio::time::timeout(PATIENCE, client.get_json::<Value>("/limpet/v1/version")).await;
+    let asked = tokio::time::timeout(TIMEOUT, client.get_json::<Value>("/limpet/v1/version")).await;
     let agent = asked.ok().and_then(Result::ok).and_then(|document| document["version"].as_str().map(str::to_owned));
     let here = env!("CARGO_PKG_VERSION");
     let text = match args.output {

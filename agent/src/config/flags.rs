@@ -1,14 +1,14 @@
-//! `limpet run`'s flags: kubelet's, where they mean the same.
+//! The flags of `limpet run`: kubelet's flags with the same meaning.
 
 use std::path::PathBuf;
 
-/// kubelet's flags. A flag wins over the file.
+/// kubelet's flags. A flag overrides the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct RunFlags {
     /// KubeletConfiguration file; a second document in it, kind LimpetConfiguration, holds what kubelet lacks
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Name of this node at its first start; later it has to be the same
+    /// Name of this node at its first start; later it must be the same
     #[arg(long, value_name = "NAME")]
     pub hostname_override: Option<String>,
     /// containerd's socket [default: unix:///run/containerd/containerd.sock]
@@ -23,10 +23,10 @@ pub struct RunFlags {
     /// Headers sent to the URL: name:value[,name:value...]; may be repeated
     #[arg(long, value_name = "HEADERS")]
     pub manifest_url_header: Vec<String>,
-    /// How often the URL is asked [default: 20s]
+    /// How often the URL is requested [default: 20s]
     #[arg(long, value_name = "DURATION")]
     pub http_check_frequency: Option<String>,
-    /// Where limpet keeps what survives a reboot [default: /var/lib/limpet]
+    /// Directory for state that survives a reboot [default: /var/lib/limpet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,
     /// Verbosity of the log, 0 to 10 [default: 2]

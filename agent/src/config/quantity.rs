@@ -1,6 +1,6 @@
-//! Kubernetes quantities, as far as sizes in bytes need them.
+//! Kubernetes quantities, limited to what sizes in bytes need.
 
-/// Bytes of a quantity such as `10Mi`, `1e6` or `1.5G`, rounded up; `None` when it is none, or negative.
+/// The bytes of a quantity such as `10Mi`, `1e6` or `1.5G`, rounded up; `None` when it is invalid or negative.
 pub(super) fn bytes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_read_as_kubernetes_reads_them() {
+    fn quantities_are_parsed_as_in_kubernetes() {
         let cases = [
             ("10Mi", Some(10 << 20)),
             ("1048576", Some(1 << 20)),

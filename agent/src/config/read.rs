@@ -1,4 +1,4 @@
-//! From flags and file to one `Config`: parse with positions, check every key, judge every value, report everything.
+//! From flags and file to one `Config`: parses with positions, checks every key and value, reports all errors.
 
 mod documents;
 
@@ -13,15 +13,15 @@ use super::url::UrlParts;
 use super::{Config, ConfigError, ConfigWarning, RunFlags};
 use limpet_model::pod::{Fault, Severity};
 
-/// No configuration is larger.
+/// The limit of the configuration file.
 const MAX_FILE: u64 = 1 << 20;
-/// How like an existing key a wrong one must be to name the existing one.
-const LIKENESS: f64 = 0.8;
+/// How similar an existing key must be to be suggested for an unknown one.
+const MIN_SIMILARITY: f64 = 0.8;
 
-/// Reads `--config` and settles it with the flags, which win.
+/// Reads `--config` and merges it with the flags, which take precedence.
 ///
 /// # Errors
-/// The file cannot be read, or it or the flags hold mistakes: all of them.
+/// The file cannot be read, or there are errors in it or in the flags: all of them are returned.
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
     let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new(), url: UrlParts::default() };
     let mut config = Config::default();
@@ -59,7 +59,7 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Collects what is wrong.
+/// Collects errors and warnings.
 struct Judge {
     origin: Arc<str>,
     faults: Vec<Fault>,
@@ -95,10 +95,10 @@ impl Judge {
                 return self.error(position, "", format!("not YAML: {}", error.without_snippet()));
             }
         };
-        let mut seen: Vec<&'static str> = Vec::new();
+        let mut kinds: Vec<&'static str> = Vec::new();
         for node in &documents {
             match &node.value {
-                Value::Map(entries) => self.document(node.position, entries, directory, config, &mut seen),
+                Value::Map(entries) => self.document(node.position, entries, directory, config, &mut kinds),
                 Value::Null => {}
                 other => self.error(Some(node.position), "", format!("expected a map, found {}", other.kind())),
             }
@@ -111,7 +111,7 @@ impl Judge {
         entries: &[Entry],
         directory: &Path,
         config: &mut Config,
-        seen: &mut Vec<&'static str>,
+        kinds: &mut Vec<&'static str>,
     ) {
         let map = Map { entries };
         let (kind, version, keys) = match map.text("kind") {
@@ -122,10 +122,10 @@ impl Judge {
                 return self.error(Some(found.map_or(position, |(_, at)| at)), "kind", message);
             }
         };
-        if seen.contains(&kind) {
+        if kinds.contains(&kind) {
             return self.error(Some(position), "kind", format!("a second {kind}"));
         }
-        seen.push(kind);
+        kinds.push(kind);
         match map.text("apiVersion") {
             Some((given, _)) if given == version => {}
             found => self.error(Some(found.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}")),
@@ -137,7 +137,7 @@ impl Judge {
         }
     }
 
-    /// Checks that every key exists and has the right type, and names those that do nothing.
+    /// Checks that every key exists and has the right type, and warns of keys without effect.
     fn keys(&mut self, entries: &[Entry], keys: &[Key], parent: &str) {
         for entry in entries {
             let path = if parent.is_empty() { entry.key.clone() } else { format!("{parent}.{}", entry.key) };
@@ -145,8 +145,8 @@ impl Judge {
                 let mut fault = Fault::error(path, "no such key");
                 if let Some(kind) = kind_with(&entry.key).filter(|_| parent.is_empty()) {
                     fault = fault.with_remedy(format!("it belongs to {kind}"));
-                } else if let Some(like) = most_like(&entry.key, keys) {
-                    fault = fault.with_remedy(format!("did you mean {like}?"));
+                } else if let Some(similar) = most_similar(&entry.key, keys) {
+                    fault = fault.with_remedy(format!("did you mean {similar}?"));
                 }
                 self.push(Some(entry.position), fault);
                 continue;
@@ -204,9 +204,11 @@ impl Judge {
     fn endpoint(&mut self, endpoint: &str, at: Option<Position>, key: &str, into: &mut PathBuf) {
         match endpoint.strip_prefix("unix://").unwrap_or(endpoint) {
             path if path.starts_with('/') => *into = PathBuf::from(path),
-            _ => {
-                self.error(at, key, format!("{endpoint:?} is no socket such as unix:///run/containerd/containerd.sock"))
-            }
+            _ => self.error(
+                at,
+                key,
+                format!("{endpoint:?} is not a socket such as unix:///run/containerd/containerd.sock"),
+            ),
         }
     }
 }
@@ -220,7 +222,7 @@ fn is(plain: Plain, value: &Value) -> bool {
     }
 }
 
-/// Where and what the value is, when it is not of `shape`.
+/// The position and type of the value, when it does not have the type `shape`.
 pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static str)> {
     let items = |fits: fn(&Value) -> bool| match &node.value {
         Value::List(nodes) => {
@@ -243,7 +245,7 @@ pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static st
     (!fits).then(|| (node.position, node.value.kind()))
 }
 
-/// A shape in words.
+/// The name of a type for messages.
 pub(super) fn expected(shape: Shape) -> &'static str {
     match shape {
         Shape::Bool => "true or false",
@@ -264,11 +266,11 @@ fn kind_with(name: &str) -> Option<&'static str> {
     kinds.into_iter().find(|(_, keys)| keys.iter().any(|key| key.name == name)).map(|(kind, _)| kind)
 }
 
-fn most_like(wrong: &str, keys: &[Key]) -> Option<&'static str> {
+fn most_similar(wrong: &str, keys: &[Key]) -> Option<&'static str> {
     let wrong = wrong.to_ascii_lowercase();
     let likeness = |key: &Key| strsim::jaro_winkler(&wrong, &key.name.to_ascii_lowercase());
     let best = keys.iter().map(|key| (likeness(key), key.name)).max_by(|a, b| a.0.total_cmp(&b.0))?;
-    (best.0 >= LIKENESS).then_some(best.1)
+    (best.0 >= MIN_SIMILARITY).then_some(best.1)
 }
 
 #[cfg(test)]

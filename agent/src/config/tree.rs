@@ -1,4 +1,4 @@
-//! YAML as a tree that remembers where every key and value stands.
+//! YAML as a tree with the position of every key and value.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde_saphyr::{Location, Spanned};
 /// One-based line and column.
 pub(super) type Position = (u32, u32);
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) position: Position,
@@ -36,7 +36,7 @@ pub(super) struct Entry {
 }
 
 impl Value {
-    /// The type's name, as a person would say it.
+    /// The type's name for messages.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "nothing",
@@ -50,10 +50,10 @@ impl Value {
     }
 }
 
-/// A value and where it stands.
+/// A value and its position.
 type Found<T> = Option<(T, Position)>;
 
-/// A document's keys by name. Values of another type than asked for have been reported already.
+/// A document's keys by name. Values of the wrong type are skipped: they have been reported already.
 #[derive(Clone, Copy)]
 pub(super) struct Map<'a> {
     pub(super) entries: &'a [Entry],
@@ -79,7 +79,7 @@ impl<'a> Map<'a> {
         if let Value::Bool(value) = node.value { Some((value, node.position)) } else { None }
     }
 
-    /// The map below `key`: name, place and value of each entry.
+    /// The map at `key`: name, position and value of each entry.
     pub(super) fn map(&self, key: &str) -> &'a [Entry] {
         match self.get(key).map(|node| &node.value) {
             Some(Value::Map(entries)) => entries,

@@ -1,4 +1,4 @@
-//! `staticPodURL` and what belongs to it, gathered from both documents and the flags, and settled at the end.
+//! `staticPodURL` and the related settings, collected from both documents and the flags, then validated together.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use crate::source::http::{Address, HttpSettings};
 /// kubelet's `httpCheckFrequency`.
 const FREQUENCY: Duration = Duration::from_secs(20);
 
-/// Where something was said: the key or flag, and its place in the file.
-pub(super) type Said = (&'static str, Option<Position>);
+/// The origin of a setting: the key or flag, and its position in the file.
+pub(super) type SettingOrigin = (&'static str, Option<Position>);
 
-/// What was said of the URL.
+/// The collected settings.
 #[derive(Debug, Default)]
 pub(super) struct UrlParts {
-    pub(super) address: Option<(String, Said)>,
-    pub(super) headers: Vec<(String, String, Said)>,
-    pub(super) frequency: Option<(String, Said)>,
+    pub(super) address: Option<(String, SettingOrigin)>,
+    pub(super) headers: Vec<(String, String, SettingOrigin)>,
+    pub(super) frequency: Option<(String, SettingOrigin)>,
     pub(super) ca_file: Option<PathBuf>,
     pub(super) cert_file: Option<PathBuf>,
     pub(super) key_file: Option<PathBuf>,
 }
 
-/// A mistake: where, and what.
-pub(super) type Mistake = (Said, String);
+/// An error: the origin of the setting, and the message.
+pub(super) type Mistake = (SettingOrigin, String);
 
 impl UrlParts {
-    /// Takes what KubeletConfiguration says; returns what is wrong: where, at which path, and how.
+    /// Collects the settings of KubeletConfiguration; returns errors: position, path and message.
     pub(super) fn kubelet(&mut self, map: &Map<'_>) -> Vec<(Position, String, String)> {
         let mut mistakes = Vec::new();
         if let Some((url, at)) = map.text("staticPodURL").filter(|(url, _)| !url.is_empty()) {
@@ -54,7 +54,7 @@ impl UrlParts {
         mistakes
     }
 
-    /// Takes what the flags say, which wins.
+    /// Collects the settings of the flags, which take precedence.
     pub(super) fn flags(&mut self, flags: &RunFlags) -> Result<(), String> {
         if let Some(url) = &flags.manifest_url {
             self.address = Some((url.clone(), ("--manifest-url", None))).filter(|(url, _)| !url.is_empty());
@@ -65,7 +65,8 @@ impl UrlParts {
         self.header_flags(&flags.manifest_url_header)
     }
 
-    /// kubelet's form of headers in a flag: `name:value,name:value`. Those of the flag replace those of the file.
+    /// Parses kubelet's format of headers in a flag, `name:value,name:value`. Headers of the flag replace those of the
+    /// file.
     fn header_flags(&mut self, flags: &[String]) -> Result<(), String> {
         if flags.is_empty() {
             return Ok(());
@@ -78,48 +79,48 @@ impl UrlParts {
         Ok(())
     }
 
-    /// The settings; `None` without a URL.
+    /// The validated settings; `None` without a URL.
     pub(super) fn settle(self) -> (Option<HttpSettings>, Vec<Mistake>) {
         let mut mistakes = Vec::new();
-        let frequency = self.frequency.and_then(|(text, said)| match duration(&text) {
+        let frequency = self.frequency.and_then(|(text, origin)| match duration(&text) {
             Some(Duration::ZERO) => None,
             Some(frequency) if frequency >= Duration::from_secs(1) => Some(frequency),
             Some(_) => {
-                mistakes.push((said, format!("{text} is shorter than 1s")));
+                mistakes.push((origin, format!("{text} is shorter than 1s")));
                 None
             }
             None => {
-                mistakes.push((said, format!("{text:?} is no duration such as 20s or 1m30s")));
+                mistakes.push((origin, format!("{text:?} is not a duration such as 20s or 1m30s")));
                 None
             }
         });
         let mut headers = HeaderMap::new();
-        for (name, value, said) in self.headers {
-            // The value may be a secret and is not repeated.
+        for (name, value, origin) in self.headers {
+            // The value may be secret and is not repeated.
             match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
                 (Ok(name), Ok(mut value)) => {
                     value.set_sensitive(true);
                     headers.append(name, value);
                 }
-                (Err(_), _) => mistakes.push((said, format!("{name:?} is no name of a header"))),
-                (_, Err(_)) => mistakes.push((said, format!("the value of {name} cannot be sent in a header"))),
+                (Err(_), _) => mistakes.push((origin, format!("{name:?} is not a header name"))),
+                (_, Err(_)) => mistakes.push((origin, format!("the value of {name} cannot be sent in a header"))),
             }
         }
         let client_files = match (self.cert_file, self.key_file) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
             (Some(_), None) => {
-                mistakes.push((("staticPodURLCertFile", None), "needs staticPodURLKeyFile beside it".to_owned()));
+                mistakes.push((("staticPodURLCertFile", None), "needs staticPodURLKeyFile too".to_owned()));
                 None
             }
             (None, Some(_)) => {
-                mistakes.push((("staticPodURLKeyFile", None), "needs staticPodURLCertFile beside it".to_owned()));
+                mistakes.push((("staticPodURLKeyFile", None), "needs staticPodURLCertFile too".to_owned()));
                 None
             }
         };
         let address = self
             .address
-            .and_then(|(text, said)| Address::parse(&text).map_err(|mistake| mistakes.push((said, mistake))).ok());
+            .and_then(|(text, origin)| Address::parse(&text).map_err(|mistake| mistakes.push((origin, mistake))).ok());
         let settings = address.map(|address| HttpSettings {
             address,
             headers,
@@ -131,7 +132,7 @@ impl UrlParts {
     }
 }
 
-/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is none, or negative.
+/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is invalid or negative.
 pub(super) fn duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_in_go() {
         let table = [
             ("20s", Some(20_000)),
             ("1m30s", Some(90_000)),

@@ -1,4 +1,4 @@
-//! The task around the merge: bursts, back-pressure, readers.
+//! The merge task: bursts, back-pressure, readers.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ fn record(source: SourceKind, version: u8) -> Arc<PodRecord> {
     })
 }
 
-/// A view of one pod in that version.
+/// A snapshot of one pod in that version.
 fn view(source: SourceKind, version: u8) -> Arc<SourceSnapshot> {
     let record = record(source, version);
     let pods = OrdMap::unit(record.key.clone(), record);
@@ -59,7 +59,7 @@ fn versions(desired: &DesiredPods) -> Vec<u8> {
 async fn a_burst_behind_a_busy_supervisor_is_merged_once_and_in_order() {
     let mut running = start();
     running.slots.publish(SourceKind::File, view(SourceKind::File, 1));
-    // The supervisor takes nothing: the first merge waits for it in the channel, the next one for a place.
+    // The supervisor receives nothing: the first merge waits in the channel, the next one for a channel slot.
     while running.desired.load().pods.is_empty() {
         tokio::task::yield_now().await;
     }
@@ -69,23 +69,23 @@ async fn a_burst_behind_a_busy_supervisor_is_merged_once_and_in_order() {
         }
         tokio::task::yield_now().await;
     }
-    assert_eq!(versions(&running.desired.load()), [1], "readers see what the supervisor is told, never more");
+    assert_eq!(versions(&running.desired.load()), [1], "readers see what the supervisor receives, never more");
 
     let first = running.merged.recv().await.unwrap();
     let second = running.merged.recv().await.unwrap();
     assert_eq!(first.changes.len(), 1);
-    let told: Vec<_> = second.changes.iter().map(|change| (change.verb(), change.record().source)).collect();
+    let changes: Vec<_> = second.changes.iter().map(|change| (change.verb(), change.record().source)).collect();
     use SourceKind::{Api, File, Http, Push};
-    assert_eq!(told, [("ADD", Api), ("ADD", Http), ("ADD", Push), ("UPDATE", File)]);
+    assert_eq!(changes, [("ADD", Api), ("ADD", Http), ("ADD", Push), ("UPDATE", File)]);
     assert_eq!(versions(&second.desired), [200; 4]);
     assert_eq!(versions(&running.desired.load()), [200; 4]);
     tokio::task::yield_now().await;
     assert!(running.merged.try_recv().is_err(), "199 publications of four sources were one merge");
 }
 
-/// Each source on a thread of its own: the last word of each is heard.
+/// Each source on a thread of its own: its last snapshot arrives.
 #[tokio::test]
-async fn readiness_and_last_words_of_racing_sources_arrive() {
+async fn readiness_and_last_snapshots_of_racing_sources_arrive() {
     for _ in 0..100 {
         let mut running = start();
         let publishing = SourceKind::ALL.map(|source| {
@@ -101,7 +101,7 @@ async fn readiness_and_last_words_of_racing_sources_arrive() {
                 let (key, version) = (change.record().key.clone(), change.record().fingerprint.0[0]);
                 let before = followed.insert(key, version);
                 assert_eq!(before.is_none(), matches!(change, PodChange::Added(_)));
-                assert!(before.is_none_or(|before| before < version), "a source's words are never heard backwards");
+                assert!(before.is_none_or(|before| before < version), "a source's snapshots never arrive in reverse");
             }
             assert!(followed.values().copied().eq(versions(&merged.desired)));
             if versions(&merged.desired) == [20; 4] {
@@ -117,7 +117,7 @@ async fn readiness_and_last_words_of_racing_sources_arrive() {
 }
 
 #[tokio::test]
-async fn a_pod_that_loses_is_told_although_nothing_changes() {
+async fn a_pod_that_loses_is_reported_although_nothing_changes() {
     let mut running = start();
     let claim = |source| {
         let mut record = (*record(source, 1)).clone();
@@ -135,7 +135,7 @@ async fn a_pod_that_loses_is_told_although_nothing_changes() {
 }
 
 #[tokio::test]
-async fn an_object_that_nobody_refers_to_is_let_go_of() {
+async fn an_unreferenced_object_is_dropped() {
     let mut running = start();
     let value = serde_json::json!({"metadata": {"name": "m"}});
     let object =
@@ -150,7 +150,7 @@ async fn an_object_that_nobody_refers_to_is_let_go_of() {
             tokio::task::yield_now().await;
         }
     };
-    // The limit only ends a test that would hang.
+    // The timeout only ends a test that would hang.
     tokio::time::timeout(Duration::from_secs(20), let_go).await.unwrap();
-    assert!(running.merged.try_recv().is_err(), "and nobody is told");
+    assert!(running.merged.try_recv().is_err(), "and nothing is sent");
 }

@@ -1,7 +1,7 @@
-//! The Linux capabilities the agent needs: one table, with what each is for, when, and what is lost without it.
+//! The Linux capabilities the agent needs: one table with the purpose, the condition and the effect of a missing one.
 //!
-//! At its start the agent drops all others, while it has one thread, so that neither it nor what it executes (CNI plugins)
-//! has them. Containers are containerd's children and have theirs from there. Docs: `docs/configuration.md`.
+//! At its start, while it has one thread, the agent drops all others, for itself and for the programs it executes (CNI
+//! plugins). Containers are children of containerd and get their capabilities from it. Docs: `docs/configuration.md`.
 
 use std::io;
 
@@ -9,21 +9,21 @@ use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
 use crate::config::Config;
 
-/// When a capability is needed.
+/// The condition under which a capability is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// Whatever is configured.
+    /// With any configuration.
     Always,
-    /// A `metricsAddress` has a port below 1024.
+    /// If the port of `metricsAddress` is below 1024.
     LowPort,
-    /// BPF programs may be loaded: the feature `ebpf` was not left out.
+    /// If BPF programs may be loaded: the feature `ebpf` is in this build.
     Programs,
-    /// A `manifestGuard` is configured.
+    /// If a `manifestGuard` is configured.
     Guard,
 }
 
 impl When {
-    /// In words.
+    /// The condition as documented.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -46,15 +46,15 @@ impl When {
 /// A capability the agent needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
-    /// As people write it.
+    /// Its name.
     pub name: &'static str,
-    /// When.
+    /// The condition.
     pub when: When,
-    /// What for.
+    /// The purpose.
     pub purpose: &'static str,
-    /// What happens without it.
+    /// The effect if it is missing.
     pub lost: &'static str,
-    /// Hardly a pod starts without it.
+    /// Whether hardly any pod starts without it.
     pub vital: bool,
     set: CapabilitySet,
 }
@@ -63,7 +63,7 @@ const fn always(set: CapabilitySet, name: &'static str, purpose: &'static str, l
     Need { name, when: When::Always, purpose, lost, vital: false, set }
 }
 
-/// All that are needed. What is not here, neither the agent nor the plugins it calls have any use for.
+/// All needed capabilities. Neither the agent nor the plugins it executes use any others.
 pub static NEEDS: [Need; 16] = [
     always(
         CapabilitySet::CHOWN,
@@ -181,32 +181,32 @@ pub static NEEDS: [Need; 16] = [
     },
 ];
 
-/// What is kept with this configuration.
-fn kept(config: &Config) -> CapabilitySet {
+/// The capabilities needed with this configuration.
+fn needed(config: &Config) -> CapabilitySet {
     NEEDS.iter().filter(|need| need.when.applies(config)).map(|need| need.set).collect()
 }
 
-/// What is needed and not among `held`, of those that the kernel `knows`.
+/// The needed capabilities that are not in `held`, of those that the kernel `knows`.
 fn lacking_of(config: &Config, held: CapabilitySet, knows: CapabilitySet) -> Vec<&'static Need> {
     let lacks = |need: &&Need| {
-        // CAP_SYS_ADMIN stands for both, as before Linux 5.8 (capabilities(7)).
+        // CAP_SYS_ADMIN includes both, as before Linux 5.8 (capabilities(7)).
         let implied = need.when == When::Programs && held.contains(CapabilitySet::SYS_ADMIN);
         need.when.applies(config) && knows.contains(need.set) && !held.contains(need.set) && !implied
     };
     NEEDS.iter().filter(lacks).collect()
 }
 
-/// What is needed with this configuration, and this thread lacks.
+/// The capabilities needed with this configuration that this thread lacks.
 ///
 /// # Errors
-/// The kernel does not say what it has.
+/// The kernel does not report them.
 pub fn lacking(config: &Config) -> io::Result<Vec<&'static Need>> {
     Ok(lacking_of(config, thread::capabilities(None)?.effective, known()))
 }
 
 /// The capabilities this kernel has.
 fn known() -> CapabilitySet {
-    // Numbers beyond its last one are an error.
+    // Numbers above the last capability are an error.
     each(CapabilitySet::all()).take_while(|one| thread::capability_is_in_bounding_set(*one).is_ok()).collect()
 }
 
@@ -214,29 +214,29 @@ fn each(set: CapabilitySet) -> impl Iterator<Item = CapabilitySet> {
     (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)).filter(move |one| set.contains(*one))
 }
 
-/// Drops what is not needed with this configuration, for good, from this thread and whatever it will make; to be called while it
-/// is the only one. What cannot be dropped is kept. What is lacking is told, one line each.
+/// Permanently drops the capabilities not needed with this configuration, from this thread and its future threads and
+/// children; must be called while it is the only thread. Undroppable ones stay. Logs each missing capability.
 pub fn drop_unneeded(config: &Config) {
-    let kept = kept(config);
-    match narrow(kept) {
-        Ok(()) => tracing::debug!(kept = names(kept), "capabilities that are not needed are dropped"),
-        Err(error) => tracing::info!(%error, "not all capabilities that are not needed can be dropped"),
+    let needed = needed(config);
+    match narrow(needed) {
+        Ok(()) => tracing::debug!(kept = names(needed), "dropped unneeded capabilities"),
+        Err(error) => tracing::info!(%error, "cannot drop all unneeded capabilities"),
     }
     for need in lacking(config).unwrap_or_default() {
         tracing::warn!("no {}: {}", need.name, need.lost);
     }
 }
 
-fn narrow(kept: CapabilitySet) -> io::Result<()> {
-    // The bounding set first: it takes CAP_SETPCAP, which goes with the rest.
-    let bounding = each(known().difference(kept))
+fn narrow(needed: CapabilitySet) -> io::Result<()> {
+    // The bounding set first: it needs CAP_SETPCAP, which is dropped with the rest.
+    let bounding = each(known().difference(needed))
         .filter(|one| thread::capability_is_in_bounding_set(*one).unwrap_or(false))
         .try_for_each(thread::remove_capability_from_bounding_set);
     let now = thread::capabilities(None)?;
     let narrowed = CapabilitySets {
-        effective: now.effective & kept,
-        permitted: now.permitted & kept,
-        inheritable: now.inheritable & kept,
+        effective: now.effective & needed,
+        permitted: now.permitted & needed,
+        inheritable: now.inheritable & needed,
     };
     thread::set_capabilities(None, narrowed)?;
     Ok(bounding?)

@@ -1,4 +1,4 @@
-//! What is true of the node and does not change while the agent runs.
+//! Facts about the node that do not change while the agent runs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -9,12 +9,12 @@ use crate::config::Config;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::NodeFacts;
 
-/// The lowest `oom_score_adj` there is; allowed with `CAP_SYS_RESOURCE`.
+/// The lowest `oom_score_adj`; setting it needs `CAP_SYS_RESOURCE`.
 const OOM_SCORE_MIN: i32 = -1_000;
 /// `CGROUP2_SUPER_MAGIC`, statfs(2).
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
-/// Asks the kernel. What it does not say is logged and taken as the safer of two possibilities.
+/// Reads the facts from the kernel. An unknown fact is logged and replaced by the safer value.
 #[allow(clippy::useless_conversion)] // totalram is a C long: 32 bits on 32-bit machines
 pub fn facts(config: &Config, name: String) -> NodeFacts {
     let memory = rustix::system::sysinfo();
@@ -32,13 +32,13 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
     }
 }
 
-/// The node's addresses, the primary one first: `node_ip`, or for each family the one the kernel would send from.
-/// Nothing is sent. Empty on a box without a network.
+/// The node's addresses, the primary one first: `node_ip`, or for each family the source address the kernel would use.
+/// Nothing is sent. Empty on a machine without a network.
 pub fn addresses(node_ip: Option<IpAddr>) -> Vec<IpAddr> {
     if let Some(node_ip) = node_ip {
         return vec![node_ip];
     }
-    // Addresses reserved for documentation (RFC 5737, RFC 3849): only a default route leads to them.
+    // Documentation addresses (RFC 5737, RFC 3849): only a default route leads to them.
     let anywhere =
         [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
     anywhere.into_iter().filter_map(source_address).collect()
@@ -53,7 +53,7 @@ fn source_address(destination: IpAddr) -> Option<IpAddr> {
     (!address.is_unspecified() && !address.is_loopback()).then_some(address)
 }
 
-/// The agent's own `oom_score_adj` when it may not go below it.
+/// The agent's own `oom_score_adj` if it may not set a lower one.
 fn oom_score_floor() -> i32 {
     let effective = rustix::thread::capabilities(None).map(|sets| sets.effective);
     if effective.is_ok_and(|effective| effective.contains(CapabilitySet::SYS_RESOURCE)) {
@@ -63,18 +63,18 @@ fn oom_score_floor() -> i32 {
     own.unwrap_or(0)
 }
 
-/// Whether the unified hierarchy alone is mounted.
+/// Whether only the unified hierarchy is mounted.
 pub(crate) fn cgroup_v2() -> bool {
     match statfs("/sys/fs/cgroup") {
         Ok(found) => u64::try_from(found.f_type) == Ok(CGROUP2_MAGIC),
         Err(error) => {
-            tracing::warn!(%error, "cannot tell which cgroup version is mounted at /sys/fs/cgroup, taking it for 1");
+            tracing::warn!(%error, "cannot detect the cgroup version mounted at /sys/fs/cgroup, assuming v1");
             false
         }
     }
 }
 
-/// The systemd service whose cgroup `/proc/self/cgroup` names, of either cgroup version.
+/// The systemd service in `/proc/self/cgroup`, of either cgroup version.
 fn service(cgroups: &str) -> Option<String> {
     let paths = cgroups.lines().filter_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_what_proc_tells() {
+    fn facts_match_proc() {
         let facts = facts(&Config { seccomp_default: true, ..Config::default() }, "edge1".to_owned());
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_address_is_the_only_one_and_loopback_is_none() {
+    fn a_configured_address_is_the_only_one_and_loopback_is_none() {
         let given: IpAddr = "192.168.1.5".parse().unwrap();
         assert_eq!(addresses(Some(given)), [given]);
         assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);

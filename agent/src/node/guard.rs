@@ -1,7 +1,7 @@
-//! One agent per node: what has to be true before the first side effect, and the lock that keeps it true.
+//! One agent per node: the checks before the first side effect, and the lock that keeps other agents out.
 //!
-//! Two agents on one node would each stop what the other starts. A second limpet is kept out by locks that the
-//! kernel frees when their holder ends, however it ends; a kubelet by its processes and ports.
+//! Two agents on one node would stop each other's pods. A second limpet is kept out by file locks, which the kernel
+//! releases however their holder exits; a kubelet is detected by its processes and ports.
 
 mod others;
 
@@ -21,57 +21,57 @@ use crate::config::{Config, ConfigError};
 use limpet_host::peer;
 pub use others::{OtherAgent, find as other_agent};
 
-/// The lock's file below the root and the run directory.
+/// The lock file in the root and the run directory.
 const LOCK: &str = "lock";
-/// How long a process that was being started when its agent was killed may take to let go of the agent's files.
-const HEIRS_EXECUTE: Duration = Duration::from_secs(5);
+/// How long a child of a killed agent may hold its inherited files until it calls `execve`.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the agent does not start. [`exit_code`](Self::exit_code) says which kind it is.
+/// Why the agent does not start. [`exit_code`](Self::exit_code) depends on the kind.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is unreadable or wrong.
+    /// The configuration is unreadable or invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The node has no valid name.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// Not started by root.
-    #[error("limpet run needs root: it mounts, makes namespaces and cgroups, and speaks to containerd (user id {uid})")]
+    /// The user is not root.
+    #[error("limpet run needs root: it mounts, makes namespaces and cgroups, and calls containerd (user id {uid})")]
     NotRoot {
-        /// Who started it.
+        /// The user ID.
         uid: u32,
     },
-    /// A limpet holds the lock.
+    /// Another limpet holds the lock.
     #[error("another limpet runs on this node: {holder} holds {path}")]
     Locked {
-        /// The lock's file.
+        /// The lock file.
         path: PathBuf,
-        /// Pid, command line and since when, as far as known.
+        /// The holder's PID, command line and start of the lock, as far as known.
         holder: String,
     },
-    /// A kubelet, or what contains one.
+    /// A kubelet, or a program that contains one.
     #[error(
         "another node agent runs on this node: {other}; two agents stop each other's pods. Stop it first, or, for a \
-         try beside it on another containerd, set ignoreOtherAgents: true in a LimpetConfiguration"
+         trial next to it on another containerd, set ignoreOtherAgents: true in a LimpetConfiguration"
     )]
     OtherAgent {
-        /// What was found.
+        /// The agent found.
         other: OtherAgent,
     },
-    /// Somebody answers on the agent's own socket.
+    /// A process serves the agent's own socket.
     #[error("{path} is in use by {holder}")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
-        /// Pid and command line, as far as known.
+        /// PID and command line, as far as known.
         holder: String,
     },
-    /// A directory or lock could not be made.
+    /// A directory or lock could not be created.
     #[error("cannot {verb} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -79,7 +79,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// 1: the machine refuses; 2: usage or configuration; 4: not allowed; 5: another agent runs.
+    /// 1: an error of the machine; 2: usage or configuration; 4: permission denied; 5: another agent runs.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Name(NameError::Invalid { .. } | NameError::Differs { .. }) => 2,
@@ -95,30 +95,30 @@ impl StartError {
     }
 }
 
-/// This agent is the node's only one for as long as this value lives.
+/// Holds the node for this agent as long as this value lives.
 #[derive(Debug)]
 pub struct NodeLock {
     _root: Lock,
     _run: Lock,
 }
 
-/// A locked file. Unlocked when it goes, not only closed: a child between fork and exec has it open, too.
+/// A locked file. Unlocked on drop, not only closed: a child between fork and exec has it open, too.
 #[derive(Debug)]
 struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
         if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
-            tracing::debug!(%error, "the lock goes when the last process that has it open ends");
+            tracing::debug!(%error, "the lock is released when the last process that has it open exits");
         }
     }
 }
 
-/// Makes the root and run directories, takes both locks, and refuses to share the node with another agent.
-/// To be held until the process ends.
+/// Creates the root and run directories, takes both locks, and fails if another agent runs on the node. Hold the result
+/// until the process exits.
 ///
 /// # Errors
-/// Not root, another agent, or a directory that cannot be made: see [`StartError::exit_code`].
+/// Not root, another agent, or a directory that cannot be created: see [`StartError::exit_code`].
 pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {
@@ -137,7 +137,7 @@ pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
 fn lock_node(config: &Config) -> Result<NodeLock, StartError> {
     let root = lock(&config.root_dir)?;
     let run = lock(&config.run_dir)?;
-    refuse_busy_socket(&config.socket())?;
+    check_socket(&config.socket())?;
     Ok(NodeLock { _root: root, _run: run })
 }
 
@@ -151,7 +151,9 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
     let path = directory.join(LOCK);
     let mut file = open_lock(&path).map_err(|source| failed("open", &path, source))?;
     let taken = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) if signer(&mut file).is_none_or(|(pid, _)| !runs(pid)) => wait_for_heirs(&file),
+        Err(Errno::WOULDBLOCK) if recorded_holder(&mut file).is_none_or(|(pid, _)| !runs(pid)) => {
+            wait_for_children(&file)
+        }
         taken => taken,
     };
     match taken {
@@ -159,7 +161,7 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
         Err(Errno::WOULDBLOCK) => return Err(StartError::Locked { holder: holder(&mut file), path }),
         Err(error) => return Err(failed("lock", &path, error.into())),
     }
-    // Not synced: who holds the lock matters only while it is held.
+    // Not synced: the holder's name matters only while the lock is held.
     let sign = |file: &mut File| {
         file.set_len(0)?;
         file.write_all(format!("{} {}\n", std::process::id(), Timestamp::now()).as_bytes())
@@ -170,8 +172,8 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
     Ok(Lock(file))
 }
 
-/// The file, also under an earlier agent's strict guard, which does not know this executable: it may be locked then, not
-/// signed.
+/// Opens the file. An earlier agent's strict guard may deny writing to this executable: then the file can be locked,
+/// but the holder's name cannot be written.
 fn open_lock(path: &Path) -> io::Result<File> {
     let opened = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     match opened {
@@ -180,32 +182,32 @@ fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Waits for a lock whose owner is gone: a child of a killed agent has it open until it executes its program.
-fn wait_for_heirs(file: &File) -> Result<(), Errno> {
+/// Waits for a lock of an exited agent: a child of a killed agent holds it until it calls `execve`.
+fn wait_for_children(file: &File) -> Result<(), Errno> {
     let file = file.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let (taken, outcome) = mpsc::channel();
-    // flock has no time limit. When the wait is given up the agent ends, and this thread with it.
+    // flock has no timeout. If the wait is abandoned, the agent exits, and this thread with it.
     std::thread::spawn(move || taken.send(retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))));
-    outcome.recv_timeout(HEIRS_EXECUTE).unwrap_or(Err(Errno::WOULDBLOCK))
+    outcome.recv_timeout(EXEC_TIMEOUT).unwrap_or(Err(Errno::WOULDBLOCK))
 }
 
-/// Who signed the lock: pid, and since when.
-fn signer(file: &mut File) -> Option<(u32, String)> {
+/// The recorded holder of the lock: PID, and since when.
+fn recorded_holder(file: &mut File) -> Option<(u32, String)> {
     let mut text = String::new();
     file.rewind().and_then(|()| file.take(128).read_to_string(&mut text)).ok()?;
     let mut words = text.split_whitespace();
     Some((words.next()?.parse().ok()?, words.next()?.to_owned()))
 }
 
-/// Who signed the lock: pid, command line, since when.
+/// The holder of the lock: PID, command line, since when.
 fn holder(file: &mut File) -> String {
-    match signer(file) {
+    match recorded_holder(file) {
         Some((pid, since)) => format!("{}, since {since}", process(pid)),
         None => "a process that has not signed it".to_owned(),
     }
 }
 
-/// The command line of a process; empty when it cannot be seen from here, or has ended and waits for its parent.
+/// The command line of a process; empty for an invisible process or a zombie.
 fn command_line(pid: u32) -> String {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&command).replace('\0', " ").trim().to_owned()
@@ -215,7 +217,7 @@ fn runs(pid: u32) -> bool {
     !command_line(pid).is_empty()
 }
 
-/// `pid 7 (limpet run)`, or the pid alone when it cannot be seen from here.
+/// `pid 7 (limpet run)`, or only the PID of an invisible process.
 fn process(pid: u32) -> String {
     match command_line(pid).as_str() {
         "" => format!("pid {pid}"),
@@ -223,10 +225,10 @@ fn process(pid: u32) -> String {
     }
 }
 
-fn refuse_busy_socket(path: &Path) -> Result<(), StartError> {
+fn check_socket(path: &Path) -> Result<(), StartError> {
     let holder = match peer::pid(path) {
         Err(_) => return Ok(()),
-        // A child of a killed agent has it open until it executes its program: nobody answers there.
+        // A child of a killed agent may have it open until it calls `execve`: nobody serves it.
         Ok(Some(pid)) if !runs(pid) => return Ok(()),
         Ok(Some(pid)) => process(pid),
         Ok(None) => "a process of another pid namespace".to_owned(),

@@ -1,4 +1,4 @@
-//! The node's name. It is part of every static pod's name and UID, so it is settled at the first start and kept on
+//! The node's name. It is part of every static pod's name and UID, so it is determined at the first start and stored on
 //! disk: a host name that changes later (DHCP) would otherwise recreate every pod.
 
 use std::fs::{self, File};
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 /// The file below the root directory.
 pub const FILE: &str = "node-name";
-/// As long as a DNS name may be.
+/// The longest DNS name.
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// Why the node has no name. Trying again does not help.
+/// Why the node has no name. Retrying does not help.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
-    /// The name is no DNS name.
+    /// The name is not a DNS name.
     #[error(
         "{origin} {name:?} cannot be a node's name: {reason}; give another with --hostname-override, of lower case \
          letters, digits, '-' and '.'"
@@ -28,23 +28,23 @@ pub enum NameError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// The override differs from the settled name.
+    /// The override differs from the stored name.
     #[error(
         "this node is {settled} since its first start, and --hostname-override says {given}; to rename it on purpose, \
          which recreates its pods, stop limpet and delete {file}"
     )]
     Differs {
-        /// The kept name.
+        /// The stored name.
         settled: String,
         /// The override.
         given: String,
-        /// Where the name is kept.
+        /// The file of the stored name.
         file: PathBuf,
     },
     /// The file could not be read or written.
     #[error("cannot {verb} the node's name in {path}: {source}")]
     Io {
-        /// `read` or `keep`.
+        /// `read` or `store`.
         verb: &'static str,
         /// The file.
         path: PathBuf,
@@ -53,25 +53,25 @@ pub enum NameError {
     },
 }
 
-/// What is worth a line in the log about the name.
+/// A remark on the name for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NameNotice {
     /// The first start.
     Settled,
-    /// The host has another name now; the node keeps its own.
+    /// The host name has changed; the node keeps its stored name.
     HostRenamed {
-        /// The host's name now.
+        /// The current host name.
         host_name: String,
     },
-    /// The kept name was no name; it was settled anew.
+    /// The stored name was invalid; it was determined again.
     Damaged,
 }
 
-/// The node's name: what is kept below `root_dir`, or at the first start `given` (`--hostname-override`), or
-/// `host_name`. `root_dir` exists.
+/// The node's name: the one stored in `root_dir`, or at the first start `given` (`--hostname-override`), or
+/// `host_name`. `root_dir` must exist.
 ///
 /// # Errors
-/// No valid name, another name than the one settled, or the disk's own error.
+/// No valid name, another name than the stored one, or an I/O error.
 pub fn settle_name(
     root_dir: &Path,
     given: Option<&str>,
@@ -79,12 +79,12 @@ pub fn settle_name(
 ) -> Result<(String, Option<NameNotice>), NameError> {
     let path = root_dir.join(FILE);
     let given = given.map(|name| valid("--hostname-override", name)).transpose()?;
-    let kept = match fs::read(&path) {
-        Ok(bytes) => Some(String::from_utf8(bytes).ok().and_then(|name| valid("kept name", &name).ok())),
+    let stored = match fs::read(&path) {
+        Ok(bytes) => Some(String::from_utf8(bytes).ok().and_then(|name| valid("stored name", &name).ok())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(source) => return Err(NameError::Io { verb: "read", path, source }),
     };
-    if let Some(Some(settled)) = kept {
+    if let Some(Some(settled)) = stored {
         if let Some(given) = given.as_ref().filter(|given| **given != settled) {
             return Err(NameError::Differs { settled, given: given.clone(), file: path });
         }
@@ -96,18 +96,18 @@ pub fn settle_name(
         Some(name) => name,
         None => valid("host name", host_name)?,
     };
-    keep(root_dir, &path, &name).map_err(|source| NameError::Io { verb: "keep", path, source })?;
-    Ok((name, Some(if kept.is_some() { NameNotice::Damaged } else { NameNotice::Settled })))
+    store(root_dir, &path, &name).map_err(|source| NameError::Io { verb: "store", path, source })?;
+    Ok((name, Some(if stored.is_some() { NameNotice::Damaged } else { NameNotice::Settled })))
 }
 
-/// Written beside, synced, renamed, and the directory synced: a power cut leaves the old file or the new one.
-fn keep(root_dir: &Path, path: &Path, name: &str) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(&beside)?;
+/// Writes a new file, syncs it, renames it and syncs the directory: after a power cut the old or the new file exists.
+fn store(root_dir: &Path, path: &Path, name: &str) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(&temporary)?;
     file.write_all(name.as_bytes())?;
     file.write_all(b"\n")?;
     file.sync_all()?;
-    fs::rename(&beside, path)?;
+    fs::rename(&temporary, path)?;
     File::open(root_dir)?.sync_all()
 }
 
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_name_is_settled_anew() {
+    fn a_damaged_name_is_determined_again() {
         let root = tempfile::tempdir().unwrap();
         for damaged in [&b""[..], b"\0\0\0\0", b"\xff\xfe", b"two words"] {
             fs::write(root.path().join(FILE), damaged).unwrap();
@@ -180,10 +180,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_cannot_be_kept_is_an_error() {
+    fn a_name_that_cannot_be_stored_is_an_error() {
         let error = settle_name(Path::new("/nonexistent/root"), None, "edge1").unwrap_err().to_string();
         assert!(
-            error.starts_with("cannot keep the node's name in /nonexistent/root/node-name: No such file"),
+            error.starts_with("cannot store the node's name in /nonexistent/root/node-name: No such file"),
             "{error}"
         );
     }

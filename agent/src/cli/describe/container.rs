@@ -73,17 +73,17 @@ fn state(sheet: &mut Sheet, label: &str, state: Option<&ContainerState>) {
     if let Some(running) = &state.running {
         sheet.field(label, "Running");
         sheet.indented(|sheet| sheet.time("Started", running.started_at.as_ref()));
-    } else if let Some(ended) = &state.terminated {
+    } else if let Some(terminated) = &state.terminated {
         sheet.field(label, "Terminated");
         sheet.indented(|sheet| {
-            sheet.optional("Reason", ended.reason.as_deref());
-            sheet.optional("Message", ended.message.as_deref());
-            match ended.signal.filter(|signal| *signal != 0) {
-                Some(signal) => sheet.field("Exit Code", &format!("{} (signal {signal})", ended.exit_code)),
-                None => sheet.field("Exit Code", &ended.exit_code.to_string()),
+            sheet.optional("Reason", terminated.reason.as_deref());
+            sheet.optional("Message", terminated.message.as_deref());
+            match terminated.signal.filter(|signal| *signal != 0) {
+                Some(signal) => sheet.field("Exit Code", &format!("{} (signal {signal})", terminated.exit_code)),
+                None => sheet.field("Exit Code", &terminated.exit_code.to_string()),
             }
-            sheet.time("Started", ended.started_at.as_ref());
-            sheet.time("Finished", ended.finished_at.as_ref());
+            sheet.time("Started", terminated.started_at.as_ref());
+            sheet.time("Finished", terminated.finished_at.as_ref());
         });
     } else {
         sheet.field(label, "Waiting");
@@ -116,7 +116,7 @@ fn amounts(sheet: &mut Sheet, label: &str, amounts: Option<&BTreeMap<String, Qua
     sheet.field(label, &all.join(", "));
 }
 
-/// A variable's value; what comes from a Secret is named, never shown.
+/// A variable's value; a value from a Secret is shown by its reference only.
 fn value(variable: &EnvVar) -> String {
     match (&variable.value, &variable.value_from) {
         (Some(value), _) => value.clone(),

@@ -1,4 +1,4 @@
-//! The sheet `describe` writes on: labels in one column, values in the next, sections indented.
+//! The page layout of `describe`: labels in one column, values in the next, sections indented.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::cli::age;
 use crate::cli::screen::printable;
 
-/// Where values begin, counted from the label's indentation.
+/// The column of values, relative to the label's indentation.
 const VALUE: usize = 18;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Sheet {
         self.text
     }
 
-    /// The time ages are counted to.
+    /// The time that ages are relative to.
     pub(super) fn now(&self) -> Timestamp {
         self.now
     }
@@ -37,11 +37,11 @@ impl Sheet {
         self.painted(label, &printable(value));
     }
 
-    /// The same; `value` is safe to show and may be coloured.
+    /// The same; `value` is printable and may be coloured.
     pub(super) fn painted(&mut self, label: &str, value: &str) {
         let label = format!("{}:", printable(label));
         let line = format!("{:indent$}{label:<VALUE$}{value}", "", indent = self.indent);
-        // A label as long as the column still keeps its distance.
+        // A label as long as the column still gets a space.
         let line = if label.len() >= VALUE { line.replacen(&label, &format!("{label} "), 1) } else { line };
         self.text.push_str(line.trim_end());
         self.text.push('\n');
@@ -53,7 +53,7 @@ impl Sheet {
         }
     }
 
-    /// A point in time and how long ago that is.
+    /// A time and how long ago it was.
     pub(super) fn time(&mut self, label: &str, time: Option<&Time>) {
         if let Some(Time(at)) = time {
             let seconds = Timestamp::from_second(at.as_second()).unwrap_or(*at);
@@ -61,7 +61,7 @@ impl Sheet {
         }
     }
 
-    /// One pair a line, the first beside the label.
+    /// One pair per line, the first one next to the label.
     pub(super) fn map(&mut self, label: &str, pairs: &BTreeMap<String, String>, separator: &str) {
         let mut label = label;
         for (key, value) in pairs {
@@ -79,7 +79,7 @@ impl Sheet {
         }
     }
 
-    /// Lines below a label, or nothing when there are none.
+    /// Lines below a label; nothing if there are none.
     pub(super) fn list<T: AsRef<str>>(&mut self, label: &str, lines: impl IntoIterator<Item = T>) {
         let mut lines = lines.into_iter().peekable();
         if lines.peek().is_none() {
@@ -92,20 +92,20 @@ impl Sheet {
         }
     }
 
-    /// A heading at the margin.
+    /// An unindented heading.
     pub(super) fn section(&mut self, title: &str) {
         self.text.push_str(title);
         self.text.push_str(":\n");
     }
 
-    /// What `write` writes stands two columns further in.
+    /// Indents everything that `write` writes by two columns.
     pub(super) fn indented(&mut self, write: impl FnOnce(&mut Self)) {
         self.indent += 2;
         write(self);
         self.indent -= 2;
     }
 
-    /// Text as it is.
+    /// Adds text unchanged.
     pub(super) fn text(&mut self, text: &str) {
         self.text.push_str(text);
     }

@@ -66,7 +66,7 @@ fn document() -> DescribeDocument {
 }
 
 #[test]
-fn a_pod_is_described() {
+fn a_pod_is_described_with_its_containers_and_events() {
     let text = render(&document(), &Screen { color: false, quiet: false }, "2026-01-01T00:01:30Z".parse().unwrap());
     let expected = include_str!("golden.txt");
     assert!(text == expected, "described as:\n{text}");

@@ -12,7 +12,7 @@ pub(super) fn describe(sheet: &mut Sheet, volumes: &[Volume]) {
     sheet.indented(|sheet| volumes.iter().for_each(|volume| sheet.field(&volume.name, &kind(volume))));
 }
 
-/// What a volume is, in a phrase.
+/// The volume's type and settings in a phrase.
 fn kind(volume: &Volume) -> String {
     if let Some(empty) = &volume.empty_dir {
         let medium = match empty.medium.as_deref() {

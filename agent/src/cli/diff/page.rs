@@ -1,4 +1,4 @@
-//! What `limpet diff` prints: the pod, its fields, and what that does to it.
+//! The output of `limpet diff`: the pod, its changed fields, and the effect on it.
 
 use serde_json::Value;
 
@@ -10,9 +10,9 @@ use crate::server::diff::document::{
 use crate::server::document::{DEFAULT_NAMESPACE, FaultDocument, RejectionDocument};
 use limpet_model::pod::{Fault, Severity};
 
-/// Characters of one value that are shown.
+/// The most characters shown of one value.
 const MAX_VALUE: usize = 60;
-/// Blanks between a field and its values.
+/// Spaces between a field and its values.
 const GAP: usize = 3;
 
 /// Everything that would change.
@@ -79,7 +79,7 @@ fn columns(rows: &[(String, String)]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// What becomes of the pod, in a line.
+/// The effect on the pod, in a line.
 fn effect(pod: &PodDiffDocument, screen: Screen) -> String {
     let grace = pod.grace_seconds.unwrap_or_default();
     match pod.change.as_str() {
@@ -117,18 +117,18 @@ fn update(pod: &PodDiffDocument, screen: Screen) -> String {
     }
 }
 
-/// What a container that restarts waits for; the one before it runs on until then.
+/// What a restarting container waits for; its previous instance keeps running until then.
 fn wait(image: &ImageDocument) -> String {
     match (image.pull_policy.as_deref(), image.present) {
         (Some("Never"), Some(false)) => " (image is not here and never pulled: the old one runs on)".to_owned(),
-        (Some("Always"), _) => " (asks the registry first; the old one runs on meanwhile)".to_owned(),
+        (Some("Always"), _) => " (asks the registry first; the old one keeps running meanwhile)".to_owned(),
         (_, Some(true)) => " (image present: no wait)".to_owned(),
-        (_, Some(false)) => " (pulls its image first; the old one runs on meanwhile)".to_owned(),
+        (_, Some(false)) => " (pulls its image first; the old one keeps running meanwhile)".to_owned(),
         (_, None) => String::new(),
     }
 }
 
-/// Images that have to be pulled before anything starts.
+/// Images that must be pulled before anything starts.
 fn missing(images: &[ImageDocument]) -> Vec<&String> {
     let mut missing: Vec<&String> =
         images.iter().filter(|image| image.present == Some(false)).map(|image| &image.image).collect();
@@ -187,36 +187,36 @@ fn value(value: &ValueDocument) -> (String, String) {
         None => "(none)".to_owned(),
     };
     match (&value.old, &value.new) {
-        // A Secret's value, or no text.
+        // A Secret's value, or binary.
         (None, None) => (key, value.change.clone()),
         (old, new) => (key, format!("{} -> {}", text(old), text(new))),
     }
 }
 
-/// What would be refused, as `limpet validate` has it, with its lines where the manifest is at hand.
+/// The manifests that would be rejected, in the format of `limpet validate`, with source lines where available.
 pub(super) fn rejections(document: &DiffDocument, files: &[DiffFile], screen: Screen) -> String {
-    document.rejected.iter().map(|refused| rejection(refused, files, screen)).collect()
+    document.rejected.iter().map(|rejected| rejection(rejected, files, screen)).collect()
 }
 
-fn rejection(refused: &RejectionDocument, files: &[DiffFile], screen: Screen) -> String {
-    let file = files.iter().find(|file| file.name == refused.origin);
+fn rejection(rejected: &RejectionDocument, files: &[DiffFile], screen: Screen) -> String {
+    let file = files.iter().find(|file| file.name == rejected.origin);
     let text = file.map(|file| validate::shown(file.text.as_bytes())).filter(|text| !text.is_empty());
     let text = text.as_deref();
-    let mut page: String = refused.faults.iter().map(|fault| one_fault(refused, fault, text, screen)).collect();
-    if !refused.kept.is_empty() {
-        page.push_str(&format!("  {} would run on as it is\n", printable(&refused.kept.join(", "))));
+    let mut page: String = rejected.faults.iter().map(|fault| one_fault(rejected, fault, text, screen)).collect();
+    if !rejected.kept.is_empty() {
+        page.push_str(&format!("  {} would keep running unchanged\n", printable(&rejected.kept.join(", "))));
     }
     page
 }
 
-fn one_fault(refused: &RejectionDocument, fault: &FaultDocument, text: Option<&str>, screen: Screen) -> String {
+fn one_fault(rejected: &RejectionDocument, fault: &FaultDocument, text: Option<&str>, screen: Screen) -> String {
     let severity = if fault.severity == "error" { Severity::Error } else { Severity::Warning };
     let plain = match severity {
         Severity::Error => Fault::error(&fault.path, &fault.message),
         Severity::Warning => Fault::warning(&fault.path, &fault.message),
     };
     let position = fault.line.zip(fault.column).filter(|_| text.is_some());
-    let whole = Fault { origin: refused.origin.as_str().into(), position, ..plain }.with_remedy(&fault.remedy);
+    let whole = Fault { origin: rejected.origin.as_str().into(), position, ..plain }.with_remedy(&fault.remedy);
     match text {
         Some(text) => validate::render(&whole, text, screen),
         None => {

@@ -27,7 +27,7 @@ const OLD: &str =
     "apiVersion: v1\nkind: Pod\nmetadata: {name: old, namespace: lab}\nspec: {containers: [{name: a, image: 'a:1'}]}\n";
 
 #[test]
-fn the_page_says_what_would_happen() {
+fn the_page_shows_the_effect_of_each_change() {
     let before =
         [file("gateway.yaml", &gateway("proxy:1.4", "")), file("modbus.yaml", &modbus("9600")), file("old.yaml", OLD)];
     let after = [file("gateway.yaml", &gateway("proxy:1.5", "")), file("modbus.yaml", &modbus("19200"))];
@@ -51,7 +51,7 @@ fn the_page_says_what_would_happen() {
 }
 
 #[test]
-fn pulls_are_told_before_they_are_waited_for() {
+fn pulls_are_announced_before_they_delay_a_start() {
     let mut document = offline(&[], &[file("gateway.yaml", &gateway("proxy:1.4", ""))], "edge1");
     let page = |document: &DiffDocument| page::render(document, SCREEN);
     assert_eq!(page(&document), "gateway-edge1 (file gateway.yaml, new)\n  starts: the pod\n");
@@ -67,36 +67,39 @@ fn pulls_are_told_before_they_are_waited_for() {
     let before = [file("gateway.yaml", &gateway("proxy:1.4", ""))];
     let mut edited = offline(&before, &[file("gateway.yaml", &gateway("proxy:1.5", ""))], "edge1");
     set(&mut edited, [Some(false), None]);
-    assert!(page(&edited).contains("container proxy (pulls its image first; the old one runs on meanwhile)   keeps:"));
-    let mut anew = offline(&before, &[file("gateway.yaml", &gateway("proxy:1.5", "  hostNetwork: true\n"))], "edge1");
-    set(&mut anew, [Some(false), Some(true)]);
     assert!(
-        page(&anew).contains("(hostNetwork cannot change in place), grace 30s, then pulls proxy:1.5\n"),
+        page(&edited).contains("container proxy (pulls its image first; the old one keeps running meanwhile)   keeps:")
+    );
+    let mut recreated =
+        offline(&before, &[file("gateway.yaml", &gateway("proxy:1.5", "  hostNetwork: true\n"))], "edge1");
+    set(&mut recreated, [Some(false), Some(true)]);
+    assert!(
+        page(&recreated).contains("(hostNetwork cannot change in place), grace 30s, then pulls proxy:1.5\n"),
         "{}",
-        page(&anew)
+        page(&recreated)
     );
 }
 
 #[test]
-fn a_refused_manifest_is_shown_with_its_line_and_what_runs_on() {
+fn a_rejected_manifest_is_shown_with_its_line_and_the_pod_that_keeps_running() {
     let before = [file("gateway.yaml", &gateway("proxy:1.4", ""))];
     let files = [file("gateway.yaml", &gateway("proxy:1.5", "  hostNetwerk: true\n"))];
     let document = offline(&before, &files, "edge1");
     assert!(!document.differs());
-    let said = page::rejections(&document, &files, SCREEN);
-    assert!(said.starts_with("error: gateway.yaml:8:3: spec.hostNetwerk: no such field\n"), "{said}");
+    let output = page::rejections(&document, &files, SCREEN);
+    assert!(output.starts_with("error: gateway.yaml:8:3: spec.hostNetwerk: no such field\n"), "{output}");
     assert!(
-        said.contains("8 |   hostNetwerk: true\n") && said.contains("^^^^^^^^^^^ did you mean hostNetwork?\n"),
-        "{said}"
+        output.contains("8 |   hostNetwerk: true\n") && output.contains("^^^^^^^^^^^ did you mean hostNetwork?\n"),
+        "{output}"
     );
-    assert!(said.ends_with("  default/gateway-edge1 would run on as it is\n"), "{said}");
-    // The agent read it, its text is not here.
-    let said = page::rejections(&document, &[], SCREEN);
-    assert!(said.contains("8:3: spec.hostNetwerk: no such field; did you mean hostNetwork?"), "{said}");
+    assert!(output.ends_with("  default/gateway-edge1 would keep running unchanged\n"), "{output}");
+    // The agent read it; its text is not available here.
+    let output = page::rejections(&document, &[], SCREEN);
+    assert!(output.contains("8:3: spec.hostNetwerk: no such field; did you mean hostNetwork?"), "{output}");
 }
 
 #[test]
-fn a_secret_is_told_without_its_values() {
+fn a_secret_is_shown_without_its_values() {
     let secret = |value: &str| {
         let text = format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\nstringData: {{password: {value}}}\n");
         file("s.yaml", &text)
@@ -107,12 +110,12 @@ fn a_secret_is_told_without_its_values() {
     let json = serde_json::to_string(&document).unwrap();
     assert!(!json.contains("hunter"), "{json}");
     let broken = [file("s.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {password: 'hunter2!'}\n")];
-    let said = page::rejections(&offline(&[], &broken, "edge1"), &broken, SCREEN);
-    assert!(said.contains("is not base64") && !said.contains("hunter"), "{said}");
+    let output = page::rejections(&offline(&[], &broken, "edge1"), &broken, SCREEN);
+    assert!(output.contains("is not base64") && !output.contains("hunter"), "{output}");
 }
 
 #[test]
-fn a_config_map_is_told_with_its_values() {
+fn a_config_map_is_shown_with_its_values() {
     let map = |value: &str, volumes: &str| {
         let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: 'a:1'}]";
         let text =

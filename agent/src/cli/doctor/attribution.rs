@@ -1,4 +1,5 @@
-//! Who changes manifests: fanotify and the BPF programs, each of which has to name the process that writes a file.
+//! Attribution of manifest changes: fanotify and the BPF programs, each of which must name the process that writes a
+//! file.
 
 use std::fs;
 use std::io;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use limpet_bpf::{Event, InodeId, LoadError, Loaded, Purpose};
 
 use super::Finding;
-use super::kernel::{PATIENCE, refused};
+use super::kernel::{EVENT_TIMEOUT, refused};
 use super::scratch::Scratch;
 use crate::attribution as built;
 use limpet_model::actor::Actor;
@@ -16,18 +17,18 @@ use limpet_model::attribution::ManifestWatch;
 
 const FANOTIFY: &str = "fanotify";
 const PROGRAMS: &str = "watch programs";
-/// The file that is written.
+/// The file that the check writes.
 const NAME: &str = "file";
 
-/// A build without attribution, which knows nobody.
+/// The finding of a build without attribution.
 pub(super) fn left_out() -> Option<Finding> {
     (!built::BUILT).then(|| {
-        let text = "left out of this build: who changes a manifest is not known";
+        let text = "not in this build: who changes a manifest is unknown";
         Finding::degraded("attribution", text, "Use a build with the cargo feature attribution, which is on by default")
     })
 }
 
-/// What is not asked for.
+/// The finding of a backend that is not configured.
 fn off(name: &'static str, wanted: ManifestWatch) -> Finding {
     Finding::ok(name, format!("off (manifestWatch: {})", wanted.as_str()))
 }
@@ -39,11 +40,11 @@ pub(super) async fn fanotify(wanted: ManifestWatch, manifests: Option<&Path>) ->
     }
 }
 
-/// Who wrote a file, as fanotify says; and whether it can look at the manifests.
+/// Whom fanotify names as the writer of a file; also checks that it can mark the manifest directory.
 async fn named_by_fanotify(manifests: Option<&Path>) -> io::Result<Arc<Actor>> {
     let scratch = Scratch::new()?;
-    let named = tokio::time::timeout(PATIENCE, built::probe_fanotify(scratch.path())).await;
-    let actor = named.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "it tells of no change")))?;
+    let named = tokio::time::timeout(EVENT_TIMEOUT, built::probe_fanotify(scratch.path())).await;
+    let actor = named.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "it reports no change")))?;
     if let Some(directory) = manifests.filter(|path| path.is_dir()) {
         let refused = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", directory.display()));
         built::can_mark(directory).map_err(refused)?;
@@ -52,7 +53,7 @@ async fn named_by_fanotify(manifests: Option<&Path>) -> io::Result<Arc<Actor>> {
 }
 
 fn judge_fanotify(named: io::Result<Arc<Actor>>) -> Finding {
-    let lost = "until BPF programs do, nobody tells who changes a manifest";
+    let lost = "unless BPF programs do, who changes a manifest is unknown";
     let actor = match named {
         Ok(actor) => actor,
         Err(error) => {
@@ -83,35 +84,35 @@ pub(super) async fn programs(wanted: ManifestWatch, loaded: Result<&mut Loaded, 
         Err(error) => Err(Unnamed::Refused(error.to_string())),
         Ok(loaded) => match refused(loaded.programs(), Purpose::Watch) {
             Some(refused) => Err(Unnamed::Refused(refused)),
-            None => match tokio::time::timeout(PATIENCE, named_by_programs(loaded)).await {
+            None => match tokio::time::timeout(EVENT_TIMEOUT, named_by_programs(loaded)).await {
                 Ok(named) => named,
-                Err(_) => Err(Unnamed::Silent("they tell of no change".to_owned())),
+                Err(_) => Err(Unnamed::Silent("they report no change".to_owned())),
             },
         },
     };
     judge_programs(wanted, named)
 }
 
-/// Why the programs named nobody.
+/// Why the programs named no process.
 #[derive(Debug)]
 enum Unnamed {
-    /// The kernel does not take all of them.
+    /// The kernel rejects some of them.
     Refused(String),
-    /// It does, and yet.
+    /// The kernel loads them, but they report nothing.
     Silent(String),
 }
 
-/// The number of who wrote a file, as the programs say.
+/// The PID that the programs name as the writer of a file.
 async fn named_by_programs(loaded: &mut Loaded) -> Result<u32, Unnamed> {
     let failed = |error: &dyn std::fmt::Display| Unnamed::Silent(error.to_string());
     let scratch = Scratch::new().map_err(|error| failed(&error))?;
     let directory = InodeId::of(scratch.path()).map_err(|error| failed(&error))?;
     loaded.watch(directory).map_err(|error| failed(&error))?;
-    let told = loaded.events().map_err(|error| failed(&error))?;
-    let mut told = told.ok_or_else(|| failed(&"their events are read already"))?;
+    let events = loaded.events().map_err(|error| failed(&error))?;
+    let mut events = events.ok_or_else(|| failed(&"their events have another reader"))?;
     fs::write(scratch.path().join(NAME), "").map_err(|error| failed(&error))?;
     loop {
-        match told.next().await.map_err(|error| failed(&error))? {
+        match events.next().await.map_err(|error| failed(&error))? {
             Event::Write(change) if change.name == NAME.as_bytes() => return Ok(change.actor.pid),
             _ => {}
         }
@@ -124,20 +125,18 @@ fn judge_programs(wanted: ManifestWatch, named: Result<u32, Unnamed>) -> Finding
         Ok(pid) if pid == std::process::id() => Finding::ok(PROGRAMS, "name the process that writes a file"),
         Ok(pid) => Finding::degraded(
             PROGRAMS,
-            format!("name process {pid} for a file that this process wrote: fanotify tells instead"),
+            format!("name process {pid} for a file that this process wrote: fanotify is used instead"),
             "Start limpet in the host's pid namespace, or set manifestWatch: fanotify",
         ),
         Err(Unnamed::Silent(why)) => {
-            let text = format!("loaded, and {why}: who changes a manifest may not be known");
+            let text = format!("loaded, and {why}: who changes a manifest may be unknown");
             Finding::degraded(PROGRAMS, text, "Set manifestWatch: fanotify")
         }
         Err(Unnamed::Refused(why)) if wanted == ManifestWatch::Ebpf => {
-            let text = format!("{why}; fanotify does, where it works, and misses some writers that end at once");
+            let text = format!("{why}; fanotify is used instead where it works, and misses some short-lived writers");
             Finding::degraded(PROGRAMS, text, remedy)
         }
-        Err(Unnamed::Refused(why)) => {
-            Finding::ok(PROGRAMS, format!("{why}; fanotify tells of writers, where it works"))
-        }
+        Err(Unnamed::Refused(why)) => Finding::ok(PROGRAMS, format!("{why}; fanotify names writers where it works")),
     }
 }
 
@@ -158,7 +157,7 @@ mod tests {
             (actor(own, Some("limpet")), Level::Ok, "limpet"),
             (actor(own, None), Level::Degraded, "no more"),
             (actor(own + 1, Some("limpet")), Level::Degraded, "this process wrote"),
-            (Err(io::ErrorKind::PermissionDenied.into()), Level::Degraded, "nobody tells"),
+            (Err(io::ErrorKind::PermissionDenied.into()), Level::Degraded, "is unknown"),
         ] {
             let finding = judge_fanotify(named);
             assert!(finding.level == level && finding.text.contains(part), "{finding:?}");
@@ -173,7 +172,7 @@ mod tests {
             (ManifestWatch::Auto, Ok(std::process::id() + 1), Level::Degraded),
             (ManifestWatch::Auto, refused(), Level::Ok),
             (ManifestWatch::Ebpf, refused(), Level::Degraded),
-            (ManifestWatch::Auto, Err(Unnamed::Silent("they tell of no change".to_owned())), Level::Degraded),
+            (ManifestWatch::Auto, Err(Unnamed::Silent("they report no change".to_owned())), Level::Degraded),
         ] {
             let finding = judge_programs(wanted, named);
             assert_eq!(finding.level, level, "{finding:?}");

@@ -1,4 +1,4 @@
-//! Cgroups: which version, which controllers, and whether the configured driver fits.
+//! Cgroups: version, controllers, and whether the configured driver fits.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::Finding;
 use limpet_host::cgroup::CgroupDriver;
 
-/// What limits of pods are made of.
+/// The controllers that pod limits need.
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 pub(super) fn examine(driver: CgroupDriver) -> Vec<Finding> {
@@ -19,27 +19,27 @@ pub(super) fn examine(driver: CgroupDriver) -> Vec<Finding> {
     let mut findings = judge(&mounted, &offered.and_then(Result::ok).unwrap_or_default(), driver, systemd);
     findings.extend(mounted.places.iter().find_map(|place| make_group(Path::new(place)).err()).map(
         |(place, error)| {
-            let text = format!("no group can be made: {place}: {error}");
+            let text = format!("no cgroup can be created: {place}: {error}");
             Finding::failed("cgroups", text, "Mount cgroups writable, and start limpet as root")
         },
     ));
     findings
 }
 
-/// Makes a group where pods' groups are made, and removes it.
+/// Creates a cgroup where pods' cgroups are created, and removes it.
 fn make_group(place: &Path) -> Result<(), (String, io::Error)> {
     let group = place.join(format!("limpet-doctor-{}", std::process::id()));
     fs::create_dir(&group).and_then(|()| fs::remove_dir(&group)).map_err(|error| (group.display().to_string(), error))
 }
 
-/// What `/proc/self/mountinfo` says of cgroups.
+/// The cgroup mounts in `/proc/self/mountinfo`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Mounted {
-    /// Where v2 is mounted.
+    /// The mount point of v2.
     unified: Option<String>,
     /// The options of the v1 mounts, controllers among them.
     v1: BTreeSet<String>,
-    /// Where what pods need is mounted.
+    /// The mount points of the needed controllers.
     places: BTreeSet<String>,
 }
 
@@ -87,7 +87,7 @@ fn judge(mounted: &Mounted, offered: &str, driver: CgroupDriver, systemd: bool) 
     let found = if missing.is_empty() {
         Finding::ok("cgroups", format!("{version}; {}", NEEDED.join(" ")))
     } else {
-        let text = format!("{version} without {}; limits that need it are not kept", missing.join(" "));
+        let text = format!("{version} without {}; limits that need it are not enforced", missing.join(" "));
         let remedy = match missing.contains(&"memory") {
             true => "Add cgroup_enable=memory cgroup_memory=1 to the kernel's command line",
             false => "Use a kernel that has the controller",
@@ -106,7 +106,7 @@ fn judge_driver(version: &str, driver: CgroupDriver, systemd: bool) -> Finding {
         }
         (CgroupDriver::Cgroupfs, true) if version == "v2" => Finding::degraded(
             name,
-            "cgroupfs beside systemd on v2: two write the same tree",
+            "cgroupfs next to systemd on v2: both write the same tree",
             "Set cgroupDriver: systemd before the first pod",
         ),
         (CgroupDriver::Cgroupfs, _) => Finding::ok(name, "cgroupfs"),
@@ -137,7 +137,7 @@ mod tests {
                 Cgroupfs,
                 false,
                 [Level::Degraded, Level::Ok],
-                "v2 without memory; limits that need it are not kept",
+                "v2 without memory; limits that need it are not enforced",
             ),
             (V2, "cpu memory pids", Cgroupfs, true, [Level::Ok, Level::Degraded], "v2; cpu memory pids"),
             (V1, "", Systemd, false, [Level::Ok, Level::Failed], "v1; cpu memory pids"),

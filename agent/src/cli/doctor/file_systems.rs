@@ -1,4 +1,4 @@
-//! The file systems of manifests, state and logs, by name; and which of them can change without this kernel's doing.
+//! The file systems of manifests, state and logs, and which of them can change without events on this kernel.
 
 use std::path::Path;
 
@@ -22,22 +22,22 @@ pub(super) fn examine(config: &Config) -> Finding {
     judge(&places)
 }
 
-/// What is kept somewhere.
+/// A checked directory.
 struct Place {
     what: &'static str,
-    /// The name of the file system it is on.
+    /// The name of its file system.
     system: String,
-    /// The kind of it that hides changes, if it does.
+    /// The kind of file system that hides changes, if it does.
     hides: Option<&'static str>,
 }
 
-/// The path, or what is there of it: the rest is made at the first start.
+/// The path, or its nearest existing parent: the rest is created at the first start.
 fn nearest(path: &Path) -> std::path::PathBuf {
     let there = path.ancestors().find_map(|path| path.canonicalize().ok());
     there.unwrap_or_else(|| "/".into())
 }
 
-/// The file system of `path` by `/proc/self/mountinfo`: that of the last mount on the longest way to it.
+/// The file system of `path` by `/proc/self/mountinfo`: the last mount on the longest matching mount point.
 fn name_of<'a>(mountinfo: &'a str, path: &Path) -> &'a str {
     let mounts = mountinfo.lines().filter_map(|line| {
         // proc_pid_mountinfo(5): five fields, options, optional fields, a dash, type, source, super options.
@@ -45,14 +45,14 @@ fn name_of<'a>(mountinfo: &'a str, path: &Path) -> &'a str {
         let point = unescape(before.split(' ').nth(4)?.as_bytes());
         path.starts_with(&point).then_some((point.as_os_str().len(), after.split(' ').next()?))
     });
-    // Of equal ones the last: it lies over the others.
+    // Of equal ones the last: it is mounted over the others.
     mounts.max_by_key(|(length, _)| *length).map_or("unknown", |(_, system)| system)
 }
 
 fn judge(places: &[Place]) -> Finding {
     let name = "file systems";
     let each: Vec<String> = places.iter().map(|place| format!("{} {}", place.what, place.system)).collect();
-    // Of the manifests' one there is a line of its own.
+    // The manifests have a finding of their own.
     let hiding: Vec<String> = places
         .iter()
         .filter(|place| place.what != "manifests")
@@ -61,7 +61,7 @@ fn judge(places: &[Place]) -> Finding {
     if hiding.is_empty() {
         return Finding::ok(name, each.join(", "));
     }
-    let text = format!("{}: what is changed elsewhere is not told of ({})", each.join(", "), hiding.join(", "));
+    let text = format!("{}: changes made elsewhere cause no events ({})", each.join(", "), hiding.join(", "));
     Finding::degraded(name, text, "Keep state and logs on a file system of this machine, such as ext4")
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_mount_on_the_longest_way_counts() {
+    fn the_last_mount_on_the_longest_path_wins() {
         let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                       23 22 0:22 / /var/lib\\040x rw - xfs /dev/sdb rw\n\
                       24 22 0:23 / /mnt rw shared:1 - vfat /dev/mmcblk0p1 rw\n\
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn state_and_logs_that_others_may_change_are_told() {
+    fn state_and_logs_that_other_machines_may_change_are_reported() {
         let place =
             |what, hides: Option<&'static str>| Place { what, system: hides.unwrap_or("ext4").to_owned(), hides };
         let local = judge(&[place("manifests", Some("NFS")), place("state", None), place("logs", None)]);

@@ -1,5 +1,5 @@
-//! The guard over manifests: where one is configured, its programs are attached around a directory of the check's own, have
-//! to refuse a change in it, and are let go. What is pinned is left alone.
+//! The manifest guard: if one is configured, its programs are attached to a scratch directory, must deny a change in
+//! it, and are detached. Pinned programs are left alone.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::node::facts;
 const GUARD: &str = "guard";
 
 pub(super) async fn examine(config: &Config) -> Finding {
-    // A build without the feature cannot tell: it will not arm one either.
+    // A build without the feature cannot check: it will not arm a guard either.
     let pinned = limpet_bpf::state(Path::new(PINS)).unwrap_or(GuardState::Off);
     let Some(mode) = config.guard.mode else { return not_asked_for(&pinned) };
     let tried = tokio::task::spawn_blocking(move || attempt(mode)).await;
@@ -32,13 +32,13 @@ fn not_asked_for(pinned: &GuardState) -> Finding {
     }
 }
 
-/// Attaches all hooks, and has them refuse.
+/// Attaches all hooks, and checks that they deny a change.
 fn attempt(mode: GuardMode) -> Result<(), GuardRefusal> {
     if !facts::cgroup_v2() {
         return Err(GuardRefusal::CgroupVersion);
     }
     let missing = |path: &Path, source| GuardRefusal::Missing { path: path.to_owned(), source };
-    // Goes after the programs around it.
+    // Dropped after the programs attached to it.
     let scratch = Scratch::new().map_err(|source| missing(&std::env::temp_dir(), source))?;
     let own = Path::new("/proc/self/exe");
     let rules = GuardRules {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guard_is_judged_by_what_was_tried() {
+    fn the_guard_is_judged_by_the_attempt() {
         let mode = GuardMode::Containers;
         let pinned = GuardState::Pinned { mode: "strict".to_owned(), hooks: vec!["inode_create"], missing: Vec::new() };
         let hooks = || Err(GuardError::Hooks(vec!["path_truncate: no such hook".to_owned()]).into());

@@ -1,5 +1,5 @@
-//! What the kernel lends beyond what pods need: notification, ends of processes, its own types, security modules, BPF
-//! programs. Each is tried: a file is written and its event awaited, programs are loaded, attached and let go.
+//! Kernel features beyond what pods need: file notification, pidfds, BTF, security modules, BPF programs. Each is
+//! tried: a file is written and its event awaited, programs are loaded, attached and detached.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,10 +15,10 @@ use crate::watch::{DirectoryWatch, WatchEvent};
 use limpet_host::process;
 
 /// How long an event may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(3);
-/// Where the kernel tells of its types.
+pub(super) const EVENT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The kernel's BTF type information.
 const BTF: &str = "/sys/kernel/btf/vmlinux";
-/// The first bytes of the kernel's types (linux/btf.h).
+/// The magic number of BTF (linux/btf.h).
 const BTF_MAGIC: [u8; 2] = 0xeb9f_u16.to_ne_bytes();
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
@@ -28,22 +28,22 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     let guarded = config.guard.mode.is_some();
     vec![
         notification(watch_a_file().await),
-        ends_of_processes(process::probe()),
+        process_exits(process::probe()),
         types(BTF),
         lockdown(read("/sys/kernel/security/lockdown").as_deref()),
         security_modules(read("/sys/kernel/security/lsm").as_deref(), guarded),
-        ends(loaded.as_ref().map(Loaded::programs)),
+        container_exits(loaded.as_ref().map(Loaded::programs)),
         attribution::fanotify(config.manifest_watch, config.manifest_path.as_deref()).await,
         attribution::programs(config.manifest_watch, loaded.as_mut()).await,
     ]
 }
 
-/// Loads and attaches what the agent loads without a guard.
+/// Loads and attaches the programs that the agent uses without a guard.
 fn load() -> Result<Loaded, LoadError> {
     Kernel::read().load(&Request { lifecycle: true, watch: true, guard: None })
 }
 
-/// The programs for `purpose` that do not work here, those with one reason together.
+/// The programs for `purpose` that do not work here, grouped by reason.
 pub(super) fn refused(programs: &[ProgramState], purpose: Purpose) -> Option<String> {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for program in programs.iter().filter(|program| program.purpose == purpose) {
@@ -55,12 +55,12 @@ pub(super) fn refused(programs: &[ProgramState], purpose: Purpose) -> Option<Str
     (!reasons.is_empty()).then(|| each.collect::<Vec<_>>().join("; "))
 }
 
-/// Writes a file into a new directory and waits to be told of it.
+/// Writes a file into a new directory and waits for its event.
 async fn watch_a_file() -> io::Result<()> {
     let directory = Scratch::new()?;
     let mut watch = DirectoryWatch::new(directory.path())?;
     fs::write(directory.path().join("file"), "")?;
-    let told = async {
+    let event = async {
         loop {
             match watch.next().await? {
                 WatchEvent::Hint(names) if names.iter().any(|name| name == "file") => return Ok(()),
@@ -68,12 +68,12 @@ async fn watch_a_file() -> io::Result<()> {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, told).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    tokio::time::timeout(EVENT_TIMEOUT, event).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 fn notification(tried: io::Result<()>) -> Finding {
     match tried {
-        Ok(()) => Finding::ok("notification", "inotify tells of a file that is written"),
+        Ok(()) => Finding::ok("notification", "inotify reports a written file"),
         Err(error) => Finding::degraded(
             "notification",
             format!("inotify: {error}; manifests are read every 20 s"),
@@ -82,11 +82,11 @@ fn notification(tried: io::Result<()>) -> Finding {
     }
 }
 
-/// Whether processes can be held by a descriptor that tells of their end.
-fn ends_of_processes(probed: io::Result<()>) -> Finding {
-    let name = "ends of processes";
+/// Whether processes can be watched by pidfd.
+fn process_exits(probed: io::Result<()>) -> Finding {
+    let name = "process exits";
     match probed {
-        Ok(()) => Finding::ok(name, "told by the kernel (pidfd)"),
+        Ok(()) => Finding::ok(name, "reported by the kernel (pidfd)"),
         Err(error) => Finding::degraded(
             name,
             format!("pidfd_open: {error}; {}", process::WITHOUT_PIDFDS),
@@ -100,43 +100,43 @@ fn types(path: &str) -> Finding {
     let remedy = "Use a kernel with CONFIG_DEBUG_INFO_BTF";
     match fs::read(path) {
         Ok(types) if types.starts_with(&BTF_MAGIC) => Finding::ok(name, format!("{path}, {} KiB", types.len() >> 10)),
-        Ok(_) => Finding::degraded(name, format!("{path} is not what it should be; no BPF programs"), remedy),
+        Ok(_) => Finding::degraded(name, format!("{path} is invalid; no BPF programs"), remedy),
         Err(error) => Finding::degraded(name, format!("{path}: {error}; no BPF programs"), remedy),
     }
 }
 
-/// The file names all modes, the one in force in brackets.
+/// The file lists all modes, the active one in brackets.
 fn lockdown(modes: Option<&str>) -> Finding {
     let mode = modes.and_then(|modes| modes.split_once('[')?.1.split_once(']')).map_or("none", |(mode, _)| mode);
     match mode {
         "none" => Finding::ok("lockdown", "none"),
         mode => Finding::degraded(
             "lockdown",
-            format!("{mode}: BPF programs may be refused"),
+            format!("{mode}: BPF programs may be rejected"),
             "It comes with Secure Boot; without it, lockdown=none on the kernel's command line",
         ),
     }
 }
 
-/// `guarded`: a guard of manifests is configured.
+/// `guarded`: a manifest guard is configured.
 fn security_modules(list: Option<&str>, guarded: bool) -> Finding {
     let name = "security modules";
     match list.map(str::trim) {
         Some(list) if list.split(',').any(|module| module == "bpf") => Finding::ok(name, list),
         list if !guarded => {
-            Finding::ok(name, format!("{}; a guard of manifests would need bpf", list.unwrap_or("not told")))
+            Finding::ok(name, format!("{}; a manifest guard would need bpf", list.unwrap_or("unknown")))
         }
         list => Finding::degraded(
             name,
-            format!("{}; bpf is not among them: the guard of manifests cannot work", list.unwrap_or("not told")),
+            format!("{}; bpf is not among them: the manifest guard cannot work", list.unwrap_or("unknown")),
             "Add bpf to lsm= on the kernel's command line",
         ),
     }
 }
 
-/// Whether the kernel says what it killed and who sent a signal.
-fn ends(programs: Result<&[ProgramState], &LoadError>) -> Finding {
-    let name = "ends of containers";
+/// Whether OOM kills and signal senders can be reported.
+fn container_exits(programs: Result<&[ProgramState], &LoadError>) -> Finding {
+    let name = "container exits";
     let refused = match programs {
         Ok(programs) => refused(programs, Purpose::Lifecycle),
         Err(error) => Some(error.to_string()),
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_is_judged() {
+    fn kernel_features_are_judged() {
         assert_eq!(lockdown(None).level, Level::Ok);
         assert_eq!(lockdown(Some("[none] integrity confidentiality\n")).level, Level::Ok);
         let locked = lockdown(Some("none [integrity] confidentiality\n"));
@@ -174,31 +174,31 @@ mod tests {
     }
 
     #[test]
-    fn refused_programs_are_named_with_their_reason() {
+    fn rejected_programs_are_named_with_their_reason() {
         let program = |hook, failure: Option<&str>| ProgramState {
             name: "a program",
             purpose: Purpose::Lifecycle,
             hook,
             failure: failure.map(str::to_owned),
         };
-        assert_eq!(ends(Ok(&[program("mark_victim", None)])).level, Level::Ok);
+        assert_eq!(container_exits(Ok(&[program("mark_victim", None)])).level, Level::Ok);
         let programs =
             [program("a", None), program("b", Some("no")), program("c", Some("why")), program("d", Some("no"))];
         assert_eq!(refused(&programs, Purpose::Watch), None);
-        let finding = ends(Ok(&programs));
+        let finding = container_exits(Ok(&programs));
         assert!(finding.level == Level::Degraded && finding.text.starts_with("b, d refused: no; c refused: why; not"));
-        assert_eq!(ends(Err(&LoadError::NotBuilt)).level, Level::Degraded);
+        assert_eq!(container_exits(Err(&LoadError::NotBuilt)).level, Level::Degraded);
     }
 
     #[test]
-    fn processes_are_held() {
-        assert_eq!(ends_of_processes(process::probe()).level, Level::Ok);
-        let refused = ends_of_processes(Err(io::ErrorKind::PermissionDenied.into()));
+    fn processes_can_be_watched() {
+        assert_eq!(process_exits(process::probe()).level, Level::Ok);
+        let refused = process_exits(Err(io::ErrorKind::PermissionDenied.into()));
         assert!(refused.level == Level::Degraded && refused.text.contains("containerd alone"), "{refused:?}");
     }
 
     #[tokio::test]
-    async fn a_file_is_told_of() {
+    async fn a_file_event_is_received() {
         watch_a_file().await.unwrap();
         assert_eq!(notification(Err(io::ErrorKind::StorageFull.into())).level, Level::Degraded);
     }

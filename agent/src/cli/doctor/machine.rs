@@ -9,16 +9,16 @@ use super::{Finding, Level};
 use crate::config::Config;
 use crate::node::capabilities::{self, Need};
 
-/// pidfds that can be waited for, by which ends of containers are learnt.
+/// pidfds that can be polled, which container exits are detected by.
 const KERNEL_NEEDED: (u32, u32) = (5, 3);
-/// Below this much free space nothing starts; below the second, pulls soon fail.
+/// With less free space than the first nothing starts; with less than the second, pulls soon fail.
 const DISK_NEEDED: u64 = 100 << 20;
 const DISK_WANTED: u64 = 1 << 30;
-/// A node with a hundred pods and the programs in them.
+/// Enough for a node with a hundred pods and their programs.
 const INSTANCES_WANTED: u64 = 128;
 const WATCHES_WANTED: u64 = 8_192;
 
-/// Programs that keep the clock.
+/// Programs that synchronize the clock.
 const TIME_DAEMONS: [&str; 4] = ["chronyd", "ntpd", "openntpd", "ptp4l"];
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
@@ -35,7 +35,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
         } else {
             Finding::degraded(
                 "seccomp",
-                "the kernel has none; pods that ask for a profile will fail",
+                "the kernel has no seccomp; pods that request a profile will fail",
                 "Use a kernel with CONFIG_SECCOMP_FILTER",
             )
         },
@@ -55,14 +55,14 @@ fn kernel(release: &str, machine: &str) -> Finding {
     Finding::ok("kernel", text)
 }
 
-/// Whether this command has what the agent needs: both are root's.
+/// Whether this command has the agent's capabilities: both run as root.
 fn rights(uid: u32, lacking: io::Result<Vec<&Need>>) -> Finding {
     if uid != 0 {
         return Finding::failed("rights", format!("user id {uid}; the agent needs root"), "Run this as root");
     }
     let remedy = "Start limpet outside a container, or give the container these capabilities";
     match lacking {
-        Err(error) => Finding::degraded("rights", format!("capabilities are not told: {error}"), ""),
+        Err(error) => Finding::degraded("rights", format!("capabilities are unknown: {error}"), ""),
         Ok(lacking) if lacking.is_empty() => Finding::ok("rights", "root with all capabilities that are needed"),
         Ok(lacking) => {
             let each: Vec<String> = lacking.iter().map(|need| format!("{} ({})", need.name, need.lost)).collect();
@@ -92,7 +92,7 @@ fn inotify(instances: u64, watches: u64) -> Finding {
 }
 
 fn disk(root: &Path) -> Finding {
-    // The directory is made at the first start: until then its file system is that of the nearest one above.
+    // The directory is created at the first start: until then, check its nearest existing parent.
     let there = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statvfs(there) {
         Ok(space) if space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) => {
@@ -110,7 +110,7 @@ fn free(root: &Path, bytes: u64, inodes: u64, inodes_at_all: u64) -> Finding {
     match bytes {
         bytes if bytes < DISK_NEEDED => Finding::failed("disk", text, remedy),
         bytes if bytes < DISK_WANTED => Finding::degraded("disk", format!("{text}: pulls may fail"), remedy),
-        // Some file systems count none.
+        // Some file systems report no inodes.
         _ if inodes_at_all > 0 && inodes < 1_000 => {
             Finding::failed("disk", format!("{inodes} inodes free for {}", root.display()), remedy)
         }
@@ -118,7 +118,7 @@ fn free(root: &Path, bytes: u64, inodes: u64, inodes_at_all: u64) -> Finding {
     }
 }
 
-/// Whether the clock can be trusted: TLS and leases need it, running pods do not.
+/// Whether the clock is right: TLS and leases need it, running pods do not.
 pub(super) async fn clock() -> Vec<Finding> {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
         return vec![Finding::ok("clock", "synchronised")];
@@ -127,7 +127,7 @@ pub(super) async fn clock() -> Vec<Finding> {
     vec![judge_clock(jiff::Timestamp::now(), says.as_deref(), time_daemon().as_deref())]
 }
 
-/// A program that keeps the clock, if one runs.
+/// A running time daemon, if any.
 fn time_daemon() -> Option<String> {
     let names =
         fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
@@ -141,14 +141,14 @@ fn judge_clock(now: jiff::Timestamp, systemd: Option<&str>, daemon: Option<&str>
     }
     match (systemd.map(str::trim), daemon) {
         (Some("yes"), _) => Finding::ok("clock", "synchronised"),
-        (_, Some(daemon)) => Finding::ok("clock", format!("kept by {daemon}")),
+        (_, Some(daemon)) => Finding::ok("clock", format!("synchronized by {daemon}")),
         (Some("no"), None) => {
             Finding::degraded("clock", "not synchronised; TLS may fail", "Start systemd-timesyncd or chronyd")
         }
         _ => Finding::degraded(
             "clock",
-            "nothing on this machine says that it is synchronised",
-            "Start systemd-timesyncd or chronyd, unless the host keeps it",
+            "nothing on this machine reports that it is synchronized",
+            "Start systemd-timesyncd or chronyd, unless the host synchronizes it",
         ),
     }
 }
@@ -171,7 +171,7 @@ mod tests {
             (rights(0, lacking("")), Level::Ok, ""),
             (rights(0, lacking("CAP_SYS_ADMIN")), Level::Failed, "CAP_SYS_ADMIN (no new pod starts"),
             (rights(0, lacking("CAP_SYS_RESOURCE")), Level::Degraded, "CAP_SYS_RESOURCE (containers get no"),
-            (rights(0, Err(io::ErrorKind::PermissionDenied.into())), Level::Degraded, "not told"),
+            (rights(0, Err(io::ErrorKind::PermissionDenied.into())), Level::Degraded, "unknown"),
             (inotify(128, 8_192), Level::Ok, ""),
             (inotify(16, 8_192), Level::Degraded, "16 instances"),
             (free(root, 1 << 40, 0, 0), Level::Ok, "1048576 MiB free"),

@@ -16,7 +16,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
             Ok(text) => resolver(path, &text),
             Err(error) => {
                 let remedy = "Set resolvConf; pods follow the file once it is there";
-                Finding::degraded("resolver", format!("{}: {error}; pods resolve no names", path.display()), remedy)
+                Finding::degraded("resolver", format!("{}: {error}; pods cannot resolve names", path.display()), remedy)
             }
         });
     }
@@ -24,7 +24,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 }
 
 fn cni(config: &Config) -> Finding {
-    // The room that attaches pods judges the configuration; nothing is written until a pod is attached.
+    // The network module judges the configuration; nothing is written until a pod is attached.
     let network =
         Network::new(config.cni_conf_dir.clone(), config.cni_bin_dirs.clone(), config.root_dir.join("network"));
     match network.status() {
@@ -39,7 +39,7 @@ fn cni(config: &Config) -> Finding {
     }
 }
 
-/// The file that counts: the first in byte order, as libcni has it.
+/// The configuration file in use: the first in byte order, as in libcni.
 fn chosen(directory: &Path) -> Option<PathBuf> {
     let known = |path: &PathBuf| {
         matches!(path.extension().and_then(|extension| extension.to_str()), Some("conflist" | "conf" | "json"))
@@ -47,7 +47,7 @@ fn chosen(directory: &Path) -> Option<PathBuf> {
     fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path()).filter(known).min()
 }
 
-/// The plugins a configuration calls, address management included.
+/// The plugins that a configuration calls, IPAM included.
 fn plugins(path: &Path) -> Vec<String> {
     let read: Option<Value> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let document = read.unwrap_or_default();
@@ -71,18 +71,18 @@ fn binaries(network: &str, types: &[String], directories: &[PathBuf]) -> Finding
 fn resolver(path: &Path, text: &str) -> Finding {
     let servers: Vec<&str> =
         text.lines().filter_map(|line| line.trim().strip_prefix("nameserver")).map(str::trim).collect();
-    let place = path.display();
+    let file = path.display();
     if servers.is_empty() {
-        let text = format!("{place} names no server; pods resolve no names");
+        let text = format!("{file} has no name server; pods cannot resolve names");
         return Finding::degraded("resolver", text, "Pods follow the file once it does");
     }
-    // systemd-resolved's address is the host's own loopback: not the pods'.
+    // systemd-resolved's address is the host's own loopback, not the pods'.
     if servers.iter().all(|server| server.starts_with("127.") || *server == "::1") {
         let text =
-            format!("{place} names only {}, which pods with a network of their own cannot reach", servers.join(" "));
+            format!("{file} names only {}, which pods with a network of their own cannot reach", servers.join(" "));
         return Finding::degraded("resolver", text, "Set resolvConf, for example: /run/systemd/resolve/resolv.conf");
     }
-    Finding::ok("resolver", format!("{} in {place}", servers.join(" ")))
+    Finding::ok("resolver", format!("{} in {file}", servers.join(" ")))
 }
 
 #[cfg(test)]

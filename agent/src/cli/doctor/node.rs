@@ -10,7 +10,7 @@ use crate::node::OtherAgent;
 use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
 
-/// What a unit of systemd may not set, because it gives the service a mount namespace of its own.
+/// Settings a systemd unit must not have, because they give the service a mount namespace of its own.
 const PRIVATE: [&str; 9] = [
     "PrivateTmp",
     "PrivateMounts",
@@ -23,10 +23,10 @@ const PRIVATE: [&str; 9] = [
     "RootDirectory",
 ];
 
-/// The file that the unit in `deploy/` starts the agent with: examined unless flags say what else.
+/// The file that the unit in `deploy/` starts the agent with: checked unless flags name another one.
 const PACKAGED_CONFIG: &str = "/etc/limpet/config.yaml";
 
-/// The configuration in effect, and what there is to say of it. With a broken one the defaults are examined.
+/// The configuration in effect, and its findings. If it is invalid, the defaults are checked.
 pub(super) fn configuration(flags: &RunFlags) -> (Config, Vec<Finding>) {
     let mut flags = flags.clone();
     if flags == RunFlags::default() && Path::new(PACKAGED_CONFIG).exists() {
@@ -85,19 +85,20 @@ fn manifests(path: Option<&Path>, url: bool) -> Finding {
     match readable {
         Ok(()) => match hides_changes(path) {
             Some(system) => {
-                let text =
-                    format!("{place} is on {system}: changes made elsewhere are not told of, and found within 20 s");
+                let text = format!(
+                    "{place} is on {system}: changes made elsewhere cause no events, and are found within 20 s"
+                );
                 Finding::degraded("manifests", text, "Put the manifests on a file system of this machine")
             }
             None => Finding::ok("manifests", place.to_string()),
         },
-        Err(error) => Finding::degraded("manifests", format!("{place}: {error}"), "Make it; limpet waits for it"),
+        Err(error) => Finding::degraded("manifests", format!("{place}: {error}"), "Create it; limpet waits for it"),
     }
 }
 
-/// A database that was damaged once.
+/// A database that was damaged and set aside.
 fn damaged(path: &Path) -> Finding {
-    let text = format!("was damaged and is set aside as {}; what was intact in it was taken over", path.display());
+    let text = format!("was damaged and is set aside as {}; its intact records were salvaged", path.display());
     let remedy = "Look at the disk. Once the pods are as they should be, remove the file: pushed pods that limpet does not \
                   know any more end then at its next start";
     Finding::degraded("database", text, remedy)
@@ -117,7 +118,7 @@ fn others(other: Option<OtherAgent>, ignored: bool) -> Finding {
     }
 }
 
-/// What systemd says of limpet's unit, where there is one.
+/// The state of limpet's systemd unit, if there is one.
 fn service(properties: &str) -> Option<Finding> {
     let properties: BTreeMap<&str, &str> = properties.lines().filter_map(|line| line.split_once('=')).collect();
     if properties.get("LoadState") != Some(&"loaded") {
@@ -136,10 +137,10 @@ fn service(properties: &str) -> Option<Finding> {
     })
 }
 
-/// An agent that runs must see the mounts that this command sees.
+/// A running agent must see the mounts that this command sees.
 fn running(config: &Config) -> Option<Finding> {
     let socket = config.socket();
-    // Nobody there, or nobody who may be asked: the checks of a start are all there is to say.
+    // If no agent can be reached, there is nothing to compare.
     let pid = peer::pid(&socket).ok().flatten()?;
     let text = format!("limpet runs (pid {pid}), socket {}", socket.display());
     Some(match same_mount_namespace(pid) {
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn manifests_are_looked_for() {
+    fn the_manifest_directory_is_checked() {
         assert_eq!(manifests(None, false).level, Level::Degraded);
         assert_eq!(manifests(None, true).level, Level::Ok);
         assert_eq!(manifests(Some(Path::new("/proc")), false).level, Level::Ok);

@@ -1,4 +1,4 @@
-//! containerd and the OCI runtime: there, new enough, seen through the same mounts, and telling of events.
+//! containerd and the OCI runtime: running, recent enough, in the same mount namespace, and sending events.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,11 +19,11 @@ use limpet_containerd::event_stream;
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
 
-/// The oldest containerd that is tested against.
+/// The oldest containerd that limpet is tested with.
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
-/// How long containerd, or a program that is asked for its version, may take.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Where programs are looked for when the environment of containerd cannot be read.
+/// The timeout of containerd and of programs asked for their version.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// The search path for programs if containerd's environment cannot be read.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 pub(super) async fn examine(config: &Config) -> Vec<Finding> {
@@ -39,7 +39,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     };
     let client = Client::new(socket);
     let mut findings = vec![version(&client).await];
-    // A service that does not even tell its version is not asked for more.
+    // If not even its version can be read, further calls are pointless.
     if findings[0].level != super::Level::Failed {
         findings.extend(plugins(&client, &config.snapshotter).await);
         findings.push(events(&client).await);
@@ -58,11 +58,11 @@ fn remedy(error: &io::Error) -> &'static str {
 
 async fn version(client: &Client) -> Finding {
     let mut service = VersionClient::new(client.channel());
-    match tokio::time::timeout(PATIENCE, service.version(())).await {
+    match tokio::time::timeout(TIMEOUT, service.version(())).await {
         Ok(Ok(answer)) => judge_version(&answer.into_inner().version),
         Ok(Err(status)) => Finding::failed("containerd", status.message().to_owned(), "Is that containerd's socket?"),
         Err(_) => {
-            let text = format!("{} does not answer within {} s", client.socket().display(), PATIENCE.as_secs());
+            let text = format!("{} does not answer within {} s", client.socket().display(), TIMEOUT.as_secs());
             Finding::failed("containerd", text, "See what it is doing: journalctl -u containerd")
         }
     }
@@ -80,14 +80,14 @@ fn judge_version(version: &str) -> Finding {
 
 async fn plugins(client: &Client, snapshotter: &str) -> Vec<Finding> {
     let request = client.request(PluginsRequest::default());
-    let answer = tokio::time::timeout(PATIENCE, IntrospectionClient::new(client.channel()).plugins(request)).await;
+    let answer = tokio::time::timeout(TIMEOUT, IntrospectionClient::new(client.channel()).plugins(request)).await;
     match answer {
         Ok(Ok(answer)) => {
             let plugins = answer.into_inner().plugins;
             vec![judge_snapshotter(&plugins, snapshotter), judge_cri(&plugins)]
         }
         Ok(Err(status)) => vec![Finding::degraded("snapshotter", status.message().to_owned(), "")],
-        Err(_) => vec![Finding::degraded("snapshotter", "containerd does not tell its plugins", "")],
+        Err(_) => vec![Finding::degraded("snapshotter", "containerd does not list its plugins", "")],
     }
 }
 
@@ -106,7 +106,7 @@ fn judge_snapshotter(plugins: &[Plugin], wanted: &str) -> Finding {
     }
 }
 
-/// The CRI plugin is no harm: it looks at its own containers. But its images are those limpet uses.
+/// The CRI plugin is harmless: it uses its own containers. But it shares images with limpet.
 fn judge_cri(plugins: &[Plugin]) -> Finding {
     let cri =
         |plugin: &&Plugin| plugin.init_err.is_none() && (plugin.r#type == "io.containerd.cri.v1" || plugin.id == "cri");
@@ -118,13 +118,13 @@ fn judge_cri(plugins: &[Plugin]) -> Finding {
 
 /// Publishes an event and waits for it, as the agent does when it starts.
 async fn events(client: &Client) -> Finding {
-    let (sender, mut told) = tokio::sync::mpsc::channel(4);
+    let (sender, mut events) = tokio::sync::mpsc::channel(4);
     let stop = CancellationToken::new();
-    let begun = Instant::now();
+    let started = Instant::now();
     let following = tokio::spawn(event_stream::run(client.clone(), sender, stop.clone()));
-    let came = tokio::time::timeout(PATIENCE, async {
+    let came = tokio::time::timeout(TIMEOUT, async {
         loop {
-            match told.recv().await {
+            match events.recv().await {
                 Some(LifecycleEvent::Connected) => return true,
                 Some(_) => {}
                 None => return false,
@@ -132,14 +132,14 @@ async fn events(client: &Client) -> Finding {
         }
     });
     let came = came.await.unwrap_or(false);
-    let took = begun.elapsed();
+    let took = started.elapsed();
     stop.cancel();
     following.abort();
     if came {
         return Finding::ok("events", format!("containerd's stream delivers in {} ms", took.as_millis().max(1)));
     }
     let text =
-        format!("containerd delivers none within {} s; ends of containers would go unnoticed", PATIENCE.as_secs());
+        format!("containerd delivers none within {} s; exits of containers would go unnoticed", TIMEOUT.as_secs());
     Finding::failed("events", text, "Restart containerd; its pods keep running")
 }
 
@@ -160,13 +160,13 @@ fn mounts(pid: Option<u32>, same: Option<io::Result<bool>>) -> Finding {
         ),
         (_, Some(Err(error))) => Finding::degraded(
             name,
-            format!("cannot tell whether containerd sees the same: {error}"),
-            "Run this as root, beside containerd",
+            format!("cannot check whether containerd sees the same: {error}"),
+            "Run this as root, next to containerd",
         ),
         _ => Finding::degraded(
             name,
-            "cannot tell whether containerd sees the same: it runs in another pid namespace",
-            "Run this beside containerd",
+            "cannot check whether containerd sees the same: it runs in another pid namespace",
+            "Run this next to containerd",
         ),
     }
 }
@@ -178,7 +178,7 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
         None => ("runc".to_owned(), in_path("runc", &search)),
     };
     let Some(program) = found else {
-        let text = format!("{name} is not there (looked in {})", search.to_string_lossy());
+        let text = format!("{name} not found (searched {})", search.to_string_lossy());
         return Finding::failed("OCI runtime", text, "Install runc, or set runtimeBinary");
     };
     match output_of(&program, &["--version"]).await {
@@ -190,7 +190,7 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     }
 }
 
-/// The search path of a process: containerd's shims inherit it and look for runc there.
+/// The `PATH` of a process: containerd's shims inherit it and look for runc there.
 fn path_of(pid: u32) -> Option<OsString> {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
     let path = environment.split(|byte| *byte == 0).find_map(|variable| variable.strip_prefix(b"PATH="))?;
@@ -201,11 +201,11 @@ fn in_path(program: &str, search: &OsString) -> Option<PathBuf> {
     std::env::split_paths(search).map(|directory| directory.join(program)).find(|path| path.is_file())
 }
 
-/// What a program prints when it succeeds in time; `None` when it does not, or is not there.
+/// A program's output if it succeeds in time; `None` otherwise.
 pub(super) async fn output_of(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Option<String> {
     let mut command = tokio::process::Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(PATIENCE, command.output()).await.ok()?.ok()?;
+    let output = tokio::time::timeout(TIMEOUT, command.output()).await.ok()?.ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_machine_without_containerd_says_so() {
+    async fn a_machine_without_containerd_is_reported() {
         let config = Config { runtime_endpoint: "/nowhere/containerd.sock".into(), ..Config::default() };
         let findings = examine(&config).await;
         assert_eq!(findings[0].level, Level::Failed);

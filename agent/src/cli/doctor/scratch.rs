@@ -1,10 +1,10 @@
-//! A directory in which something is tried.
+//! A temporary directory for the checks.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A new directory that goes with the value.
+/// A new directory that is removed on drop.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -23,7 +23,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left of it harms nobody.
+        // A directory that cannot be removed is harmless.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

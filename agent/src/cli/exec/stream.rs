@@ -1,4 +1,4 @@
-//! The client's end of a command's WebSocket: input and sizes up, output and the exit code down.
+//! The client side of a command's WebSocket: sends input and terminal sizes, receives output and the exit code.
 
 use std::io::{self, Read as _};
 
@@ -13,12 +13,12 @@ use super::terminal::{RawMode, size};
 use crate::cli::error::CliError;
 use crate::server::exec::{Channel, parse_status, size_message};
 
-/// Bytes of input in one message.
+/// The largest message of input, in bytes.
 const CHUNK: usize = 32 << 10;
 /// Messages of input waiting to be sent.
 const QUEUE: usize = 4;
 
-/// Serves the command behind `connection` until it ends; its exit code.
+/// Serves the command on `connection` until it exits; returns its exit code.
 pub(super) async fn run(
     connection: impl AsyncRead + AsyncWrite + Unpin,
     stdin: bool,
@@ -31,11 +31,11 @@ pub(super) async fn run(
     let mut hangup = signal(SignalKind::hangup()).map_err(system("watch for signals"))?;
     let mut terminate = signal(SignalKind::terminate()).map_err(system("watch for signals"))?;
     let resized = signal(SignalKind::window_change()).map_err(system("watch the terminal's size"))?;
-    // Dropped on every way out of here, so the terminal is as before.
+    // Restores the terminal on every return path.
     let _raw = (tty && stdin).then(RawMode::begin).transpose().map_err(system("make the terminal raw"))?;
     let input = stdin.then(read_stdin).transpose().map_err(system("read standard input"))?;
     let (sink, stream) = WebSocketStream::from_raw_socket(connection, Role::Client, None).await.split();
-    // Side by side: a command that waits for its output to be taken takes no input.
+    // Concurrently: a command that waits for its output to be read does not read input.
     tokio::select! {
         code = receive(stream) => code,
         () = send(sink, input, tty.then_some(resized)) => Err(lost("the connection broke")),
@@ -48,7 +48,7 @@ fn lost(message: &str) -> CliError {
     CliError::System { what: "run the command".to_owned(), source: io::Error::other(message.to_owned()) }
 }
 
-/// Writes output where it belongs until the exit code comes.
+/// Writes output to stdout and stderr until the exit code arrives.
 async fn receive(mut stream: impl Stream<Item = Result<Message, Error>> + Unpin) -> Result<i32, CliError> {
     while let Some(message) = stream.next().await {
         let data = match message {
@@ -66,7 +66,7 @@ async fn receive(mut stream: impl Stream<Item = Result<Message, Error>> + Unpin)
             _ => {}
         }
     }
-    Err(lost("the agent ended it without saying how it ended"))
+    Err(lost("the agent closed the connection without an exit status"))
 }
 
 fn show(mut to: impl io::Write, data: &[u8]) -> io::Result<()> {
@@ -74,7 +74,7 @@ fn show(mut to: impl io::Write, data: &[u8]) -> io::Result<()> {
     to.flush()
 }
 
-/// Sends input, its end and the terminal's sizes; returns only when the connection takes no more.
+/// Sends input, its end and terminal sizes; returns only when the connection is closed.
 async fn send(
     mut sink: impl Sink<Message, Error = Error> + Unpin,
     mut input: Option<mpsc::Receiver<Vec<u8>>>,
@@ -119,8 +119,8 @@ async fn send(
     }
 }
 
-/// Reads standard input on a thread of its own, which ends with the process: a read of a terminal cannot be taken back,
-/// and the runtime would wait for one of its own threads.
+/// Reads stdin on a thread that lives as long as the process: a read of a terminal cannot be cancelled, and the runtime
+/// would wait for one of its own threads.
 fn read_stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
     let (to, input) = mpsc::channel(QUEUE);
     std::thread::Builder::new().name("stdin".to_owned()).spawn(move || {

@@ -1,20 +1,20 @@
-//! The user's terminal while a command in a container has it: raw, and as before afterwards.
+//! The user's terminal during `limpet exec`: raw mode, restored afterwards.
 
 use std::io;
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// Standard input in raw mode until this is dropped: every key goes to the command, also Ctrl-C.
+/// Stdin in raw mode until dropped: every key goes to the command, including Ctrl-C.
 #[derive(Debug)]
 pub(super) struct RawMode {
     before: Termios,
 }
 
 impl RawMode {
-    /// Begins.
+    /// Enters raw mode.
     ///
     /// # Errors
-    /// When standard input is no terminal.
+    /// When stdin is not a terminal.
     pub(super) fn begin() -> io::Result<Self> {
         let stdin = rustix::stdio::stdin();
         let before = tcgetattr(stdin)?;
@@ -27,7 +27,7 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // A terminal that is gone needs no restoring.
+        // If the terminal is gone, there is nothing to restore.
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &self.before);
     }
 }

@@ -16,11 +16,11 @@ fn waiting(reason: &str) -> Value {
     json!({"waiting": {"reason": reason}})
 }
 
-fn ended(code: i32, reason: &str, signal: i32) -> Value {
+fn terminated(code: i32, reason: &str, signal: i32) -> Value {
     json!({"terminated": {"exitCode": code, "reason": reason, "signal": signal}})
 }
 
-/// A pod with those statuses; as many containers in its spec.
+/// A pod with those statuses, and the same containers in its spec.
 fn pod(phase: &str, init: Vec<Value>, main: Vec<Value>) -> Value {
     let spec_of = |statuses: &[Value]| statuses.iter().map(|each| json!({"name": each["name"]})).collect::<Vec<_>>();
     json!({
@@ -35,7 +35,7 @@ fn summary(pod: &Value) -> Summary {
 }
 
 #[test]
-fn status_reads_as_kubectls() {
+fn status_matches_kubectls() {
     let a = |ready, state| container("a", ready, 0, state);
     let b = |ready, state| container("b", ready, 0, state);
     let pending_main = || vec![a(false, waiting("PodInitializing"))];
@@ -50,11 +50,11 @@ fn status_reads_as_kubectls() {
             "1/2",
             pod("Running", vec![], vec![a(false, waiting("CrashLoopBackOff")), b(true, running())]),
         ),
-        ("Error", "0/1", pod("Failed", vec![], vec![a(false, ended(1, "Error", 0))])),
-        ("Completed", "0/1", pod("Succeeded", vec![], vec![a(false, ended(0, "Completed", 0))])),
-        ("ExitCode:3", "0/1", pod("Failed", vec![], vec![a(false, ended(3, "", 0))])),
-        ("Signal:9", "0/1", pod("Failed", vec![], vec![a(false, ended(137, "", 9))])),
-        ("NotReady", "1/2", pod("Running", vec![], vec![a(false, ended(0, "Completed", 0)), b(true, running())])),
+        ("Error", "0/1", pod("Failed", vec![], vec![a(false, terminated(1, "Error", 0))])),
+        ("Completed", "0/1", pod("Succeeded", vec![], vec![a(false, terminated(0, "Completed", 0))])),
+        ("ExitCode:3", "0/1", pod("Failed", vec![], vec![a(false, terminated(3, "", 0))])),
+        ("Signal:9", "0/1", pod("Failed", vec![], vec![a(false, terminated(137, "", 9))])),
+        ("NotReady", "1/2", pod("Running", vec![], vec![a(false, terminated(0, "Completed", 0)), b(true, running())])),
         ("Init:0/1", "0/1", pod("Pending", vec![container("i", false, 0, running())], pending_main())),
         ("Init:0/1", "0/1", pod("Pending", vec![container("i", false, 0, waiting("PodInitializing"))], pending_main())),
         (
@@ -62,19 +62,27 @@ fn status_reads_as_kubectls() {
             "0/1",
             pod("Pending", vec![container("i", false, 0, waiting("ImagePullBackOff"))], pending_main()),
         ),
-        ("Init:Error", "0/1", pod("Pending", vec![container("i", false, 0, ended(1, "Error", 0))], pending_main())),
-        ("Init:ExitCode:2", "0/1", pod("Pending", vec![container("i", false, 0, ended(2, "", 0))], pending_main())),
+        (
+            "Init:Error",
+            "0/1",
+            pod("Pending", vec![container("i", false, 0, terminated(1, "Error", 0))], pending_main()),
+        ),
+        (
+            "Init:ExitCode:2",
+            "0/1",
+            pod("Pending", vec![container("i", false, 0, terminated(2, "", 0))], pending_main()),
+        ),
         (
             "PodInitializing",
             "0/1",
-            pod("Pending", vec![container("i", true, 0, ended(0, "Completed", 0))], pending_main()),
+            pod("Pending", vec![container("i", true, 0, terminated(0, "Completed", 0))], pending_main()),
         ),
         (
             "Init:1/2",
             "0/1",
             pod(
                 "Pending",
-                vec![container("i", true, 0, ended(0, "Completed", 0)), container("j", false, 0, running())],
+                vec![container("i", true, 0, terminated(0, "Completed", 0)), container("j", false, 0, running())],
                 pending_main(),
             ),
         ),
@@ -86,19 +94,19 @@ fn status_reads_as_kubectls() {
 }
 
 #[test]
-fn a_pod_that_ends_and_a_pod_with_a_reason_say_so() {
-    let mut ending = pod("Running", vec![], vec![container("a", true, 0, running())]);
-    ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    assert_eq!(summary(&ending).status, "Terminating");
-    ending["status"]["phase"] = json!("Succeeded");
-    assert_ne!(summary(&ending).status, "Terminating", "what has ended does not end");
+fn terminating_pods_and_pods_with_a_reason_are_shown_as_such() {
+    let mut terminating = pod("Running", vec![], vec![container("a", true, 0, running())]);
+    terminating["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert_eq!(summary(&terminating).status, "Terminating");
+    terminating["status"]["phase"] = json!("Succeeded");
+    assert_ne!(summary(&terminating).status, "Terminating", "a finished pod is not terminating");
     let mut evicted = pod("Failed", vec![], vec![]);
     evicted["status"]["reason"] = json!("Evicted");
     assert_eq!(summary(&evicted).status, "Evicted");
     let mut half_done = pod(
         "Running",
         vec![],
-        vec![container("a", false, 0, ended(0, "Completed", 0)), container("b", true, 0, running())],
+        vec![container("a", false, 0, terminated(0, "Completed", 0)), container("b", true, 0, running())],
     );
     half_done["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
     assert_eq!(summary(&half_done).status, "Running");
@@ -106,12 +114,13 @@ fn a_pod_that_ends_and_a_pod_with_a_reason_say_so() {
 }
 
 #[test]
-fn sidecars_count_and_done_init_containers_do_not() {
+fn sidecars_count_and_finished_init_containers_do_not() {
     let mut sidecar = container("s", true, 2, running());
     sidecar["started"] = json!(true);
     let mut restarted = container("a", true, 3, running());
     restarted["lastState"] = json!({"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:05Z"}});
-    let mut pod = pod("Running", vec![container("i", true, 7, ended(0, "Completed", 0)), sidecar], vec![restarted]);
+    let mut pod =
+        pod("Running", vec![container("i", true, 7, terminated(0, "Completed", 0)), sidecar], vec![restarted]);
     pod["spec"]["initContainers"][1]["restartPolicy"] = json!("Always");
     let summary = summary(&pod);
     assert_eq!((summary.ready, summary.total, summary.restarts), (2, 2, 5));

@@ -31,23 +31,23 @@ fn running(restarts: i32) -> Value {
     }]})
 }
 
-fn args(words: &[&str]) -> PodsArgs {
+fn args(arguments: &[&str]) -> PodsArgs {
     #[derive(clap::Parser)]
     struct Parse {
         #[command(flatten)]
         args: PodsArgs,
     }
-    <Parse as clap::Parser>::parse_from(["pods"].iter().chain(words)).args
+    <Parse as clap::Parser>::parse_from(["pods"].iter().chain(arguments)).args
 }
 
-fn render(words: &[&str], pods: &[PodEntry]) -> String {
-    let columns = Columns::new(&args(words), pods);
+fn render(arguments: &[&str], pods: &[PodEntry]) -> String {
+    let columns = Columns::new(&args(arguments), pods);
     let rows: Vec<_> = pods.iter().map(|entry| columns.row(entry, NOW.parse().unwrap())).collect();
     columns.table().render(&Screen { color: false, quiet: false }, &rows)
 }
 
 #[test]
-fn the_table_says_what_runs_and_what_is_wrong() {
+fn the_table_shows_status_and_remarks() {
     let waiting = json!({"phase": "Pending", "containerStatuses": [{
         "name": "a", "ready": false, "restartCount": 0, "image": "", "imageID": "",
         "state": {"waiting": {"reason": "ImagePullBackOff"}},
@@ -66,7 +66,7 @@ fn the_table_says_what_runs_and_what_is_wrong() {
 }
 
 #[test]
-fn the_namespace_and_more_columns_are_shown_when_they_tell_something() {
+fn the_namespace_and_more_columns_are_shown_when_useful() {
     let mut other = entry("b", running(0), None);
     other.pod.metadata.namespace = Some("kube-system".to_owned());
     let pods = [entry("a", running(0), None), other];
@@ -81,7 +81,7 @@ fn the_namespace_and_more_columns_are_shown_when_they_tell_something() {
 }
 
 #[test]
-fn what_has_no_row_is_remarked() {
+fn manifests_and_sources_without_a_row_are_remarked() {
     let fault = |text: &str| FaultDocument {
         severity: "error".to_owned(),
         line: None,
@@ -91,7 +91,7 @@ fn what_has_no_row_is_remarked() {
         remedy: String::new(),
         text: text.to_owned(),
     };
-    let refused = |kept: &[&str]| RejectionDocument {
+    let rejected = |kept: &[&str]| RejectionDocument {
         origin: "web.yaml".to_owned(),
         faults: vec![fault("web.yaml:7:3: spec.containers: required"), fault("more")],
         kept: kept.iter().map(ToString::to_string).collect(),
@@ -106,7 +106,7 @@ fn what_has_no_row_is_remarked() {
         remark: None,
         pods: 1,
         objects: 0,
-        rejected: vec![refused(&[]), refused(&["default/web-edge1"])],
+        rejected: vec![rejected(&[]), rejected(&["default/web-edge1"])],
     };
     assert_eq!(
         remarks(&[source]),
@@ -117,6 +117,6 @@ fn what_has_no_row_is_remarked() {
     );
     assert_eq!(
         nothing(&[]),
-        "No pods, and no manifest directory is configured (staticPodPath); hand some over: limpet apply -f FILE"
+        "No pods, and no manifest directory is configured (staticPodPath); apply some: limpet apply -f FILE"
     );
 }

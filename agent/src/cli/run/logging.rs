@@ -1,4 +1,4 @@
-//! The agent's log on stderr: text for a terminal, one JSON object a line for everything else.
+//! The agent's log on stderr: text on a terminal, otherwise one JSON object per line.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -13,11 +13,11 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Begins the log at kubelet's `verbosity`. The second call does nothing.
+/// Starts logging at kubelet's `verbosity`. A second call does nothing.
 pub fn init(verbosity: u8) {
     let registry = tracing_subscriber::registry().with(levels(verbosity));
     let terminal = std::io::stderr().is_terminal();
-    let begun = if terminal {
+    let started = if terminal {
         let ansi = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(ansi).event_format(Text);
         registry.with(text).try_init()
@@ -25,13 +25,12 @@ pub fn init(verbosity: u8) {
         let json = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json();
         registry.with(json.flatten_event(true).with_target(false).with_span_list(false)).try_init()
     };
-    if begun.is_err() {
-        tracing::debug!("the log has begun already");
+    if started.is_err() {
+        tracing::debug!("logging has started already");
     }
 }
 
-/// What `--v` shows: 0 what people must see, up to 3 what happened, 4 and 5 why, 6 and more everything. Libraries
-/// speak up from 8 on.
+/// The level for `--v`: 0 warnings and errors, up to 3 info, 4 and 5 debug, 6 and more trace. Libraries log from 8 on.
 fn levels(verbosity: u8) -> Targets {
     let own = match verbosity {
         0 => LevelFilter::WARN,
@@ -47,7 +46,7 @@ fn levels(verbosity: u8) -> Targets {
     Targets::new().with_default(libraries).with_target("limpet", own)
 }
 
-/// `time LEVEL message field=value… span_field=value…`: the message first, as kubelet's lines are grepped for.
+/// `time LEVEL message field=value… span_field=value…`: the message first, as in kubelet's log lines.
 struct Text;
 
 impl<S, N> FormatEvent<S, N> for Text
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_text_has_the_message_before_the_fields() {
+    fn a_text_line_has_the_message_before_the_fields() {
         let sink = Sink::default();
         let writer = sink.clone();
         let layer = tracing_subscriber::fmt::layer().with_writer(move || writer.clone()).with_ansi(false);
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn verbosity_is_kubelets() {
+    fn verbosity_matches_kubelets() {
         let shown = |verbosity, target, level| levels(verbosity).would_enable(target, &level);
         for (verbosity, target, level, expected) in [
             (0, "limpet_core::plan", Level::INFO, false),

@@ -1,4 +1,4 @@
-//! What the values of the two documents mean, once their keys are known to be good.
+//! Evaluates the values of the two documents, whose keys are already checked.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::config::GuardSettings;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 
-/// Images pulled at once where kubelet would set no limit.
+/// The limit of parallel pulls where kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
-/// containerd's own calls take milliseconds, the start of a container on a slow node a second or two.
+/// containerd's own calls take milliseconds, starting a container on a slow node a second or two.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Judge {
-    /// Takes over what KubeletConfiguration says.
+    /// Applies the values of KubeletConfiguration.
     pub(super) fn kubelet(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
         if let Some((path, _)) = map.text("staticPodPath").filter(|(path, _)| !path.is_empty()) {
             config.manifest_path = Some(directory.join(path));
@@ -46,17 +46,17 @@ impl Judge {
         if let Some((pods, at)) = map.int("maxPods").filter(|(pods, _)| *pods != 0) {
             match u32::try_from(pods) {
                 Ok(pods) => config.max_pods = pods,
-                Err(_) => self.error(Some(at), "maxPods", format!("{pods} is no number of pods")),
+                Err(_) => self.error(Some(at), "maxPods", format!("{pods} is not a valid number of pods")),
             }
         }
         if let Some((timeout, at)) = map.text("runtimeRequestTimeout") {
             match duration(timeout) {
-                // kubelet's default stands for none.
+                // kubelet's default -1 means no limit.
                 Some(Duration::ZERO) => {}
                 Some(timeout) if timeout >= SHORTEST_TIMEOUT => config.runtime_request_timeout = timeout,
                 Some(_) => self.error(Some(at), "runtimeRequestTimeout", "must be 1s or more"),
                 None => {
-                    self.error(Some(at), "runtimeRequestTimeout", format!("{timeout:?} is no duration such as 2m"));
+                    self.error(Some(at), "runtimeRequestTimeout", format!("{timeout:?} is not a duration such as 2m"));
                 }
             }
         }
@@ -85,7 +85,7 @@ impl Judge {
         if let Some((size, at)) = map.text("containerLogMaxSize") {
             match quantity::bytes(size).filter(|bytes| *bytes > 0) {
                 Some(bytes) => config.log_rotation.max_size = bytes,
-                None => self.error(Some(at), "containerLogMaxSize", format!("{size:?} is no size such as 10Mi")),
+                None => self.error(Some(at), "containerLogMaxSize", format!("{size:?} is not a size such as 10Mi")),
             }
         }
         if let Some((files, at)) = map.int("containerLogMaxFiles") {
@@ -98,7 +98,7 @@ impl Judge {
 
     fn pulls(&mut self, map: &Map<'_>, config: &mut Config) {
         let most = map.int("maxParallelImagePulls");
-        // kubelet: one at a time, unless a number above one is given or serializeImagePulls is off.
+        // As in kubelet: one at a time, unless the number is above one or serializeImagePulls is off.
         let serial = map.bool("serializeImagePulls").map_or(most.is_none_or(|(most, _)| most <= 1), |(on, _)| on);
         match (most, serial) {
             (Some((most, at)), _) if most < 1 => {
@@ -151,7 +151,7 @@ impl Judge {
         }
     }
 
-    /// Takes over what LimpetConfiguration says.
+    /// Applies the values of LimpetConfiguration.
     pub(super) fn limpet(&mut self, map: &Map<'_>, config: &mut Config) {
         self.absolute_path(map, "rootDirectory", &mut config.root_dir);
         self.absolute_path(map, "runDirectory", &mut config.run_dir);
@@ -202,7 +202,7 @@ impl Judge {
                     self.error(
                         Some(at),
                         "metricsAddress",
-                        format!("{address:?} is no address such as 127.0.0.1:10249"),
+                        format!("{address:?} is not an address such as 127.0.0.1:10249"),
                     );
                 }
             }
@@ -210,7 +210,7 @@ impl Judge {
         if let Some((address, at)) = map.text("nodeIP") {
             match address.parse::<IpAddr>() {
                 Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => config.node_ip = Some(ip),
-                _ => self.error(Some(at), "nodeIP", format!("{address:?} is no address of a node")),
+                _ => self.error(Some(at), "nodeIP", format!("{address:?} is not an address of a node")),
             }
         }
         if let Some((on, _)) = map.bool("localImageWhenUnreachable") {

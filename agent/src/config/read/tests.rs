@@ -21,20 +21,20 @@ fn flags(arguments: &[&str]) -> RunFlags {
     Command::try_parse_from(std::iter::once(&"limpet").chain(arguments)).unwrap().flags
 }
 
-/// Loads `text` as `/…/config.yaml`; the directory is cut from what is said.
+/// Loads `text` as `/…/config.yaml`; the directory is removed from messages.
 fn load_text(text: &str, more: &[&str]) -> (Result<Config, Vec<String>>, Vec<String>, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("config.yaml");
     std::fs::write(&path, text).unwrap();
-    let told = |faults: Vec<Fault>| -> Vec<String> {
+    let messages = |faults: Vec<Fault>| -> Vec<String> {
         let prefix = format!("{}/", root.path().display());
         faults.iter().map(|fault| fault.to_string().replace(&prefix, "")).collect()
     };
     let config = flags(&[&["--config", path.to_str().unwrap()], more].concat());
     let directory = root.path().to_owned();
     match load(&config) {
-        Ok((config, warnings)) => (Ok(config), told(warnings), directory),
-        Err(ConfigError::Faults(faults)) => (Err(told(faults)), Vec::new(), directory),
+        Ok((config, warnings)) => (Ok(config), messages(warnings), directory),
+        Err(ConfigError::Faults(faults)) => (Err(messages(faults)), Vec::new(), directory),
         Err(error) => panic!("{error}"),
     }
 }
@@ -43,7 +43,7 @@ const KUBELET_HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: Kub
 const LIMPET_HEAD: &str = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n";
 
 #[test]
-fn without_flags_everything_is_the_default_and_one_warning_says_what_is_missing() {
+fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key() {
     let (config, warnings) = load(&flags(&[])).unwrap();
     assert_eq!(config, Config::default());
     assert_eq!(warnings.len(), 1);
@@ -51,7 +51,7 @@ fn without_flags_everything_is_the_default_and_one_warning_says_what_is_missing(
 }
 
 #[test]
-fn every_key_that_acts_acts() {
+fn every_supported_key_has_an_effect() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
          cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nruntimeRequestTimeout: 90s\npodPidsLimit: 512\nresolvConf: ''\n\
@@ -123,8 +123,8 @@ fn every_key_that_acts_acts() {
 }
 
 #[test]
-fn a_guard_that_is_not_understood_is_an_error() {
-    // YAML's `off` and `on` are false and true.
+fn an_invalid_guard_setting_is_an_error() {
+    // In YAML, `off` and `on` are false and true.
     let text = format!("{LIMPET_HEAD}manifestGuard: off\n");
     assert_eq!(load_text(&text, &[]).0.unwrap().guard.mode, None);
     for mode in ["on", "everybody"] {
@@ -135,7 +135,7 @@ fn a_guard_that_is_not_understood_is_an_error() {
     let text = format!("{LIMPET_HEAD}manifestGuard: strict\nmanifestGuardCgroups: [system.slice]\n");
     let faults = load_text(&text, &[]).0.unwrap_err();
     assert!(faults[0].contains("not an absolute path"), "{faults:?}");
-    // Lists without the mode they belong to are told.
+    // Lists without the mode that uses them cause a warning.
     let text = format!("{LIMPET_HEAD}manifestGuard: containers\nmanifestGuardExecutables: [/bin/a]\n");
     let (config, warnings, _) = load_text(&text, &["--pod-manifest-path=/m"]);
     assert_eq!(config.unwrap().guard.mode, Some(GuardMode::Containers));
@@ -143,7 +143,7 @@ fn a_guard_that_is_not_understood_is_an_error() {
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn flags_override_the_file() {
     let text = format!("{KUBELET_HEAD}staticPodPath: /file\ncontainerRuntimeEndpoint: unix:///file.sock\n");
     let arguments = [
         "--pod-manifest-path=/flag",
@@ -164,7 +164,7 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
-fn all_mistakes_are_told_in_one_run_with_their_places() {
+fn all_errors_are_reported_at_once_with_their_positions() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPth: /m\nmaxPods: \"110\"\nclusterDNS:\n- 10.0.0.10\n- 7\nclusterDomain: yes\n\
          containerLogMaxSize: 10MB\nauthentication:\n  webhok: {{}}\ncgroupDriver: systemdd\nmaxParallelImagePulls: 4\n\
@@ -178,18 +178,18 @@ fn all_mistakes_are_told_in_one_run_with_their_places() {
         "config.yaml:8:16: clusterDomain: expected text, found true or false",
         "config.yaml:11:3: authentication.webhok: no such key; did you mean webhook?",
         "config.yaml:12:15: cgroupDriver: \"systemdd\" is neither cgroupfs nor systemd",
-        "config.yaml:9:22: containerLogMaxSize: \"10MB\" is no size such as 10Mi",
+        "config.yaml:9:22: containerLogMaxSize: \"10MB\" is not a size such as 10Mi",
         "config.yaml:13:24: maxParallelImagePulls: 4 cannot be while serializeImagePulls is true",
         "config.yaml:20:1: staticPodPath: no such key; it belongs to KubeletConfiguration",
         "config.yaml:19:15: runDirectory: \"run\" is not an absolute path",
         "config.yaml:18:17: metricsAddress: 0.0.0.0:80 is not on loopback; only 127.0.0.0/8 and [::1] are allowed",
-        "flags: --container-runtime-endpoint: \"tcp://x\" is no socket such as unix:///run/containerd/containerd.sock",
+        "flags: --container-runtime-endpoint: \"tcp://x\" is not a socket such as unix:///run/containerd/containerd.sock",
     ];
     assert_eq!(faults, expected);
 }
 
 #[test]
-fn documents_are_told_apart_by_kind_and_version() {
+fn documents_are_recognized_by_kind_and_version() {
     let cases = [
         ("kind: Pod\n", "config.yaml:1:7: kind: must be KubeletConfiguration or LimpetConfiguration"),
         ("a: 1\n", "config.yaml:1:1: kind: must be KubeletConfiguration or LimpetConfiguration"),
@@ -211,7 +211,7 @@ fn documents_are_told_apart_by_kind_and_version() {
 }
 
 #[test]
-fn what_does_nothing_yet_is_named_unless_it_is_so_anyway() {
+fn unsupported_keys_cause_a_warning_unless_they_match_limpets_behaviour() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: /m\nevictionHard: {{memory.available: 100Mi}}\nfailSwapOn: false\nreadOnlyPort: 0\n\
          syncFrequency: 1m\nauthentication:\n  anonymous:\n    enabled: false\n  webhook:\n    enabled: false\nport: null\n"
@@ -227,7 +227,7 @@ fn what_does_nothing_yet_is_named_unless_it_is_so_anyway() {
 }
 
 #[test]
-fn pulls_are_counted_as_kubelet_counts_them() {
+fn parallel_pulls_are_computed_as_in_kubelet() {
     let cases = [
         ("", 1),
         ("serializeImagePulls: true\n", 1),
@@ -242,7 +242,7 @@ fn pulls_are_counted_as_kubelet_counts_them() {
 }
 
 #[test]
-fn the_file_must_be_there_and_be_small() {
+fn the_file_must_exist_and_be_small() {
     let missing = load(&flags(&["--config", "/nonexistent/config.yaml"])).unwrap_err();
     assert!(missing.to_string().starts_with("cannot read configuration /nonexistent/config.yaml: No such file"));
     let root = tempfile::tempdir().unwrap();
@@ -253,7 +253,7 @@ fn the_file_must_be_there_and_be_small() {
 }
 
 #[test]
-fn the_packaged_configuration_loads_without_a_word() {
+fn the_packaged_configuration_loads_without_warnings() {
     let path = Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../deploy/config.yaml");
     let (config, warnings) = load(&flags(&["--config", path.to_str().unwrap()])).unwrap();
     assert_eq!(warnings, []);
@@ -262,7 +262,7 @@ fn the_packaged_configuration_loads_without_a_word() {
 }
 
 #[test]
-fn mistakes_about_the_url_are_told_without_secrets() {
+fn errors_in_the_url_settings_are_reported_without_secrets() {
     let text = format!(
         "{KUBELET_HEAD}staticPodURL: ftp://u:pa55@x/\nhttpCheckFrequency: 10ms\nstaticPodURLHeader:\n  X-A: tok\n  X B: [tok]\n---\n\
          {LIMPET_HEAD}staticPodURLCAFile: ca.pem\nstaticPodURLCertFile: /cert.pem\n"
@@ -273,7 +273,7 @@ fn mistakes_about_the_url_are_told_without_secrets() {
         "config.yaml:11:21: staticPodURLCAFile: \"ca.pem\" is not an absolute path",
         "flags: --manifest-url-header: a header must be name:value",
         "config.yaml:4:21: httpCheckFrequency: 10ms is shorter than 1s",
-        "config.yaml: staticPodURLCertFile: needs staticPodURLKeyFile beside it",
+        "config.yaml: staticPodURLCertFile: needs staticPodURLKeyFile too",
         "config.yaml:3:15: staticPodURL: begins with ftp:, not with http: or https:",
     ];
     assert_eq!(faults, expected);

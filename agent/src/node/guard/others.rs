@@ -1,11 +1,12 @@
-//! Other node agents: kubelets, by their processes and ports, and what contains one.
+//! Detects other node agents: kubelets, by processes and ports, and programs that contain one.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Names of processes (`/proc/<pid>/comm`, at most 15 bytes) that are or contain a kubelet, and what people call them.
+/// Process names (`/proc/<pid>/comm`, at most 15 bytes) of kubelet and of programs that contain it, and their common
+/// names.
 const AGENTS: &[(&str, &str)] = &[
     ("kubelet", "kubelet"),
     ("hyperkube", "kubelet (hyperkube)"),
@@ -22,19 +23,19 @@ const PORTS: [u16; 3] = [10_250, 10_255, 10_248];
 /// `TCP_LISTEN` in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
 
-/// Another agent, or the trace of one.
+/// Another agent, or a sign of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OtherAgent {
-    /// A process.
+    /// A running process.
     Process {
-        /// What it is.
+        /// The agent's name.
         agent: &'static str,
-        /// Its pid.
+        /// Its PID.
         pid: u32,
         /// Its command line, if it can be read.
         command: String,
     },
-    /// A kubelet's port, and no process in sight that holds it.
+    /// A kubelet port in use, without a visible process that holds it.
     Port {
         /// The port.
         port: u16,
@@ -61,7 +62,7 @@ pub fn find() -> Option<OtherAgent> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let Ok(comm) = fs::read_to_string(entry.path().join("comm")) else { continue };
         if let Some(agent) = agent(comm.trim_end()) {
-            // A node in a container, as kind makes them, has a network of its own and is another node.
+            // A node in a container, as kind creates them, has its own network namespace and is another node.
             let network = fs::read_link(entry.path().join("ns/net")).ok();
             if network.is_none() || network == own_network {
                 let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -80,7 +81,7 @@ pub fn find() -> Option<OtherAgent> {
             sockets(&entry.path(), &mut sockets_seen);
         }
     }
-    // A port held by a process that is known not to be an agent is that process's business.
+    // A port held by a process that is not an agent is ignored.
     let still = self::listening();
     let unseen = listening.iter().find(|found| !sockets_seen.contains(&found.1) && still.contains(found));
     unseen.map(|(port, _)| OtherAgent::Port { port: *port })
@@ -90,7 +91,7 @@ fn agent(comm: &str) -> Option<&'static str> {
     AGENTS.iter().find(|(name, _)| *name == comm).map(|(_, agent)| *agent)
 }
 
-/// kubelet's ports that are listened on in this network, with their sockets' inodes.
+/// kubelet's ports that are in use in this network namespace, with their sockets' inodes.
 fn listening() -> Vec<(u16, u64)> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
     tables.iter().filter_map(|path| fs::read_to_string(path).ok()).flat_map(|table| listeners(&table)).collect()
@@ -106,7 +107,7 @@ fn listeners(table: &str) -> Vec<(u16, u64)> {
     table.lines().skip(1).filter_map(listener).collect()
 }
 
-/// Adds the sockets a process holds, as far as they can be seen.
+/// Adds the sockets of a process, as far as visible.
 fn sockets(process: &Path, into: &mut BTreeSet<u64>) {
     for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
         let target = fs::read_link(descriptor.path()).ok();
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agents_are_known_by_the_names_of_their_processes() {
+    fn agents_are_recognized_by_their_process_names() {
         for (comm, expected) in [
             ("kubelet", Some("kubelet")),
             ("k3s-server", Some("k3s")),
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listeners_on_kubelets_ports_count() {
+    fn only_listeners_on_kubelets_ports_are_found() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
             0: 0100007F:2808 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0 100 0\n\
             1: 0100007F:280A 00000000:0000 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0 100 0\n\
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_shows_the_sockets_it_holds() {
+    fn the_sockets_of_a_process_are_found() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = format!(":{:04X}", listener.local_addr().unwrap().port());
         let table = fs::read_to_string("/proc/self/net/tcp").unwrap();

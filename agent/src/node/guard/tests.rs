@@ -13,25 +13,25 @@ fn config(root: &Path) -> Config {
 }
 
 #[test]
-fn a_second_agent_is_refused_by_name_until_the_first_one_ends() {
+fn a_second_agent_is_rejected_by_name_until_the_first_one_exits() {
     let root = tempfile::tempdir().unwrap();
     let config = config(root.path());
     let first = lock_node(&config).unwrap();
-    let refused = lock_node(&config).unwrap_err();
+    let error = lock_node(&config).unwrap_err();
     let own = format!("another limpet runs on this node: pid {} (", std::process::id());
-    assert!(refused.to_string().starts_with(&own) && refused.to_string().contains("), since 2"), "{refused}");
-    assert_eq!(refused.exit_code(), 5);
+    assert!(error.to_string().starts_with(&own) && error.to_string().contains("), since 2"), "{error}");
+    assert_eq!(error.exit_code(), 5);
 
-    // Another root does not help while the run directory is the same.
+    // Another root directory does not help while the run directory is the same.
     let elsewhere = Config { root_dir: root.path().join("other"), ..config.clone() };
-    let StartError::Locked { path, .. } = lock_node(&elsewhere).unwrap_err() else { panic!("not refused by the lock") };
+    let StartError::Locked { path, .. } = lock_node(&elsewhere).unwrap_err() else { panic!("not error by the lock") };
     assert_eq!(path, config.run_dir.join("lock"));
     drop(first);
     lock_node(&config).unwrap();
 }
 
 #[test]
-fn a_lock_that_only_a_dead_agent_s_child_holds_is_waited_for() {
+fn a_lock_held_only_by_a_dead_agent_s_child_is_waited_for() {
     let root = tempfile::tempdir().unwrap();
     let config = config(root.path());
     drop(lock_node(&config).unwrap());
@@ -42,7 +42,7 @@ fn a_lock_that_only_a_dead_agent_s_child_holds_is_waited_for() {
     flock(&inherited, FlockOperation::LockExclusive).unwrap();
     std::thread::scope(|scope| {
         let next = scope.spawn(|| lock_node(&config));
-        // The next agent hangs in flock before the child lets go.
+        // The next agent blocks in flock until the child releases the lock.
         let waits = || fs::read_to_string("/proc/locks").unwrap().lines().any(|line| line.contains("-> FLOCK"));
         while !waits() && !next.is_finished() {
             std::thread::yield_now();
@@ -53,24 +53,24 @@ fn a_lock_that_only_a_dead_agent_s_child_holds_is_waited_for() {
 }
 
 #[test]
-fn a_socket_that_answers_is_in_use_and_a_stale_one_is_not() {
+fn a_served_socket_is_in_use_and_a_stale_one_is_not() {
     let root = tempfile::tempdir().unwrap();
     let config = config(root.path());
     drop(lock_node(&config).unwrap());
     let listener = UnixListener::bind(config.socket()).unwrap();
-    let refused = lock_node(&config).unwrap_err();
-    let StartError::SocketInUse { holder, .. } = &refused else { panic!("{refused}") };
+    let error = lock_node(&config).unwrap_err();
+    let StartError::SocketInUse { holder, .. } = &error else { panic!("{error}") };
     assert!(holder.contains(&format!("pid {}", std::process::id())), "{holder}");
-    assert_eq!(refused.exit_code(), 5);
-    // Not only closed: a child that another test is starting may have it open, too.
+    assert_eq!(error.exit_code(), 5);
+    // Shut down, not only closed: a child that another test is starting may have inherited it.
     rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
     assert!(config.socket().exists());
     lock_node(&config).unwrap();
 }
 
 #[test]
-fn a_socket_that_only_a_dead_agent_s_child_holds_is_free() {
-    /// Has this test listen at a path, as an agent that ends and leaves a child behind.
+fn a_socket_held_only_by_a_dead_agent_s_child_is_free() {
+    /// Makes this test listen at a path, as an agent that exits and leaves a child.
     const LISTEN: &str = "LIMPET_TEST_LISTEN";
     if let Some(path) = std::env::var_os(LISTEN) {
         let listener = UnixListener::bind(path).unwrap();
@@ -84,9 +84,9 @@ fn a_socket_that_only_a_dead_agent_s_child_holds_is_free() {
     drop(lock_node(&config).unwrap());
     let mut agent = std::process::Command::new(std::env::current_exe().unwrap());
     agent.args(["--exact", "--nocapture", "node::guard::tests::a_socket_that_only_a_dead_agent_s_child_holds_is_free"]);
-    let said = agent.env(LISTEN, config.socket()).output().unwrap();
-    let said = String::from_utf8(said.stdout).unwrap();
-    let child = said.split_once("child ").and_then(|(_, rest)| rest.split_whitespace().next()).unwrap();
+    let stdout = agent.env(LISTEN, config.socket()).output().unwrap();
+    let stdout = String::from_utf8(stdout.stdout).unwrap();
+    let child = stdout.split_once("child ").and_then(|(_, rest)| rest.split_whitespace().next()).unwrap();
 
     let answers = peer::pid(&config.socket());
     let locked = lock_node(&config);
@@ -96,7 +96,7 @@ fn a_socket_that_only_a_dead_agent_s_child_holds_is_free() {
 }
 
 #[test]
-fn what_the_disk_refuses_is_told_with_its_path() {
+fn a_disk_error_is_reported_with_its_path() {
     let root = tempfile::tempdir().unwrap();
     fs::write(root.path().join("file"), "").unwrap();
     let error = lock_node(&config(&root.path().join("file"))).unwrap_err();
