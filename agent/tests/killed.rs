@@ -1,7 +1,8 @@
-//! The sources and their store are killed at random moments while everything changes; what comes back is what a simple
-//! model says: every acknowledged push, every file, the URL's list, and without any of these what was last good.
+//! Crash test: kills the sources and their store at random times while everything changes. After a restart, the state
+//! must match a simple model: every acknowledged push, every file, the URL's list, and without these the last good
+//! manifests.
 //!
-//! The process that is killed is this one's own executable. `LIMPET_SEED` repeats a run, `LIMPET_ROUNDS` makes it longer.
+//! The killed process runs this test's own executable. `LIMPET_SEED` repeats a run, `LIMPET_ROUNDS` makes it longer.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -43,7 +44,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts it and returns what it says is pushed.
+    /// Starts it and returns the pushed state that it reports.
     fn start(dir: &Path, port: u16) -> (Self, State) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env(child::DIRECTORY, dir).env(child::PORT, port.to_string());
@@ -70,7 +71,7 @@ impl Process {
         self.read()
     }
 
-    /// Waits until what is desired is what the model says.
+    /// Waits until the desired state matches the model.
     fn reaches(&mut self, wanted: &State, why: &str) {
         let wanted = serde_json::to_string(wanted).unwrap();
         let answer = self.ask(&format!("until {wanted}"));
@@ -82,7 +83,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// Ends it as SIGTERM ends the agent: what it has taken is on disk then.
+    /// Stops it as SIGTERM stops the agent: everything accepted is on disk then.
     fn stop(mut self) {
         assert_eq!(self.ask("stop"), "stopped");
         self.child.wait().unwrap();
@@ -119,7 +120,7 @@ fn rounds() {
             without_anything(&model, root.path(), round);
             continue;
         }
-        // In the middle of a push, or of whatever the changes before it have set off.
+        // In the middle of a push, or of what earlier changes have started.
         if dice.below(2) == 0 {
             let push = model.push(&mut dice);
             process.send(&push.command);
@@ -130,11 +131,11 @@ fn rounds() {
     }
 }
 
-/// No server, no directory: the state is the same from what was last good.
+/// Without server and directory: the state is restored from the last good manifests.
 fn without_anything(model: &Model, root: &Path, round: u64) {
     let away = root.join("away");
     std::fs::rename(&model.manifests, &away).unwrap();
-    // Nobody listens on port 1.
+    // No process listens on port 1.
     let (mut process, pushed) = Process::start(root, 1);
     assert_eq!(pushed, model.pushed, "round {round}, without anything");
     process.reaches(&model.desired(), &format!("round {round}, without anything"));

@@ -1,4 +1,4 @@
-//! The process that is killed: all sources, the store and the merge, told what to do line by line.
+//! The killed process: all sources, the store and the merge, controlled by commands, one per line.
 
 use limpet_model::manifest;
 use std::io::{BufRead, Write};
@@ -22,15 +22,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::model::{self, State};
 
-/// Names the directory of the database and the manifests; makes this executable the child.
+/// Passes the directory of the database and the manifests; makes this executable the child.
 pub(crate) const DIRECTORY: &str = "LIMPET_KILLED_DIRECTORY";
-/// Names the URL's port.
+/// Passes the URL's port.
 pub(crate) const PORT: &str = "LIMPET_KILLED_PORT";
 
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
 const NODE: &str = "edge1";
 
-/// Runs until it is killed or told to stop.
+/// Runs until it is killed or gets the command to stop.
 pub(crate) fn run(dir: &Path) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(serve(dir));
@@ -43,9 +43,9 @@ async fn serve(dir: &Path) {
         (Arc::new(Slots::default()), Desired::default(), CancellationToken::new(), TaskTracker::new());
     let file = FileSource::new(&dir.join("manifests"), NODE, Arc::clone(&store), DECODER);
     let http = HttpSource::new(settings(), NODE, Arc::clone(&store), DECODER);
-    let around =
+    let context =
         PushContext { slots: Arc::clone(&slots), observed: limpet_core::status::observed::Observed::default() };
-    let push = PushSource::new(NODE, Arc::clone(&store), DECODER, around);
+    let push = PushSource::new(NODE, Arc::clone(&store), DECODER, context);
     let (pusher, inbox) = push::channel(NODE, DECODER);
     let (pushed, mut pushes) = mpsc::channel(1);
     let (to, halt) = (Arc::clone(&slots), stop.clone());
@@ -67,7 +67,7 @@ async fn serve(dir: &Path) {
         let pushed = &slots.load()[SourceKind::Push.index()];
         state(desired.load().pods.values(), pushed.objects.values())
     };
-    say(&serde_json::to_string(&pushes.recv().await.unwrap()).unwrap());
+    print_line(&serde_json::to_string(&pushes.recv().await.unwrap()).unwrap());
 
     let (line, mut lines) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -87,15 +87,15 @@ async fn serve(dir: &Path) {
             stop.cancel();
             tasks.close();
             tasks.wait().await;
-            say("stopped");
+            print_line("stopped");
             return;
         }
         match text.strip_prefix("until ") {
             Some(wanted) => {
                 let wanted: State = serde_json::from_str(wanted).unwrap();
-                say(&until(&wanted, &stands, &mut merged).await);
+                print_line(&until(&wanted, &stands, &mut merged).await);
             }
-            None => say(&obey(&text, &pusher).await),
+            None => print_line(&run_command(&text, &pusher).await),
         }
     }
 }
@@ -111,7 +111,7 @@ fn settings() -> HttpSettings {
     }
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
     out.flush().unwrap();
@@ -130,7 +130,7 @@ fn state<'a>(
     state
 }
 
-/// `reached`, or what there is instead after a time that only a test that fails takes.
+/// `reached`, or the actual state after a timeout that only a failing test reaches.
 async fn until(wanted: &State, stands: &impl Fn() -> State, merged: &mut mpsc::Receiver<Merged>) -> String {
     let waiting = async {
         while stands() != *wanted {
@@ -143,7 +143,7 @@ async fn until(wanted: &State, stands: &impl Fn() -> State, merged: &mut mpsc::R
     }
 }
 
-async fn obey(command: &str, pusher: &Pusher) -> String {
+async fn run_command(command: &str, pusher: &Pusher) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     let map = |name: &str| ObjectKey::new(ObjectKind::ConfigMap, "default", name);
     let done = match words[..] {

@@ -1,4 +1,4 @@
-//! What the pods must be, worked out the simplest way.
+//! The expected pods, computed in the simplest way.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 /// Pod to image, and `map/<name>` of a pushed ConfigMap to its value.
 pub(crate) type State = BTreeMap<String, String>;
 
-/// Names are few, so that sources claim the same ones.
+/// Few names, so that sources claim the same ones.
 const NAMES: usize = 6;
 const FILES: usize = 4;
 
-/// A small generator: the same seed, the same run.
+/// A simple random generator: the same seed gives the same run.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -27,17 +27,17 @@ impl Dice {
     }
 }
 
-/// A push that was sent: what the child is told, and what is pushed once it is acknowledged.
+/// A sent push: the command for the child, and the pushed state once it is acknowledged.
 pub(crate) struct Push {
     pub(crate) command: String,
     pub(crate) after: State,
 }
 
-/// All places and what they hold.
+/// All sources and their content.
 pub(crate) struct Model {
     pub(crate) manifests: PathBuf,
     pub(crate) pushed: State,
-    /// Sent when the child was killed: it counts or it does not.
+    /// Sent when the child was killed: it may or may not have been applied.
     pub(crate) pending: Option<Push>,
     files: BTreeMap<String, (String, String)>,
     broken: Vec<String>,
@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    /// Takes what came back: nothing but what was acknowledged, and perhaps what was under way.
+    /// Checks the restored state: only what was acknowledged, and perhaps the pending push.
     pub(crate) fn settle(&mut self, came_back: &State, round: u64) {
         let pending = self.pending.take().map(|push| push.after);
         assert!(
@@ -93,7 +93,7 @@ impl Model {
         }
     }
 
-    /// The URL's answer.
+    /// The URL's response.
     pub(crate) fn list(&self) -> String {
         let items: Vec<serde_json::Value> = self.listed.iter().map(|(name, image)| pod(name, image)).collect();
         serde_json::json!({ "apiVersion": "v1", "kind": "PodList", "items": items }).to_string()
@@ -112,7 +112,7 @@ impl Model {
                 self.broken.push(file);
             }
             _ => {
-                // One file, one name of its own: which of two files wins is another test's matter.
+                // One file per name: which of two files wins is tested elsewhere.
                 let name = format!("n{}", &file[1..2]);
                 let image = self.image();
                 self.write(&file, &pod(&name, &image).to_string());
@@ -122,7 +122,7 @@ impl Model {
         }
     }
 
-    /// Mends every broken file.
+    /// Repairs every broken file.
     pub(crate) fn repair(&mut self) {
         for file in std::mem::take(&mut self.broken) {
             if let Some((name, image)) = self.files.get(&file).cloned() {
@@ -131,8 +131,8 @@ impl Model {
         }
     }
 
-    /// A change of the directory and of the list that was never there before: once it is desired, so is all before it.
-    /// Without it the state wanted may be there already, from before a change that was taken back since.
+    /// A change of the directory and of the list that never occurred before: once it is desired, so are all earlier
+    /// ones. Without it the expected state might be reached already, from before a change that was reverted.
     pub(crate) fn mark(&mut self) {
         let (file, image) = ("mark.yaml".to_owned(), self.image());
         self.write(&file, &pod("file-mark", &image).to_string());

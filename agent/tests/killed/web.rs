@@ -1,4 +1,4 @@
-//! The URL's server, which is not killed.
+//! The server of the URL; it is not killed.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ impl Web {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let body = served.lock().unwrap().clone();
-                // The client is killed in the middle of it now and then.
+                // The client may be killed in the middle of a response.
                 let _ = answer(stream, &body);
             }
         });
