@@ -28,6 +28,26 @@ pub struct Task {
     pub state: String,
 }
 
+/// One snapshot as `ctr snapshots ls` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its key: an active one has its container's id, a committed one the chain id of its layers.
+    pub key: String,
+    /// `Active`, `Committed` or `View`.
+    pub kind: String,
+}
+
+impl Snapshot {
+    /// Reads the listing. ctr pads its columns, and a snapshot without a parent leaves that column empty.
+    fn list(listing: &str) -> Result<Vec<Self>> {
+        let row = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+            [key, kind] | [key, _, kind] => Ok(Self { key: key.to_owned(), kind: kind.to_owned() }),
+            _ => bail!("an unexpected line of ctr snapshots ls: {line:?}"),
+        };
+        listing.lines().skip(1).map(row).collect()
+    }
+}
+
 /// The daemon and where it keeps its things.
 #[derive(Debug)]
 pub struct Containerd {
@@ -177,5 +197,26 @@ disabled_plugins = [{disabled}]
         let mut ids: Vec<_> = self.ctr(&["containers", "ls", "-q"])?.lines().map(str::to_owned).collect();
         ids.sort();
         Ok(ids)
+    }
+
+    /// All snapshots.
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>> {
+        Snapshot::list(&self.ctr(&["snapshots", "ls"])?)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_are_read_from_padded_columns() {
+        let listing =
+            "KEY    PARENT KIND      \nbase          Committed \nabc123 base   Active    \nview1         View      \n";
+        let snapshots = Snapshot::list(listing).unwrap();
+        let pairs: Vec<_> = snapshots.iter().map(|all| (all.key.as_str(), all.kind.as_str())).collect();
+        assert_eq!(pairs, [("base", "Committed"), ("abc123", "Active"), ("view1", "View")]);
+        assert!(Snapshot::list("KEY PARENT KIND\nalone\n").is_err());
     }
 }

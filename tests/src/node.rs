@@ -1,12 +1,12 @@
 //! A whole node in a directory of its own: containerd, images, network and agent, put together and taken down.
 
+mod leftovers;
 mod take_down;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -309,35 +309,6 @@ impl TestNode {
         wait::until_true(wait::SOON, &format!("an event with {text:?}"), || {
             self.events().is_ok_and(|events| events.contains(text))
         })
-    }
-
-    /// Waits until containerd holds no container, task, lease or snapshot but those of its images, and the agent
-    /// no mount, cgroup or address.
-    pub fn wait_nothing_runs(&self) -> Result<()> {
-        wait::until(Duration::from_secs(20), "nothing of any pod on the node", || {
-            self.leftovers().is_empty().then_some(())
-        })
-        .with_context(|| format!("left: {}", self.leftovers().join(", ")))
-    }
-
-    fn leftovers(&self) -> Vec<String> {
-        let mut left = Vec::new();
-        let listings = [&["tasks", "ls", "-q"][..], &["containers", "ls", "-q"], &["leases", "ls", "-q"]];
-        for args in listings {
-            let listing = self.containerd.ctr(args).unwrap_or_else(|error| format!("{error:#}"));
-            left.extend(listing.lines().map(|id| format!("{} {id}", args[0])));
-        }
-        let snapshots = self.containerd.ctr(&["snapshots", "ls"]).unwrap_or_default();
-        left.extend(snapshots.lines().filter(|line| line.ends_with("Active")).map(str::to_owned));
-        let own = self.agent.settings();
-        for dir in [own.root().join("pods"), own.pod_logs()] {
-            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-            left.extend(entries.map(|entry| entry.path().display().to_string()));
-        }
-        let pods = |dir: &PathBuf| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pod"));
-        left.extend(self.cgroups().iter().filter(|dir| pods(dir)).map(|dir| dir.display().to_string()));
-        left.extend(self.cni.iter().flat_map(Cni::allocated));
-        left
     }
 
     /// The cgroups of its pods, each with those of its containers below it, by name.

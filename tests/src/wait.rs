@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 /// How long a test waits for what should happen soon. Generous: it is reached on failure only.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -59,7 +59,49 @@ pub fn until_true(limit: Duration, what: &str, mut fact: impl FnMut() -> bool) -
     until(limit, what, || fact().then_some(()))
 }
 
+/// Waits until `look` finds nothing.
+///
+/// # Errors
+/// At once when `look` fails: a listing that cannot be made is not an empty one. After `limit` with what was found last.
+pub fn until_none(limit: Duration, what: &str, mut look: impl FnMut() -> Result<Vec<String>>) -> Result<()> {
+    let mut found = Vec::new();
+    let looked = until(limit, what, || match look() {
+        Ok(now) => {
+            found = now;
+            found.is_empty().then_some(Ok(()))
+        }
+        Err(error) => Some(Err(error)),
+    });
+    looked
+        .with_context(|| format!("found last:\n{}", found.join("\n")))?
+        .with_context(|| format!("cannot look for {what}"))
+}
+
 fn patience() -> u32 {
     let set = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
     set.unwrap_or(1)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_fails_is_not_one_that_finds_nothing() {
+        let mut looks = 0;
+        let error = until_none(SOON, "nothing", || {
+            looks += 1;
+            if looks == 1 { Ok(vec!["a snapshot".to_owned()]) } else { bail!("no containerd") }
+        });
+        assert!(format!("{:#}", error.unwrap_err()).contains("no containerd"));
+        assert_eq!(looks, 2);
+        until_none(SOON, "nothing", || Ok(Vec::new())).unwrap();
+    }
+
+    #[test]
+    fn what_was_found_last_is_in_the_error() {
+        let error = until_none(Duration::ZERO, "nothing", || Ok(vec!["a snapshot".to_owned()]));
+        assert!(format!("{:#}", error.unwrap_err()).contains("a snapshot"));
+    }
 }

@@ -1,5 +1,6 @@
 //! The harness itself, without the agent: what the other tests stand on is there and goes away again.
 
+use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -12,6 +13,7 @@ fn main() -> ExitCode {
         case!(both_archive_formats_are_images).on(|node| (node.agent, node.images) = (false, false)),
         case!(tasks_outlive_containerd).on(|node| node.agent = false),
         case!(a_closed_registry_wants_its_password).on(|node| node.agent = false),
+        case!(what_a_pod_may_leave_is_seen).on(|node| node.agent = false),
         case!(a_line_is_cut_once).on(|node| node.agent = false),
     ])
 }
@@ -53,6 +55,27 @@ fn tasks_outlive_containerd(node: &mut TestNode) -> Result<()> {
     node.containerd.stop()?;
     node.containerd.start()?;
     found_again(node)
+}
+
+fn what_a_pod_may_leave_is_seen(node: &mut TestNode) -> Result<()> {
+    node.wait_nothing_runs()?;
+    let own = node.agent.settings();
+    let (mount, log) = (own.run().join("sandboxes/uid/shm"), own.container_logs().join("a.log"));
+    node.containerd.ctr(&["snapshots", "prepare", "a-snapshot"])?;
+    node.containerd.ctr(&["containers", "create", V1, "a-container"])?;
+    fs::create_dir_all(&mount)?;
+    rustix::mount::mount("limpet-test", &mount, "tmpfs", rustix::mount::MountFlags::empty(), None)?;
+    fs::write(&log, "")?;
+    let left = node.leftovers()?;
+    let mount = format!("mount {}", mount.display());
+    for expected in ["snapshot a-snapshot Active", "containers a-container", &mount, &log.display().to_string()] {
+        ensure!(left.iter().any(|found| found == expected), "no {expected:?} in {left:?}");
+    }
+    // Without containerd nobody can say that nothing is left.
+    node.containerd.kill();
+    ensure!(node.leftovers().is_err(), "{:?}", node.leftovers());
+    ensure!(node.wait_nothing_runs().is_err());
+    Ok(())
 }
 
 fn a_closed_registry_wants_its_password(node: &mut TestNode) -> Result<()> {

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::{Context as _, Result};
 use rustix::mount::UnmountFlags;
 use rustix::process::Signal;
 
@@ -92,18 +93,21 @@ pub(super) fn runc_states(dir: &Path) -> Vec<PathBuf> {
 
 /// Unmounts everything at or below `dir`, the latest first.
 fn unmount_below(dir: &Path) -> Option<String> {
-    for mount in mounts_below(dir).iter().rev() {
+    for mount in mounts_below(dir).unwrap_or_default().iter().rev() {
         rustix::mount::unmount(mount, UnmountFlags::DETACH).ok();
     }
-    let left = mounts_below(dir);
-    (!left.is_empty()).then(|| format!("mounts {left:?}"))
+    match mounts_below(dir) {
+        Ok(left) if left.is_empty() => None,
+        Ok(left) => Some(format!("mounts {left:?}")),
+        Err(error) => Some(format!("{error:#}")),
+    }
 }
 
 /// The mount points at or below `dir`, in the order they were made.
-fn mounts_below(dir: &Path) -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+pub(super) fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
+    let text = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
     let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-    points.filter(|point| point.starts_with(dir)).collect()
+    Ok(points.filter(|point| point.starts_with(dir)).collect())
 }
 
 /// The node's cgroup in every hierarchy: one on v2, one for each controller on v1.

@@ -110,9 +110,8 @@ pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>
 /// A snapshot that nothing holds is containerd's to collect: it is asked to, before one counts as left behind.
 fn active_snapshots(node: &TestNode, due: &Names) -> Result<Names> {
     let look = || -> Result<Names> {
-        let text = node.containerd.ctr(&["snapshots", "ls"])?;
-        let active = text.lines().filter(|line| line.trim_end().ends_with("Active"));
-        Ok(active.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+        let active = node.containerd.snapshots()?.into_iter().filter(|snapshot| snapshot.kind == "Active");
+        Ok(active.map(|snapshot| snapshot.key).collect())
     };
     let first = look()?;
     if first.is_subset(due) {
