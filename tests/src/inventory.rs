@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::footprint::{Footprint, pids};
 use crate::node::TestNode;
+use crate::process::is_alive;
 
 /// What is there at one time, by kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,11 +24,12 @@ pub struct Inventory {
 impl Inventory {
     /// Lists what is there now.
     pub fn take(node: &TestNode) -> Result<Self> {
-        let agent = node.agent.pid().context("the agent does not run")?;
+        let agent = node.agent.pid().filter(|pid| is_alive(*pid)).context("the agent does not run")?;
         let daemons = [Some(agent), node.containerd.pid()];
         let mut things = BTreeMap::new();
         let mut list = |kind, all: Vec<String>| things.insert(kind, BTreeSet::from_iter(all));
-        list("mount", daemons.into_iter().flatten().flat_map(|pid| mounts(pid, node.dir())).collect());
+        let mounted: Result<Vec<_>> = daemons.into_iter().flatten().map(|pid| mounts(pid, node.dir())).collect();
+        list("mount", mounted?.concat());
         list("cgroup", paths(node.cgroups()));
         for (kind, args) in [
             ("task", &["tasks", "ls", "-q"][..]),
@@ -36,10 +38,11 @@ impl Inventory {
             ("image", &["images", "ls", "-q"]),
             ("blob", &["content", "ls", "-q"]),
             ("ingest", &["content", "active"]),
-            ("snapshot", &["snapshots", "ls"]),
         ] {
             list(kind, node.containerd.ctr(args)?.lines().map(str::to_owned).collect());
         }
+        let snapshots = node.containerd.snapshots()?;
+        list("snapshot", snapshots.into_iter().map(|all| format!("{} {}", all.key, all.kind)).collect());
         for (kind, name) in [("shim", "containerd-shim"), ("process of limpet's", "limpet")] {
             list(kind, pids(node.dir(), name).iter().map(u32::to_string).collect());
         }
@@ -47,7 +50,7 @@ impl Inventory {
         list("file", node.pod_dirs().iter().flat_map(|dir| paths(files(dir))).collect());
         list("address", node.cni.iter().flat_map(|cni| cni.allocated()).collect());
         list("state of runc's", paths(node.runc_states()));
-        let mut counts = descriptors(agent);
+        let mut counts = descriptors(agent)?;
         counts.insert("thread".to_owned(), Footprint::of(agent).threads);
         Ok(Self { things, counts })
     }
@@ -71,11 +74,12 @@ impl Inventory {
 }
 
 /// What the process sees mounted at or below `dir`.
-fn mounts(pid: u32, dir: &Path) -> Vec<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+fn mounts(pid: u32, dir: &Path) -> Result<Vec<String>> {
+    let path = format!("/proc/{pid}/mountinfo");
+    let text = fs::read_to_string(&path).context(path)?;
     let points =
         text.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| Path::new(point).starts_with(dir));
-    points.map(str::to_owned).collect()
+    Ok(points.map(str::to_owned).collect())
 }
 
 /// Everything below `dir`, links not followed.
@@ -92,14 +96,15 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// The process's descriptors, counted by what they are of: `socket`, `anon_inode:inotify`, a path.
-fn descriptors(pid: u32) -> BTreeMap<String, u64> {
+fn descriptors(pid: u32) -> Result<BTreeMap<String, u64>> {
     let mut counts = BTreeMap::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+    let path = format!("/proc/{pid}/fd");
+    for entry in fs::read_dir(&path).context(path)?.flatten() {
         let target = fs::read_link(entry.path()).map(|target| target.display().to_string()).unwrap_or_default();
         let kind = target.split(":[").next().unwrap_or_default();
         *counts.entry(format!("descriptor of {kind}")).or_insert(0) += 1;
     }
-    counts
+    Ok(counts)
 }
 
 fn paths(paths: Vec<PathBuf>) -> Vec<String> {

@@ -59,9 +59,8 @@ fn nothing_is_left_behind(node: &mut TestNode) -> Result<()> {
     let memory = idle_agent(node)?.private;
     let before = Inventory::take(node)?;
     (0..waves).try_for_each(|number| wave(node, warm_up + number))?;
-    let differences = || before.differences(&Inventory::take(node).unwrap_or_else(|_| before.clone()));
-    wait::until_true(wait::SOON, "everything as it was before", || differences().is_empty())
-        .with_context(|| differences().join("\n"))?;
+    let differences = || Ok(before.differences(&Inventory::take(node)?));
+    wait::until_none(wait::SOON, "anything that was not there before, or is gone", differences)?;
     let now = idle_agent(node)?.private;
     println!("{} pods; the agent's own memory: {memory} KiB before, {now} KiB after", waves * WAVE.len());
     ensure!(now <= memory + AGENT_ALLOWANCE, "the agent's memory grew from {memory} to {now} KiB");

@@ -1,6 +1,8 @@
 //! containerd refuses, or is silent, at each of the agent's calls: many pods at once, each with a fault of its own.
 
-use anyhow::{Context as _, Result};
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::TestNode;
 
 use crate::fault::{self, Code, FAULT_VARIABLE, Fault, Harm, Moment};
@@ -23,7 +25,8 @@ pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()
     let phases: Vec<Phase> = PHASES.into_iter().filter(|phase| *phase != Phase::Restart).collect();
     let mut left: Vec<(Phase, Vec<Fault>)> = Vec::new();
     for phase in &phases {
-        let calls = rig.rounds(&mut subjects[..1], *phase, &[None])?;
+        let (calls, _) = rig.rounds(&mut subjects[..1], *phase, &[None])?;
+        ensure!(!calls.is_empty(), "{}: the agent made no call that the proxy has seen", phase.name());
         let mut planned: Vec<Fault> = match &asked_for {
             Some(fault) => Some(fault.clone()).filter(|fault| fault.phase == *phase).into_iter().collect(),
             None => faults(*phase, &calls),
@@ -31,16 +34,27 @@ pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()
         planned.reverse();
         left.push((*phase, planned));
     }
+    let mut tried_again = BTreeSet::new();
+    let mut missed = Vec::new();
     while left.iter().any(|(_, faults)| !faults.is_empty()) {
         for (phase, faults) in &mut left {
             let mut now: Vec<Option<Fault>> = (0..LANES).map(|_| faults.pop()).collect();
             let names: Vec<String> = now.iter().flatten().map(ToString::to_string).collect();
             eprintln!("{}: {}", phase.name(), names.join(" "));
             let repeat = || format!("one of these; to repeat one alone: {FAULT_VARIABLE}='…' of {}", names.join(" "));
-            rig.rounds(&mut subjects, *phase, &std::mem::take(&mut now)).with_context(repeat)?;
+            let (_, unreached) = rig.rounds(&mut subjects, *phase, &std::mem::take(&mut now)).with_context(repeat)?;
+            for fault in unreached {
+                if tried_again.insert(fault.to_string()) {
+                    faults.insert(0, fault);
+                } else {
+                    missed.push(fault.to_string());
+                }
+            }
         }
     }
     eprintln!("{} errors and silences injected", rig.injected);
+    ensure!(rig.injected > 0, "no error and no silence was injected");
+    ensure!(missed.is_empty(), "never reached, in two attempts: {}", missed.join(" "));
     Ok(())
 }
 

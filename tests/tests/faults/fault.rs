@@ -202,6 +202,11 @@ pub(crate) fn rounds() -> Result<Range<usize>> {
     Ok(number(from, 0).with_context(|| text.clone())?..number(to, usize::MAX).with_context(|| text.clone())?)
 }
 
+/// Whether only some of the faults are to be tried.
+pub(crate) fn is_a_selection() -> Result<bool> {
+    Ok(asked_for()?.is_some() || std::env::var_os(ROUNDS_VARIABLE).is_some())
+}
+
 /// The one fault that was asked for, if any.
 pub(crate) fn asked_for() -> Result<Option<Fault>> {
     std::env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()

@@ -1,8 +1,8 @@
 //! The agent is killed, or its connection to containerd cut, at each of its requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::TestNode;
 
 use crate::fault::{self, Fault, Harm, Moment};
@@ -22,7 +22,7 @@ pub(crate) fn kills_of_the_agent_at_every_step(node: &mut TestNode) -> Result<()
 }
 
 /// Has a pod live through all its phases: once undisturbed to learn the calls, then with one fault a phase until there
-/// are none left.
+/// are none left. A fault whose request does not come is tried once more, and then the test fails: it has shown nothing.
 pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, &[Call]) -> Vec<Fault>) -> Result<()> {
     let (asked_for, rounds) = (fault::asked_for()?, fault::rounds()?);
     let mut left: BTreeMap<Phase, Vec<Fault>> = BTreeMap::new();
@@ -35,6 +35,7 @@ pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, 
             calls.len(),
             calls.iter().map(|call| call.method.as_str()).collect::<Vec<_>>().join(" ")
         );
+        ensure!(!calls.is_empty(), "{}: the agent made no call that the proxy has seen", phase.name());
         let mut planned: Vec<Fault> = match &asked_for {
             Some(fault) => Some(fault.clone()).filter(|fault| fault.phase == *phase).into_iter().collect(),
             None => faults(*phase, &calls).into_iter().skip(rounds.start).take(rounds.len()).collect(),
@@ -43,6 +44,9 @@ pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, 
         planned.reverse();
         left.insert(*phase, planned);
     }
+    ensure!(asked_for.is_some() || left.values().any(|faults| !faults.is_empty()), "no fault is planned");
+    let mut tried_again = BTreeSet::new();
+    let mut missed = Vec::new();
     while left.values().any(|faults| !faults.is_empty()) {
         for phase in &phases {
             let fault = left.get_mut(phase).and_then(Vec::pop);
@@ -50,9 +54,16 @@ pub(crate) fn lives(rig: &mut Rig<'_>, subject: &mut Subject, faults: fn(Phase, 
                 Some(fault) => format!("to repeat it alone: {}='{fault}'", fault::FAULT_VARIABLE),
                 None => format!("{} undisturbed", phase.name()),
             };
-            rig.round(subject, *phase, fault.as_ref()).with_context(repeat)?;
+            let (_, reached) = rig.round(subject, *phase, fault.as_ref()).with_context(repeat)?;
+            let Some(fault) = fault.filter(|_| !reached) else { continue };
+            if tried_again.insert(fault.to_string()) {
+                left.entry(*phase).or_default().insert(0, fault);
+            } else {
+                missed.push(fault.to_string());
+            }
         }
     }
+    ensure!(missed.is_empty(), "never reached, in two attempts: {}", missed.join(" "));
     Ok(())
 }
 

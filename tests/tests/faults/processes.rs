@@ -20,7 +20,14 @@ pub(crate) fn processes_killed_at_every_step(node: &mut TestNode) -> Result<()> 
     let mut rig = Rig::new(node, &[DEADLINE])?;
     let mut subject = Subject::new(rig.node, "web", Kind::Lasting, 1)?;
     lives(&mut rig, &mut subject, faults)?;
-    eprintln!("{} processes killed", rig.injected);
+    eprintln!("{} faults injected", rig.injected);
+    if fault::is_a_selection()? {
+        return Ok(());
+    }
+    for harm in [Harm::KillContainerd, Harm::KillShim, Harm::KillLogger, Harm::KillRunc] {
+        eprintln!("{harm}: {} processes", rig.signalled(harm));
+        ensure!(rig.signalled(harm) > 0, "{harm} has never found a process to kill");
+    }
     Ok(())
 }
 

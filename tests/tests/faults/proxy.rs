@@ -116,6 +116,11 @@ impl Proxy {
         self.shared.state().calls.clone()
     }
 
+    /// The requests that harm is still armed for: they have not come.
+    pub(crate) fn still_armed(&self) -> Vec<Target> {
+        self.shared.state().armed.iter().map(|armed| armed.target.clone()).collect()
+    }
+
     /// What has happened of the armed, in words.
     pub(crate) fn struck(&self) -> Vec<String> {
         self.shared.state().struck.clone()

@@ -1,7 +1,7 @@
 //! Three writers edit manifests while agent, containerd and shims are killed at random: at the end runs what the
 //! manifests say, once.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use limpet_tests::{TestNode, wait};
 
 use crate::fault::{self, ANY, Harm, Moment, Target};
@@ -60,7 +60,7 @@ fn run(node: &mut TestNode, dice: &mut Dice, rounds: usize) -> Result<()> {
                 let pod = &mut pods[pod as usize];
                 writing.push(scope.spawn(move || edit_one(node, pod, edit)));
             }
-            writing.into_iter().try_for_each(|writer| writer.join().unwrap_or(Ok(())))
+            writing.into_iter().try_for_each(|writer| writer.join().map_err(|_| anyhow!("a writer panicked"))?)
         })?;
         // The next round does not wait for this one to be over, only for its kill or, at times, for rest.
         let struck = wait::until_true(std::time::Duration::from_secs(2), "the kill", || !rig.struck().is_empty());
@@ -81,6 +81,7 @@ fn run(node: &mut TestNode, dice: &mut Dice, rounds: usize) -> Result<()> {
     let all: Vec<&Subject> = writers.iter().flatten().collect();
     rig.settle(&all, None)?;
     eprintln!("{} kills in {rounds} rounds", rig.injected);
+    ensure!(rig.injected > 0, "nothing was killed in {rounds} rounds");
     Ok(())
 }
 

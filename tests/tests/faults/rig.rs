@@ -1,6 +1,7 @@
 //! A node with the proxy on containerd's socket and the wrapper in its place, and one round of harm on it.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -31,7 +32,12 @@ pub(crate) struct Rig<'a> {
     untouched: Option<Task>,
     /// How many faults have been injected.
     pub(crate) injected: usize,
+    /// How many processes each harm has signalled.
+    signalled: Signalled,
 }
+
+/// A process's harm by its name, and how often it has found its process.
+type Signalled = Arc<Mutex<BTreeMap<String, usize>>>;
 
 impl<'a> Rig<'a> {
     /// Puts proxy and wrapper in place on a node whose agent does not run, and starts it with the bystanders.
@@ -43,7 +49,15 @@ impl<'a> Rig<'a> {
             settings.cni_plugins.insert(0, wrapper.plugin_dir());
             settings.kubelet.extend(kubelet.iter().map(|line| (*line).to_owned()));
         })?;
-        let mut rig = Self { node, proxy, wrapper, bystanders: Vec::new(), untouched: None, injected: 0 };
+        let mut rig = Self {
+            node,
+            proxy,
+            wrapper,
+            bystanders: Vec::new(),
+            untouched: None,
+            injected: 0,
+            signalled: Signalled::default(),
+        };
         rig.start_agent()?;
         for (name, kind) in [("bystander", Kind::Lasting), ("done", Kind::Once)] {
             let mut pod = Subject::new(rig.node, name, kind, u32::MAX - rig.bystanders.len() as u32)?;
@@ -198,30 +212,40 @@ impl<'a> Rig<'a> {
     pub(crate) fn blow(&self, harm: Harm, subject: &Subject) -> Blow {
         let containerd = self.node.containerd.pid();
         let (digits, socket, dir) = (subject.digits(), self.node.containerd.socket(), self.node.dir().to_owned());
+        let signalled = Arc::clone(&self.signalled);
         Arc::new(move |agent| {
-            let hit = |processes: Vec<(u32, String)>, signal| {
+            let own = |processes: Vec<(u32, String)>| -> Vec<u32> {
                 let own = processes.into_iter().filter(|(_, id)| digits.iter().any(|digits| id.ends_with(digits)));
-                own.for_each(|(pid, _)| signal_pid(pid, signal));
+                own.map(|(pid, _)| pid).collect()
             };
-            match harm {
-                Harm::KillAgent => signal_pid(agent, Signal::KILL),
-                Harm::KillContainerd => containerd.into_iter().for_each(|pid| signal_pid(pid, Signal::KILL)),
-                Harm::KillShim => hit(shims(&socket), Signal::KILL),
-                Harm::StopShim => hit(shims(&socket), Signal::STOP),
-                Harm::KillLogger => hit(loggers(&dir), Signal::KILL),
-                Harm::KillRunc => kill_runc(digits.clone()),
-                _ => {}
-            }
+            let pids = match harm {
+                Harm::KillAgent => vec![agent],
+                Harm::KillContainerd => containerd.into_iter().collect(),
+                Harm::KillShim | Harm::StopShim => own(shims(&socket)),
+                Harm::KillLogger => own(loggers(&dir)),
+                Harm::KillRunc => return kill_runc(digits.clone(), Arc::clone(&signalled)),
+                _ => return,
+            };
+            let signal = if harm == Harm::StopShim { Signal::STOP } else { Signal::KILL };
+            pids.iter().for_each(|pid| signal_pid(*pid, signal));
+            count(&signalled, harm, pids.len());
         })
     }
 
-    /// Has each of `subjects` go through `phase`, every one with its own fault or none. Returns the calls of the agent.
+    /// How many processes `harm` has signalled so far.
+    pub(crate) fn signalled(&self, harm: Harm) -> usize {
+        let signalled = self.signalled.lock().unwrap_or_else(PoisonError::into_inner);
+        signalled.get(&harm.to_string()).copied().unwrap_or(0)
+    }
+
+    /// Has each of `subjects` go through `phase`, every one with its own fault or none. Returns the calls of the agent,
+    /// and the faults that were not reached.
     pub(crate) fn rounds(
         &mut self,
         subjects: &mut [Subject],
         phase: Phase,
         faults: &[Option<Fault>],
-    ) -> Result<Vec<Call>> {
+    ) -> Result<(Vec<Call>, Vec<Fault>)> {
         let named = subjects.iter().map(|subject| (subject.name.clone(), subject.digits())).collect();
         self.wrapper.forget()?;
         self.proxy.count_anew(named);
@@ -237,7 +261,12 @@ impl<'a> Rig<'a> {
         let all: Vec<&Subject> = subjects.iter().collect();
         self.settle(&all, None)?;
         self.injected += self.struck().len();
-        Ok(self.calls())
+        let waiting = self.proxy.still_armed();
+        let missed = subjects.iter().zip(faults).filter_map(|(subject, fault)| {
+            let is_armed = waiting.iter().any(|target| target.about.as_ref() == Some(&subject.name));
+            fault.clone().filter(|_| is_armed)
+        });
+        Ok((self.calls(), missed.collect()))
     }
 
     /// Arms `fault` for `subject`.
@@ -263,7 +292,7 @@ impl<'a> Rig<'a> {
 
 /// Kills the first runc that works for one of the pod's containers, as soon as it is there: the request that is passed
 /// on now starts it.
-fn kill_runc(digits: Vec<String>) {
+fn kill_runc(digits: Vec<String>, signalled: Signalled) {
     std::thread::spawn(move || {
         let seen = || {
             let mut all = named("runc").into_iter();
@@ -272,6 +301,12 @@ fn kill_runc(digits: Vec<String>) {
         // None may come: not every request needs one.
         if let Ok(pid) = wait::until(RUNC_COMES, "a runc", seen) {
             signal_pid(pid, Signal::KILL);
+            count(&signalled, Harm::KillRunc, 1);
         }
     });
+}
+
+fn count(signalled: &Signalled, harm: Harm, processes: usize) {
+    let mut signalled = signalled.lock().unwrap_or_else(PoisonError::into_inner);
+    *signalled.entry(harm.to_string()).or_default() += processes;
 }
