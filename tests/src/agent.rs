@@ -312,6 +312,17 @@ impl Agent {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// How many bytes it has logged; see [`Self::log_from`].
+    pub fn log_size(&self) -> usize {
+        fs::metadata(self.settings.dir.join("agent.log")).map_or(0, |file| file.len() as usize)
+    }
+
+    /// What it has logged behind the first `size` bytes.
+    pub fn log_from(&self, size: usize) -> String {
+        let bytes = fs::read(self.settings.dir.join("agent.log")).unwrap_or_default();
+        String::from_utf8_lossy(bytes.get(size..).unwrap_or_default()).into_owned()
+    }
+
     /// A command of the agent's, addressed to this one, not started.
     pub fn cli_command(&self, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(self.program()?);

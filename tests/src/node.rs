@@ -1,6 +1,7 @@
 //! A whole node in a directory of its own: containerd, images, network and agent, put together and taken down.
 
 mod leftovers;
+mod mark;
 mod take_down;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+pub use self::mark::Mark;
 pub use self::take_down::sweep;
 use self::take_down::{cgroup_dirs, take_down};
 use crate::agent::{Agent, Settings};

@@ -9,7 +9,7 @@ use limpet_tests::image::{self, Image, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::container;
 use limpet_tests::registry::{self, Proxy, Registry};
-use limpet_tests::{TestNode, case, process, suite, tools, wait};
+use limpet_tests::{TestNode, case, process, suite, tools};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -82,11 +82,13 @@ fn a_wrong_password_is_said(node: &mut TestNode) -> Result<()> {
     let image = build("closed", 1000)?;
     registry.add(&image, "closed", "v1")?;
     write_auth_file(node, "not-it")?;
+    let mark = node.mark()?;
     node.apply(&running(&image))?;
-    node.wait_pod("web", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
-    let said = format!("{}{}", node.events()?, node.agent.log()).to_lowercase();
-    ensure!(said.contains("401") || said.contains("unauthorized") || said.contains("not authorized"), "{said}");
-    ensure!(!said.contains("not-it"), "the password is in the log");
+    node.wait_event_since(&mark, &["Failed web-", "Failed to pull image", "pull access denied", "401"])?;
+    let web = node.wait_pod("web", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
+    ensure!(waits(&web).1.contains("pull access denied"), "{}", web["status"]);
+    let said = format!("{}{}{}", node.events()?, node.agent.log(), web["status"]);
+    ensure!(!said.contains("not-it"), "the password is told: {said}");
     write_auth_file(node, registry::PASSWORD)?;
     node.wait_running("web").map(drop)
 }
@@ -162,8 +164,9 @@ fn an_archive_cut_short_is_said(node: &mut TestNode) -> Result<()> {
     let bytes = fs::read(node.dir().join("whole.tar"))?;
     let images = node.agent.settings().root().join("images");
     fs::create_dir_all(&images)?;
+    let mark = node.mark()?;
     fs::write(images.join("short.tar"), &bytes[..bytes.len() / 2])?;
-    wait::until_true(wait::SOON, "word of the broken archive", || node.agent.log().contains("short.tar"))?;
+    node.wait_log_since(&mark, &["image archive not imported", "short.tar"])?;
     let image = write_archive(&images, "good")?;
     node.apply(&running(&image))?;
     node.wait_running("web").map(drop)
@@ -185,16 +188,9 @@ fn a_full_disk_is_said_and_passes(node: &mut TestNode) -> Result<()> {
         )],
         "volumes": [{ "name": "data", "emptyDir": {} }],
     });
+    let mark = node.mark()?;
     node.apply(&pod("web", volume))?;
-    let said = || {
-        let describe =
-            node.agent.cli(&["describe", &node.full_name("web")]).map(|reply| reply.stdout).unwrap_or_default();
-        format!("{}{describe}{}", node.events().unwrap_or_default(), node.agent.log()).to_lowercase()
-    };
-    wait::until_true(wait::SOON, "word of the full disk", || {
-        let said = said();
-        said.contains("no space left") || said.contains("disk full") || said.contains("disk is full")
-    })?;
+    node.wait_event_since(&mark, &["web-", "No space left on device"])?;
     let still = node.wait_running("before")?;
     ensure!(container(&still, "main")["containerID"] == container(&before, "main")["containerID"]);
     fs::remove_file(&filler)?;

@@ -85,9 +85,15 @@ fn the_environment_comes_from_both_and_stays(node: &mut TestNode) -> Result<()> 
     let before = node.wait_running("web")?;
     let shown = node.exec("web", "main", &["sh", "-c", "echo $COLOUR $HOST $P_HOST $ONE $TWO $TOKEN $URL"])?;
     ensure!(shown == format!("green b.test a.test green {VALUE} {VALUE} http://b.test/green\n"), "{shown}");
-    // An edit reaches the next start and not the one that runs.
+    // An edit reaches the next start and not the one that runs. Once another pod has started with it, the agent knows it.
     node.apply(&config_map("settings", json!({ "COLOUR": "red", "HOST": "a.test" })))?;
-    node.apply(&config_map("marker", json!({})))?;
+    let red = json!({ "envFrom": [{ "configMapRef": { "name": "settings" } }] });
+    let waits_for_red = shell("main", &format!("[ $COLOUR = red ] || exit 1; {IDLE}"));
+    node.apply(&pod("later", json!({ "containers": [with(waits_for_red, red)] })))?;
+    node.wait_pod("later", "running with the edit", |pod| {
+        container(pod, "main")["state"]["running"].is_object()
+            && node.exec("later", "main", &["sh", "-c", "echo $COLOUR"]).is_ok_and(|colour| colour == "red\n")
+    })?;
     same_container(node, &before)?;
     ensure!(node.exec("web", "main", &["sh", "-c", "echo $COLOUR"])? == "green\n");
     Ok(())
@@ -176,8 +182,9 @@ fn a_secret_lies_in_memory_and_is_told_nowhere(node: &mut TestNode) -> Result<()
         format!("stringData: {{a: *{VALUE}}}"),
         format!("stringData: {{a: !!int {VALUE}}}\n"),
     ] {
+        let mark = node.mark()?;
         node.drop_text("worse.yaml", &format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: worse}}\n{text}"))?;
-        wait::until_true(wait::SOON, "its refusal", || node.agent.log().contains("worse.yaml"))?;
+        node.wait_log_since(&mark, &["manifest rejected", "worse.yaml"])?;
     }
     let command = json!({ "name": "main", "command": ["$(TOKEN)"], "image": limpet_tests::image::V1,
         "env": [{ "name": "TOKEN", "valueFrom": { "secretKeyRef": { "name": "token", "key": "a" } } }] });
@@ -281,9 +288,10 @@ fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     fs::write(node.agent.settings().root().join("config.json"), auths("not-it").to_string())?;
     let spec = json!({ "containers": [with(shell("main", IDLE), json!({ "image": &image.name }))],
         "imagePullSecrets": [{ "name": "absent" }, { "name": "pull" }] });
+    let mark = node.mark()?;
     node.apply(&pod("web", spec))?;
     node.wait_event("Unable to retrieve some image pull secrets (absent, pull)")?;
-    node.wait_event("ErrImagePull").or_else(|_| node.wait_event("Failed"))?;
+    node.wait_event_since(&mark, &["Failed web-", "Failed to pull image", "pull access denied"])?;
     let pull = |password: &str| {
         let mut pull = secret("pull", json!({ ".dockerconfigjson": auths(password).to_string() }));
         pull["type"] = "kubernetes.io/dockerconfigjson".into();
