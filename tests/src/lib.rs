@@ -17,6 +17,7 @@ pub mod kubelet;
 pub mod life;
 pub mod manifest;
 pub mod measure;
+pub mod need;
 pub mod node;
 pub mod process;
 pub mod registry;

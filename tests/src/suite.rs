@@ -1,11 +1,12 @@
 //! How a file of end-to-end tests runs: each case on a node of its own, with evidence when it fails, and counted
-//! as ignored, with the reason, when the machine lacks what it needs.
+//! as ignored, with the reason, when the machine lacks what it needs. Under `cargo xtask test` such a case fails.
 
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
 
+use crate::need;
 use crate::node::{NodeOptions, TestNode, sweep};
 use crate::tools::{self, ContainerdPrograms};
 use crate::wait;
@@ -59,13 +60,21 @@ impl Case {
 
     fn into_trial(self) -> Trial {
         let name = self.name;
-        let lacking = self.lacks();
-        if let Some(reason) = lacking {
-            eprintln!("{name} is skipped: {reason}");
-        }
-        let run = move || self.run().map_err(|error| Failed::from(chain(&error)));
-        Trial::test(name, run).with_ignored_flag(lacking.is_some())
+        let Some(reason) = self.lacks() else {
+            return Trial::test(name, move || self.run().map_err(|error| Failed::from(chain(&error))));
+        };
+        lacking(name, reason)
     }
+}
+
+/// A test that the machine lacks something for: ignored with the reason printed, or failed where that has to be there.
+pub fn lacking(name: &str, reason: &str) -> Trial {
+    if need::is_required() {
+        let reason = Failed::from(reason.to_owned());
+        return Trial::test(name, || Err(reason));
+    }
+    eprintln!("skipped: {name}: {reason}");
+    Trial::test(name, || Ok(())).with_ignored_flag(true)
 }
 
 /// The error and its causes, one a line and without a stack: the evidence says more.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::{TestNode, case, need, process, suite, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -187,7 +187,7 @@ fn who_ended_a_container_is_told_where_the_kernel_tells(node: &mut TestNode) -> 
         log.contains("\"program\":\"signal_sent\"").then(|| log.contains("\"hook\":\"signal_generate\",\"failure\""))
     };
     if wait::until(wait::SOON, "word of the BPF programs", loaded)? {
-        eprintln!("not tried: this kernel does not take the program");
+        need::kernel_lacks("it does not take the program");
         return Ok(());
     }
     let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task")?;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
 use limpet_tests::node::container_id;
 use limpet_tests::web::Web;
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::{TestNode, case, need, process, suite, wait};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use serde_json::{Value, json};
 
@@ -196,7 +196,7 @@ fn who_changed_a_manifest_is_told(node: &mut TestNode) -> Result<()> {
 
     let known = node.agent.cli(&["sources"])?.success()?;
     if !known.contains("fanotify") {
-        println!("skipped: who did it, for want of fanotify");
+        need::kernel_lacks("who did it, for want of fanotify");
         return Ok(());
     }
     // A process that has ended before it is looked at may have left no more than its number.
@@ -221,7 +221,7 @@ fn a_pod_that_writes_manifests_raises_an_alarm(node: &mut TestNode) -> Result<()
     node.apply(&pod("web", json!({ "containers": [container], "volumes": volumes })))?;
     node.wait_running("web")?;
     if !node.agent.cli(&["sources"])?.success()?.contains("fanotify") {
-        println!("skipped: who did it, for want of fanotify");
+        need::kernel_lacks("who did it, for want of fanotify");
         return Ok(());
     }
     fs::write(manifests.join("go"), "")?;

@@ -6,9 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use limpet_tests::tools::{self, ContainerdPrograms};
-use limpet_tests::{agent, vm};
+use limpet_tests::{agent, need, vm};
 
-use crate::{cargo, setup, test_kernels, vm_image};
+use crate::{apt, cargo, setup, test_kernels, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -24,6 +24,7 @@ pub(crate) struct Arguments {
 /// Ends with cargo's own lines and cargo's own exit code.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let choice = setup::for_major(arguments.containerd)?;
+    tools_of_tests()?;
     let mut command = cargo::command(&["test"]);
     if arguments.rest.is_empty() {
         // One failure does not hide the others. There are no doc tests.
@@ -34,7 +35,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
-    command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice);
+    command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice).env(need::REQUIRE_VARIABLE, "1");
     command.env("PATH", path_with_programs(arguments.containerd)?);
     // Before cargo's tests, whose lines come last; their failure does not hide those either.
     let kernels = if arguments.rest.is_empty() { test_kernels::everyday() } else { Ok(()) };
@@ -46,6 +47,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         std::process::exit(status.code().unwrap_or(1));
     }
     kernels
+}
+
+/// Packages that the tests alone need, and the program by which each is known. A test whose program is missing fails.
+const TOOLS: [(&str, &str); 6] = [
+    ("dbus", "dbus-daemon"),
+    ("e2fsprogs", "mkfs.ext4"),
+    ("iproute2", "ip"),
+    ("openssl", "openssl"),
+    ("vim", "vim"),
+    ("zstd", "zstd"),
+];
+
+/// Installs what is missing of them, where that can be done; elsewhere the tests say what they lack, and fail.
+fn tools_of_tests() -> Result<()> {
+    let missing = TOOLS.iter().filter(|(_, program)| tools::on_path(program).is_none());
+    let missing: Vec<_> = missing.map(|(package, _)| *package).collect();
+    if missing.is_empty() || !tools::is_root() || tools::on_path("apt-get").is_none() {
+        return Ok(());
+    }
+    apt::install(&missing)
 }
 
 /// The search path with what setup has unpacked in front: the agent's own tests look for containerd and registry there.

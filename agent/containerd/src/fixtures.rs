@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use limpet_host::path_watch::PathWatch;
+use limpet_tests::need::{self, need};
 use limpet_tests::tools;
 
 use crate::client::Client;
@@ -26,15 +27,13 @@ impl TestContainer {
     /// `None`, and a word why, where something it needs is missing.
     ///
     /// # Panics
-    /// When the container does not start.
+    /// When the container does not start, or something is missing that has to be there.
     pub async fn start() -> Option<Self> {
-        let root = rustix::process::geteuid().is_root();
-        let missing = ["containerd", "ctr", "runc"].into_iter().find(|name| tools::on_path(name).is_none());
-        let missing = missing.or(tools::busybox().is_none().then_some("busybox"));
-        if let Some(missing) = missing.or((!root).then_some("root's rights")) {
-            eprintln!("skipped: running a container needs {missing}");
-            return None;
+        need::root("containers")?;
+        for name in ["containerd", "ctr", "runc"] {
+            need::program(name)?;
         }
+        need(tools::busybox().ok_or("no static busybox here; run: cargo xtask setup"))?;
         let directory = tempfile::tempdir().unwrap();
         let base = directory.path();
         let socket = base.join("containerd.sock");

@@ -1,7 +1,7 @@
 //! Images against a real containerd and a real registry, both private to each test.
 //!
 //! Needs root, containerd 1.7 or later (`LIMPET_CONTAINERD_BIN` or `PATH`) and docker-registry; without them each test
-//! says so and is skipped.
+//! says so and is skipped, or fails under `cargo xtask test`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -30,22 +30,19 @@ use tokio_util::sync::CancellationToken;
 /// A layer that does not compress and takes a few round trips.
 const BIG: usize = 8 << 20;
 
-/// Returns from the test, saying why, when the machine lacks what it needs.
+/// Returns from the test, saying why, when the machine lacks what it needs; fails where that has to be there.
 macro_rules! need {
     ($what:expr) => {
-        match $what {
-            Ok(value) => value,
-            Err(reason) => {
-                println!("skipped: {reason}");
-                return;
-            }
+        match limpet_tests::need::need($what) {
+            Some(value) => value,
+            None => return,
         }
     };
 }
 
 #[tokio::test]
 async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("pull", 1 << 20);
     registry.push_index("demo/app", "1", &made).await;
     let images = node.images();
@@ -73,7 +70,7 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
 
 #[tokio::test]
 async fn what_a_power_cut_took_is_made_again() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("power", 1 << 20);
     registry.push("demo/app", "1", &made).await;
     let (images, name) = (node.images(), format!("{}/demo/app:1", registry.address));
@@ -98,7 +95,7 @@ async fn what_a_power_cut_took_is_made_again() {
 #[tokio::test]
 async fn a_password_is_needed_and_found() {
     let node = need!(Node::start().await);
-    let registry = need!(Registry::start(Some(("limpet", "s3cret"))).await);
+    let registry = need!(Registry::start_closed().await);
     let made = Made::new("password", 1000);
     registry.push("private/app", "1", &made).await;
     let name = format!("{}/private/app:1", registry.address);
@@ -135,7 +132,7 @@ async fn a_bearer_token_is_fetched_once_and_a_registry_without_ranges_resumed() 
 
 #[tokio::test]
 async fn a_cut_download_continues_where_it_stopped() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("cut", BIG);
     registry.push("demo/big", "1", &made).await;
     let proxy = Proxy::start(&registry.address).await;
@@ -149,7 +146,7 @@ async fn a_cut_download_continues_where_it_stopped() {
 
 #[tokio::test]
 async fn a_download_that_fails_is_continued_by_the_next_agent() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("restart", BIG);
     registry.push("demo/big", "1", &made).await;
     let proxy = Proxy::start(&registry.address).await;
@@ -185,7 +182,7 @@ async fn a_download_that_fails_is_continued_by_the_next_agent() {
 
 #[tokio::test]
 async fn a_pull_nobody_waits_for_stops_and_may_be_forgotten() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("forgotten", BIG);
     registry.push("demo/big", "1", &made).await;
     let proxy = Proxy::start(&registry.address).await;
@@ -205,7 +202,7 @@ async fn a_pull_nobody_waits_for_stops_and_may_be_forgotten() {
 
 #[tokio::test]
 async fn what_is_not_there_is_told_apart() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let images = node.images();
     let error = images.pull(&format!("{}/no/such:1", registry.address)).await.unwrap_err();
     assert!(matches!(error, ImageError::NotFound { .. }), "{error}");
@@ -225,7 +222,7 @@ async fn what_is_not_there_is_told_apart() {
 
 #[tokio::test]
 async fn a_mirror_stands_in_for_the_registry() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("mirror", 1000);
     registry.push("library/app", "1", &made).await;
     let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -263,7 +260,7 @@ async fn tls_is_verified_by_the_authority_in_certs_d() {
 
 #[tokio::test]
 async fn two_pods_share_one_pull() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("shared", BIG);
     registry.push("demo/big", "1", &made).await;
     let proxy = Proxy::start(&registry.address).await;
@@ -275,7 +272,7 @@ async fn two_pods_share_one_pull() {
 
 #[tokio::test]
 async fn a_pull_tells_how_far_it_is() {
-    let (node, registry) = (need!(Node::start().await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("progress", BIG);
     registry.push("demo/big", "1", &made).await;
     let (images, name) = (node.images(), format!("{}/demo/big:1", registry.address));
@@ -300,7 +297,7 @@ async fn a_pull_tells_how_far_it_is() {
 
 #[tokio::test]
 async fn a_full_disk_is_named_and_recovers() {
-    let (node, registry) = (need!(Node::start_on(24 << 20).await), need!(Registry::start(None).await));
+    let (node, registry) = (need!(Node::start_on(24 << 20).await), need!(Registry::start().await));
     let made = Made::new("full", 32 << 20);
     registry.push("demo/big", "1", &made).await;
     let name = format!("{}/demo/big:1", registry.address);

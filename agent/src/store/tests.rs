@@ -187,10 +187,9 @@ fn a_full_disk_is_reported_and_recovered_from() {
     let root = tempfile::tempdir().unwrap();
     let disk = root.path().join("disk");
     fs::create_dir(&disk).unwrap();
-    if let Err(error) = rustix::mount::mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), Some(c"size=6m")) {
-        println!("skipped: needs the right to mount: {error}");
-        return;
-    }
+    let mounted = rustix::mount::mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), Some(c"size=6m"));
+    let mounted = mounted.map_err(|error| format!("the right to mount: {error}"));
+    let Some(()) = limpet_tests::need::need(mounted) else { return };
     let outcome = std::panic::catch_unwind(|| {
         let (store, _) = Store::open(&disk.join("limpet.db")).unwrap();
         store.apply(SourceKind::File, &put("a.yaml", &["{1}"])).unwrap();

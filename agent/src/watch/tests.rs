@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use limpet_tests::need::need;
+
 use super::*;
 
 #[cfg(feature = "attribution")]
@@ -175,10 +177,8 @@ async fn a_path_that_is_a_symlink_is_followed_where_it_points_now() {
 async fn a_file_system_mounted_over_the_directory_is_noticed() {
     let place = Place::new();
     let mut watch = place.watch().await;
-    if let Err(error) = rustix::mount::mount("tmpfs", &place.directory, "tmpfs", MountFlags::empty(), None) {
-        println!("skipped: needs the right to mount: {error}");
-        return;
-    }
+    let mounted = rustix::mount::mount("tmpfs", &place.directory, "tmpfs", MountFlags::empty(), None);
+    let Some(()) = need(mounted.map_err(|error| format!("the right to mount: {error}"))) else { return };
     let event = next(&mut watch).await;
     fs::write(place.directory.join("a.yaml"), "x").unwrap();
     let inside = next(&mut watch).await;

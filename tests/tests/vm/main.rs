@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
-use limpet_tests::{tools, vm};
+use limpet_tests::{suite, tools, vm};
 
 use self::machine::Machine;
 
@@ -55,18 +55,14 @@ fn main() -> ExitCode {
     // One machine at a time: it takes both cores.
     arguments.test_threads = Some(1);
     let lacking = lacking();
-    if let Some(reason) = lacking {
-        eprintln!("the tests on a machine of its own are skipped: {reason}");
-    }
     let conclusion = libtest_mimic::run(&arguments, trials(lacking));
     machine::remove_work_dir();
     conclusion.exit_code()
 }
 
+/// Without an image the tests are ignored also where all else has to be there: not every machine can make one, and
+/// `cargo xtask test` says why.
 fn lacking() -> Option<&'static str> {
-    if vm::image().is_none() {
-        return Some("no image of a machine; run: cargo xtask test-vm");
-    }
     (!tools::is_root()).then_some("not root")
 }
 
@@ -96,6 +92,9 @@ fn trials(lacking: Option<&str>) -> Vec<Trial> {
 fn trial(name: String, test: impl Fn(&Machine) -> Result<()> + Send + 'static, lacking: Option<&str>) -> Trial {
     /// Made once, by the first test.
     static MACHINE: OnceLock<Result<Machine, String>> = OnceLock::new();
+    if let Some(reason) = lacking {
+        return suite::lacking(&name, reason);
+    }
     let run = move || {
         let machine = MACHINE.get_or_init(|| Machine::install().map_err(|error| format!("{error:#}")));
         let machine = machine.as_ref().map_err(|error| Failed::from(error.clone()))?;
@@ -105,5 +104,9 @@ fn trial(name: String, test: impl Fn(&Machine) -> Result<()> + Send + 'static, l
             Failed::from(format!("{error:#}"))
         })
     };
-    Trial::test(name, run).with_ignored_flag(lacking.is_some())
+    let has_image = vm::image().is_some();
+    if !has_image {
+        eprintln!("skipped: {name}: no image of a machine; run: cargo xtask test-vm");
+    }
+    Trial::test(name, run).with_ignored_flag(!has_image)
 }

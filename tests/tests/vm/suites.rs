@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::agent;
+use limpet_tests::{agent, need};
 
 use crate::machine::Machine;
 
@@ -22,8 +22,9 @@ pub(crate) fn inside(machine: &Machine, suite: &Path) -> Result<()> {
     let file = suite.file_name().context("a suite without a name")?.to_string_lossy().into_owned();
     guest.run("systemctl stop limpet && install /payload/docker-registry /usr/local/bin/")?;
     let run = format!(
-        "cd /tmp && LIMPET_TEST_PATIENCE=20 LIMPET_TEST_CGROUP_DRIVER=systemd {}=/payload/limpet timeout {} \
+        "cd /tmp && LIMPET_TEST_PATIENCE=20 LIMPET_TEST_CGROUP_DRIVER=systemd {}=1 {}=/payload/limpet timeout {} \
          /payload/{file} --test-threads=1 --skip hundred --skip twenty > /tmp/suite.log 2>&1; echo $? > /tmp/suite.code",
+        need::REQUIRE_VARIABLE,
         agent::PROGRAM_VARIABLE,
         LIMIT.as_secs(),
     );

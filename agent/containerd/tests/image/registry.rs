@@ -8,6 +8,13 @@ use reqwest::StatusCode;
 
 use crate::made::{self, Blob, INDEX, MANIFEST, Made};
 
+/// The one user a closed registry knows.
+pub(crate) const USER: &str = "limpet";
+/// That user's password.
+pub(crate) const PASSWORD: &str = "s3cret";
+/// Both, as an htpasswd line (bcrypt, the one form the registry takes).
+const HTPASSWD: &str = "limpet:$2y$04$CEOf/viZHd4WO.0b0lnO.eEKovBDCkV78gRhAo2I3Qp9Zwv3Uxq5K\n";
+
 pub(crate) struct Registry {
     pub(crate) address: String,
     scheme: &'static str,
@@ -18,9 +25,14 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Starts one; with a user and a password when given.
-    pub(crate) async fn start(login: Option<(&str, &str)>) -> Result<Self, String> {
-        Self::start_with(login, false)
+    /// Starts one that everybody may use.
+    pub(crate) async fn start() -> Result<Self, String> {
+        Self::start_with(None, false)
+    }
+
+    /// Starts one that wants [`USER`] and [`PASSWORD`].
+    pub(crate) async fn start_closed() -> Result<Self, String> {
+        Self::start_with(Some((USER, PASSWORD)), false)
     }
 
     /// Starts one that speaks TLS with a certificate nobody knows.
@@ -53,10 +65,8 @@ impl Registry {
             assert!(made.status.success(), "{made:?}");
             config += &format!("  tls: {{certificate: {}, key: {}}}\n", certificate.display(), key.display());
         }
-        if let Some((user, password)) = login {
-            let output = Command::new("htpasswd").args(["-nbB", user, password]).output();
-            let output = output.map_err(|error| format!("htpasswd: {error}"))?;
-            std::fs::write(dir.join("htpasswd"), output.stdout).unwrap();
+        if login.is_some() {
+            std::fs::write(dir.join("htpasswd"), HTPASSWD).unwrap();
             let path = dir.join("htpasswd");
             config += &format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", path.display());
         }

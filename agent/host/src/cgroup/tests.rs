@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use limpet_model::fixtures::record_of_spec as record;
+use limpet_tests::need::need;
 
 /// A cgroup root that goes with the test.
 struct Root(PathBuf);
@@ -17,13 +18,8 @@ impl Root {
     }
 
     async fn open(&self, pids: Option<i64>) -> Option<Cgroups> {
-        match Cgroups::open(CgroupDriver::Cgroupfs, &self.0, pids).await {
-            Ok(cgroups) => Some(cgroups),
-            Err(error) => {
-                eprintln!("skipped: cannot make cgroups here: {error}");
-                None
-            }
-        }
+        let cgroups = Cgroups::open(CgroupDriver::Cgroupfs, &self.0, pids).await;
+        need(cgroups.map_err(|error| format!("cannot make cgroups here: {error}")))
     }
 }
 

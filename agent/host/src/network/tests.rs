@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 
 use std::net::IpAddr;
 
+use limpet_tests::need::{self, need};
+use limpet_tests::tools;
+
 use super::*;
 use crate::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 
@@ -276,17 +279,12 @@ async fn a_configuration_that_appears_is_noticed() {
     assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
-const REAL_PLUGINS: &str = "/usr/lib/cni";
 const BRIDGE: &str = "lmpt-t0";
 
-/// Whether the real plugins can be used here.
-fn real() -> bool {
-    let installed = ["bridge", "host-local"].iter().all(|name| Path::new(REAL_PLUGINS).join(name).exists());
-    let root = rustix::process::geteuid().is_root();
-    if !installed || !root {
-        eprintln!("skipped: needs root (here: {root}) and CNI plugins in {REAL_PLUGINS} (here: {installed})");
-    }
-    installed && root
+/// Where the real plugins are, installed or unpacked by setup, if they can be used here.
+fn real_plugins() -> Option<PathBuf> {
+    need::root("links and namespaces")?;
+    need(tools::cni_plugins().ok_or("no CNI plugins here; run: cargo xtask setup"))
 }
 
 /// Takes the bridge and the mounts away when the test ends, however it ends.
@@ -309,9 +307,8 @@ fn reserved(data: &Path) -> Vec<String> {
 
 #[tokio::test]
 async fn pods_on_a_real_bridge_reach_each_other() {
-    if !real() {
-        return;
-    }
+    let Some(plugins) = real_plugins() else { return };
+    let Some(busybox) = need(tools::busybox().ok_or("no static busybox here; run: cargo xtask setup")) else { return };
     let dir = tempfile::tempdir().unwrap();
     let _cleanup = Cleanup(dir.path().join("run/sandboxes"));
     let sandboxes = Sandboxes::open(&dir.path().join("run")).await.unwrap();
@@ -322,7 +319,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
         "ipam": {"type": "host-local", "dataDir": data, "ranges": [[{"subnet": "10.254.77.0/24"}]]},
     }]});
     std::fs::write(conf_dir.join("10-test.conflist"), config.to_string()).unwrap();
-    let network = Network::new(conf_dir.clone(), vec![REAL_PLUGINS.into()], dir.path().join("state"));
+    let network = Network::new(conf_dir.clone(), vec![plugins], dir.path().join("state"));
 
     // A bridge without an address of its own takes its ports' lowest MAC, and the plugin's CHECK minds; so give it one.
     let bridge = ["link", "add", BRIDGE, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
@@ -346,7 +343,8 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     assert_eq!(reserved(&data).len(), 2);
     let ping = Command::new("nsenter")
         .arg(format!("--net={}", pods[0].0.display()))
-        .args(["busybox", "ping", "-c", "1", "-W", "5", &pods[1].1.ips[0].to_string()])
+        .arg(busybox)
+        .args(["ping", "-c", "1", "-W", "5", &pods[1].1.ips[0].to_string()])
         .output()
         .unwrap();
     assert!(ping.status.success(), "{ping:?}");

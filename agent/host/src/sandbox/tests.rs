@@ -4,14 +4,12 @@
 use std::fs::File;
 use std::process::Command;
 
+use limpet_tests::need;
+
 use super::*;
 
 fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: namespaces and mounts need root");
-    }
-    root
+    need::root("namespaces and mounts").is_some()
 }
 
 /// A run directory that takes its mounts down with it.

@@ -8,6 +8,8 @@ use rustix::mount::UnmountFlags;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use limpet_tests::need;
+
 use super::*;
 use crate::mount_table;
 use crate::mount_table::is_mount_point;
@@ -76,11 +78,7 @@ impl Drop for Node {
 }
 
 fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: mounts and groups need root");
-    }
-    root
+    need::root("mounts and groups").is_some()
 }
 
 fn mode(path: &Path) -> u32 {

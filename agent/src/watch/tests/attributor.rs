@@ -7,6 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::thread::CapabilitySet;
 
+use limpet_tests::need;
+
 use super::*;
 use limpet_attribution::feed::Sighting;
 use limpet_model::actor::Resident;
@@ -47,7 +49,7 @@ impl Place {
         let mut watch = DirectoryWatch::with_attribution(&self.directory, settings, None).unwrap();
         assert_eq!(watch.next().await.unwrap(), WatchEvent::Rescan(RescanReason::Start));
         if watch.backend() != Backend::Fanotify {
-            println!("skipped: fanotify does not work here");
+            need::kernel_lacks("fanotify does not work here");
             return None;
         }
         Some(watch)

@@ -10,6 +10,8 @@ use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
 use super::attributor::{Listening, follow, load, truth};
+use limpet_tests::need;
+
 use super::*;
 use limpet_model::attribution::Backend;
 use limpet_model::attribution::ManifestWatch;
@@ -86,14 +88,14 @@ async fn programs() -> Option<(mpsc::Receiver<Feed>, Arc<AtomicU64>)> {
     let mut loaded = match Kernel::read().load(&Request { watch: true, ..Request::default() }) {
         Ok(loaded) => loaded,
         Err(error) => {
-            println!("skipped: {error}");
+            need::kernel_lacks(error);
             return None;
         }
     };
     let (feed, mut end) = match bpf_feed::feed(&loaded) {
         Ok(ends) => ends,
         Err(reason) => {
-            println!("skipped: {reason}");
+            need::kernel_lacks(reason);
             return None;
         }
     };
@@ -190,7 +192,7 @@ async fn who_writes_and_ends_at_once_is_known_as_far_as_it_can_be() {
     let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if watch.backend() != Backend::Fanotify {
-        println!("skipped: fanotify does not work here");
+        need::kernel_lacks("fanotify does not work here");
         return;
     }
     let directory = place.directory.clone();

@@ -6,6 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::thread::JoinHandle;
 
+use limpet_tests::need::need;
+
 use super::*;
 
 /// A logger on a thread of its own, fed by hand.
@@ -257,13 +259,9 @@ impl SmallDisk {
         let directory = tempfile::tempdir().unwrap();
         let options = c"size=1m";
         let flags = rustix::mount::MountFlags::empty();
-        match rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, Some(options)) {
-            Ok(()) => Some(Self(directory)),
-            Err(error) => {
-                eprintln!("skipped: mounting a small tmpfs: {error}");
-                None
-            }
-        }
+        let mounted = rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, Some(options));
+        need(mounted.map_err(|error| format!("mounting a small tmpfs: {error}")))?;
+        Some(Self(directory))
     }
 }
 

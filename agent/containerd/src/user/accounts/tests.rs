@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use limpet_tests::need;
+
 use super::*;
 
 /// A directory that goes with the test.
@@ -30,13 +32,9 @@ fn bind(root: &Path) -> Vec<SnapshotMount> {
     }]
 }
 
-/// Mounting is for root alone; elsewhere the case is counted as passed over, by name.
+/// Mounting is for root alone.
 fn may_mount() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: needs CAP_SYS_ADMIN");
-    }
-    root
+    need::root("mounts").is_some()
 }
 
 #[test]

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
 use zbus::wire::{ObjectPath, OwnedVariant};
+
+use limpet_tests::need;
 
 use super::*;
 
@@ -21,14 +23,11 @@ impl Bus {
         let directory = std::env::temp_dir().join(format!("limpet-bus-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let listen = format!("unix:path={}", directory.join("bus").display());
-        let started = Command::new("dbus-daemon")
+        let mut daemon = need::program("dbus-daemon")?
             .args(["--session", "--nofork", "--print-address=1", "--address", &listen])
             .stdout(Stdio::piped())
-            .spawn();
-        let Ok(mut daemon) = started else {
-            eprintln!("skipped: no dbus-daemon here");
-            return None;
-        };
+            .spawn()
+            .unwrap();
         let mut address = String::new();
         let output = daemon.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut address).unwrap();

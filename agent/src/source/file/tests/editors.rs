@@ -2,7 +2,8 @@
 //! touched.
 
 use std::io::Write as _;
-use std::process::Command;
+
+use limpet_tests::need;
 
 use super::*;
 
@@ -81,16 +82,10 @@ const WRITERS: [(&str, Writer); 12] = [
 ];
 
 fn run(directory: &Path, program: &str, args: &[&str]) -> bool {
-    match Command::new(program).args(args).current_dir(directory).status() {
-        Ok(status) => {
-            assert!(status.success(), "{program}: {status}");
-            true
-        }
-        Err(error) => {
-            println!("skipped: {program}: {error}");
-            false
-        }
-    }
+    let Some(mut command) = need::program(program) else { return false };
+    let status = command.args(args).current_dir(directory).status().unwrap();
+    assert!(status.success(), "{program}: {status}");
+    true
 }
 
 #[tokio::test]

@@ -5,6 +5,8 @@ use std::process::Command;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
 use rustix::thread::set_thread_uid;
 
+use limpet_tests::need::{self, need};
+
 use super::*;
 
 /// A mount that is removed with the test.
@@ -13,13 +15,9 @@ struct Mount(PathBuf);
 impl Mount {
     /// `None`, with a message, without the permission to mount.
     fn memory(at: &Path, options: &std::ffi::CStr) -> Option<Self> {
-        match mount("tmpfs", at, "tmpfs", MountFlags::empty(), Some(options)) {
-            Ok(()) => Some(Self(at.to_owned())),
-            Err(error) => {
-                println!("skipped: needs the permission to mount: {error}");
-                None
-            }
-        }
+        let mounted = mount("tmpfs", at, "tmpfs", MountFlags::empty(), Some(options));
+        need(mounted.map_err(|error| format!("the right to mount: {error}")))?;
+        Some(Self(at.to_owned()))
     }
 
     fn bind(from: &Path, at: &Path) -> Self {
@@ -110,10 +108,8 @@ fn a_directory_without_read_permission_stops_nothing_and_is_read_again_later() {
     bench.write("a.yaml", "pod a 1");
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     mode(bench.root.path(), 0o755);
-    if let Err(error) = chown(&bench.directory, Some(NOBODY), None) {
-        println!("skipped: needs the permission to chown: {error}");
-        return;
-    }
+    let owned = chown(&bench.directory, Some(NOBODY), None);
+    let Some(()) = need(owned.map_err(|error| format!("the right to chown: {error}"))) else { return };
     let as_nobody = move || {
         set_thread_uid(rustix::fs::Uid::from_raw(NOBODY)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -144,13 +140,12 @@ fn a_directory_without_read_permission_stops_nothing_and_is_read_again_later() {
 /// An ext4 card in a file. When the file is truncated, every read fails as on a broken card.
 fn ext4(image: &Path, content: &Path, at: &Path) -> Option<(Mount, String)> {
     let run = |program: &str, args: &[&Path]| {
-        let failed = match Command::new(program).args(args).output() {
-            Ok(output) if output.status.success() => return Some(output),
-            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-            Err(error) => error.to_string(),
-        };
-        println!("skipped: {program}: {failed}");
-        None
+        let output = need::program(program)?.args(args).output().unwrap();
+        if !output.status.success() {
+            need::kernel_lacks(format!("{program}: {}", String::from_utf8_lossy(&output.stderr)));
+            return None;
+        }
+        Some(output)
     };
     let path = Path::new;
     run("mkfs.ext4", &[path("-qF"), path("-b1024"), path("-d"), content, image, path("2048")])?;
@@ -172,10 +167,9 @@ async fn a_card_that_cannot_be_read_stops_nothing() {
     bench.start();
     let before = bench.until(|now| now.pods.len() == 2).await;
     fs::File::options().write(true).open(&image).unwrap().set_len(0).unwrap();
-    let flushed = Command::new("blockdev").args(["--flushbufs", &device]).status();
-    if !flushed.is_ok_and(|status| status.success()) {
-        println!("skipped: blockdev --flushbufs {device}");
-        return;
+    let Some(mut blockdev) = need::program("blockdev") else { return };
+    if !blockdev.args(["--flushbufs", &device]).status().unwrap().success() {
+        return need::kernel_lacks(format!("blockdev --flushbufs {device}"));
     }
     // "Input/output error" or, for data read back as zeros, "Bad message".
     let dead = bench.until(unavailable("cannot read")).await;
@@ -292,8 +286,7 @@ async fn on_an_overlay_that_hides_changes_it_is_rescanned_more_often() {
     let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
     let options = std::ffi::CString::new(options).unwrap();
     if let Err(error) = mount("overlay", &bench.directory, "overlay", MountFlags::empty(), Some(options.as_c_str())) {
-        println!("skipped: no overlay can be mounted here: {error}");
-        return;
+        return need::kernel_lacks(format!("no overlay can be mounted: {error}"));
     }
     let _mount = Mount(bench.directory.clone());
     bench.start();
@@ -320,8 +313,7 @@ async fn each_change_carries_its_actor() {
     bench.start();
     bench.until_pods(&["a 1 @ a.yaml"]).await;
     if bench.pulse.backend().unwrap().as_str() != "fanotify" {
-        println!("skipped: fanotify does not work here");
-        return;
+        return need::kernel_lacks("fanotify does not work here");
     }
     let edited = run(&bench, "sh", &["-c", "echo pod a 2 > a.yaml"]);
     let snapshot = bench.until_pods(&["a 2 @ a.yaml"]).await;

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use limpet_tests::need;
+
 use super::*;
 
 /// Set when the test runs in a user namespace with limits of its own.
@@ -33,10 +35,9 @@ fn without_watches_it_polls_and_reports_it() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         return runtime.block_on(under_limits());
     }
-    let allowed = Command::new("unshare").args(["--user", "--map-root-user", "true"]).status();
-    if !allowed.is_ok_and(|status| status.success()) {
-        println!("skipped: needs user namespaces and unshare");
-        return;
+    let Some(mut probe) = need::program("unshare") else { return };
+    if !probe.args(["--user", "--map-root-user", "true"]).status().unwrap().success() {
+        return need::kernel_lacks("user namespaces are refused");
     }
     let (program, name) = (std::env::current_exe().unwrap(), std::thread::current().name().unwrap().to_owned());
     let mut inside = Command::new("unshare");
