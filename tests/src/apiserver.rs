@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use crate::claim::Port;
 use crate::process::{self, Daemon};
-use crate::web::free_port;
 use crate::{tools, wait};
 
 const TOKEN: &str = "limpet";
@@ -20,9 +20,16 @@ const FIRST_START: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub struct Apiserver {
     dir: PathBuf,
-    port: u16,
+    port: Port,
     apiserver: Daemon,
-    _etcd: Daemon,
+    _etcd: Etcd,
+}
+
+/// Its store, with the ports it has.
+#[derive(Debug)]
+struct Etcd {
+    _daemon: Daemon,
+    _ports: [Port; 2],
 }
 
 impl Apiserver {
@@ -32,12 +39,12 @@ impl Apiserver {
         fs::create_dir_all(dir.join("certificates")).with_context(|| format!("{}", dir.display()))?;
         fs::write(dir.join("tokens.csv"), format!("{TOKEN},limpet,limpet,\"system:masters\"\n"))?;
         let (etcd, store) = etcd(dir)?;
-        let port = free_port()?;
+        let port = Port::claim()?;
         // The key that it makes for itself signs its tokens too.
         let key = dir.join("certificates/apiserver.key");
         let mut command = Command::new(program);
         command
-            .args([format!("--etcd-servers={store}"), format!("--secure-port={port}")])
+            .args([format!("--etcd-servers={store}"), format!("--secure-port={}", port.number)])
             .args(["--bind-address=127.0.0.1", "--authorization-mode=AlwaysAllow", "--service-account-issuer=limpet"])
             .arg(format!("--token-auth-file={}", dir.join("tokens.csv").display()))
             .arg(format!("--cert-dir={}", dir.join("certificates").display()))
@@ -77,7 +84,7 @@ impl Apiserver {
         if body.is_some() {
             command.args(["--header", "Content-Type: application/json", "--data-binary", "@-"]);
         }
-        command.arg(format!("https://127.0.0.1:{}{path}", self.port));
+        command.arg(format!("https://127.0.0.1:{}{path}", self.port.number));
         let input = body.map(Value::to_string).unwrap_or_default();
         let output = process::run(&mut command, input.as_bytes())?;
         anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -86,15 +93,16 @@ impl Apiserver {
 }
 
 /// etcd, and where it answers.
-fn etcd(dir: &Path) -> Result<(Daemon, String)> {
+fn etcd(dir: &Path) -> Result<(Etcd, String)> {
     let program = tools::etcd().context("no etcd here; run: cargo xtask apiserver")?;
-    let (client, peer) = (free_port()?, free_port()?);
-    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let ports = [Port::claim()?, Port::claim()?];
+    let [client, peer] = ports.each_ref().map(|port| format!("http://127.0.0.1:{}", port.number));
     let mut command = Command::new(program);
     command
         .arg(format!("--data-dir={}", dir.join("etcd").display()))
         .args([format!("--listen-client-urls={client}"), format!("--advertise-client-urls={client}")])
         .args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")])
         .arg(format!("--initial-cluster=default={peer}"));
-    Ok((Daemon::start(&mut command, &dir.join("etcd.log"))?, client))
+    let daemon = Daemon::start(&mut command, &dir.join("etcd.log"))?;
+    Ok((Etcd { _daemon: daemon, _ports: ports }, client))
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
+use crate::claim::Subnet;
 use crate::{process, tools};
 
 /// The configuration of one node's pod network.
@@ -17,11 +18,13 @@ pub struct Cni {
     /// Where host-local keeps the addresses it has given out.
     pub allocations: PathBuf,
     bridge: String,
+    _subnet: Subnet,
 }
 
 impl Cni {
-    /// Writes the conflist below `dir`. `number` tells apart the nodes of one process and makes the subnet.
-    pub fn prepare(dir: &Path, bridge: &str, number: u32) -> Result<Self> {
+    /// Writes the conflist below `dir`.
+    pub fn prepare(dir: &Path, bridge: &str) -> Result<Self> {
+        let subnet = Subnet::claim()?;
         let config_dir = dir.join("net.d");
         let allocations = dir.join("addresses");
         fs::create_dir_all(&config_dir).with_context(|| format!("{}", config_dir.display()))?;
@@ -36,14 +39,14 @@ impl Cni {
                     "ipam": {
                         "type": "host-local",
                         "dataDir": &allocations,
-                        "ranges": [[{ "subnet": subnet(std::process::id(), number) }]],
+                        "ranges": [[{ "subnet": subnet.cidr() }]],
                         "routes": [{ "dst": "0.0.0.0/0" }],
                     },
                 },
             ],
         });
         fs::write(config_dir.join("10-limpet.conflist"), serde_json::to_vec_pretty(&conflist)?)?;
-        Ok(Self { config_dir, allocations, bridge: bridge.to_owned() })
+        Ok(Self { config_dir, allocations, bridge: bridge.to_owned(), _subnet: subnet })
     }
 
     /// The bridge that links all pods.
@@ -62,9 +65,12 @@ impl Cni {
     }
 }
 
-/// A /24 of the private range 10.0.0.0/8 that differs between concurrent processes and their nodes.
-fn subnet(process: u32, number: u32) -> String {
-    format!("10.{}.{}.0/24", 100 + process % 100, number % 256)
+/// How the bridges begin that tests without a node make; the process's number follows.
+pub(crate) const LONE_BRIDGE: &str = "ltb";
+
+/// A name for a bridge of this process's own. A later run removes it where this one was killed.
+pub fn lone_bridge() -> String {
+    format!("{LONE_BRIDGE}{}", std::process::id())
 }
 
 /// Where the agent is to look for plugins.

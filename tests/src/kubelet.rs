@@ -14,9 +14,9 @@ use anyhow::{Context as _, Result};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::claim::Port;
 use crate::node::TestNode;
 use crate::process::{Daemon, tail};
-use crate::web::free_port;
 use crate::{tools, wait};
 
 /// The name its process goes by. limpet refuses to start beside a process called kubelet, and on this machine others
@@ -45,7 +45,8 @@ exec "$0/peer-kubelet" "$@""#;
 pub struct Kubelet {
     dir: PathBuf,
     node_name: String,
-    port: u16,
+    /// The one without a password, and the one with.
+    ports: [Port; 2],
     daemon: Option<Daemon>,
 }
 
@@ -64,12 +65,12 @@ impl Kubelet {
         let settings: String = KERNEL_SETTINGS.iter().map(|(setting, _)| format!("{setting}\n")).collect();
         fs::write(dir.join("settings"), settings)?;
         symlink(program, dir.join(PROGRAM)).with_context(|| format!("link {PROGRAM}"))?;
-        let port = free_port()?;
+        let ports = [Port::claim()?, Port::claim()?];
         let cgroup = format!("{}/kubelet", node.cgroup());
         node.make_cgroup("kubelet")?;
-        let configuration = configuration(&dir, node, port, &cgroup)?;
+        let configuration = configuration(&dir, node, &ports, &cgroup);
         fs::write(dir.join("config.yaml"), serde_json::to_vec_pretty(&configuration)?)?;
-        Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), port, daemon: None })
+        Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), ports, daemon: None })
     }
 
     /// Its manifest directory.
@@ -105,7 +106,7 @@ impl Kubelet {
 
     /// A connection to its API.
     pub fn connect(&self) -> Result<TcpStream> {
-        TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).context("connect to kubelet")
+        TcpStream::connect((Ipv4Addr::LOCALHOST, self.ports[0].number)).context("connect to kubelet")
     }
 
     /// Ends it with SIGTERM; what it runs lives on.
@@ -123,8 +124,8 @@ impl Kubelet {
 }
 
 /// Its defaults, but for places and ports and for what this machine does not have or must not lose.
-fn configuration(dir: &Path, node: &TestNode, port: u16, cgroup: &str) -> Result<Value> {
-    Ok(json!({
+fn configuration(dir: &Path, node: &TestNode, [open, closed]: &[Port; 2], cgroup: &str) -> Value {
+    json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "staticPodPath": dir.join("manifests"),
@@ -137,8 +138,8 @@ fn configuration(dir: &Path, node: &TestNode, port: u16, cgroup: &str) -> Result
         "failCgroupV1": false,
         "failSwapOn": false,
         "address": "127.0.0.1",
-        "port": free_port()?,
-        "readOnlyPort": port,
+        "port": closed.number,
+        "readOnlyPort": open.number,
         "healthzPort": 0,
         "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
         "authorization": { "mode": "AlwaysAllow" },
@@ -147,5 +148,5 @@ fn configuration(dir: &Path, node: &TestNode, port: u16, cgroup: &str) -> Result
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": { "memory.available": "1Mi" },
-    }))
+    })
 }

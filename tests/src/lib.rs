@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod apiserver;
+pub mod claim;
 pub mod cni;
 pub mod containerd;
 pub mod contender;
@@ -22,6 +23,7 @@ pub mod node;
 pub mod process;
 pub mod registry;
 pub mod suite;
+pub mod sweep;
 pub mod tools;
 pub mod vm;
 pub mod wait;

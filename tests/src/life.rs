@@ -13,6 +13,7 @@ use rustix::fs::{CWD, FileType, mknodat};
 use serde_json::{Value, json};
 
 use crate::manifest::{shell, with};
+use crate::wait;
 
 /// Generous: reached on failure only.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -100,7 +101,7 @@ impl Life {
     }
 
     fn next(&self, expected: Sign) -> Result<Instant> {
-        let seen = self.signs.recv_timeout(LIMIT);
+        let seen = self.signs.recv_timeout(wait::patient(LIMIT));
         match seen.with_context(|| format!("waited in vain for {expected:?} of {}", self.dir.display()))? {
             (sign, at) if sign == expected => Ok(at),
             (sign, _) => bail!("{}: {expected:?} was to come, not {sign:?}", self.dir.display()),

@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 pub use self::mark::Mark;
-pub use self::take_down::sweep;
 use self::take_down::{cgroup_dirs, take_down};
+pub(crate) use self::take_down::{cgroup_roots, mounts_below, sweep};
 use crate::agent::{Agent, Settings};
 use crate::cni::{self, Cni};
 use crate::containerd::Containerd;
@@ -91,10 +91,10 @@ const PREFIX: &str = "limpet-test-";
 const PARENT: &str = "/var/tmp";
 
 impl Place {
-    fn new() -> (Self, u32) {
+    fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::SeqCst);
-        (Self::named(&format!("{PREFIX}{}-{number}", std::process::id())), number)
+        Self::named(&format!("{PREFIX}{}-{number}", std::process::id()))
     }
 
     fn named(name: &str) -> Self {
@@ -119,11 +119,11 @@ impl Place {
 impl TestNode {
     /// A node with everything running and the demo images present.
     pub fn boot(options: &NodeOptions) -> Result<Self> {
-        let (place, number) = Place::new();
+        let place = Place::new();
         let dir = place.dir.clone();
         let guard = Guard(Some(place.clone()));
         fs::create_dir_all(dir.join("cni-none")).with_context(|| format!("{}", dir.display()))?;
-        let cni = options.cni.then(|| Cni::prepare(&dir.join("cni"), &place.bridge(), number)).transpose()?;
+        let cni = options.cni.then(|| Cni::prepare(&dir.join("cni"), &place.bridge())).transpose()?;
         let cni_config = cni.as_ref().map_or(dir.join("cni-none"), |cni| cni.config_dir.clone());
         let cri = options.cri.then_some(cni_config.as_path());
         let mut containerd = Containerd::prepare(&dir.join("ctd"), cri, options.containerd_choice.as_deref())?;

@@ -8,7 +8,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
@@ -37,22 +36,19 @@ impl Registry {
         let program = tools::registry().context("no docker-registry here; run: cargo xtask setup")?;
         fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
         fs::write(dir.join("htpasswd"), HTPASSWD)?;
-        let port = free_port()?;
         let at = dir.display();
         let auth = format!("auth:\n  htpasswd:\n    realm: limpet\n    path: {at}/htpasswd\n");
         let config = format!(
             "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {at}/data\nhttp:\n  \
-             addr: 127.0.0.1:{port}\n  secret: limpet\n{}",
+             addr: 127.0.0.1:0\n  secret: limpet\n{}",
             if closed { &auth } else { "" }
         );
         fs::write(dir.join("config.yml"), config)?;
         let mut command = Command::new(program);
         command.arg("serve").arg(dir.join("config.yml"));
         let daemon = Daemon::start(&mut command, &dir.join("registry.log"))?;
-        wait::until_true(Duration::from_secs(20), "the registry's port", || {
-            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
-        })
-        .with_context(|| daemon.log())?;
+        let port = wait::until(wait::SOON, "the registry's port", || listens_on(&daemon.log()))
+            .with_context(|| daemon.log())?;
         Ok(Self { dir: dir.to_owned(), port, _daemon: daemon })
     }
 
@@ -93,9 +89,11 @@ fn put(path: &Path, content: &[u8]) -> Result<()> {
     fs::write(path, content).with_context(|| format!("{}", path.display()))
 }
 
-/// A loopback port that was free a moment ago.
-pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+/// The port that the registry says in its log it listens on: any that was free, so nobody can take it before.
+fn listens_on(log: &str) -> Option<u16> {
+    let (_, rest) = log.split_once("listening on 127.0.0.1:")?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+    rest[..digits].parse().ok()
 }
 
 /// Tells containerd and the agent, in `certs_d`, to reach the registry `host` by plain HTTP at `address`.

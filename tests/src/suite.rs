@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::need;
-use crate::node::{NodeOptions, TestNode, sweep};
+use crate::node::{NodeOptions, TestNode};
+use crate::sweep::sweep;
 use crate::tools::{self, ContainerdPrograms};
 use crate::wait;
 

@@ -99,7 +99,7 @@ impl Monitor {
 
     fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).with_context(|| format!("{}", socket.display()))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(wait::patient(PATIENCE)))?;
         let mut monitor = Self { stream };
         monitor.answer()?;
         Ok(monitor)
@@ -181,7 +181,7 @@ impl Guest {
                 Some(Err(anyhow!("{EMULATOR} ended, {ended}: {}", qemu.log())))
             })
         })??;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(wait::patient(PATIENCE)))?;
         Ok(Self { qemu, control: BufReader::new(stream), console, monitor, disk })
     }
 
@@ -256,7 +256,8 @@ impl Guest {
         match read {
             Ok(0) => bail!("the machine ended\n{}", self.console()),
             Ok(_) => Ok(line.trim_end().to_owned()),
-            Err(error) => Err(error).with_context(|| format!("no answer within {PATIENCE:?}\n{}", self.console())),
+            Err(error) => Err(error)
+                .with_context(|| format!("no answer within {:?}\n{}", wait::patient(PATIENCE), self.console())),
         }
     }
 }

@@ -39,7 +39,7 @@ pub fn interrupted() -> bool {
 /// # Errors
 /// After `limit`, naming `what`; or when the run is interrupted.
 pub fn until<T>(limit: Duration, what: &str, mut observe: impl FnMut() -> Option<T>) -> Result<T> {
-    let (start, limit) = (Instant::now(), limit * patience());
+    let (start, limit) = (Instant::now(), patient(limit));
     loop {
         if let Some(seen) = observe() {
             return Ok(seen);
@@ -77,9 +77,10 @@ pub fn until_none(limit: Duration, what: &str, mut look: impl FnMut() -> Result<
         .with_context(|| format!("cannot look for {what}"))
 }
 
-fn patience() -> u32 {
+/// `limit`, longer on a machine that is slow. Every limit of a test is passed through here, by [`until`] or by itself.
+pub fn patient(limit: Duration) -> Duration {
     let set = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
-    set.unwrap_or(1)
+    limit * set.unwrap_or(1)
 }
 
 #[cfg(test)]

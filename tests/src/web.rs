@@ -8,6 +8,8 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Result;
 
+use crate::claim::Port;
+
 /// The server; dropping it closes its port.
 #[derive(Debug)]
 pub struct Web {
@@ -18,10 +20,10 @@ pub struct Web {
 }
 
 impl Web {
-    /// Serves `body` on `port`; 0 is any free one.
-    pub fn start(port: u16, body: &str) -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
-        let port = listener.local_addr()?.port();
+    /// Serves `body` on `port`.
+    pub fn start(port: &Port, body: &str) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port.number))?;
+        let port = port.number;
         let (body, stop) = (Arc::new(Mutex::new(body.to_owned())), Arc::new(AtomicBool::new(false)));
         let (served, stopped) = (Arc::clone(&body), Arc::clone(&stop));
         let thread = thread::spawn(move || {
@@ -41,20 +43,10 @@ impl Web {
         body.clone_into(&mut self.body.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The port it listens on.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     /// The document's URL.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/pods", self.port)
     }
-}
-
-/// A port of loopback's that nobody listens on.
-pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {

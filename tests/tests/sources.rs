@@ -4,6 +4,7 @@ use std::fs;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::claim::Port;
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
 use limpet_tests::node::container_id;
 use limpet_tests::web::Web;
@@ -37,8 +38,9 @@ fn wait_sources(node: &TestNode, text: &str) -> Result<String> {
 }
 
 fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
-    let web = Web::start(0, &list(&[simple("web", IDLE), simple("side", IDLE)]))?;
-    let (url, port) = (web.url(), web.port());
+    let port = Port::claim()?;
+    let web = Web::start(&port, &list(&[simple("web", IDLE), simple("side", IDLE)]))?;
+    let url = web.url();
     node.agent.reconfigure(|settings| {
         settings.kubelet.push(format!("staticPodURL: {url}\nhttpCheckFrequency: 1s"));
     })?;
@@ -54,7 +56,7 @@ fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
 
     // The server is back with less: what it does not have any more ends, the rest is left alone.
-    let web = Web::start(port, &list(&[simple("web", IDLE)]))?;
+    let web = Web::start(&port, &list(&[simple("web", IDLE)]))?;
     node.wait_gone("side")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
     web.serve("");

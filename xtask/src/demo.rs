@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::image::{self, V1, V2};
 use limpet_tests::manifest::{pod, shell, with};
-use limpet_tests::node::{self, NodeOptions, container, container_id};
-use limpet_tests::{TestNode, agent, process, tools, wait};
+use limpet_tests::node::{NodeOptions, container, container_id};
+use limpet_tests::{TestNode, agent, process, sweep, tools, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     ensure!(tools::is_root(), "containers need root: sudo -E env PATH=\"$PATH\" cargo xtask demo");
     // With the profile of the tests: it builds fastest, and `cargo xtask test` goes on from there.
     let program = demo.step("build the agent", || agent::build(&[]))?;
-    node::sweep();
+    sweep::sweep();
     let containerd = choice.first().map(|(_, major)| major.clone());
     let options = NodeOptions {
         agent: false,

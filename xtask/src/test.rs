@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use limpet_tests::tools::{self, ContainerdPrograms};
-use limpet_tests::{agent, need, vm};
+use limpet_tests::{agent, need, sweep, vm};
 
 use crate::{apt, cargo, setup, test_kernels, vm_image};
 
@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let choice = setup::for_major(arguments.containerd)?;
     tools_of_tests()?;
+    if tools::is_root() {
+        sweep::sweep();
+    }
     let mut command = cargo::command(&["test"]);
     if arguments.rest.is_empty() {
         // One failure does not hide the others. There are no doc tests.

@@ -30,8 +30,8 @@ pub(super) fn take_down(place: &Place) -> Vec<String> {
     left
 }
 
-/// Removes what runs that were killed have left.
-pub fn sweep() {
+/// Takes down the nodes of runs that were killed.
+pub(crate) fn sweep() {
     let entries = fs::read_dir(PARENT).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
         let place = Place::named(&name);
@@ -104,7 +104,7 @@ fn unmount_below(dir: &Path) -> Option<String> {
 }
 
 /// The mount points at or below `dir`, in the order they were made.
-pub(super) fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
     let text = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
     let points = text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
     Ok(points.filter(|point| point.starts_with(dir)).collect())
@@ -112,12 +112,17 @@ pub(super) fn mounts_below(dir: &Path) -> Result<Vec<PathBuf>> {
 
 /// The node's cgroup in every hierarchy: one on v2, one for each controller on v1.
 pub(super) fn cgroup_dirs(name: &str) -> Vec<PathBuf> {
+    cgroup_roots().into_iter().map(|root| root.join(name)).collect()
+}
+
+/// Where the machine's cgroup hierarchies are mounted.
+pub(crate) fn cgroup_roots() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let hierarchies = text.lines().filter_map(|line| {
         let (point, rest) = line.split_once(" - ")?;
         rest.starts_with("cgroup").then(|| point.split(' ').nth(4))?
     });
-    hierarchies.map(|point| Path::new(point).join(name)).collect()
+    hierarchies.map(PathBuf::from).collect()
 }
 
 /// The node's cgroups and all below them, parents first.

@@ -1,22 +1,23 @@
 //! containerd refuses, or is silent, at each of the agent's calls: many pods at once, each with a fault of its own.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::TestNode;
 
 use crate::fault::{self, Code, FAULT_VARIABLE, Fault, Harm, Moment};
 use crate::proxy::Call;
-use crate::rig::Rig;
+use crate::rig::{Rig, request_timeout};
 use crate::subject::{Kind, PHASES, Phase, Subject};
 
 /// What the agent waits for an answer: long enough for the start of many containers, short enough for a test.
-const TIMEOUT: &str = "runtimeRequestTimeout: 10s";
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pods at once.
 const LANES: usize = 12;
 
 pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[TIMEOUT])?;
+    let mut rig = Rig::new(node, Some(request_timeout(TIMEOUT)))?;
     let mut subjects = Vec::new();
     for lane in 0..LANES {
         subjects.push(Subject::new(rig.node, &format!("lane-{lane}"), Kind::Lasting, 100 + lane as u32)?);

@@ -16,7 +16,7 @@ fn window() -> Duration {
 }
 
 pub(crate) fn an_idle_agent_calls_nobody(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[])?;
+    let mut rig = Rig::new(node, None)?;
     stays_silent(&mut rig)?;
     // The stream of events breaks with its containerd: what is there is read once, and then it is silent again.
     rig.reset()?;

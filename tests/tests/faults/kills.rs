@@ -7,11 +7,11 @@ use limpet_tests::TestNode;
 
 use crate::fault::{self, Fault, Harm, Moment};
 use crate::proxy::Call;
-use crate::rig::{DEADLINE, Rig};
+use crate::rig::{Rig, deadline};
 use crate::subject::{Kind, PHASES, Phase, Subject};
 
 pub(crate) fn kills_of_the_agent_at_every_step(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[DEADLINE])?;
+    let mut rig = Rig::new(node, Some(deadline()))?;
     let mut lasting = Subject::new(rig.node, "web", Kind::Lasting, 1)?;
     let mut once = Subject::new(rig.node, "once", Kind::Once, 2)?;
     for subject in [&mut lasting, &mut once] {

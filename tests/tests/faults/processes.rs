@@ -13,11 +13,11 @@ use crate::fault::{self, Fault, Harm, Moment};
 use crate::inventory::shims;
 use crate::kills::lives;
 use crate::proxy::Call;
-use crate::rig::{DEADLINE, Rig};
+use crate::rig::{Rig, deadline};
 use crate::subject::{Kind, Phase, Subject};
 
 pub(crate) fn processes_killed_at_every_step(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[DEADLINE])?;
+    let mut rig = Rig::new(node, Some(deadline()))?;
     let mut subject = Subject::new(rig.node, "web", Kind::Lasting, 1)?;
     lives(&mut rig, &mut subject, faults)?;
     eprintln!("{} faults injected", rig.injected);
@@ -59,7 +59,7 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
 }
 
 pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[DEADLINE])?;
+    let mut rig = Rig::new(node, Some(deadline()))?;
     let mut stopped = Subject::new(rig.node, "stopped", Kind::Lasting, 1)?;
     let mut other = Subject::new(rig.node, "other", Kind::Lasting, 2)?;
     rig.round(&mut stopped, Phase::Start, None)?;
@@ -92,7 +92,7 @@ pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> R
 
 /// Its process ends while the shim is stopped: containerd says nothing, and the kernel does.
 pub(crate) fn a_shim_that_does_not_tell_of_an_end_is_named(node: &mut TestNode) -> Result<()> {
-    let mut rig = Rig::new(node, &[])?;
+    let mut rig = Rig::new(node, None)?;
     let mut silent = Subject::new(rig.node, "silent", Kind::Lasting, 1)?;
     rig.round(&mut silent, Phase::Start, None)?;
     let digits = silent.digits();

@@ -6,7 +6,7 @@ use limpet_tests::{TestNode, wait};
 
 use crate::fault::{self, ANY, Harm, Moment, Target};
 use crate::proxy::Armed;
-use crate::rig::{DEADLINE, Rig};
+use crate::rig::{Rig, deadline};
 use crate::subject::{Kind, Phase, Subject};
 
 /// Repeats a run.
@@ -38,7 +38,7 @@ pub(crate) fn random_edits_and_kills(node: &mut TestNode) -> Result<()> {
 }
 
 fn run(node: &mut TestNode, dice: &mut Dice, rounds: usize) -> Result<()> {
-    let mut rig = Rig::new(node, &[DEADLINE])?;
+    let mut rig = Rig::new(node, Some(deadline()))?;
     let mut writers: Vec<Vec<Subject>> = Vec::new();
     for writer in 0..WRITERS {
         let pod = |pod| Subject::new(rig.node, &format!("w{writer}-{pod}"), Kind::Lasting, 100 * (writer + 1) + pod);

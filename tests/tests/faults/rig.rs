@@ -18,7 +18,14 @@ use crate::subject::{Kind, Phase, Subject, judge};
 use crate::wrapper::Wrapper;
 
 /// For rounds in which a shim may be left that answers nobody: within a test's patience.
-pub(crate) const DEADLINE: &str = "runtimeRequestTimeout: 20s";
+pub(crate) fn deadline() -> String {
+    request_timeout(Duration::from_secs(20))
+}
+
+/// How long the agent waits for an answer of containerd's, as a line of its configuration.
+pub(crate) fn request_timeout(limit: Duration) -> String {
+    format!("runtimeRequestTimeout: {}s", wait::patient(limit).as_secs())
+}
 /// How long after a request its runc comes, if it needs one.
 const RUNC_COMES: Duration = Duration::from_secs(1);
 
@@ -41,13 +48,13 @@ type Signalled = Arc<Mutex<BTreeMap<String, usize>>>;
 
 impl<'a> Rig<'a> {
     /// Puts proxy and wrapper in place on a node whose agent does not run, and starts it with the bystanders.
-    pub(crate) fn new(node: &'a mut TestNode, kubelet: &[&str]) -> Result<Self> {
+    pub(crate) fn new(node: &'a mut TestNode, kubelet: Option<String>) -> Result<Self> {
         let proxy = Proxy::start(&node.dir().join("proxy.sock"), &node.containerd.socket())?;
         let wrapper = Wrapper::write(&node.dir().join("wrapper"))?;
         node.agent.reconfigure(|settings| {
             settings.endpoint = proxy.socket().to_owned();
             settings.cni_plugins.insert(0, wrapper.plugin_dir());
-            settings.kubelet.extend(kubelet.iter().map(|line| (*line).to_owned()));
+            settings.kubelet.extend(kubelet);
         })?;
         let mut rig = Self {
             node,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
 use limpet_tests::vm::{self, Boot, Disk, Guest};
-use limpet_tests::{agent, image, registry, tools};
+use limpet_tests::{agent, image, registry, sweep, tools};
 
 use crate::pod::{self, SOON};
 
@@ -34,20 +34,15 @@ pub(crate) struct Machine {
     forks: AtomicU32,
 }
 
-/// Disks and sockets of this run.
-fn work_dir() -> PathBuf {
-    Path::new("/var/tmp").join(format!("limpet-vm-{}", std::process::id()))
-}
-
 pub(crate) fn remove_work_dir() {
-    fs::remove_dir_all(work_dir()).ok();
+    fs::remove_dir_all(sweep::machine_dir()).ok();
 }
 
 impl Machine {
     /// Installs limpet on a new machine, and starts a pod that stays and one that finishes.
     pub(crate) fn install() -> Result<Self> {
         let image = vm::image().context("no image")?;
-        let dir = work_dir();
+        let dir = sweep::machine_dir();
         let payload = dir.join("payload.img");
         write_payload(&dir.join("payload"), &payload)?;
         let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;

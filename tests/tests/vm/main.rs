@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
-use limpet_tests::{suite, tools, vm};
+use limpet_tests::{suite, sweep, tools, vm};
 
 use self::machine::Machine;
 
@@ -55,6 +55,9 @@ fn main() -> ExitCode {
     // One machine at a time: it takes both cores.
     arguments.test_threads = Some(1);
     let lacking = lacking();
+    if lacking.is_none() && !arguments.list {
+        sweep::sweep();
+    }
     let conclusion = libtest_mimic::run(&arguments, trials(lacking));
     machine::remove_work_dir();
     conclusion.exit_code()

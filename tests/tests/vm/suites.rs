@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::{agent, need};
+use limpet_tests::{agent, need, wait};
 
 use crate::machine::Machine;
 
@@ -26,7 +26,7 @@ pub(crate) fn inside(machine: &Machine, suite: &Path) -> Result<()> {
          /payload/{file} --test-threads=1 --skip hundred --skip twenty > /tmp/suite.log 2>&1; echo $? > /tmp/suite.code",
         need::REQUIRE_VARIABLE,
         agent::PROGRAM_VARIABLE,
-        LIMIT.as_secs(),
+        wait::patient(LIMIT).as_secs(),
     );
     guest.run(&format!("systemd-run --unit=suite --setenv=HOME=/root bash -c {}", quoted(&run)))?;
     let code = guest.until(LIMIT, "the suite to end", "cat /tmp/suite.code", |text| text.trim().parse::<i32>().ok())?;

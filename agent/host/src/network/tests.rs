@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use std::net::IpAddr;
 
+use limpet_tests::claim::Subnet;
 use limpet_tests::need::{self, need};
-use limpet_tests::tools;
+use limpet_tests::{cni, tools};
 
 use super::*;
 use crate::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
@@ -279,8 +280,6 @@ async fn a_configuration_that_appears_is_noticed() {
     assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
-const BRIDGE: &str = "lmpt-t0";
-
 /// Where the real plugins are, installed or unpacked by setup, if they can be used here.
 fn real_plugins() -> Option<PathBuf> {
     need::root("links and namespaces")?;
@@ -288,19 +287,22 @@ fn real_plugins() -> Option<PathBuf> {
 }
 
 /// Takes the bridge and the mounts away when the test ends, however it ends.
-struct Cleanup(PathBuf);
+struct Cleanup {
+    bridge: String,
+    sandboxes: PathBuf,
+}
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["link", "del", BRIDGE]).stderr(Stdio::null()).status();
-        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        let _ = Command::new("ip").args(["link", "del", &self.bridge]).stderr(Stdio::null()).status();
+        let _ = rustix::mount::unmount(&self.sandboxes, rustix::mount::UnmountFlags::DETACH);
     }
 }
 
-fn reserved(data: &Path) -> Vec<String> {
+fn reserved(data: &Path, prefix: &str) -> Vec<String> {
     let addresses = std::fs::read_dir(data.join("lmpt-test")).unwrap();
     let names = addresses.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| name.starts_with("10.254.77.")).collect();
+    let mut names: Vec<_> = names.filter(|name| name.starts_with(prefix)).collect();
     names.sort();
     names
 }
@@ -310,19 +312,21 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     let Some(plugins) = real_plugins() else { return };
     let Some(busybox) = need(tools::busybox().ok_or("no static busybox here; run: cargo xtask setup")) else { return };
     let dir = tempfile::tempdir().unwrap();
-    let _cleanup = Cleanup(dir.path().join("run/sandboxes"));
+    let (subnet, bridge) = (Subnet::claim().unwrap(), cni::lone_bridge());
+    let reserved = |data: &Path| reserved(data, &subnet.prefix());
+    let _cleanup = Cleanup { bridge: bridge.clone(), sandboxes: dir.path().join("run/sandboxes") };
     let sandboxes = Sandboxes::open(&dir.path().join("run")).await.unwrap();
     let (conf_dir, data) = (dir.path().join("net.d"), dir.path().join("ipam"));
     std::fs::create_dir(&conf_dir).unwrap();
     let config = json!({"cniVersion": "1.0.0", "name": "lmpt-test", "plugins": [{
-        "type": "bridge", "bridge": BRIDGE,
-        "ipam": {"type": "host-local", "dataDir": data, "ranges": [[{"subnet": "10.254.77.0/24"}]]},
+        "type": "bridge", "bridge": bridge,
+        "ipam": {"type": "host-local", "dataDir": data, "ranges": [[{"subnet": subnet.cidr()}]]},
     }]});
     std::fs::write(conf_dir.join("10-test.conflist"), config.to_string()).unwrap();
     let network = Network::new(conf_dir.clone(), vec![plugins], dir.path().join("state"));
 
     // A bridge without an address of its own takes its ports' lowest MAC, and the plugin's CHECK minds; so give it one.
-    let bridge = ["link", "add", BRIDGE, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
+    let bridge = ["link", "add", &bridge, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
     assert!(Command::new("ip").args(bridge).status().unwrap().success());
     let uids = [unique_uid(), unique_uid()];
     let mut pods = Vec::new();

@@ -1,0 +1,114 @@
+//! Things of which the machine has one each, ports and subnets: whoever claims one has it until its process ends.
+//!
+//! A claim is a socket of an abstract name: the kernel gives a name to one process of the machine alone, and takes it back
+//! from one that was killed. All that limpet's tests take is claimed, so two runs side by side never take the same.
+
+use std::fmt::Display;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use anyhow::{Context as _, Result};
+
+/// A thing that nobody else has; dropping the claim gives it back.
+#[derive(Debug)]
+pub struct Claim(#[allow(dead_code, reason = "held, never used")] UnixListener);
+
+impl Claim {
+    /// Claims `thing`; `None` when somebody has it.
+    fn of(thing: impl Display) -> Result<Option<Self>> {
+        let name = format!("limpet-test/{thing}");
+        let address = SocketAddr::from_abstract_name(&name)?;
+        match UnixListener::bind_addr(&address) {
+            Ok(socket) => Ok(Some(Self(socket))),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("claim {name}")),
+        }
+    }
+}
+
+/// Where a process begins to look among `count` things, so that it seldom meets another's.
+fn start(count: u32) -> u32 {
+    std::process::id().wrapping_mul(2_654_435_761) % count
+}
+
+/// Two numbers in the middle of 10.x.y.0/24.
+#[derive(Debug)]
+pub struct Subnet {
+    second: u8,
+    third: u8,
+    _claim: Claim,
+}
+
+impl Subnet {
+    /// A /24 of 10.100.0.0 to 10.199.255.0 that no other node of a test has.
+    pub fn claim() -> Result<Self> {
+        const COUNT: u32 = 100 << 8;
+        for number in (0..COUNT).map(|step| (start(COUNT) + step) % COUNT) {
+            let [.., second, third] = (number + (100 << 8)).to_be_bytes();
+            if let Some(claim) = Claim::of(format!("subnet-{second}.{third}"))? {
+                return Ok(Self { second, third, _claim: claim });
+            }
+        }
+        anyhow::bail!("all subnets are claimed")
+    }
+
+    /// `10.x.y.0/24`.
+    pub fn cidr(&self) -> String {
+        format!("{}0/24", self.prefix())
+    }
+
+    /// How its addresses begin: `10.x.y.`.
+    pub fn prefix(&self) -> String {
+        format!("10.{}.{}.", self.second, self.third)
+    }
+}
+
+/// A port of loopback's.
+#[derive(Debug)]
+pub struct Port {
+    /// Its number.
+    pub number: u16,
+    _claim: Claim,
+}
+
+impl Port {
+    /// A port that nobody listens on and no other test takes. The kernel gives none of this range to those who ask for
+    /// any port, so it stays free until its program, which may start late, listens there.
+    pub fn claim() -> Result<Self> {
+        const FIRST: u16 = 20_000;
+        const COUNT: u32 = 10_000;
+        for number in (0..COUNT).map(|step| FIRST + ((start(COUNT) + step) % COUNT) as u16) {
+            let Some(claim) = Claim::of(format!("port-{number}"))? else { continue };
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok() {
+                return Ok(Self { number, _claim: claim });
+            }
+        }
+        anyhow::bail!("all ports are taken")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_claimed_is_nobody_elses_until_it_is_given_back() {
+        let thing = format!("thing-{}", std::process::id());
+        let claim = Claim::of(&thing).unwrap().unwrap();
+        assert!(Claim::of(&thing).unwrap().is_none());
+        drop(claim);
+        assert!(Claim::of(&thing).unwrap().is_some());
+    }
+
+    #[test]
+    fn subnets_and_ports_differ() {
+        let (one, other) = (Subnet::claim().unwrap(), Subnet::claim().unwrap());
+        assert_ne!(one.cidr(), other.cidr());
+        assert!((100..200).contains(&one.second), "{}", one.cidr());
+        let (one, other) = (Port::claim().unwrap(), Port::claim().unwrap());
+        assert_ne!(one.number, other.number);
+        TcpListener::bind((Ipv4Addr::LOCALHOST, one.number)).unwrap();
+    }
+}

@@ -1,0 +1,106 @@
+//! What runs that were killed have left on the machine, removed: everything is named after the process that made it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::mount::UnmountFlags;
+use rustix::process::Signal;
+
+use crate::{cni, node, process, wait};
+
+/// Where the machines of tests have their disks and sockets: `limpet-vm-PID` in here.
+const PARENT: &str = "/var/tmp";
+/// How those directories begin.
+const MACHINE: &str = "limpet-vm-";
+/// Where limpet-containerd's tests keep theirs: `PID-…` in here.
+const IMAGES: &str = "/run/limpet-test-image";
+/// How the cgroups of limpet-host's tests begin; they end with `-PID`.
+const CGROUP: &str = "limpet-test-cgroup-";
+
+/// The directory of this process's machines.
+pub fn machine_dir() -> PathBuf {
+    Path::new(PARENT).join(format!("{MACHINE}{}", std::process::id()))
+}
+
+/// Removes what processes that are no more have left: nodes, machines under emulation, private containerds, bridges and
+/// cgroups. What a living process has is left alone.
+pub fn sweep() {
+    node::sweep();
+    for dir in left(Path::new(PARENT), |name| name.strip_prefix(MACHINE)) {
+        remove(&dir, &["qemu-system"]);
+    }
+    for dir in left(Path::new(IMAGES), |name| name.split('-').next()) {
+        remove(&dir, &["containerd", "docker-registry"]);
+    }
+    for link in left(Path::new("/sys/class/net"), |name| name.strip_prefix(cni::LONE_BRIDGE)) {
+        cni::remove_bridge(&link.file_name().unwrap_or_default().to_string_lossy());
+    }
+    for root in node::cgroup_roots() {
+        for group in left(&root, |name| name.strip_prefix(CGROUP)?.rsplit('-').next()) {
+            remove_cgroup(&group);
+        }
+    }
+}
+
+/// What lies in `dir` and is named after a process that is no more.
+fn left(dir: &Path, owner: impl Fn(&str) -> Option<&str>) -> Vec<PathBuf> {
+    let names =
+        fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let is_dead =
+        |name: &String| owner(name).and_then(|pid| pid.parse().ok()).is_some_and(|pid| !process::is_alive(pid));
+    names.filter(is_dead).map(|name| dir.join(name)).collect()
+}
+
+/// Ends the processes of these programs that name `dir`, unmounts what is mounted below it, and removes it.
+fn remove(dir: &Path, programs: &[&str]) {
+    let own = || {
+        let mut pids = process::mentioning(&format!("{}/", dir.display()));
+        pids.retain(|pid| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            process::is_alive(*pid) && programs.iter().any(|program| name.starts_with(program))
+        });
+        pids
+    };
+    wait::until_true(Duration::from_secs(10), "processes to end", || {
+        let pids = own();
+        pids.iter().for_each(|pid| process::signal_pid(*pid, Signal::KILL));
+        pids.is_empty()
+    })
+    .ok();
+    for mount in node::mounts_below(dir).unwrap_or_default().iter().rev() {
+        rustix::mount::unmount(mount, UnmountFlags::DETACH).ok();
+    }
+    fs::remove_dir_all(dir).ok();
+}
+
+fn remove_cgroup(dir: &Path) {
+    for below in
+        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| path.is_dir())
+    {
+        remove_cgroup(&below);
+    }
+    fs::remove_dir(dir).ok();
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_dead_have_left_goes() {
+        let dir = std::env::temp_dir().join(format!("limpet-sweep-{}", std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let (own, dead) = (format!("x-{}", std::process::id()), format!("x-{}", child.id()));
+        for name in [&own, &dead, "x-", "other"] {
+            fs::create_dir_all(dir.join(name).join("below")).unwrap();
+        }
+        let found = left(&dir, |name| name.strip_prefix("x-"));
+        assert_eq!(found, [dir.join(&dead)]);
+        remove(&found[0], &["nothing"]);
+        assert!(!dir.join(dead).exists() && dir.join(own).exists());
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
