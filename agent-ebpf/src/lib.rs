@@ -1,9 +1,9 @@
-//! What limpet's BPF programs and its agent share: `no_std`, one layout for both sides.
+//! The records and constants shared by limpet's BPF programs and its agent: `no_std`, one layout for both sides.
 //!
 //! The programs write these records into the ring buffer; the agent reads them by field. Little endian, as the programs are.
 #![no_std]
 
-/// Why the kernel told us: the first field of every record on the ring buffer.
+/// The kind of a record: the first field of every record on the ring buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum EventKind {
@@ -17,7 +17,7 @@ pub enum EventKind {
     Refused = 4,
 }
 
-/// What was done, or tried, with a name in a directory.
+/// The operation that was made, or attempted, on a name in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
@@ -55,12 +55,12 @@ pub enum Operation {
 
 /// Longest name of a file, with its terminating zero.
 pub const NAME_LENGTH: usize = 256;
-/// Names of an executable's path that are told, mounts on the way included.
+/// Names of an executable's path that are recorded, mounts on the way included.
 pub const PARTS: usize = 10;
 /// Longest of them, with its terminating zero.
 pub const PART_LENGTH: usize = 64;
 
-/// Who did it: first in every record. For an OOM victim, the process that ends.
+/// The acting process: first in every record. For an OOM victim, the process that exits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct ActorRecord {
@@ -82,9 +82,9 @@ pub struct ActorRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct SignalRecord {
-    /// Who sent it; the kernel's own signals come from the process that ran at that moment.
+    /// The sender; the kernel's own signals come from the process that was running.
     pub sender: ActorRecord,
-    /// Whom it was sent to.
+    /// The pid it was sent to.
     pub target: u32,
     /// Its number.
     pub signal: u32,
@@ -98,7 +98,7 @@ pub struct SignalRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct FileRecord {
-    /// Who.
+    /// The acting process.
     pub actor: ActorRecord,
     /// The directory's inode.
     pub inode: u64,
@@ -106,9 +106,9 @@ pub struct FileRecord {
     pub device: u32,
     /// An [`Operation`].
     pub operation: u32,
-    /// 1 when the attempt was refused, 0 when it was let through.
+    /// 1 when the attempt was refused, 0 when it was allowed.
     pub refused: u32,
-    /// 1 when `executable` is the whole path, 0 when it begins somewhere above or a name was cut.
+    /// 1 when `executable` is the whole path, 0 when its beginning is missing or a name was truncated.
     pub whole: u32,
     /// The name in the directory, zero terminated.
     pub name: [u8; NAME_LENGTH],
@@ -116,19 +116,19 @@ pub struct FileRecord {
     pub executable: [[u8; PART_LENGTH]; PARTS],
 }
 
-/// The value of a guarded inode: what is refused there.
+/// The value of a guarded inode: which changes are refused.
 pub mod guarded {
     /// Names in this directory: created, removed, renamed, written, changed.
     pub const CHILDREN: u32 = 1;
     /// The inode itself: written, changed, removed, renamed, mounted over.
     pub const ITSELF: u32 = 2;
-    /// Where the inode is: removed, renamed, mounted over.
+    /// The path of the inode: removed, renamed, mounted over.
     pub const PLACE: u32 = 4;
 }
 
 /// The guard's modes, as its programs know them.
 pub mod mode {
-    /// Nothing is refused, what [`CONTAINERS`] would refuse is told.
+    /// Nothing is refused, what [`CONTAINERS`] would refuse is reported.
     pub const AUDIT: u32 = 1;
     /// Processes below a pod cgroup are refused.
     pub const CONTAINERS: u32 = 2;
@@ -136,7 +136,7 @@ pub mod mode {
     pub const STRICT: u32 = 3;
 }
 
-/// An offset that the kernel's BTF does not tell.
+/// An offset that the kernel's BTF does not have.
 pub const UNKNOWN: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<ActorRecord>() == 40);

@@ -1,7 +1,7 @@
-//! Who changes manifests: `limpet-attribution`, or in a build without it a stand-in that knows nobody.
+//! Who changes manifests: `limpet-attribution`, or in a build without it a stub that knows no actor.
 
 #[cfg(feature = "attribution")]
-pub use limpet_attribution::attributor::{Attributor, Outlook, Place};
+pub use limpet_attribution::attributor::{Attributor, Completeness, DirectoryEntry};
 #[cfg(feature = "attribution")]
 pub use limpet_attribution::cgroup_path::path_of as cgroup_path;
 #[cfg(feature = "attribution")]
@@ -14,7 +14,9 @@ pub use limpet_attribution::process_actor::actor as actor_of_process;
 #[cfg(not(feature = "attribution"))]
 mod absent;
 #[cfg(not(feature = "attribution"))]
-pub use absent::{Attributor, Feed, Outlook, Place, actor_of_process, can_mark, cgroup_path, probe_fanotify};
+pub use absent::{
+    Attributor, Completeness, DirectoryEntry, Feed, actor_of_process, can_mark, cgroup_path, probe_fanotify,
+};
 
 /// Whether this build can know who changes manifests.
 pub const BUILT: bool = cfg!(feature = "attribution");

@@ -1,5 +1,5 @@
 //! What the kernel adds to containerd's events: victims of its OOM killer and senders of signals, by BPF programs; and
-//! memory that is given back to it.
+//! free memory that is returned to it.
 
 pub mod followed;
 #[cfg(feature = "attribution")]

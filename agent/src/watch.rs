@@ -1,12 +1,11 @@
 //! Directory change notification from the kernel.
 //!
-//! In: the path of one directory, and the names in it that are symlinks. Out: [`WatchEvent`]s. An event says
-//! *look*, never *what*: the kernel merges, reorders and loses events, so the reader stats what is named and
-//! lists the directory when asked to rescan. The path may be missing, replaced, mounted over or reached through
-//! symlinks; what is watched is always what the path leads to now.
+//! In: the path of one directory, and the names in it that are symlinks. Out: [`WatchEvent`]s. An event asks for a read,
+//! it never carries content: the kernel merges, reorders and loses events, so the reader stats the names and lists the
+//! directory when asked to rescan. The path may be missing, replaced, mounted over or reached through symlinks; the
+//! watch always covers what the path resolves to now.
 //!
-//! inotify needs no privilege and works on every kernel, so it alone is the truth. What knows more (who did it) stands
-//! beside it as a [`Attributor`].
+//! inotify needs no privilege and works on every kernel, so it alone decides. The [`Attributor`] adds who made a change.
 
 mod attribution;
 mod trail;
@@ -25,7 +24,7 @@ use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::attribution::{Attributor, Feed, Place};
+use crate::attribution::{Attributor, DirectoryEntry, Feed};
 use inotify::{Change, Queue, Wd};
 use limpet_host::directory::directory_id;
 use limpet_host::inotify;
@@ -34,77 +33,77 @@ use limpet_model::attribution::WatchSettings;
 use limpet_model::directory_id::DirectoryId;
 use trail::Trail;
 
-/// What happens to names in a directory whose files are read.
+/// Events of names in a directory whose files are read.
 const NAMES: WatchFlags = WatchFlags::CLOSE_WRITE
     .union(WatchFlags::MOVED_TO)
     .union(WatchFlags::MOVED_FROM)
     .union(WatchFlags::DELETE)
     .union(WatchFlags::CREATE)
     .union(WatchFlags::ATTRIB);
-/// What happens to a directory's own name; silent for everything inside it.
+/// Events of the directory's own name; none for what is inside it.
 const ITSELF: WatchFlags = WatchFlags::DELETE_SELF.union(WatchFlags::MOVE_SELF);
-/// A watched inode went away, or stopped being where it was.
+/// A watched inode was removed or moved.
 const GONE: ReadFlags =
     ReadFlags::DELETE_SELF.union(ReadFlags::MOVE_SELF).union(ReadFlags::UNMOUNT).union(ReadFlags::IGNORED);
-/// How often a path that keeps changing under the watch is followed anew before the next event is awaited.
+/// How often a path that keeps changing under the watch is resolved again before the next event is awaited.
 const SETTLE_ROUNDS: usize = 4;
 
-/// Why the whole directory has to be read.
+/// Why the whole directory has to be rescanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RescanReason {
     /// The watch has just begun.
     Start,
     /// The kernel's queue overflowed: events were lost.
     Overflow,
-    /// The path leads to another directory than before.
+    /// The path resolves to another directory than before.
     Replaced,
-    /// The path leads nowhere.
+    /// The path resolves to nothing.
     Removed,
-    /// The path leads to a directory again.
+    /// The path resolves to a directory again.
     Returned,
-    /// The directory's mode or owner changed: what could not be read may be read now.
+    /// The directory's mode or owner changed: files that could not be read may be readable now.
     Attributes,
-    /// Who changes the files is told by another backend now, or the one there is has lost something.
+    /// The attributor changed its backend or lost events.
     Attributor,
 }
 
-/// Who did something to names of the watched directory.
+/// Who changed which names of the watched directory.
 pub type Actors = HashMap<OsString, Arc<Actor>>;
 
 /// What a reader of the directory should do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchEvent {
-    /// Look at these names; other names have not changed.
+    /// Read these names; other names have not changed.
     Hint(BTreeSet<OsString>),
     /// Read the whole directory.
     Rescan(RescanReason),
 }
 
-/// Watches what one path leads to.
+/// Watches what one path resolves to.
 #[derive(Debug)]
 pub struct DirectoryWatch {
     directory: PathBuf,
     queue: Queue,
-    /// Readable when a mount of this mount namespace changes: a card mounted over the directory is no inotify event.
+    /// Readable when a mount of this mount namespace changes: a mount over the directory is no inotify event.
     mounts: Option<AsyncFd<File>>,
     main: Option<(Wd, DirectoryId)>,
-    /// Directories along the path, with the names in them that decide where it leads.
+    /// Directories along the path, with the names in them that decide where it resolves to.
     path: HashMap<Wd, HashSet<OsString>>,
-    /// Directories that symlinked files lead through: name there -> names in the watched directory.
+    /// Directories on the way of symlinked files: name there -> names in the watched directory.
     links: HashMap<Wd, HashMap<OsString, BTreeSet<OsString>>>,
-    /// Which directories those are.
+    /// The identities of those directories.
     link_ids: HashMap<Wd, DirectoryId>,
     pending: Option<RescanReason>,
-    /// Names to look at, and what happened to which name for each of them.
-    hinted: BTreeMap<OsString, Option<Place>>,
+    /// Names to read, and for each the directory entry whose change caused it.
+    hinted: BTreeMap<OsString, Option<DirectoryEntry>>,
     attributor: Attributor,
-    /// Who did what the last event is about, and to what.
-    told: HashMap<OsString, (Place, Arc<Actor>)>,
-    /// When nothing was left in the queue, if the last events were all there were.
+    /// The actors of the last event's changes, with the entries they changed.
+    actors: HashMap<OsString, (DirectoryEntry, Arc<Actor>)>,
+    /// When the queue was empty, if the last read drained it.
     drained: Option<Instant>,
-    /// The directory went while it was being watched, again and again: it is looked for once more before anything is awaited.
-    astray: bool,
-    /// Something on the path could not be watched: the watch is of no use any more.
+    /// The directory was replaced during each attempt to watch it: resolve it again before the next event is awaited.
+    unsettled: bool,
+    /// Part of the path could not be watched: the watch is unusable.
     failed: Option<io::Error>,
 }
 
@@ -112,13 +111,13 @@ impl DirectoryWatch {
     /// Watches `directory`, which need not exist yet. The first event is `Rescan(Start)`.
     ///
     /// # Errors
-    /// The kernel gives no inotify instance (`EMFILE`: `fs.inotify.max_user_instances`) or no watch
+    /// The kernel refuses an inotify instance (`EMFILE`: `fs.inotify.max_user_instances`) or a watch
     /// (`ENOSPC`: `fs.inotify.max_user_watches`).
     pub fn new(directory: &Path) -> io::Result<Self> {
         Self::with_attribution(directory, WatchSettings::default(), None)
     }
 
-    /// The same, with what tells who did it, as far as it works here; a feed may come later.
+    /// The same, with attribution as far as it works here; a feed may come later.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -129,7 +128,7 @@ impl DirectoryWatch {
     ) -> io::Result<Self> {
         let mounts = File::open("/proc/self/mountinfo")
             .and_then(|file| inotify::register(file, Interest::PRIORITY.add(Interest::ERROR)))
-            .inspect_err(|error| tracing::warn!(%error, "changes of mounts are not seen: /proc/self/mountinfo"))
+            .inspect_err(|error| tracing::warn!(%error, "mount changes cannot be watched: /proc/self/mountinfo"))
             .ok();
         let mut watch = Self {
             directory: std::path::absolute(directory)?,
@@ -142,26 +141,25 @@ impl DirectoryWatch {
             pending: Some(RescanReason::Start),
             hinted: BTreeMap::new(),
             attributor: Attributor::new(settings, feeds),
-            told: HashMap::new(),
+            actors: HashMap::new(),
             drained: None,
-            astray: false,
+            unsettled: false,
             failed: None,
         };
         watch.arm()?;
         Ok(watch)
     }
 
-    /// The next thing to do. Everything the kernel has queued is drained into one event.
+    /// The next event. All that the kernel has queued is drained into it.
     ///
     /// Cancel safe: an event is either returned or still to come.
     ///
     /// # Errors
-    /// Reading the kernel's queue failed, or the path cannot be watched where it leads now; the watch is of no use any
-    /// more.
+    /// Reading the kernel's queue failed, or what the path resolves to now cannot be watched; the watch is unusable.
     pub async fn next(&mut self) -> io::Result<WatchEvent> {
         loop {
-            if self.astray {
-                // Whoever swaps directories without end has the same processor.
+            if self.unsettled {
+                // A process that swaps directories without end may need this CPU.
                 tokio::task::yield_now().await;
                 self.recheck();
             }
@@ -177,20 +175,20 @@ impl DirectoryWatch {
                 drained = self.queue.drain() => {
                     let (changes, all) = drained?;
                     self.drained = all.then(Instant::now);
-                    self.judge(changes);
+                    self.process(changes);
                 }
-                outlook = self.attributor.look() => self.doubt(outlook),
+                completeness = self.attributor.read_events() => self.rescan_if_lost(completeness),
                 () = mounts_changed(self.mounts.as_ref()) => self.recheck(),
             }
         }
     }
 
-    /// Why the watch is of no use any more, if it is.
+    /// Why the watch is unusable, if it is.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failed.take()
     }
 
-    /// Follows the path again and rescans if it leads elsewhere: for callers that have reason to doubt.
+    /// Resolves the path again and rescans if it leads elsewhere.
     pub fn recheck(&mut self) {
         let before = self.main;
         self.failed = self.arm().err();
@@ -202,9 +200,9 @@ impl DirectoryWatch {
         };
     }
 
-    /// Watches what the symlinks `names` of the directory lead through and to, instead of what was followed before.
+    /// Watches the targets of the symlinks `names` and the directories on their way, instead of those followed before.
     ///
-    /// Returns whether something is watched that was not: it may have changed before, so look at the names again.
+    /// Returns whether a directory is newly watched: it may have changed before, so read the names again.
     pub fn follow<'a>(&mut self, names: impl IntoIterator<Item = &'a OsStr>) -> bool {
         let mut steps: BTreeMap<(PathBuf, OsString), BTreeSet<OsString>> = BTreeMap::new();
         for name in names {
@@ -231,24 +229,24 @@ impl DirectoryWatch {
         for wd in before.keys() {
             self.release(*wd);
         }
-        self.point_attributor();
+        self.update_attributor();
         self.links.keys().any(|wd| !before.contains_key(wd) && self.main.is_none_or(|(main, _)| main != *wd))
     }
 
-    /// Puts watches on the path's way and its end as they are now; watches that stay lose no event.
+    /// Watches the directories along the path and its end as they are now; watches that stay lose no event.
     fn arm(&mut self) -> io::Result<()> {
         let mut armed = Ok(());
         for _ in 0..SETTLE_ROUNDS {
             let trail = trail::of(&self.directory);
             armed = self.arm_trail(&trail);
-            // A directory that went between the look and the watch is watched for by nobody, until it is looked for again.
-            self.astray = armed.is_ok() && trail.end.is_some() != self.main.is_some();
-            // One that is watched tells when it leaves.
-            if !self.astray && directory_id(&self.directory).ok() == self.main.map(|(_, id)| id) {
+            // A directory that was removed before it was watched sends no event: it has to be resolved again.
+            self.unsettled = armed.is_ok() && trail.end.is_some() != self.main.is_some();
+            // A watched one sends an event when it moves away.
+            if !self.unsettled && directory_id(&self.directory).ok() == self.main.map(|(_, id)| id) {
                 break;
             }
         }
-        self.point_attributor();
+        self.update_attributor();
         armed
     }
 
@@ -257,7 +255,7 @@ impl DirectoryWatch {
         let old_main = self.main.take();
         let mut failure = None;
         for step in &trail.steps {
-            // A step that is neither a symlink nor missing is left by the directory itself moving away.
+            // A step that is neither a symlink nor missing changes only when the directory itself moves away.
             let decides = step.link || !step.directory_follows;
             let mask = if decides { ITSELF | NAMES } else { ITSELF };
             match self.queue.add(&step.directory, mask) {
@@ -276,7 +274,7 @@ impl DirectoryWatch {
                 Err(error) => failure = Some(error),
             }
         }
-        // What went away in between is told by its parent, which is watched.
+        // A directory removed in between is reported by its parent, which is watched.
         let failure = failure.filter(|error| !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory));
         for wd in old_path.into_keys().chain(old_main.map(|(wd, _)| wd)) {
             self.release(wd);
@@ -284,7 +282,7 @@ impl DirectoryWatch {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Ends a watch that nothing needs any more.
+    /// Removes a watch that nothing needs any more.
     fn release(&mut self, wd: Wd) {
         let needed = self.main.is_some_and(|(main, _)| main == wd)
             || self.path.contains_key(&wd)
@@ -294,21 +292,21 @@ impl DirectoryWatch {
         }
     }
 
-    /// What drained events mean: names to look at, and a pending rescan when one is due.
-    fn judge(&mut self, changes: Vec<Change>) {
-        let mut doubt = false;
+    /// Turns drained events into names to read, and a pending rescan when one is due.
+    fn process(&mut self, changes: Vec<Change>) {
+        let mut recheck = false;
         for change in changes {
             if change.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                 self.pending = Some(RescanReason::Overflow);
-                doubt = true;
+                recheck = true;
                 continue;
             }
             let is_main = self.main.is_some_and(|(main, _)| main == change.wd);
             let gone = change.flags.intersects(GONE);
             if let Some(decisive) = self.path.get(&change.wd) {
-                doubt |= gone || change.name.as_ref().is_some_and(|name| decisive.contains(name));
+                recheck |= gone || change.name.as_ref().is_some_and(|name| decisive.contains(name));
             }
-            doubt |= is_main && gone;
+            recheck |= is_main && gone;
             if is_main && change.flags.contains(ReadFlags::IGNORED) {
                 // The watch is dead even if the same inode number is back.
                 self.main = self.main.map(|(_, id)| (Wd::DEAD, id));
@@ -318,12 +316,12 @@ impl DirectoryWatch {
             }
             self.hint(&change, is_main, gone);
         }
-        if doubt {
+        if recheck {
             let overflow = self.pending;
             self.recheck();
             self.pending = self.pending.or(overflow);
             if self.main.is_some() {
-                // It may be the directory that it was before: what was read meanwhile may have been another one's.
+                // Even if it is the same directory again, files of another one may have been read meanwhile.
                 self.pending.get_or_insert(RescanReason::Replaced);
             }
         }
@@ -345,13 +343,13 @@ impl DirectoryWatch {
             }
         }
         let id = self.link_ids.get(&change.wd).copied().or(self.main.filter(|_| is_main).map(|(_, id)| id));
-        // Nobody is asked what nobody can tell.
-        let asked = change.flags != ReadFlags::ATTRIB || self.attributor.tells_attributes();
-        let place = id.filter(|_| asked).map(|id| (id, name.clone()));
+        // Attribution is requested only for changes that the backend can report.
+        let reported = change.flags != ReadFlags::ATTRIB || self.attributor.reports_attributes();
+        let entry = id.filter(|_| reported).map(|id| (id, name.clone()));
         let dependents = followed.and_then(|followed| followed.get(name)).into_iter().flatten();
         for name in dependents.chain((is_main && !change.flags.contains(ReadFlags::ISDIR)).then_some(name)) {
             let known = self.hinted.entry(name.clone()).or_default();
-            *known = place.clone().or(known.take());
+            *known = entry.clone().or(known.take());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The same surface in a build without the feature `ebpf`: nothing is loaded, so nothing here is ever called.
+//! The same API for a build without the feature `ebpf`: nothing is loaded, so most of it is never called.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,13 +16,13 @@ impl Kernel {
         Self(())
     }
 
-    /// Nothing.
-    pub fn tell(&self) -> String {
+    /// Empty.
+    pub fn to_text(&self) -> String {
         String::new()
     }
 
     /// Nothing is read.
-    pub fn told(_: &str) -> Self {
+    pub fn from_text(_: &str) -> Self {
         Self(())
     }
 
@@ -35,11 +35,11 @@ impl Kernel {
     }
 }
 
-/// Never loaded.
+/// Never constructed.
 #[derive(Debug)]
 pub struct Loaded(Infallible);
 
-/// Never there.
+/// Never constructed.
 #[derive(Debug)]
 pub struct Events(Infallible);
 
@@ -109,15 +109,15 @@ pub fn prove(loaded: &mut Loaded) -> Result<(), GuardError> {
     match loaded.0 {}
 }
 
-/// What is pinned by a build with the feature is not known to this one.
+/// This build cannot read what a build with the feature has pinned.
 ///
 /// # Errors
-/// Always: it must not be taken for off.
+/// Always: the guard must not be reported as off.
 pub fn state(_: &Path) -> io::Result<GuardState> {
     Err(io::Error::other(LoadError::NotBuilt.to_string()))
 }
 
-/// A guard that another build has pinned cannot be taken away by this one.
+/// This build cannot remove a guard that another build has pinned.
 ///
 /// # Errors
 /// Always.

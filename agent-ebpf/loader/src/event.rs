@@ -1,4 +1,4 @@
-//! What the programs tell, as the agent's values.
+//! Decodes the records that the BPF programs report into [`Event`]s.
 
 use limpet_events::{
     ActorRecord, EventKind, FileRecord, NAME_LENGTH, Operation as Code, PART_LENGTH, PARTS, SignalRecord,
@@ -6,7 +6,7 @@ use limpet_events::{
 
 use crate::InodeId;
 
-/// Who did it, as the kernel knew at that moment.
+/// The process that made a change or sent a signal, as the kernel knew it at the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// The process, in the initial namespace.
@@ -21,7 +21,7 @@ pub struct Actor {
     pub cgroup: u64,
 }
 
-/// What was done with a name.
+/// A change of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// A file was created.
@@ -56,7 +56,7 @@ pub enum Operation {
     Mount,
 }
 
-/// The codes and their operations: the one table of both.
+/// The records' codes, their operations and names.
 const OPERATIONS: [(Code, Operation, &str); 15] = [
     (Code::Create, Operation::Create, "create"),
     (Code::Written, Operation::Written, "write"),
@@ -80,37 +80,37 @@ impl Operation {
         OPERATIONS.iter().find(|(known, ..)| *known as u32 == code).map(|(_, operation, _)| *operation)
     }
 
-    /// In a few words.
+    /// The name for messages.
     pub fn name(self) -> &'static str {
         OPERATIONS.iter().find(|(_, operation, _)| *operation == self).map_or("change", |(.., name)| name)
     }
 }
 
-/// Something done, or tried, in a directory.
+/// A change in a directory, made or attempted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileChange {
     /// The directory.
     pub directory: InodeId,
     /// The name in it.
     pub name: Vec<u8>,
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// Who.
+    /// The process.
     pub actor: Actor,
-    /// The actor's program; begins with `…/` where the path is not whole. None for the kernel's own threads.
+    /// The actor's executable; begins with `…/` where the path is truncated. None for kernel threads.
     pub executable: Option<String>,
 }
 
-/// What the kernel told.
+/// An event of the BPF programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A watched directory is about to change, or has changed.
     Write(FileChange),
-    /// The guard's rules forbid it.
+    /// The guard's rules forbid the change.
     Refused {
-        /// What was tried.
+        /// The attempted change.
         change: FileChange,
-        /// Whether it was refused; false: it was only told (audit).
+        /// Whether it was refused; false: it was only reported (audit).
         refused: bool,
     },
     /// The OOM killer's victim has begun to exit.
@@ -120,19 +120,19 @@ pub enum Event {
     },
     /// A signal that ends processes was sent to a followed one.
     Signal {
-        /// Whom it was sent to.
+        /// The pid it was sent to.
         target: u32,
         /// Its number.
         signal: u32,
-        /// Whether the kernel sent it by itself: a fault, the OOM killer, a terminal.
+        /// Whether the kernel sent it: a fault, the OOM killer, a terminal.
         by_kernel: bool,
-        /// Who sent it; for the kernel's own, who ran at that moment.
+        /// The sender; for the kernel's own signals, the process that was running.
         sender: Actor,
     },
 }
 
 impl Event {
-    /// Reads one record. None for a kind that is not known, or one that was cut.
+    /// Decodes one record. None if its kind is unknown or it is truncated.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut record = Fields(bytes);
         let (kind, process) = actor(&mut record)?;
@@ -165,7 +165,7 @@ fn actor(record: &mut Fields<'_>) -> Option<(u32, Actor)> {
     Some((kind, Actor { pid, parent: (parent != 0).then_some(parent), uid, command, cgroup }))
 }
 
-/// The path whose names come last first; `Some(None)` when there is none.
+/// The path, whose names are stored last first; `Some(None)` when there is none.
 fn path(record: &mut Fields<'_>, whole: bool) -> Option<Option<String>> {
     let mut text = String::new();
     for _ in 0..PARTS {
@@ -182,7 +182,7 @@ fn until_zero(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// The fields of a record, one after the other, little endian.
+/// Reads the fields of a record in order, little endian.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -225,7 +225,7 @@ mod tests {
         Actor { pid: 42, parent: None, uid: 1000, command: "writer".to_owned(), cgroup: 7 }
     }
 
-    /// Zero terminated, and followed by what was there before.
+    /// Zero terminated, and followed by stale bytes.
     fn name<const N: usize>(text: &[u8]) -> [u8; N] {
         let mut bytes = [b'x'; N];
         bytes[..text.len()].copy_from_slice(text);
@@ -234,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_by_field() {
+    fn records_are_decoded_by_field() {
         let victim = header(EventKind::OomVictim);
         assert_eq!(Event::decode(&victim), Some(Event::OomVictim { process: writer() }));
 
         let mut signal = header(EventKind::Signal);
         signal.extend([9, 0, 0, 0, 15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        let told = Event::Signal { target: 9, signal: 15, by_kernel: false, sender: writer() };
-        assert_eq!(Event::decode(&signal), Some(told));
+        let expected = Event::Signal { target: 9, signal: 15, by_kernel: false, sender: writer() };
+        assert_eq!(Event::decode(&signal), Some(expected));
 
         let mut write = header(EventKind::Write);
         write.extend(11u64.to_le_bytes());
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_unknown_is_no_event() {
+    fn a_truncated_or_unknown_record_is_no_event() {
         let signal = header(EventKind::Signal);
         assert_eq!(Event::decode(&signal), None);
         let mut unknown = header(EventKind::Write);

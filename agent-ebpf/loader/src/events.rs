@@ -1,4 +1,4 @@
-//! The ring buffer: woken by the kernel, never polled.
+//! The ring buffer of events: read when the kernel wakes the reader, never polled.
 
 use std::io;
 
@@ -21,7 +21,7 @@ impl std::fmt::Debug for Events {
 
 impl Events {
     pub(crate) fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
-        // SAFETY: a RingBuf owns one descriptor, never exchanges it, and closes it when it is dropped, after it was let go.
+        // SAFETY: a RingBuf owns one descriptor, never exchanges it, and closes it when dropped, after it was deregistered.
         #[allow(unsafe_code)]
         let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE)? };
         Ok(Self { ring })
@@ -33,12 +33,12 @@ impl Events {
     /// The runtime is shutting down.
     pub async fn next(&mut self) -> io::Result<Event> {
         loop {
-            // First what is there: the kernel wakes once for a whole batch.
+            // First what is queued: the kernel wakes once for a whole batch.
             if let Some(event) = take(self.ring.get_mut()) {
                 return Ok(event);
             }
             let mut ready = self.ring.readable_mut().await?;
-            // Looked at again with the readiness in hand: what comes later makes a new one.
+            // Checked again after readiness was read: a later record makes it ready again.
             if let Some(event) = take(ready.get_inner_mut()) {
                 return Ok(event);
             }
@@ -46,13 +46,13 @@ impl Events {
         }
     }
 
-    /// The next event that is there already.
+    /// The next queued event, if any.
     pub fn now(&mut self) -> Option<Event> {
         take(self.ring.get_mut())
     }
 }
 
-/// The next record that can be read.
+/// The next record that can be decoded.
 fn take(ring: &mut RingBuf<MapData>) -> Option<Event> {
     loop {
         let record = ring.next()?;

@@ -1,4 +1,4 @@
-//! What the guard protects, and from whom.
+//! The guard's rules: which paths it protects, and whose changes it refuses.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use limpet_events::{guarded, mode};
 
 use crate::InodeId;
 
-/// Whom the guard refuses.
+/// Whose changes the guard refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardMode {
-    /// Nobody; what [`Self::Containers`] would refuse is told.
+    /// None; what [`Self::Containers`] would refuse is reported.
     Audit,
     /// Processes in a pod's cgroup or below it.
     Containers,
@@ -28,7 +28,7 @@ impl GuardMode {
         }
     }
 
-    /// As the programs know it.
+    /// The programs' code of the mode.
     #[cfg_attr(not(feature = "ebpf"), allow(dead_code))]
     pub(crate) fn code(self) -> u32 {
         match self {
@@ -42,11 +42,11 @@ impl GuardMode {
 /// One guarded path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guarded {
-    /// As it is known to people.
+    /// The path as configured.
     pub path: PathBuf,
-    /// Which inode it is.
+    /// Its inode.
     pub id: InodeId,
-    /// What of it: `limpet_events::guarded`.
+    /// Which changes: `limpet_events::guarded`.
     pub(crate) what: u32,
 }
 
@@ -54,7 +54,7 @@ impl Guarded {
     /// A directory and the names in it; not what is in directories below.
     ///
     /// # Errors
-    /// The path leads nowhere.
+    /// The path does not exist.
     pub fn directory(path: &Path) -> io::Result<Self> {
         let what = guarded::CHILDREN | guarded::ITSELF | guarded::PLACE;
         Ok(Self { path: path.to_owned(), id: InodeId::of(path)?, what })
@@ -63,7 +63,7 @@ impl Guarded {
     /// One file.
     ///
     /// # Errors
-    /// The path leads nowhere.
+    /// The path does not exist.
     pub fn file(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), id: InodeId::of(path)?, what: guarded::ITSELF | guarded::PLACE })
     }
@@ -77,19 +77,19 @@ impl Guarded {
 /// The directories above `path`, which may not be renamed away or mounted over either; the root cannot be.
 ///
 /// # Errors
-/// The path leads nowhere.
+/// The path does not exist.
 pub fn ancestors(path: &Path) -> io::Result<Vec<Guarded>> {
     let path = path.canonicalize()?;
     let above = path.ancestors().skip(1).filter(|above| above.parent().is_some());
     above.map(|above| Ok(Guarded { path: above.to_owned(), id: InodeId::of(above)?, what: guarded::PLACE })).collect()
 }
 
-/// The whole of the guard's rules.
+/// All rules of the guard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuardRules {
-    /// Whom it refuses.
+    /// Whose changes it refuses.
     pub mode: GuardMode,
-    /// What it protects.
+    /// The paths it protects.
     pub guarded: Vec<Guarded>,
     /// Cgroups (v2 ids) below which are pods.
     pub pod_cgroups: Vec<u64>,
@@ -99,7 +99,7 @@ pub struct GuardRules {
     pub allowed_cgroups: Vec<u64>,
 }
 
-/// What is pinned.
+/// The pinned guard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuardState {
     /// Nothing.
@@ -108,9 +108,9 @@ pub enum GuardState {
     Pinned {
         /// Its mode, as the configuration names it.
         mode: String,
-        /// The hooks it holds.
+        /// The hooks that are pinned.
         hooks: Vec<&'static str>,
-        /// The hooks it should hold and does not.
+        /// The hooks that should be pinned and are not.
         missing: Vec<&'static str>,
     },
 }
@@ -118,35 +118,35 @@ pub enum GuardState {
 /// Why the guard is not on.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// Some hooks are not held: a guard with a hole is none.
+    /// Some hooks could not be attached: an incomplete guard protects nothing.
     #[error("the kernel does not take these hooks of the guard: {}", .0.join("; "))]
     Hooks(Vec<String>),
     /// The programs were loaded without rules.
     #[error("the programs were loaded without a guard")]
     NotAsked,
-    /// The hooks are held, and yet it could be changed.
+    /// The hooks are attached, and yet the trial changed the path.
     #[error("{} could be changed under the guard: its file system hides which inode it is (btrfs and overlayfs do); keep it on ext4 or xfs", path.display())]
     NotGuarded {
         /// The path.
         path: PathBuf,
     },
-    /// It could not be tried.
+    /// The trial failed for another reason than a refusal.
     #[error("{}: the guard could not be tried: {source}", path.display())]
     Trial {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The links could not be pinned.
     #[error("{}: {source}", path.display())]
     Pin {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A map did not take what it needs.
+    /// A map refused a value.
     #[error(transparent)]
     Load(#[from] crate::LoadError),
 }

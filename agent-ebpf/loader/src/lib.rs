@@ -1,11 +1,11 @@
-//! limpet's BPF programs at run time: loaded, attached, read.
+//! limpet's BPF programs at run time: loads and attaches them, and reads their events.
 //!
-//! In: which programs are wanted. Out: [`ProgramState`]s, which say of each whether it works here and why not, and
+//! In: which programs are wanted. Out: [`ProgramState`]s, which report for each whether it works here and why not, and
 //! [`Event`]s. The object is built by `cargo xtask build-ebpf`, committed and embedded. Each program is loaded and attached
-//! on its own, so one that this kernel refuses takes nothing else with it. An event is a hint, never the truth: whoever
-//! gets it looks.
+//! on its own, so one that this kernel refuses does not affect the others. An event is a hint, never the truth: the
+//! receiver checks.
 //!
-//! Without the feature `ebpf` [`Kernel::load`] says [`LoadError::NotBuilt`], and all else is the same.
+//! Without the feature `ebpf` [`Kernel::load`] returns [`LoadError::NotBuilt`], and the API is the same.
 
 mod event;
 mod guard;
@@ -41,7 +41,7 @@ pub use pins::{arm, disarm, prove, state};
 use std::io;
 use std::path::Path;
 
-/// Which inode it is: as `stat` tells it.
+/// The identity of an inode, as `stat` reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InodeId {
     /// `st_dev`.
@@ -51,22 +51,22 @@ pub struct InodeId {
 }
 
 impl InodeId {
-    /// The identity of what `path` leads to.
+    /// The identity of what `path` resolves to.
     ///
     /// # Errors
-    /// The path leads nowhere, or may not be searched.
+    /// The path does not exist, or may not be searched.
     pub fn of(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::MetadataExt as _;
         let metadata = path.metadata()?;
         Ok(Self { device: metadata.dev(), inode: metadata.ino() })
     }
 
-    /// The identity out of the kernel's own number of the device.
+    /// Converts the kernel's internal device number.
     fn from_kernel(device: u32, inode: u64) -> Self {
         Self { device: rustix::fs::makedev(device >> 20, device & 0xf_ffff), inode }
     }
 
-    /// As the programs' maps have it: inode, then the kernel's own number of the device.
+    /// The key in the programs' maps: inode, then the kernel's internal device number.
     #[cfg_attr(not(feature = "ebpf"), allow(dead_code))]
     fn key(self) -> [u64; 2] {
         let device = u64::from(rustix::fs::major(self.device)) << 20 | u64::from(rustix::fs::minor(self.device));
@@ -74,37 +74,37 @@ impl InodeId {
     }
 }
 
-/// What is wanted.
+/// Which programs to load.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     /// OOM victims and signals.
     pub lifecycle: bool,
     /// Who changes files of watched directories.
     pub watch: bool,
-    /// Who may not change files of guarded directories.
+    /// Refuse changes of guarded files.
     pub guard: Option<GuardRules>,
 }
 
 /// Why nothing could be loaded at all.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The feature `ebpf` was left out.
+    /// Built without the feature `ebpf`.
     #[error("this limpet was built without eBPF (feature `ebpf`)")]
     NotBuilt,
-    /// The kernel takes no maps, or the object is not one.
+    /// The kernel refuses the maps, or the object is invalid.
     #[error(
         "BPF maps: {0} (needs CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN; before Linux 5.11 also enough RLIMIT_MEMLOCK)"
     )]
     Maps(String),
-    /// The kernel tells nothing of its own types.
+    /// The kernel's BTF is not available.
     #[error("/sys/kernel/btf/vmlinux: {0} (the kernel needs CONFIG_DEBUG_INFO_BTF)")]
     Btf(String),
-    /// A map did not take a value.
+    /// A map refused a value.
     #[error("map {map}: {reason}")]
     Map {
         /// Its name.
         map: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::InodeId;
 
     #[test]
-    fn an_inode_is_the_same_on_both_sides() {
+    fn an_inode_id_converts_to_the_map_key_and_back() {
         for (major, minor) in [(8, 1), (259, 5), (0, 0x1_2345)] {
             let id = InodeId { device: rustix::fs::makedev(major, minor), inode: 77 };
             let [inode, device] = id.key();

@@ -1,4 +1,4 @@
-//! Loading and attaching, one program at a time.
+//! Loads and attaches the BPF programs, one at a time.
 
 use std::cell::OnceCell;
 use std::collections::HashMap as Table;
@@ -25,7 +25,7 @@ pub struct Loaded {
     pub(crate) guard: Option<GuardRules>,
 }
 
-/// What is changed and read while the programs run.
+/// The maps that are written and read while the programs run.
 struct Maps {
     watched: HashMap<MapData, [u64; 2], u32>,
     processes: HashMap<MapData, u32, u32>,
@@ -34,7 +34,7 @@ struct Maps {
     events: Option<RingBuf<MapData>>,
 }
 
-/// What the running kernel tells of its own types: tens of megabytes while it is read, so drop it soon.
+/// The running kernel's BTF: tens of megabytes while it is loaded, so drop it soon.
 #[derive(Debug)]
 pub struct Kernel {
     offsets: Offsets,
@@ -42,23 +42,23 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Reads it; a kernel that tells nothing is one for which fewer programs work.
+    /// Reads it; on a kernel without BTF fewer programs work.
     pub fn read() -> Self {
         let offsets = Offsets::of_kernel().inspect_err(|error| tracing::debug!(%error, "offsets")).unwrap_or_default();
         Self { offsets, types: OnceCell::new() }
     }
 
-    /// What a process that lives on is told by one that does not: see [`Self::told`].
-    pub fn tell(&self) -> String {
-        self.offsets.tell()
+    /// The offsets as text, for another process: see [`Self::from_text`].
+    pub fn to_text(&self) -> String {
+        self.offsets.to_text()
     }
 
-    /// What another process has read and told. Reading takes memory that an allocator may never give back.
-    pub fn told(text: &str) -> Self {
-        Self { offsets: Offsets::told(text), types: OnceCell::new() }
+    /// Parses the text of another process. Reading BTF takes memory that an allocator may never return to the kernel.
+    pub fn from_text(text: &str) -> Self {
+        Self { offsets: Offsets::from_text(text), types: OnceCell::new() }
     }
 
-    /// Loads and attaches what `request` asks for. A program that does not work here is told by [`Loaded::programs`].
+    /// Loads and attaches what `request` asks for. [`Loaded::programs`] lists those that do not work here.
     ///
     /// # Errors
     /// Nothing can be loaded here at all.
@@ -92,7 +92,7 @@ impl Kernel {
     /// Loads and attaches one program.
     fn attach(&self, ebpf: &mut Ebpf, program: &Program) -> Result<FdLink, String> {
         if let Some(missing) = self.offsets.missing(program.needs) {
-            return Err(format!("this kernel's BTF does not tell {missing}"));
+            return Err(format!("this kernel's BTF has no {missing}"));
         }
         let loading = ebpf.program_mut(program.name).ok_or("not in the object")?;
         if let (Attachment::Tracepoint(event), Loading::RawTracePoint(tracepoint)) = (program.attachment, &mut *loading)
@@ -105,7 +105,7 @@ impl Kernel {
         let attached = match (program.attachment, loading) {
             (Attachment::Entry(function, other), Loading::FEntry(entry)) => {
                 attach_entry(entry, function, btf).or_else(|_| {
-                    // Whatever of it was loaded is not wanted; that nothing was is no fault.
+                    // Unload it in case loading worked and attaching failed.
                     entry.unload().ok();
                     attach_entry(entry, other, btf)
                 })
@@ -118,10 +118,10 @@ impl Kernel {
     }
 }
 
-/// The object with its maps, no program loaded yet.
+/// Creates the object's maps; no program is loaded yet.
 fn create(offsets: &Offsets, mode: Option<GuardMode>) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
-    // The object has no relocations by type: the loader need not parse the kernel's.
+    // The object has no CO-RE relocations: the loader need not parse the kernel's BTF.
     loader.btf(None);
     for (global, offset) in offsets.iter() {
         loader.override_global(global, offset, true);
@@ -200,7 +200,7 @@ fn chain(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
-    // A verifier's log ends with what matters, and with how long it took.
+    // A verifier's log ends with the error, followed by statistics.
     let (text, log) = text.split_once(" Verifier output:").unwrap_or((&text, ""));
     let last = log.lines().rfind(|line| !line.trim().is_empty() && !is_statistics(line));
     match last {
@@ -209,9 +209,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// What the verifier says at its end of its own work.
+/// Whether a line is one of the verifier's closing statistics.
 fn is_statistics(line: &str) -> bool {
-    ["processed ", "stack depth ", "verification time "].iter().any(|word| line.starts_with(word))
+    ["processed ", "stack depth ", "verification time "].iter().any(|prefix| line.starts_with(prefix))
 }
 
 impl std::fmt::Debug for Loaded {
@@ -221,20 +221,20 @@ impl std::fmt::Debug for Loaded {
 }
 
 impl Loaded {
-    /// What became of each program that was wanted.
+    /// The state of each requested program.
     pub fn programs(&self) -> &[ProgramState] {
         &self.programs
     }
 
-    /// The events, once.
+    /// The events; `None` when they were taken before.
     ///
     /// # Errors
-    /// Outside a tokio runtime, or epoll does not take the map.
+    /// Called outside a tokio runtime, or epoll refuses the map.
     pub fn events(&mut self) -> std::io::Result<Option<Events>> {
         self.maps.events.take().map(Events::new).transpose()
     }
 
-    /// Tells of changes in `directory` from now on.
+    /// Reports changes in `directory` from now on.
     ///
     /// # Errors
     /// The map is full (64 directories).
@@ -242,12 +242,12 @@ impl Loaded {
         insert("WATCHED", &mut self.maps.watched, directory.key())
     }
 
-    /// Does not any more; one that was not watched is no error.
+    /// Stops reporting them; a directory that was not watched is no error.
     pub fn unwatch(&mut self, directory: InodeId) {
         self.maps.watched.remove(&directory.key()).ok();
     }
 
-    /// Tells of signals that end `process`.
+    /// Reports fatal signals to `process`.
     ///
     /// # Errors
     /// The map is full (8,192 processes).
@@ -255,25 +255,25 @@ impl Loaded {
         insert("PROCESSES", &mut self.maps.processes, process)
     }
 
-    /// Does not any more.
+    /// Stops reporting them.
     pub fn forget_process(&mut self, process: u32) {
         self.maps.processes.remove(&process).ok();
     }
 
-    /// How many events found no room in the ring buffer.
+    /// How many events were dropped because the ring buffer was full.
     pub fn lost(&self) -> u64 {
         self.maps.lost.get(&0, 0).map_or(0, |values| values.iter().sum())
     }
 
-    /// How often a program that tells of changes was not run, for whatever file of the machine: a kernel that preempts
-    /// itself (6.13 by default) does not run one for a second process on a processor where it is interrupted.
+    /// How often a watch program was skipped, for any file of the machine: a preemptible kernel (default since 6.13) does
+    /// not run a program for a second process on a CPU where it was preempted.
     pub fn skipped(&self) -> u64 {
         let watching = PROGRAMS.iter().filter(|program| program.purpose == Purpose::Watch);
         let loaded = watching.filter_map(|program| self.ebpf.program(program.name)?.fd().ok());
         loaded.map(|program| skipped(program.as_fd())).sum()
     }
 
-    /// Refuses `thread` whatever the mode, or does not any more.
+    /// Refuses changes by `thread` whatever the mode, or stops doing so.
     pub(crate) fn set_on_trial(&mut self, thread: u32, on: bool) -> Result<(), LoadError> {
         if on {
             return insert("ON_TRIAL", &mut self.maps.on_trial, thread);
@@ -282,12 +282,12 @@ impl Loaded {
         Ok(())
     }
 
-    /// Detaches one program: how tests prove what it is there for.
+    /// Detaches one program, so that tests can prove that it is needed.
     pub fn detach(&mut self, program: &str) -> bool {
         self.links.remove(program).is_some()
     }
 
-    /// Loads and attaches a program again that was detached: kernels before 5.14 attach one only once.
+    /// Loads and attaches a detached program again: kernels before 5.14 attach a loaded program only once.
     ///
     /// # Errors
     /// There is no such program, or the kernel refuses.

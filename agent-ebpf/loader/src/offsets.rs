@@ -1,4 +1,4 @@
-//! Where the running kernel keeps what the programs read, out of its BTF.
+//! Offsets of the running kernel's structure fields that the programs read, from its BTF.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use btfparse::{Error, Offset, Readable, Result, TypeInformation, TypeVariant};
 
 use crate::LoadError;
 
-/// The kernel's description of its own types.
+/// The kernel's BTF.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// A global of the programs: structure, and path in it.
@@ -32,21 +32,21 @@ const FIELDS: [(&str, &str, &str); 24] = [
     ("TASK_CGROUPS", "task_struct", "cgroups"),
     ("CSS_SET_CGROUP", "css_set", "dfl_cgrp"),
     ("CGROUP_LEVEL", "cgroup", "level"),
-    // Gone since 6.1, where a helper tells the same.
+    // Removed in 6.1, which has a helper for it.
     ("CGROUP_ANCESTOR_IDS", "cgroup", "ancestor_ids"),
     ("TASK_MM", "task_struct", "mm"),
     ("MM_EXE_FILE", "mm_struct", "exe_file"),
 ];
-/// Hooks that have got the mount's id map as their first argument: how many they had without it.
+/// Hooks that later kernels pass the mount's id map as first argument: how many arguments they had without it.
 const MOVED: [(&str, &str, usize); 2] =
     [("SETATTR_DENTRY", "bpf_lsm_inode_setattr", 2), ("SETXATTR_DENTRY", "bpf_lsm_inode_setxattr", 5)];
 
-/// What is known of the running kernel; what is not is missing.
+/// The known offsets of the running kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Offsets(HashMap<&'static str, u32>);
 
 impl Offsets {
-    /// Reads the kernel's BTF; the parsed form, some tens of megabytes, is gone afterwards.
+    /// Reads the kernel's BTF; the parsed form, some tens of megabytes, is freed afterwards.
     pub(crate) fn of_kernel() -> std::result::Result<Self, LoadError> {
         let bytes = std::fs::read(VMLINUX).map_err(|error| LoadError::Btf(error.to_string()))?;
         let types = TypeInformation::new(&Bytes(&bytes)).map_err(|error| LoadError::Btf(format!("{error:?}")))?;
@@ -78,13 +78,13 @@ impl Offsets {
         Self(known)
     }
 
-    /// What [`Self::iter`] gives, a line each, for another process.
-    pub(crate) fn tell(&self) -> String {
+    /// One line per offset, for another process.
+    pub(crate) fn to_text(&self) -> String {
         self.iter().map(|(global, offset)| format!("{global} {offset}\n")).collect()
     }
 
-    /// What another process has told; lines that say nothing known are left out.
-    pub(crate) fn told(text: &str) -> Self {
+    /// Parses the text of another process; unknown lines are ignored.
+    pub(crate) fn from_text(text: &str) -> Self {
         let names = || FIELDS.iter().map(|(global, ..)| *global).chain(MOVED.iter().map(|(global, ..)| *global));
         let known = text.lines().filter_map(|line| {
             let (name, offset) = line.split_once(' ')?;
@@ -93,12 +93,12 @@ impl Offsets {
         Self(known.collect())
     }
 
-    /// What is known, for the loader.
+    /// The known offsets, by global.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &u32)> {
         self.0.iter().map(|(global, offset)| (*global, offset))
     }
 
-    /// The first of `needs` that this kernel does not tell.
+    /// The first of `needs` that this kernel's BTF does not have.
     pub(crate) fn missing(&self, needs: &[&[&'static str]]) -> Option<String> {
         let global = needs.iter().copied().flatten().find(|global| !self.0.contains_key(*global))?;
         let field = FIELDS.iter().find(|(known, ..)| known == global);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::unwrap_used)]
-    fn this_kernel_tells_all_that_is_needed() {
+    fn this_kernels_btf_has_all_needed_offsets() {
         if !std::path::Path::new(VMLINUX).exists() {
             eprintln!("skipped: this kernel has no {VMLINUX}");
             return;
@@ -159,11 +159,11 @@ mod tests {
             assert_eq!(offsets.missing(&[&[global]]), None);
         }
         assert_ne!(offsets.0["DENTRY_PARENT"], offsets.0["DENTRY_INODE"]);
-        assert_eq!(Offsets::told(&offsets.tell()).0, offsets.0);
+        assert_eq!(Offsets::from_text(&offsets.to_text()).0, offsets.0);
     }
 
     #[test]
-    fn what_is_missing_is_named_as_the_kernel_names_it() {
+    fn a_missing_field_is_named_as_in_the_kernel() {
         let none = Offsets::default();
         assert_eq!(none.missing(&[&["FILE_DENTRY"]]).as_deref(), Some("file.f_path.dentry"));
         assert_eq!(none.missing(&[&["SETATTR_DENTRY"]]).as_deref(), Some("the arguments of bpf_lsm_inode_setattr"));

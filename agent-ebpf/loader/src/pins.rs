@@ -1,7 +1,7 @@
 //! The guard's links in the BPF file system: they outlive a restart and a crash of the agent.
 //!
-//! Each arming is a directory of its own, `<mode>-<number>`. A new one is complete and proven before the older ones go, so
-//! an upgrade leaves no gap. Links alone are pinned: they keep programs and maps.
+//! Each arming is a directory of its own, `<mode>-<number>`. A new one is complete and proven before older ones are
+//! removed, so an upgrade leaves no gap. Only links are pinned: they hold programs and maps.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,21 +18,21 @@ use crate::{GuardError, GuardState, Loaded, Purpose};
 
 /// `BPF_FS_MAGIC`, statfs(2).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-/// What an arming is called while it is not complete.
+/// The mode in the name of an incomplete arming.
 const MAKING: &str = "making";
-/// How long the kernel may take to detach what was unpinned.
-const LETS_GO: Duration = Duration::from_secs(10);
-/// The name that is tried in a guarded directory.
+/// How long the kernel may take to detach unpinned programs.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(10);
+/// The name that the trial creates in a guarded directory.
 const TRIAL: &str = ".limpet-guard-trial";
 
 fn guard_programs() -> impl Iterator<Item = &'static Program> {
     PROGRAMS.iter().filter(|program| program.purpose == Purpose::Guard)
 }
 
-/// Proves that the attached guard refuses: every hook is held, and each guarded place is tried.
+/// Proves that the attached guard refuses changes: every hook is attached, and a change of each guarded path is tried.
 ///
 /// # Errors
-/// A hook is missing, or a place is not guarded by what is attached.
+/// A hook is missing, or a path is not guarded by the attached programs.
 pub fn prove(loaded: &mut Loaded) -> Result<(), GuardError> {
     let missing: Vec<_> = loaded
         .programs()
@@ -47,11 +47,11 @@ pub fn prove(loaded: &mut Loaded) -> Result<(), GuardError> {
     rules.guarded.iter().try_for_each(|guarded| attempt(loaded, guarded))
 }
 
-/// Proves the attached guard, and pins it below `root`, in the place of what is there.
+/// Proves the attached guard, and pins it below `root`, replacing an earlier one.
 ///
 /// # Errors
-/// As [`prove`], or `root` is not on a BPF file system; then what was pinned before is still there, and dropping `loaded`
-/// takes the new programs away.
+/// As [`prove`], or `root` is not on a BPF file system; then an earlier guard stays pinned, and dropping `loaded` detaches
+/// the new programs.
 pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
     prove(loaded)?;
     let mode = loaded.guard.as_ref().map(|rules| rules.mode).ok_or(GuardError::NotAsked)?;
@@ -70,12 +70,12 @@ pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
     remove(root, |arming| arming.number < number).map_err(pin)
 }
 
-/// Pinned, so that dropping the descriptor detaches nothing.
+/// Pins a link, so that dropping the descriptor does not detach it.
 fn pin_link(link: FdLink, path: &Path) -> io::Result<PinnedLink> {
     link.pin(path).map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// A guard that is taken at its word is none: the calling thread tries what is forbidden, as somebody who may not.
+/// Tries a forbidden change, with the calling thread refused whatever the mode: only a refusal proves the guard.
 fn attempt(loaded: &mut Loaded, guarded: &Guarded) -> Result<(), GuardError> {
     if guarded.what & !limpet_events::guarded::PLACE == 0 {
         return Ok(());
@@ -137,7 +137,7 @@ fn armings(root: &Path) -> io::Result<Vec<Arming>> {
     Ok(found)
 }
 
-/// Takes armings away, and returns when they have let go.
+/// Removes armings, and returns when their programs are detached.
 fn remove(root: &Path, which: impl Fn(&Arming) -> bool) -> io::Result<()> {
     let mut programs = BTreeSet::new();
     for arming in armings(root)?.iter().filter(|arming| which(arming)) {
@@ -148,21 +148,23 @@ fn remove(root: &Path, which: impl Fn(&Arming) -> bool) -> io::Result<()> {
         }
         fs::remove_dir(&arming.path)?;
     }
-    outlast(&programs);
+    wait_until_unloaded(&programs);
     Ok(())
 }
 
-/// The number of the program that a pinned link holds.
+/// The id of the program that a pinned link holds.
 fn program_of(pin: &Path) -> Option<u32> {
     FdLink::from(PinnedLink::from_pin(pin).ok()?).info().ok().map(|link| link.program_id())
 }
 
-/// Waits until none of `programs` is loaded any more: the kernel detaches what is unpinned in its own time, and tells nobody.
-fn outlast(programs: &BTreeSet<u32>) {
+/// Waits until none of `programs` is loaded any more: the kernel detaches unpinned programs later, without a notification.
+fn wait_until_unloaded(programs: &BTreeSet<u32>) {
     let start = Instant::now();
     while loaded_programs().flatten().any(|program| programs.contains(&program.id())) {
-        if start.elapsed() > LETS_GO {
-            return tracing::warn!("an earlier guard's programs are held by somebody and may still refuse");
+        if start.elapsed() > DETACH_TIMEOUT {
+            return tracing::warn!(
+                "another process still holds an earlier guard's programs; they may still refuse changes"
+            );
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -175,13 +177,13 @@ fn outlast(programs: &BTreeSet<u32>) {
 pub fn state(root: &Path) -> io::Result<GuardState> {
     let newest = armings(root)?.into_iter().rfind(|arming| arming.mode != MAKING);
     let Some(arming) = newest else { return Ok(GuardState::Off) };
-    let is_there = |program: &&Program| arming.path.join(program.name).exists();
-    let (there, missing): (Vec<_>, Vec<_>) = guard_programs().partition(is_there);
+    let is_pinned = |program: &&Program| arming.path.join(program.name).exists();
+    let (pinned, missing): (Vec<_>, Vec<_>) = guard_programs().partition(is_pinned);
     let hooks = |programs: Vec<&Program>| programs.iter().map(|program| program.attachment.hook()).collect();
-    Ok(GuardState::Pinned { mode: arming.mode, hooks: hooks(there), missing: hooks(missing) })
+    Ok(GuardState::Pinned { mode: arming.mode, hooks: hooks(pinned), missing: hooks(missing) })
 }
 
-/// Takes the guard away. Returns whether there was one.
+/// Removes the guard. Returns whether there was one.
 ///
 /// # Errors
 /// A link cannot be removed.

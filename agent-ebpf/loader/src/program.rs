@@ -1,4 +1,4 @@
-//! What a program is for, and what became of it.
+//! The purpose of a BPF program, and whether it is attached.
 
 /// What a program is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -7,11 +7,11 @@ pub enum Purpose {
     Lifecycle,
     /// Who changes files.
     Watch,
-    /// Who may not.
+    /// Refuse changes of guarded files.
     Guard,
 }
 
-/// What became of one program.
+/// The state of one program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramState {
     /// Its name.

@@ -1,4 +1,4 @@
-//! The programs of the object: what each is attached to, and what it needs of the kernel.
+//! The programs of the object: what each is attached to, and which kernel offsets it needs.
 
 use crate::Purpose;
 
@@ -7,16 +7,16 @@ use crate::Purpose;
 pub(crate) enum Attachment {
     /// A tracepoint, raw: without tracefs.
     Tracepoint(&'static str),
-    /// Before a function of the kernel; where that cannot be had, before the other.
+    /// Before a kernel function (fentry); where that cannot be attached, before the other.
     Entry(&'static str, &'static str),
-    /// After it.
+    /// After a kernel function (fexit).
     Exit(&'static str),
-    /// A security hook.
+    /// An LSM hook.
     Lsm(&'static str),
 }
 
 impl Attachment {
-    /// The kernel's name of the place.
+    /// The kernel's name of the hook.
     pub(crate) fn hook(self) -> &'static str {
         match self {
             Self::Tracepoint(name) | Self::Entry(name, _) | Self::Exit(name) | Self::Lsm(name) => name,
@@ -30,16 +30,16 @@ pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) purpose: Purpose,
     pub(crate) attachment: Attachment,
-    /// The globals without which it can do nothing.
+    /// The globals that it requires.
     pub(crate) needs: &'static [&'static [&'static str]],
 }
 
-/// To know a directory and a name in it.
+/// To identify a directory and a name in it.
 const NAME: &[&str] =
     &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE", "DENTRY_NAME", "DENTRY_PARENT", "DENTRY_INODE"];
-/// To know in which cgroup the current process is.
+/// To identify the cgroup of the current process.
 const CGROUP: &[&str] = &["TASK_CGROUPS", "CSS_SET_CGROUP", "CGROUP_LEVEL"];
-/// To know an open file.
+/// To identify an open file.
 const FILE: &[&str] = &["FILE_DENTRY", "FILE_MODE"];
 const PATH: &[&str] = &["PATH_DENTRY"];
 
@@ -68,8 +68,8 @@ pub(crate) const PROGRAMS: [Program; 23] = [
     Program {
         name: "watch_close",
         purpose: Purpose::Watch,
-        // The one begins before inotify tells of the close, the other a moment after it: whoever is woken by inotify may
-        // have to wait for its actor there.
+        // The first runs before inotify reports the close, the second shortly after: with it a reader woken by inotify may
+        // have to wait for the actor.
         attachment: Attachment::Entry("__fput", "locks_remove_file"),
         needs: &[NAME, FILE],
     },

@@ -1,5 +1,5 @@
-//! What tells who did it at this moment: nobody, fanotify, or programs in the kernel. What it has to say is taken here; what it
-//! is worth is the [`Attributor`](super::attributor::Attributor)'s to judge.
+//! The active backend: none, fanotify, or BPF programs. Events are read here and evaluated by the
+//! [`Attributor`](super::attributor::Attributor).
 
 use std::io;
 use std::sync::Arc;
@@ -12,57 +12,58 @@ use crate::feed::{Feed, Sighting};
 use crate::process_actor::{bounded, user};
 use limpet_model::attribution::Onlooker;
 
-/// Who is at work.
+/// The source of actors.
 #[derive(Debug)]
 pub(super) enum ActiveBackend {
-    Nobody,
+    /// None: inotify reports changes without an actor.
+    InotifyOnly,
     Fanotify(Fanotify),
     Ebpf {
         feed: Feed,
-        /// How often it has lost something, as far as that is accounted for.
+        /// The feed's count of losses that was read last.
         losses: u64,
         names: Names,
     },
 }
 
 impl ActiveBackend {
-    /// What is lost before it begins concerns nobody.
+    /// Losses before it begins do not count.
     pub(super) fn ebpf(feed: Feed) -> Self {
         let losses = feed.losses.load(Ordering::Relaxed);
         Self::Ebpf { feed, losses, names: Names::default() }
     }
 
-    /// Waits until there is something to say. Cancel safe.
-    pub(super) async fn look(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    /// Waits for events and reads them. Cancel safe.
+    pub(super) async fn read_events(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
         match self {
-            Self::Nobody => std::future::pending().await,
-            Self::Fanotify(fanotify) => fanotify.look(onlooker).await,
+            Self::InotifyOnly => std::future::pending().await,
+            Self::Fanotify(fanotify) => fanotify.read_events(onlooker).await,
             Self::Ebpf { feed, losses, names } => match feed.sightings.recv().await {
                 Some(first) => Ok(drain(Some(first), feed, losses, names, onlooker)),
-                None => Err(io::Error::other("the programs are detached")),
+                None => Err(io::Error::other("the BPF programs are detached")),
             },
         }
     }
 
-    /// Odd while there is more to say than was said, even when all has been said at this moment.
+    /// Odd while events are being read from the kernel, even when none is pending here.
     pub(super) fn progress(&self) -> u64 {
         match self {
-            Self::Nobody | Self::Fanotify(_) => 0,
+            Self::InotifyOnly | Self::Fanotify(_) => 0,
             Self::Ebpf { feed, .. } => feed.progress.load(Ordering::Relaxed),
         }
     }
 
-    /// What there is to say now.
-    pub(super) fn look_now(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    /// Reads the pending events.
+    pub(super) fn read_pending(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
         match self {
-            Self::Nobody => Ok(Drained::default()),
-            Self::Fanotify(fanotify) => fanotify.look_now(onlooker),
+            Self::InotifyOnly => Ok(Drained::default()),
+            Self::Fanotify(fanotify) => fanotify.read_pending(onlooker),
             Self::Ebpf { feed, losses, names } => Ok(drain(None, feed, losses, names, onlooker)),
         }
     }
 }
 
-/// `first`, and all that waits behind it.
+/// `first`, and all that is queued after it.
 fn drain(
     first: Option<Sighting>,
     feed: &mut Feed,
@@ -70,25 +71,25 @@ fn drain(
     names: &mut Names,
     onlooker: &dyn Onlooker,
 ) -> Drained {
-    // Before the channel is empty nothing is known of what was lost: it is of a change after those that wait.
-    let waiting = std::iter::from_fn(|| feed.sightings.try_recv().ok());
-    let seen = first.into_iter().chain(waiting).map(|sighting| names.complete(sighting, onlooker)).collect();
+    // The count is read once the channel is empty: what was lost comes after what is queued.
+    let queued = std::iter::from_fn(|| feed.sightings.try_recv().ok());
+    let seen = first.into_iter().chain(queued).map(|sighting| names.complete(sighting, onlooker)).collect();
     let now = feed.losses.load(Ordering::Relaxed);
     Drained { seen, overflow: std::mem::replace(losses, now) != now }
 }
 
-/// The last user and the last cgroup, for writers that write much.
+/// The names of the last user and the last cgroup, cached for processes that write often.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     user: Option<(u32, Option<String>, Instant)>,
     cgroup: Option<(u64, Option<String>)>,
 }
 
-/// A user's name may be another one after so long.
-const USER_LASTS: Duration = Duration::from_secs(1);
+/// How long a user's name is cached.
+const USER_NAME_TTL: Duration = Duration::from_secs(1);
 
 impl Names {
-    /// What the agent knows better than the kernel: names of users and pods.
+    /// Adds what the kernel does not know: names of users and pods.
     fn complete(&mut self, sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
         let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
         actor.user = actor.uid.and_then(|uid| self.user(uid));
@@ -99,12 +100,12 @@ impl Names {
 
     fn user(&mut self, uid: u32) -> Option<String> {
         match &self.user {
-            Some((known, name, at)) if *known == uid && at.elapsed() < USER_LASTS => name.clone(),
+            Some((known, name, at)) if *known == uid && at.elapsed() < USER_NAME_TTL => name.clone(),
             _ => self.user.insert((uid, user(uid), Instant::now())).1.clone(),
         }
     }
 
-    /// A number is given to one cgroup only; one that is gone has the path it had.
+    /// An id is never reused, so a cgroup that was removed still has the path it had.
     fn cgroup(&mut self, id: u64) -> Option<String> {
         match &self.cgroup {
             Some((known, path)) if *known == id && path.is_some() => path.clone(),

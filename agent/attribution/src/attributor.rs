@@ -1,9 +1,9 @@
-//! Who did it: what stands beside inotify and knows the process behind each change.
+//! The attributor: which process made each change that inotify reports.
 //!
-//! A attributor decides nothing. inotify says *that* something changed; when that is handled, what the attributor has seen
-//! of the name is looked up, and waited for a moment if it has not spoken yet. A attributor that fails, or falls silent
-//! while things change, is replaced by the next best, down to none; the directory is read anew then, and nothing is
-//! missed, because nothing depends on it.
+//! It decides nothing. inotify reports *that* something changed; when that is handled, the attributor's event for the name
+//! is looked up, and awaited briefly if it has not arrived yet. A backend that fails, or reports nothing while files
+//! change, is replaced by the next best, down to none; the directory is then rescanned, and no change is missed,
+//! because none depends on attribution.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -24,49 +24,49 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::{Backend, WatchSettings};
 use limpet_model::directory_id::DirectoryId;
 
-/// How long a change that is handled waits for the attributor's word. Both hear of it within microseconds.
-const PATIENCE: Duration = Duration::from_millis(5);
-/// How long it waits for a first word: a program may have been interrupted before it told.
-const INTERRUPTED: Duration = Duration::from_millis(50);
-/// How long it waits at most while the attributor still tells of earlier ones.
-const BACKLOG: Duration = Duration::from_secs(2);
-/// A word that was used may stand for a further change of the name for so long: the attributor may have heard of both before
+/// How long a change that is handled waits for the backend's next event. Both report it within microseconds.
+const NEXT_EVENT_TIMEOUT: Duration = Duration::from_millis(5);
+/// How long it waits for the first event: a BPF program may have been interrupted before it reported.
+const FIRST_EVENT_TIMEOUT: Duration = Duration::from_millis(50);
+/// How long it waits at most while the backend still reports earlier changes.
+const BACKLOG_TIMEOUT: Duration = Duration::from_secs(2);
+/// For so long a used record may also stand for a further change of the name: the backend may have reported both before
 /// the first was handled.
-const LINGERS: Duration = Duration::from_secs(1);
-/// After so many changes of which the attributor says nothing, it is asked whether it still has its marks.
-const SUSPICIOUS: u32 = 3;
-/// After so many, it is given up.
-const MUTE: u32 = 8;
-/// Names of which a word is kept; as many as the kernel queues.
-const MOST_NAMES: usize = 16_384;
+const REUSE_WINDOW: Duration = Duration::from_secs(1);
+/// After so many changes without an event, the marks are checked.
+const CHECK_MARKS_AFTER: u32 = 3;
+/// After so many, the backend is replaced.
+const REPLACE_AFTER: u32 = 8;
+/// Names with a record; as many as the kernel queues.
+const MAX_NAMES: usize = 16_384;
 
-/// What something was done to: a name in a directory.
-pub type Place = (DirectoryId, OsString);
+/// A name in a directory.
+pub type DirectoryEntry = (DirectoryId, OsString);
 
-/// The last word on a name.
+/// The last change of a name that the backend reported.
 #[derive(Debug)]
-struct Word {
+struct LastChange {
     actor: Arc<Actor>,
-    /// It was asked for already.
+    /// It was looked up already.
     used: bool,
     at: Instant,
 }
 
-impl Word {
-    /// Whether what is handled now may be what it is about. Changes that were made before it was heard may still wait to be
+impl LastChange {
+    /// Whether it may be the change that is handled now. Changes made before it was reported may still wait to be
     /// handled, as long as the watch has not caught up.
-    fn may_stand(&self, caught_up: Instant) -> bool {
-        !self.used || self.at > caught_up || self.at.elapsed() < LINGERS
+    fn may_apply(&self, caught_up: Instant) -> bool {
+        !self.used || self.at > caught_up || self.at.elapsed() < REUSE_WINDOW
     }
 }
 
-/// What came of looking.
+/// Whether all events arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outlook {
-    /// Whatever there was to see is known.
-    Seen,
-    /// Something may have been missed.
-    Lost,
+pub enum Completeness {
+    /// All events so far were read.
+    Complete,
+    /// Events may have been lost.
+    EventsLost,
 }
 
 /// The attributor of one watch.
@@ -76,53 +76,54 @@ pub struct Attributor {
     /// Feeds that may come later: programs are loaded once pods run.
     feeds: Option<mpsc::Receiver<Feed>>,
     active: ActiveBackend,
-    /// The directories to look at, the watched one first.
+    /// The directories to report on, the watched one first.
     directories: Vec<(PathBuf, DirectoryId)>,
-    words: HashMap<Place, Word>,
-    /// All that was done before has been handled.
+    last_changes: HashMap<DirectoryEntry, LastChange>,
+    /// All changes before this time have been handled.
     caught_up: Instant,
+    /// Changes in a row without an event.
     silent: u32,
-    /// Why nobody is at work, as it was told.
-    told: String,
+    /// Why no backend is active, as logged last.
+    logged_reason: String,
 }
 
 impl Attributor {
-    /// Whether it is told of changes of mode, owner and times alone: the programs look at names and contents.
-    pub fn tells_attributes(&self) -> bool {
+    /// Whether changes of mode, owner and times alone are reported: the BPF programs report names and contents only.
+    pub fn reports_attributes(&self) -> bool {
         !matches!(self.active, ActiveBackend::Ebpf { .. })
     }
 
-    /// The best there is of what is wanted.
+    /// Starts the best available backend that `settings` allow.
     pub fn new(settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
         let mut attributor = Self {
             settings,
             feeds,
-            active: ActiveBackend::Nobody,
+            active: ActiveBackend::InotifyOnly,
             directories: Vec::new(),
-            words: HashMap::new(),
+            last_changes: HashMap::new(),
             caught_up: Instant::now(),
             silent: 0,
-            told: String::new(),
+            logged_reason: String::new(),
         };
-        attributor.choose();
+        attributor.select_backend();
         attributor
     }
 
-    /// What is at work.
+    /// The active backend.
     pub fn backend(&self) -> Backend {
         match self.active {
-            ActiveBackend::Nobody => Backend::Inotify,
+            ActiveBackend::InotifyOnly => Backend::Inotify,
             ActiveBackend::Fanotify(_) => Backend::Fanotify,
             ActiveBackend::Ebpf { .. } => Backend::Ebpf,
         }
     }
 
-    fn choose(&mut self) {
+    fn select_backend(&mut self) {
         let wanted = match self.settings.wanted {
             ManifestWatch::Inotify => return self.settings.onlooker.watching(Backend::Inotify, None),
             ManifestWatch::Ebpf => {
                 tracing::warn!(
-                    "manifestWatch: ebpf: its programs are not loaded; fanotify tells who changes manifests meanwhile"
+                    "manifestWatch: ebpf: the BPF programs are not loaded yet; until then fanotify reports who changes manifests"
                 );
                 Some(Backend::Ebpf)
             }
@@ -133,15 +134,15 @@ impl Attributor {
                 self.active = ActiveBackend::Fanotify(fanotify);
                 self.settings.onlooker.watching(Backend::Fanotify, wanted);
             }
-            Err(error) => self.nobody(&error),
+            Err(error) => self.use_inotify_only(&error),
         }
     }
 
-    /// The last one has failed, too.
-    fn nobody(&mut self, reason: &dyn fmt::Display) {
+    /// No backend works: changes are reported without an actor.
+    fn use_inotify_only(&mut self, reason: &dyn fmt::Display) {
         let reason = reason.to_string();
         match self.settings.wanted {
-            _ if reason == self.told => {}
+            _ if reason == self.logged_reason => {}
             ManifestWatch::Auto => {
                 tracing::info!(%reason, "fanotify does not work here: who changes a manifest is not known");
             }
@@ -150,54 +151,54 @@ impl Attributor {
                 "fanotify does not work here: inotify watches the manifests, and who changes one is not known"
             ),
         }
-        self.told = reason;
-        self.active = ActiveBackend::Nobody;
-        self.words = HashMap::new();
+        self.logged_reason = reason;
+        self.active = ActiveBackend::InotifyOnly;
+        self.last_changes = HashMap::new();
         self.settings.onlooker.watching(Backend::Inotify, Some(Backend::Fanotify));
     }
 
-    /// What is at work is not of use any more: the next best takes its place.
-    fn replace(&mut self, reason: &dyn fmt::Display) {
+    /// The active backend failed: switches to the next best.
+    fn fall_back(&mut self, reason: &dyn fmt::Display) {
         self.silent = 0;
         let lost = self.backend();
         let next = match lost {
             Backend::Ebpf => Fanotify::new(),
-            _ => return self.nobody(reason),
+            _ => return self.use_inotify_only(reason),
         };
         match next {
             Ok(fanotify) => {
-                tracing::warn!(%reason, "the programs that tell who changes manifests are gone, fanotify takes over");
+                tracing::warn!(%reason, "the BPF programs that report who changes manifests failed; falling back to fanotify");
                 self.active = ActiveBackend::Fanotify(fanotify);
                 self.settings.onlooker.watching(Backend::Fanotify, Some(lost));
-                self.mark();
+                self.update_marks();
             }
-            Err(error) => self.nobody(&error),
+            Err(error) => self.use_inotify_only(&error),
         }
     }
 
-    /// Programs are there now.
-    fn take(&mut self, feed: Feed) {
+    /// BPF programs are loaded now: switches to them.
+    fn use_feed(&mut self, feed: Feed) {
         if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
-            tracing::info!("BPF programs tell who changes manifests");
+            tracing::info!("BPF programs report who changes manifests");
             self.active = ActiveBackend::ebpf(feed);
             self.settings.onlooker.watching(Backend::Ebpf, None);
-            self.mark();
+            self.update_marks();
         }
     }
 
-    /// Looks at these directories from now on, the first of which is the watched one.
-    pub fn look_at(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
+    /// Reports on these directories from now on, the first of which is the watched one.
+    pub fn set_directories(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
         if self.directories != directories {
             self.directories = directories;
-            self.words.retain(|(directory, _), _| self.directories.iter().any(|(_, id)| id == directory));
-            self.try_again();
+            self.last_changes.retain(|(directory, _), _| self.directories.iter().any(|(_, id)| id == directory));
+            self.retry_fanotify();
         }
-        self.mark();
+        self.update_marks();
     }
 
-    /// What was refused for the directory that was there may be had for the one that is there now.
-    fn try_again(&mut self) {
-        if matches!(self.active, ActiveBackend::Nobody)
+    /// fanotify that was refused for the previous directory may work for the current one.
+    fn retry_fanotify(&mut self) {
+        if matches!(self.active, ActiveBackend::InotifyOnly)
             && self.settings.wanted != ManifestWatch::Inotify
             && let Ok(fanotify) = Fanotify::new()
         {
@@ -206,10 +207,10 @@ impl Attributor {
         }
     }
 
-    fn mark(&mut self) {
+    fn update_marks(&mut self) {
         let directories = &self.directories;
         match &mut self.active {
-            ActiveBackend::Nobody => {}
+            ActiveBackend::InotifyOnly => {}
             ActiveBackend::Ebpf { feed, .. } => {
                 let wanted: BTreeSet<DirectoryId> = directories.iter().map(|(_, id)| *id).collect();
                 feed.directories.send_if_modified(|now| std::mem::replace(now, wanted.clone()) != wanted);
@@ -219,12 +220,12 @@ impl Attributor {
                 for (index, (path, id)) in directories.iter().enumerate() {
                     match fanotify.mark(path, *id) {
                         Ok(()) => {}
-                        // It went away in between, which inotify tells.
+                        // It was removed in between, which inotify reports.
                         Err(error)
                             if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
                         Err(error) if index == 0 => {
                             let reason = format!("{}: {error}", path.display());
-                            return self.replace(&reason);
+                            return self.fall_back(&reason);
                         }
                         Err(error) => {
                             tracing::debug!(%error, directory = %path.display(), "who changes files here is not known");
@@ -235,170 +236,170 @@ impl Attributor {
         }
     }
 
-    /// Resolves when something was seen, or another backend is at work. Cancel safe.
-    pub async fn look(&mut self) -> Outlook {
+    /// Resolves when events were read, or another backend became active. Cancel safe.
+    pub async fn read_events(&mut self) -> Completeness {
         let onlooker = &*self.settings.onlooker;
         let drained = tokio::select! {
-            drained = self.active.look(onlooker) => drained,
+            drained = self.active.read_events(onlooker) => drained,
             feed = next_feed(&mut self.feeds) => {
-                self.take(feed);
-                return Outlook::Lost;
+                self.use_feed(feed);
+                return Completeness::EventsLost;
             }
         };
-        self.hear(drained)
+        self.record_all(drained)
     }
 
-    fn look_now(&mut self) -> Outlook {
-        let drained = self.active.look_now(&*self.settings.onlooker);
-        self.hear(drained)
+    fn read_pending(&mut self) -> Completeness {
+        let drained = self.active.read_pending(&*self.settings.onlooker);
+        self.record_all(drained)
     }
 
-    fn hear(&mut self, drained: io::Result<Drained>) -> Outlook {
+    fn record_all(&mut self, drained: io::Result<Drained>) -> Completeness {
         match drained {
             Ok(drained) => {
                 let now = Instant::now();
-                drained.seen.into_iter().for_each(|seen| self.note(seen, now));
+                drained.seen.into_iter().for_each(|seen| self.record(seen, now));
                 if drained.overflow {
-                    // Words may be of another change than the next one that is handled.
-                    self.words = HashMap::new();
-                    return Outlook::Lost;
+                    // The records may be of another change than the next one that is handled.
+                    self.last_changes = HashMap::new();
+                    return Completeness::EventsLost;
                 }
-                Outlook::Seen
+                Completeness::Complete
             }
             Err(error) => {
-                self.replace(&error);
-                Outlook::Lost
+                self.fall_back(&error);
+                Completeness::EventsLost
             }
         }
     }
 
-    fn note(&mut self, seen: Seen, now: Instant) {
+    fn record(&mut self, seen: Seen, now: Instant) {
         if seen.actor.resident.is_some() {
             self.settings.onlooker.pod_wrote(&seen.name, &seen.actor);
         }
         self.silent = 0;
-        if self.words.len() >= MOST_NAMES {
-            self.words = HashMap::new();
+        if self.last_changes.len() >= MAX_NAMES {
+            self.last_changes = HashMap::new();
         }
-        let word = Word { actor: seen.actor, used: false, at: now };
-        let place = (seen.directory, seen.name);
-        // Whoever changes the mode of what another has just written has not written it.
-        if !(seen.attributes_only && self.words.get(&place).is_some_and(|known| !known.used)) {
-            self.words.insert(place, word);
+        let change = LastChange { actor: seen.actor, used: false, at: now };
+        let entry = (seen.directory, seen.name);
+        // A process that changes the mode of a file another has just written has not written it.
+        if !(seen.attributes_only && self.last_changes.get(&entry).is_some_and(|known| !known.used)) {
+            self.last_changes.insert(entry, change);
         }
     }
 
-    /// Sees to it that there is a word on each of `places`, as far as there will be one. Cancel safe.
-    pub async fn settle(&mut self, places: &[&Place]) -> Outlook {
-        let mut outlook = self.look_now();
+    /// Waits for an event on each of `entries`, as far as one is to be expected. Cancel safe.
+    pub async fn wait_for(&mut self, entries: &[&DirectoryEntry]) -> Completeness {
+        let mut read = self.read_pending();
         let (began, progress) = (Instant::now(), self.active.progress());
-        while outlook == Outlook::Seen && places.iter().any(|place| self.is_awaited(place)) {
+        while read == Completeness::Complete && entries.iter().any(|entry| self.is_expected(entry)) {
             let silent = tokio::select! {
                 biased;
-                seen = self.look() => {
-                    outlook = seen;
+                completeness = self.read_events() => {
+                    read = completeness;
                     false
                 }
-                () = sleep(PATIENCE) => true,
+                () = sleep(NEXT_EVENT_TIMEOUT) => true,
             };
-            if outlook == Outlook::Seen && self.has_told(places, progress, silent, began.elapsed()) {
-                outlook = self.look_now();
-                return if outlook == Outlook::Seen { self.suspect(places) } else { outlook };
+            if read == Completeness::Complete && self.is_settled(entries, progress, silent, began.elapsed()) {
+                read = self.read_pending();
+                return if read == Completeness::Complete { self.check_silence(entries) } else { read };
             }
         }
-        outlook
+        read
     }
 
-    /// Whether there will be no further word. `began`: the progress when the wait began; `silent`: nothing was just heard.
-    fn has_told(&self, places: &[&Place], began: u64, silent: bool, waited: Duration) -> bool {
+    /// Whether no further event is expected. `began`: the progress when the wait began; `silent`: the last wait timed out.
+    fn is_settled(&self, entries: &[&DirectoryEntry], began: u64, silent: bool, waited: Duration) -> bool {
         let now = self.active.progress();
-        // All that was to be told then has been told; or nothing is being told now.
+        // All that was pending then has been reported; or nothing is being reported now.
         let all = now >= began + 2 - began % 2 || (silent && now.is_multiple_of(2));
-        let unheard = places.iter().any(|place| self.word(place).is_none());
-        waited > BACKLOG || (all && (!unheard || waited > INTERRUPTED))
+        let missing = entries.iter().any(|entry| self.last_change(entry).is_none());
+        waited > BACKLOG_TIMEOUT || (all && (!missing || waited > FIRST_EVENT_TIMEOUT))
     }
 
-    /// Whether a word on the place may still come.
-    fn is_awaited(&self, place: &Place) -> bool {
-        let looked_at = match &self.active {
-            ActiveBackend::Nobody => false,
-            ActiveBackend::Fanotify(fanotify) => fanotify.has_mark(&place.0),
+    /// Whether an event on the entry may still come.
+    fn is_expected(&self, entry: &DirectoryEntry) -> bool {
+        let watched = match &self.active {
+            ActiveBackend::InotifyOnly => false,
+            ActiveBackend::Fanotify(fanotify) => fanotify.has_mark(&entry.0),
             ActiveBackend::Ebpf { .. } => true,
         };
-        looked_at && self.words.get(place).is_none_or(|word| word.used)
+        watched && self.last_changes.get(entry).is_none_or(|change| change.used)
     }
 
-    /// Nothing was said of some of the places: once may be chance, again and again is silence.
-    fn suspect(&mut self, places: &[&Place]) -> Outlook {
-        if places.iter().any(|place| self.word(place).is_some()) {
-            return Outlook::Seen;
+    /// Counts changes without an event: one may be chance, several in a row mean that the backend does not work.
+    fn check_silence(&mut self, entries: &[&DirectoryEntry]) -> Completeness {
+        if entries.iter().any(|entry| self.last_change(entry).is_some()) {
+            return Completeness::Complete;
         }
         self.silent += 1;
-        if self.silent >= MUTE {
-            self.replace(&"it has fallen silent");
-            return Outlook::Lost;
+        if self.silent >= REPLACE_AFTER {
+            self.fall_back(&"it reports no events");
+            return Completeness::EventsLost;
         }
-        if self.silent >= SUSPICIOUS
+        if self.silent >= CHECK_MARKS_AFTER
             && let ActiveBackend::Fanotify(fanotify) = &self.active
-            && places.iter().any(|(directory, _)| !fanotify.is_marked(directory))
+            && entries.iter().any(|(directory, _)| !fanotify.is_marked(directory))
         {
-            tracing::warn!("fanotify lost its marks; they are put anew");
-            self.mark();
+            tracing::warn!("fanotify lost its marks; they are added again");
+            self.update_marks();
             self.silent = 0;
-            return Outlook::Lost;
+            return Completeness::EventsLost;
         }
-        Outlook::Seen
+        Completeness::Complete
     }
 
-    fn word(&self, place: &Place) -> Option<&Word> {
-        self.words.get(place).filter(|word| word.may_stand(self.caught_up))
+    fn last_change(&self, entry: &DirectoryEntry) -> Option<&LastChange> {
+        self.last_changes.get(entry).filter(|change| change.may_apply(self.caught_up))
     }
 
-    /// Who did what is handled now.
-    pub fn who(&mut self, place: &Place) -> Option<Arc<Actor>> {
-        let actor = self.word(place).map(|word| Arc::clone(&word.actor));
-        self.words.entry(place.clone()).and_modify(|word| word.used = true);
+    /// Who made the change of `entry` that is handled now.
+    pub fn actor_of(&mut self, entry: &DirectoryEntry) -> Option<Arc<Actor>> {
+        let actor = self.last_change(entry).map(|change| Arc::clone(&change.actor));
+        self.last_changes.entry(entry.clone()).and_modify(|change| change.used = true);
         actor
     }
 
-    /// Everything known of names in `directory`, to be handled now.
-    pub fn who_all(&mut self, directory: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
-        let of_directory = self.words.iter_mut().filter(|((place, _), word)| *place == directory && !word.used);
-        let told = of_directory.map(|((_, name), word)| {
-            word.used = true;
-            (name.clone(), Arc::clone(&word.actor))
+    /// Who made the changes in `directory` that are handled now, by name.
+    pub fn actors_in(&mut self, directory: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
+        let unused = self.last_changes.iter_mut().filter(|((id, _), change)| *id == directory && !change.used);
+        let actors = unused.map(|((_, name), change)| {
+            change.used = true;
+            (name.clone(), Arc::clone(&change.actor))
         });
-        told.collect()
+        actors.collect()
     }
 
-    /// Whether somebody else has been at the place since.
-    pub fn is_overtaken(&mut self, place: &Place, actor: &Arc<Actor>) -> bool {
-        // What it loses here costs an actor and no change.
-        let _ = self.look_now();
-        self.words.get(place).is_some_and(|word| !word.used && word.actor != *actor)
+    /// Whether another actor has changed the entry since.
+    pub fn is_superseded(&mut self, entry: &DirectoryEntry, actor: &Arc<Actor>) -> bool {
+        // Events lost here cost an actor and no change.
+        let _ = self.read_pending();
+        self.last_changes.get(entry).is_some_and(|change| !change.used && change.actor != *actor)
     }
 
-    /// Everything done until then has been handled.
-    pub fn caught_up(&mut self, until: Instant) {
+    /// All changes until then have been handled.
+    pub fn set_caught_up(&mut self, until: Instant) {
         self.caught_up = until;
     }
 
-    /// Forgets what has been handled and can stand for nothing more.
-    pub fn tidy(&mut self) {
+    /// Forgets records that were handled and apply to no further change.
+    pub fn prune(&mut self) {
         let caught_up = self.caught_up;
-        self.words.retain(|_, word| word.may_stand(caught_up));
-        if self.words.is_empty() {
-            self.words = HashMap::new();
+        self.last_changes.retain(|_, change| change.may_apply(caught_up));
+        if self.last_changes.is_empty() {
+            self.last_changes = HashMap::new();
         }
     }
 
-    /// Whether changes came of which it said nothing.
+    /// Whether the last changes came without an event.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn is_silent(&self) -> bool {
         self.silent > 0
     }
 
-    /// As if the kernel had taken fanotify's marks away.
+    /// As if the kernel had removed fanotify's marks.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn lose_marks(&self) {
         if let ActiveBackend::Fanotify(fanotify) = &self.active {
@@ -407,7 +408,7 @@ impl Attributor {
     }
 }
 
-/// The next feed that is offered; never when none will be.
+/// The next feed that is offered; pending forever when none will be.
 async fn next_feed(feeds: &mut Option<mpsc::Receiver<Feed>>) -> Feed {
     if let Some(offered) = feeds {
         if let Some(feed) = offered.recv().await {

@@ -1,4 +1,4 @@
-//! The end of a feed that the loader of the BPF programs holds: which directories they look at, and what they tell.
+//! The sending end of a feed, held by the loader of the BPF programs: applies the watched directories, forwards changes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -14,8 +14,8 @@ use crate::process_actor::bounded;
 use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
 
-/// Changes that may wait for the watch. What finds no room costs an actor, and no change.
-const ROOM: usize = 1_024;
+/// Changes that may be queued for the watch. One that does not fit costs an actor, and no change.
+const CAPACITY: usize = 1_024;
 
 /// The loader's end of a [`Feed`].
 #[derive(Debug)]
@@ -25,14 +25,14 @@ pub struct FeedEnd {
     watched: BTreeSet<DirectoryId>,
     losses: Arc<AtomicU64>,
     progress: Arc<AtomicU64>,
-    /// Changes for which the channel had no room.
+    /// Changes that the full channel did not take.
     unsent: u64,
-    /// Changes that were lost, as far as the watch was told.
+    /// Lost changes that the watch knows of.
     missing: u64,
     in_doubt: bool,
 }
 
-/// A feed of what `loaded` tells.
+/// A feed of the changes that `loaded` reports.
 ///
 /// # Errors
 /// The programs that this kernel refuses, with its reasons: without one of them a change could come without its actor.
@@ -44,11 +44,11 @@ pub fn feed(loaded: &Loaded) -> Result<(Feed, FeedEnd), String> {
         return Err(refused.join("; "));
     }
     let (directories, wanted) = watch::channel(BTreeSet::new());
-    let (tell, sightings) = mpsc::channel(ROOM);
+    let (sender, sightings) = mpsc::channel(CAPACITY);
     let (losses, progress) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
     let end = FeedEnd {
         directories: wanted,
-        sightings: tell,
+        sightings: sender,
         watched: BTreeSet::new(),
         losses: Arc::clone(&losses),
         progress: Arc::clone(&progress),
@@ -60,14 +60,14 @@ pub fn feed(loaded: &Loaded) -> Result<(Feed, FeedEnd), String> {
 }
 
 impl FeedEnd {
-    /// Resolves when other directories are to be looked at; never once nobody listens any more.
+    /// Resolves when other directories are to be watched; never once the receiver is gone.
     pub async fn changed(&mut self) {
         if self.directories.changed().await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// Has the programs look at what is to be looked at.
+    /// Has the programs watch the wanted directories.
     pub fn align(&mut self, loaded: &mut Loaded) {
         let wanted = self.directories.borrow_and_update().clone();
         for gone in self.watched.difference(&wanted) {
@@ -75,37 +75,37 @@ impl FeedEnd {
         }
         for new in wanted.difference(&self.watched) {
             if let Err(error) = loaded.watch(inode(*new)) {
-                tracing::warn!(%error, "who changes manifests here is not told");
+                tracing::warn!(%error, "a directory is not watched by BPF programs: who changes manifests there is not known");
             }
         }
         self.watched = wanted;
     }
 
-    /// Tells `event` and what waits behind it, where nothing but changes is asked of the programs.
-    pub async fn tell_all(&mut self, event: Event, events: &mut Events, loaded: &Loaded) {
+    /// Forwards `event` and those queued after it, where the programs report nothing but changes.
+    pub async fn forward_all(&mut self, event: Event, events: &mut Events, loaded: &Loaded) {
         self.account(loaded.lost(), false);
-        let mut waiting = Some(event);
-        while let Some(event) = waiting {
+        let mut queued = Some(event);
+        while let Some(event) = queued {
             if let Event::Write(change) = event {
-                self.tell(change).await;
+                self.forward(change).await;
             }
-            waiting = events.now();
+            queued = events.now();
         }
         self.account(loaded.lost(), true);
     }
 
-    /// Tells of a change.
-    pub async fn tell(&mut self, change: FileChange) {
+    /// Forwards a change.
+    pub async fn forward(&mut self, change: FileChange) {
         if self.sightings.capacity() == 0 {
-            // The watch is given its turn: until then what is not read waits in the kernel.
+            // The watch gets its turn: meanwhile further events wait in the kernel.
             tokio::task::yield_now().await;
         }
-        // Nobody may listen, or too slowly: then the actor is not known.
+        // The receiver may be gone or too slow: then the actor is not known.
         self.unsent += u64::from(self.sightings.try_send(sighting(change)).is_err());
     }
 
-    /// Before a batch of changes is told, and after it. `unread`: how many found no room in the kernel so far; `drained`:
-    /// none waits there. Where one was lost all that was told until none waits is in doubt: it may be of an earlier change.
+    /// Before a batch of changes is forwarded, and after it. `unread`: how many the kernel dropped so far; `drained`: none
+    /// waits there. After a loss all that is forwarded until none waits is in doubt: it may be of an earlier change.
     pub fn account(&mut self, unread: u64, drained: bool) {
         let missing = unread + self.unsent;
         let doubtful = self.in_doubt || missing != self.missing;
@@ -113,8 +113,8 @@ impl FeedEnd {
         if doubtful {
             self.losses.fetch_add(1, Ordering::Relaxed);
         }
-        let is_telling = self.progress.load(Ordering::Relaxed) % 2 == 1;
-        self.progress.fetch_add(u64::from(is_telling == drained), Ordering::Relaxed);
+        let is_forwarding = self.progress.load(Ordering::Relaxed) % 2 == 1;
+        self.progress.fetch_add(u64::from(is_forwarding == drained), Ordering::Relaxed);
     }
 }
 
@@ -145,14 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_told_between_a_loss_and_the_last_record_before_it_is_in_doubt() {
+    fn changes_between_a_loss_and_the_next_drained_batch_are_in_doubt() {
         let (_directories, wanted) = watch::channel(BTreeSet::new());
-        let (tell, _sightings) = mpsc::channel(1);
+        let (sender, _sightings) = mpsc::channel(1);
         let (losses, progress) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
-        let (watched, mut told) = (BTreeSet::new(), Vec::new());
+        let (watched, mut published) = (BTreeSet::new(), Vec::new());
         let mut end = FeedEnd {
             directories: wanted,
-            sightings: tell,
+            sightings: sender,
             watched,
             losses: Arc::clone(&losses),
             progress: Arc::clone(&progress),
@@ -160,16 +160,16 @@ mod tests {
             missing: 7,
             in_doubt: false,
         };
-        // A quiet batch; one before which two were lost, which does not end with the first turn; a quiet one again.
+        // A batch without a loss; one before which two were lost, over several rounds; one without a loss again.
         for (unread, drained) in [(7, false), (7, true), (9, false), (9, false), (9, false), (9, true), (9, false)] {
             end.account(unread, drained);
-            told.push((losses.load(Ordering::Relaxed), progress.load(Ordering::Relaxed)));
+            published.push((losses.load(Ordering::Relaxed), progress.load(Ordering::Relaxed)));
         }
-        assert_eq!(told, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 3), (4, 4), (4, 5)]);
+        assert_eq!(published, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 3), (4, 4), (4, 5)]);
     }
 
     #[test]
-    fn what_a_program_tells_is_a_sighting() {
+    fn a_file_change_becomes_a_sighting() {
         let actor = limpet_bpf::Actor { pid: 7, parent: Some(1), uid: 1_000, command: "c\np".to_owned(), cgroup: 0 };
         let change = |operation| FileChange {
             directory: InodeId { device: 3, inode: 4 },

@@ -1,4 +1,4 @@
-//! The path of a cgroup by its number, which is all that the kernel tells of a process that may be gone.
+//! The path of a cgroup by its id, which is all that the kernel reports of a process that may have exited.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,35 +7,35 @@ use std::path::Path;
 use nix::libc;
 use rustix::fs::{Mode, OFlags, fstatfs};
 
-/// Where hierarchy 2 is mounted: alone, or beside those of version 1.
+/// Where cgroup v2 is mounted: alone, or beside the hierarchies of v1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// `CGROUP2_SUPER_MAGIC`, statfs(2).
 const CGROUP2: u64 = 0x6367_7270;
-/// `FILEID_KERNFS` of `linux/exportfs.h`: the handle is the number of a node.
-const NODE_NUMBER: i32 = 0xfe;
+/// `FILEID_KERNFS` of `linux/exportfs.h`: the handle is the id of a node.
+const FILEID_KERNFS: i32 = 0xfe;
 
-/// `struct file_handle` with a node's number (open_by_handle_at(2)).
+/// `struct file_handle` with a node's id (open_by_handle_at(2)).
 #[repr(C)]
 struct Handle {
     bytes: u32,
     kind: i32,
-    number: u64,
+    id: u64,
 }
 
-/// The path of the cgroup of version 2 that has this number, from the root of the hierarchy. `None` once it is gone, and
-/// without `CAP_DAC_READ_SEARCH`.
-pub fn path_of(number: u64) -> Option<String> {
-    MOUNTS.iter().find_map(|mount| below(Path::new(mount), number))
+/// The path of the v2 cgroup with this id, from the root of the hierarchy. `None` once it was removed, and without
+/// `CAP_DAC_READ_SEARCH`.
+pub fn path_of(id: u64) -> Option<String> {
+    MOUNTS.iter().find_map(|mount| path_below(Path::new(mount), id))
 }
 
-fn below(mount: &Path, number: u64) -> Option<String> {
+fn path_below(mount: &Path, id: u64) -> Option<String> {
     let root = rustix::fs::open(mount, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     if u64::try_from(fstatfs(&root).ok()?.f_type) != Ok(CGROUP2) {
         return None;
     }
-    let mut handle = Handle { bytes: 8, kind: NODE_NUMBER, number };
+    let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id };
     // SAFETY: `handle` is a file_handle whose `handle_bytes` is the size of what follows its head, and outlives the call; a
-    // descriptor that is returned is nobody else's.
+    // descriptor that is returned has no other owner.
     #[allow(unsafe_code)]
     let group = unsafe {
         let flags = libc::O_PATH | libc::O_CLOEXEC;
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_found_by_its_number_and_one_that_is_not_there_is_not() {
+    fn a_cgroup_is_found_by_its_id_and_an_unknown_id_is_not() {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
         let own = own.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned);
         let at =
@@ -63,8 +63,8 @@ mod tests {
             println!("skipped: no cgroup of version 2 here");
             return;
         };
-        let number = Path::new(&path).metadata().unwrap().ino();
-        match path_of(number) {
+        let id = Path::new(&path).metadata().unwrap().ino();
+        match path_of(id) {
             Some(found) => assert_eq!(found, *own),
             None => println!("skipped: open_by_handle_at is refused here"),
         }

@@ -1,8 +1,7 @@
-//! One fanotify group with marks on directories: which process did something to which name.
+//! One fanotify group with marks on directories: which process changed which name.
 //!
-//! `nix` makes the group and the marks; the events with names and pidfds, which it does not read, are read here.
-//! Directories are told by file handles, which the kernel lists beside the group's descriptor, so nothing has to be
-//! asked for them.
+//! `nix` creates the group and the marks; it does not parse events with names and pidfds, so this module does. Events name
+//! directories by file handle; the kernel lists each mark's handle in the fdinfo of the group, so no further call is needed.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -25,15 +24,15 @@ use limpet_model::directory_id::DirectoryId;
 
 /// Bytes read at once: some 50 events, each of which opens a pidfd.
 const BUFFER: usize = 4 << 10;
-/// Buffers read before others have their turn: as many events as the kernel queues by default.
-const MOST_READS: usize = 320;
+/// Buffers read before other tasks have their turn: as many events as the kernel queues by default.
+const MAX_READS: usize = 320;
 /// `linux/fanotify.h`: report the directory and the name; Linux 5.9.
 const REPORT_DFID_NAME: u32 = 0x0000_0c00;
-/// A pidfd of who did it; Linux 5.15.
+/// Report a pidfd of the process; Linux 5.15.
 const REPORT_PIDFD: u32 = 0x0000_0080;
 const INFO_DFID_NAME: u8 = 2;
 const INFO_PIDFD: u8 = 4;
-/// What is asked of each directory: what inotify is asked for, so that each hint has its attributor.
+/// The events of each directory: those asked of inotify, so that each of its events has an actor.
 const MASK: MaskFlags = MaskFlags::FAN_CLOSE_WRITE
     .union(MaskFlags::FAN_CREATE)
     .union(MaskFlags::FAN_DELETE)
@@ -42,17 +41,17 @@ const MASK: MaskFlags = MaskFlags::FAN_CLOSE_WRITE
     .union(MaskFlags::FAN_ATTRIB)
     .union(MaskFlags::FAN_EVENT_ON_CHILD);
 
-/// Something was done to a name.
+/// A change of a name.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) directory: DirectoryId,
     pub(super) name: OsString,
-    /// Only mode, owner or times: what somebody else wrote is still theirs.
+    /// Only mode, owner or times: the content is still by its last writer.
     pub(super) attributes_only: bool,
     pub(super) actor: Arc<Actor>,
 }
 
-/// What was queued.
+/// The events that were queued.
 #[derive(Debug, Default)]
 pub(super) struct Drained {
     pub(super) seen: Vec<Seen>,
@@ -62,10 +61,10 @@ pub(super) struct Drained {
 
 type Group = nix::sys::fanotify::Fanotify;
 
-/// A directory as events name it: the file handle's type and bytes.
+/// A file handle, by which events name a directory: its type and bytes.
 type Handle = (i32, Vec<u8>);
 
-/// The group.
+/// A fanotify group.
 #[derive(Debug)]
 pub(super) struct Fanotify {
     group: AsyncFd<Group>,
@@ -73,7 +72,7 @@ pub(super) struct Fanotify {
     identified: Identified,
 }
 
-/// Who was identified last, with the pidfd that proves it: most events of a burst are of one process.
+/// The process identified last, with the pidfd that proves it: most events of a burst are of one process.
 #[derive(Debug, Default)]
 struct Identified {
     last: Option<(u32, OwnedFd, Arc<Actor>)>,
@@ -83,22 +82,22 @@ impl Fanotify {
     /// A group without marks.
     ///
     /// # Errors
-    /// The kernel is too old or made without, or the agent may not (`CAP_SYS_ADMIN`).
+    /// The kernel is too old or built without fanotify, or the agent lacks `CAP_SYS_ADMIN`.
     pub(super) fn new() -> io::Result<Self> {
-        // Marks without a limit are refused without the capability. So is, without a word, the number of the process.
+        // Without the capability, unlimited marks are refused, and the process id is omitted without an error.
         let flags = InitFlags::FAN_CLOEXEC | InitFlags::FAN_NONBLOCK | InitFlags::FAN_UNLIMITED_MARKS;
         let with = |report: u32| {
             Group::init(flags | InitFlags::from_bits_retain(report), EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)
         };
         let group = match with(REPORT_DFID_NAME | REPORT_PIDFD) {
-            // Before 5.15: the number alone, which proves nothing once the process may be gone.
+            // Before 5.15: the pid alone, which proves nothing once the process may have exited.
             Err(Errno::EINVAL) => with(REPORT_DFID_NAME),
-            made => made,
+            created => created,
         };
         let group = group.map_err(|errno| match errno {
             Errno::EPERM => io::Error::new(io::ErrorKind::PermissionDenied, "not permitted: needs CAP_SYS_ADMIN"),
             Errno::ENOSYS => io::Error::new(io::ErrorKind::Unsupported, "this kernel has no fanotify"),
-            Errno::EINVAL => io::Error::new(io::ErrorKind::Unsupported, "this kernel's fanotify tells no names"),
+            Errno::EINVAL => io::Error::new(io::ErrorKind::Unsupported, "this kernel's fanotify reports no names"),
             errno => errno.into(),
         })?;
         // SAFETY: a fanotify group owns its descriptor, never exchanges it, and closes it only when dropped.
@@ -107,7 +106,7 @@ impl Fanotify {
         Ok(Self { group: group.map_err(io::Error::from)?, marks: HashMap::new(), identified: Identified::default() })
     }
 
-    /// Marks the directory at `path`, which is `id`; a mark that is there already is renewed.
+    /// Marks the directory at `path`, which is `id`; an existing mark is renewed.
     ///
     /// # Errors
     /// Its file system has no file handles, or the path leads elsewhere by now.
@@ -133,12 +132,12 @@ impl Fanotify {
         }
     }
 
-    /// Ends the marks of all directories but these. One whose directory is gone went with it.
+    /// Removes the marks of all directories but these. The mark of a removed directory is gone already.
     pub(super) fn keep_only(&mut self, wanted: impl Fn(&DirectoryId) -> bool) {
         if self.marks.keys().all(&wanted) {
             return;
         }
-        // A mark can only be removed by a path, and the directory may have none any more: all go, the wanted come anew.
+        // A mark is removed by path, and the directory may have none any more: remove all, the caller adds the wanted.
         let _ =
             self.group.get_ref().mark(MarkFlags::FAN_MARK_FLUSH, MaskFlags::empty(), rustix::fs::CWD, None::<&Path>);
         self.marks.clear();
@@ -149,7 +148,7 @@ impl Fanotify {
         self.marks.contains_key(id)
     }
 
-    /// Whether the directory has its mark, as the kernel lists them.
+    /// Whether the kernel still lists the directory's mark.
     pub(super) fn is_marked(&self, id: &DirectoryId) -> bool {
         let listed = self.listed().unwrap_or_default();
         self.marks.get(id).is_some_and(|handle| listed.contains(handle))
@@ -161,8 +160,8 @@ impl Fanotify {
         Ok(info.lines().filter_map(listed_handle).collect())
     }
 
-    /// Waits for events and takes what there is. Cancel safe.
-    pub(super) async fn look(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    /// Waits for events and reads them. Cancel safe.
+    pub(super) async fn read_events(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
         loop {
             let mut ready = self.group.readable().await?;
             let (drained, emptied) = drain(self.group.get_ref(), &self.marks, &mut self.identified, onlooker)?;
@@ -175,12 +174,12 @@ impl Fanotify {
         }
     }
 
-    /// Takes what there is now.
-    pub(super) fn look_now(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    /// Reads the pending events.
+    pub(super) fn read_pending(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
         drain(self.group.get_ref(), &self.marks, &mut self.identified, onlooker).map(|(drained, _)| drained)
     }
 
-    /// As if the kernel had dropped every mark.
+    /// As if the kernel had removed every mark.
     #[cfg(any(test, feature = "fixtures"))]
     pub(super) fn lose_marks(&self) {
         self.group
@@ -190,7 +189,7 @@ impl Fanotify {
     }
 }
 
-/// Takes what is queued, and whether that was all.
+/// Reads queued events; also returns whether the queue is empty now.
 fn drain(
     group: &Group,
     marks: &HashMap<DirectoryId, Handle>,
@@ -199,7 +198,7 @@ fn drain(
 ) -> io::Result<(Drained, bool)> {
     let mut drained = Drained::default();
     let mut buffer = [0_u8; BUFFER];
-    for _ in 0..MOST_READS {
+    for _ in 0..MAX_READS {
         let length = match rustix::io::read(group.as_fd(), &mut buffer) {
             Ok(length) => length,
             Err(rustix::io::Errno::AGAIN) => return Ok((drained, true)),
@@ -208,10 +207,10 @@ fn drain(
         };
         for event in Events(&buffer[..length]) {
             drained.overflow |= event.mask.contains(MaskFlags::FAN_Q_OVERFLOW);
-            let actor = identified.who(&event, onlooker);
+            let actor = identified.actor(&event, onlooker);
             let Some((handle, name)) = event.what else { continue };
             let mut alike = marks.iter().filter(|(_, marked)| **marked == handle).map(|(id, _)| *id);
-            // Two file systems may use one handle: then it is not known which directory it was.
+            // Two file systems may use the same handle: then the directory is ambiguous.
             if let (Some(directory), None) = (alike.next(), alike.next()) {
                 let attributes_only = event.mask.difference(MaskFlags::FAN_EVENT_ON_CHILD) == MaskFlags::FAN_ATTRIB;
                 drained.seen.push(Seen { directory, name, attributes_only, actor });
@@ -222,9 +221,9 @@ fn drain(
 }
 
 impl Identified {
-    fn who(&mut self, event: &Event, onlooker: &dyn Onlooker) -> Arc<Actor> {
+    fn actor(&mut self, event: &Event, onlooker: &dyn Onlooker) -> Arc<Actor> {
         let Some(pidfd) = &event.pidfd else {
-            // The process is gone, or the kernel gives no pidfd: whoever has the number now may be another.
+            // The process has exited, or the kernel reports no pidfd: the pid may be another process's by now.
             return Arc::new(Actor { pid: event.pid, ..Actor::default() });
         };
         let Some(pid) = event.pid else { return Arc::default() };
@@ -246,14 +245,14 @@ impl Identified {
 #[derive(Debug)]
 struct Event {
     mask: MaskFlags,
-    /// `None`: the process is of another pid namespace.
+    /// `None`: the process is in another pid namespace.
     pid: Option<u32>,
     pidfd: Option<OwnedFd>,
     /// The directory and the name in it.
     what: Option<(Handle, OsString)>,
 }
 
-/// The events in what was read. Every event is taken out once, since it owns its pidfd.
+/// The events in a buffer. Each is yielded once, since it owns its pidfd.
 #[derive(Debug)]
 struct Events<'a>(&'a [u8]);
 
@@ -301,10 +300,10 @@ fn directory_and_name(record: &[u8]) -> Option<(Handle, OsString)> {
     Some(((kind, handle.to_vec()), OsStr::from_bytes(name).to_owned()))
 }
 
-/// The event's pidfd. Negative: the process was gone, or no descriptor was left.
+/// The event's pidfd. Negative: the process had exited, or no descriptor was free.
 fn owned(descriptor: u32) -> Option<OwnedFd> {
     let descriptor = i32::try_from(descriptor).ok()?;
-    // SAFETY: the kernel has just opened it for this event, nobody else knows of it, and each event is taken once.
+    // SAFETY: the kernel has just opened it for this event, it has no other owner, and each event is yielded once.
     #[allow(unsafe_code)]
     unsafe {
         Some(OwnedFd::from_raw_fd(descriptor))
@@ -313,7 +312,7 @@ fn owned(descriptor: u32) -> Option<OwnedFd> {
 
 /// `fanotify ino:… sdev:… … fhandle-bytes:8 fhandle-type:1 f_handle:9a4f…`, hexadecimal.
 fn listed_handle(line: &str) -> Option<Handle> {
-    let field = |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name));
+    let field = |name: &str| line.split_whitespace().find_map(|field| field.strip_prefix(name));
     let hex = field("f_handle:").filter(|_| line.starts_with("fanotify ino:"))?.as_bytes();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let bytes = hex.chunks(2).map(byte).collect::<Option<Vec<u8>>>()?;
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_and_what_is_cut_or_odd_ends_the_reading() {
+    fn events_are_parsed_and_truncated_or_malformed_ones_stop_the_iterator() {
         let gone = record(INFO_PIDFD, &(-1_i32).to_ne_bytes());
         let written = event(MaskFlags::FAN_CLOSE_WRITE, 7, &[named(b"12345678", "a.yaml"), gone.clone()].concat());
         let overflow = event(MaskFlags::FAN_Q_OVERFLOW, 0, &[]);
@@ -369,7 +368,7 @@ mod tests {
         for cut in 0..written.len() {
             assert!(Events(&written[..cut]).next().is_none(), "cut at {cut}");
         }
-        // A record that claims to be empty, and one that claims more than there is.
+        // A record whose length is zero, and one that is longer than the buffer.
         for records in [vec![INFO_DFID_NAME, 0, 0, 0], vec![INFO_DFID_NAME, 0, 200, 0]] {
             let odd = event(MaskFlags::FAN_CREATE, 7, &records);
             assert!(Events(&odd).next().unwrap().what.is_none());
@@ -378,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_are_found_in_the_list() {
+    fn file_handles_are_parsed_from_fdinfo() {
         let line = "fanotify ino:4f9a sdev:fe00001 mflags:200 mask:8000048 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:9a4f000011223344";
         assert_eq!(listed_handle(line), Some((1, vec![0x9a, 0x4f, 0, 0, 0x11, 0x22, 0x33, 0x44])));
         for odd in

@@ -1,4 +1,4 @@
-//! Whether fanotify works here, by having it name who writes a file: for `limpet doctor`.
+//! Checks for `limpet doctor` whether fanotify works, by having it name the process that writes a file.
 
 use std::fs;
 use std::io;
@@ -12,23 +12,23 @@ use limpet_model::actor::Actor;
 /// The file that is written.
 const NAME: &str = "trial";
 
-/// Has this process write a file in `directory`, and fanotify name who did it. It may never answer.
+/// Writes a file in `directory` and returns the process that fanotify reports. It may never resolve.
 ///
 /// # Errors
-/// The kernel gives no fanotify, or not for this directory.
+/// The kernel has no fanotify, or refuses it for this directory.
 pub async fn fanotify(directory: &Path) -> io::Result<Arc<Actor>> {
     let mut fanotify = Fanotify::new()?;
     fanotify.mark(directory, directory_id(directory)?)?;
     fs::write(directory.join(NAME), "")?;
     loop {
-        let drained = fanotify.look(&()).await?;
+        let drained = fanotify.read_events(&()).await?;
         if let Some(seen) = drained.seen.into_iter().find(|seen| seen.name == NAME) {
             return Ok(seen.actor);
         }
     }
 }
 
-/// Whether fanotify can look at `directory`, which is left as it is. To be called where a runtime is.
+/// Whether fanotify can watch `directory`, which is not changed. Needs a tokio runtime.
 ///
 /// # Errors
 /// As [`fanotify`].
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_writes_is_named_and_nothing_is_left_of_a_look() {
+    async fn the_writer_is_named_and_marking_leaves_no_file() {
         let directory = tempfile::tempdir().unwrap();
         match can_mark(directory.path()) {
             Err(error) => return println!("skipped: fanotify: {error}"),

@@ -1,4 +1,4 @@
-//! The end of the BPF programs that the attributor reads: which directories they look at, and what they report.
+//! The receiving end of a feed, read by the attributor: the directories that BPF programs watch, and what they report.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -9,30 +9,30 @@ use limpet_model::actor::Actor;
 use limpet_model::directory_id::DirectoryId;
 use tokio::sync::{mpsc, watch};
 
-/// One change that the kernel's own programs tell of.
+/// One change that a BPF program reported.
 #[derive(Debug, Clone)]
 pub struct Sighting {
-    /// Where.
+    /// The directory.
     pub directory: DirectoryId,
-    /// Which name.
+    /// The name in it.
     pub name: OsString,
     /// Only mode, owner or times changed.
     pub attributes_only: bool,
-    /// Who did it, without user name and resident.
+    /// The process, without user name and resident.
     pub actor: Actor,
-    /// The actor's cgroup of version 2.
+    /// The actor's v2 cgroup.
     pub cgroup_id: Option<u64>,
 }
 
-/// Programs in the kernel that tell of changes: the two ends that their loader hands over.
+/// BPF programs that report changes: the channels that their loader passes on.
 #[derive(Debug)]
 pub struct Feed {
-    /// Where the directories to look at are put.
+    /// Takes the directories to watch.
     pub directories: watch::Sender<BTreeSet<DirectoryId>>,
-    /// What was done in them. It ends when the programs do.
+    /// The changes in them. Closed when the programs are detached.
     pub sightings: mpsc::Receiver<Sighting>,
-    /// How often something of it was lost: what was told before may be of an earlier change than the last one.
+    /// How often changes were lost: those reported before may be earlier than the last one of a name.
     pub losses: Arc<AtomicU64>,
-    /// Odd while what waits in the kernel is told, even when nothing waits there.
+    /// Odd while events are being read from the kernel, even when none waits there.
     pub progress: Arc<AtomicU64>,
 }

@@ -1,7 +1,7 @@
 //! Who changed a manifest: fanotify and BPF programs, beside the inotify watch that reports that something changed.
 //!
-//! In: the directories that are watched. Out: the [`actor`](limpet_model::actor::Actor) behind a change, as far as it is
-//! known. Nothing depends on it: a backend that fails is replaced by the next best, down to none.
+//! In: the watched directories. Out: the [`actor`](limpet_model::actor::Actor) behind a change, as far as it is known.
+//! No other crate depends on a result: a backend that fails is replaced by the next best, down to none.
 
 mod active_backend;
 pub mod attributor;

@@ -1,7 +1,7 @@
-//! What the kernel tells of a process that did something a moment ago, and may be gone already.
+//! What the kernel knows of a process that has just changed a file, and may have exited already.
 //!
-//! The pidfd came with the event, so it is that process's for certain. What `/proc` says under its number counts only
-//! if the process still had the number afterwards: numbers are used again.
+//! The pidfd came with the event, so it refers to that process. What `/proc/<pid>` shows counts only if the process still
+//! had that pid afterwards: pids are reused.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,9 +13,9 @@ use crate::cgroup_path;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::Onlooker;
 
-/// What is kept of a text that a process chooses, in bytes.
+/// Longest text that a process chooses, in bytes; the rest is cut.
 const MAX_TEXT: usize = 256;
-/// No more of `/etc/passwd` is read.
+/// Bytes of `/etc/passwd` that are read at most.
 const MAX_PASSWD: u64 = 1 << 20;
 /// `struct pidfd_info` as its first version has it (`linux/pidfd.h`, Linux 6.15).
 const INFO_SIZE: usize = 64;
@@ -23,30 +23,30 @@ const INFO: Opcode = opcode::read_write::<[u8; INFO_SIZE]>(0xff, 11);
 const HAS_CREDENTIALS: u64 = 1 << 1;
 const HAS_CGROUP: u64 = 1 << 2;
 
-/// Who the process behind `pidfd` is.
+/// Identifies the process behind `pidfd`.
 pub fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
-    let told = told_by(pidfd).unwrap_or_default();
+    let info = pidfd_info(pidfd).unwrap_or_default();
     let read = Some(Facts::read(pid)).filter(|_| number(pidfd) == Some(pid)).unwrap_or_default();
-    let uid = read.uid.or(told.uid);
+    let uid = read.uid.or(info.uid);
     let mut cgroups = read.cgroups;
     if cgroups.is_empty() {
-        cgroups.extend(told.cgroup_id.and_then(cgroup_path::path_of).map(|path| bounded(&path)));
+        cgroups.extend(info.cgroup_id.and_then(cgroup_path::path_of).map(|path| bounded(&path)));
     }
     let resident = cgroups.iter().find_map(|path| onlooker.resident(path));
     Actor {
         pid: Some(pid),
-        parent: read.parent.or(told.parent),
+        parent: read.parent.or(info.parent),
         uid,
         user: uid.and_then(user),
         command: read.command,
         executable: read.executable,
-        // Of the several of cgroup v1, the one that says most.
+        // cgroup v1 has several; the longest path is the most specific.
         cgroup: cgroups.into_iter().max_by_key(String::len).filter(|path| path != "/"),
         resident,
     }
 }
 
-/// The process's number in this pid namespace; `None` once it is gone and the number free.
+/// The process's pid in this pid namespace; `None` once it was reaped.
 pub(super) fn number(pidfd: BorrowedFd<'_>) -> Option<u32> {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).ok()?;
     info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
@@ -61,12 +61,12 @@ struct Facts {
     executable: Option<String>,
     /// Its path in every hierarchy.
     cgroups: Vec<String>,
-    /// Its cgroup of version 2 by number.
+    /// The id of its v2 cgroup.
     cgroup_id: Option<u64>,
 }
 
 impl Facts {
-    /// What `/proc` says under that number.
+    /// Reads `/proc/<pid>`.
     fn read(pid: u32) -> Self {
         let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
         let status = String::from_utf8_lossy(&read("status")).into_owned();
@@ -88,24 +88,24 @@ fn paths(text: &str) -> Vec<String> {
     text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).map(bounded).collect()
 }
 
-/// What a process chose, cut, and without what could pass for the end of a line or drive a terminal.
+/// A text that a process chose, truncated and without control characters.
 pub(super) fn bounded(text: &str) -> String {
-    let mut kept = String::new();
+    let mut bounded = String::new();
     for c in text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }) {
-        if kept.len() + c.len_utf8() > MAX_TEXT {
+        if bounded.len() + c.len_utf8() > MAX_TEXT {
             break;
         }
-        kept.push(c);
+        bounded.push(c);
     }
-    kept
+    bounded
 }
 
-/// What the pidfd itself tells, from Linux 6.15 on, also of a process that has ended and was not reaped.
-fn told_by(pidfd: BorrowedFd<'_>) -> Option<Facts> {
+/// Reads the pidfd (Linux 6.15), which also works for a process that has exited and was not reaped.
+fn pidfd_info(pidfd: BorrowedFd<'_>) -> Option<Facts> {
     let mut info = [0_u8; INFO_SIZE];
     info[..8].copy_from_slice(&(HAS_CREDENTIALS | HAS_CGROUP).to_ne_bytes());
-    // SAFETY: the number carries the size of the buffer, and the kernel writes no more than that, plain numbers. Where the
-    // number is not known, or the descriptor no pidfd, the answer is an error.
+    // SAFETY: the opcode carries the size of the buffer, and the kernel writes no more than that, plain numbers. Where the
+    // opcode is not known, or the descriptor is no pidfd, the call fails.
     #[allow(unsafe_code)]
     unsafe {
         ioctl(pidfd.as_fd(), Updater::<INFO, _>::new(&mut info)).ok()?;
@@ -121,14 +121,14 @@ fn told_by(pidfd: BorrowedFd<'_>) -> Option<Facts> {
     })
 }
 
-/// The name the node has for a user. No name service is asked: a static program has none.
+/// The user's name on the node, from `/etc/passwd` alone: a static program has no name service.
 pub(super) fn user(uid: u32) -> Option<String> {
     let mut passwd = String::new();
     File::open("/etc/passwd").ok()?.take(MAX_PASSWD).read_to_string(&mut passwd).ok()?;
-    named(&passwd, uid)
+    user_name(&passwd, uid)
 }
 
-fn named(passwd: &str, uid: u32) -> Option<String> {
+fn user_name(passwd: &str, uid: u32) -> Option<String> {
     let uid = uid.to_string();
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that ends with its test.
+    /// A process that is killed with its test.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {
@@ -154,7 +154,7 @@ mod tests {
             let mut shell = Command::new("sh");
             shell.args(["-c", "echo ready; read never"]).stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = shell.spawn().unwrap();
-            // Its word says that it is past its own beginning.
+            // Its output shows that exec is done.
             child.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
             let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
             (Self(child), pidfd)
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_lives_is_known_whole_and_one_that_is_reaped_is_not_looked_up_by_number() {
+    fn a_running_process_is_fully_known_and_a_reaped_one_is_not_looked_up_by_pid() {
         let (sleeper, pidfd) = Sleeper::new();
         let pid = sleeper.0.id();
         let alive = actor(pid, pidfd.as_fd(), &());
@@ -178,24 +178,24 @@ mod tests {
         assert!(alive.executable.unwrap().contains('/'), "the program's path");
         drop(sleeper);
         assert_eq!(number(pidfd.as_fd()), None);
-        // The number may be another process's now: only its own pidfd may say more than the number.
+        // The pid may be another process's now: only its own pidfd may provide more than the pid.
         let gone = actor(pid, pidfd.as_fd(), &());
         assert_eq!((gone.pid, gone.command, gone.executable, gone.cgroup), (Some(pid), None, None, None));
     }
 
     #[test]
-    fn a_number_that_is_another_processes_tells_nothing() {
+    fn a_pid_of_another_process_yields_nothing() {
         let (_sleeper, pidfd) = Sleeper::new();
         let wrong = actor(std::process::id(), pidfd.as_fd(), &());
-        assert_eq!((wrong.command, wrong.executable), (None, None), "the pidfd is not that of the number");
+        assert_eq!((wrong.command, wrong.executable), (None, None), "the pidfd does not belong to the pid");
     }
 
     #[test]
-    fn texts_that_processes_choose_are_cut_and_cannot_break_a_line() {
+    fn texts_of_processes_are_truncated_and_hold_no_control_characters() {
         assert_eq!(bounded("a\nb\u{1b}[31m"), "a\u{fffd}b\u{fffd}[31m");
         assert!(bounded(&"é".repeat(1_000)).len() <= MAX_TEXT);
         assert_eq!(paths("12:memory:/kubepods/pod1/c\n0::/x:y\nodd\n"), ["/kubepods/pod1/c", "/x:y"]);
         let passwd = "root:x:0:0::/root:/bin/sh\nodd\nansible:x:1001:1001::/:/bin/sh\n";
-        assert_eq!((named(passwd, 1_001).as_deref(), named(passwd, 7)), (Some("ansible"), None));
+        assert_eq!((user_name(passwd, 1_001).as_deref(), user_name(passwd, 7)), (Some("ansible"), None));
     }
 }

@@ -132,7 +132,7 @@ enum Report {
     Refused(String),
 }
 
-/// Loaded BPF programs, their events, and the receiver.
+/// Loaded BPF programs, their events, and the feed these go to.
 struct Programs {
     loaded: Loaded,
     events: Events,
@@ -154,7 +154,7 @@ impl Programs {
             tokio::select! {
                 () = self.end.changed() => self.end.align(&mut self.loaded),
                 event = self.events.next() => {
-                    self.end.tell_all(event.unwrap(), &mut self.events, &self.loaded).await;
+                    self.end.forward_all(event.unwrap(), &mut self.events, &self.loaded).await;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Stands in for `limpet-attribution` in a build without it: inotify reports changes, and nobody is known to make them.
+//! The stub for builds without `limpet-attribution`: inotify reports changes, and no actor is known.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -14,78 +14,78 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 /// A name in a directory.
-pub type Place = (DirectoryId, OsString);
+pub type DirectoryEntry = (DirectoryId, OsString);
 
-/// What BPF programs report; never made in this build.
+/// What BPF programs report; never constructed in this build.
 #[derive(Debug)]
 pub enum Feed {}
 
-/// What came of looking.
+/// Whether all events arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outlook {
-    /// Whatever there was to see is known.
-    Seen,
-    /// Something may have been missed; never in this build.
-    Lost,
+pub enum Completeness {
+    /// All events so far were read.
+    Complete,
+    /// Events may have been lost; never in this build.
+    EventsLost,
 }
 
-/// Knows nobody.
+/// Knows no actor.
 #[derive(Debug)]
 pub struct Attributor;
 
 impl Attributor {
-    /// inotify alone, whatever is wanted.
+    /// inotify alone, whatever `settings` ask for.
     pub fn new(settings: WatchSettings, _: Option<mpsc::Receiver<Feed>>) -> Self {
         settings.onlooker.watching(Backend::Inotify, None);
         Self
     }
 
-    /// What is active.
+    /// The active backend.
     pub fn backend(&self) -> Backend {
         Backend::Inotify
     }
 
     /// Whether changes of mode, owner and times alone are reported.
-    pub fn tells_attributes(&self) -> bool {
+    pub fn reports_attributes(&self) -> bool {
         true
     }
 
-    /// Looks at nothing.
-    pub fn look_at(&mut self, _: Vec<(PathBuf, DirectoryId)>) {}
+    /// Ignored.
+    pub fn set_directories(&mut self, _: Vec<(PathBuf, DirectoryId)>) {}
 
     /// Never resolves.
-    pub async fn look(&mut self) -> Outlook {
+    pub async fn read_events(&mut self) -> Completeness {
         std::future::pending().await
     }
 
-    /// Waits for nothing.
-    pub async fn settle(&mut self, _: &[&Place]) -> Outlook {
-        Outlook::Seen
+    /// Does not wait.
+    pub async fn wait_for(&mut self, _: &[&DirectoryEntry]) -> Completeness {
+        Completeness::Complete
     }
 
-    /// Nobody.
-    pub fn who(&mut self, _: &Place) -> Option<Arc<Actor>> {
+    /// None.
+    pub fn actor_of(&mut self, _: &DirectoryEntry) -> Option<Arc<Actor>> {
         None
     }
 
-    /// Nobody.
-    pub fn who_all(&mut self, _: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
+    /// None.
+    pub fn actors_in(&mut self, _: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
         HashMap::new()
     }
 
     /// Never.
-    pub fn is_overtaken(&mut self, _: &Place, _: &Arc<Actor>) -> bool {
+    pub fn is_superseded(&mut self, _: &DirectoryEntry, _: &Arc<Actor>) -> bool {
         false
     }
 
     /// Forgets nothing.
-    pub fn caught_up(&mut self, _: Instant) {}
+    pub fn set_caught_up(&mut self, _: Instant) {}
 
     /// Forgets nothing.
-    pub fn tidy(&mut self) {}
+    pub fn prune(&mut self) {}
 }
 
-/// The process by its number alone.
+/// The process by its pid alone.
 pub fn actor_of_process(pid: u32, _: BorrowedFd<'_>, _: &dyn Onlooker) -> Actor {
     Actor { pid: Some(pid), ..Actor::default() }
 }
@@ -95,7 +95,7 @@ pub fn cgroup_path(_: u64) -> Option<String> {
     None
 }
 
-/// Names nobody.
+/// Always fails.
 ///
 /// # Errors
 /// Always.
@@ -103,7 +103,7 @@ pub async fn probe_fanotify(_: &Path) -> io::Result<Arc<Actor>> {
     Err(left_out())
 }
 
-/// Marks nothing.
+/// Always fails.
 ///
 /// # Errors
 /// Always.

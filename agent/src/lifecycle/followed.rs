@@ -1,5 +1,5 @@
-//! The first processes of the containers that run: whom the kernel's programs follow, and by whose coming and going one
-//! sees when a burst of starts or ends is over.
+//! The init processes of running containers: the BPF programs follow them, and their additions and removals show when a
+//! burst of starts or exits is over.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ use tokio::time::{Instant, timeout_at};
 
 use limpet_model::container::ContainerId;
 
-/// A burst is over when nothing further has come for so long.
+/// A burst is over after so long without a change.
 const QUIET: Duration = Duration::from_secs(3);
-/// And at the latest after so long: one container that fails again and again does not draw it out for ever.
-const BURST_AT_MOST: Duration = Duration::from_secs(60);
+/// And at the latest after so long: a container in CrashLoopBackOff must not prolong it forever.
+const MAX_BURST: Duration = Duration::from_secs(60);
 
-/// The first processes of containers, by number.
+/// The init processes of containers, by pid.
 #[derive(Debug, Default)]
 pub struct Followed {
     processes: Mutex<HashMap<u32, ContainerId>>,
@@ -23,29 +23,29 @@ pub struct Followed {
 }
 
 impl Followed {
-    /// Follows a container's first process.
+    /// Follows a container's init process.
     pub fn add(&self, pid: u32, id: ContainerId) {
         self.lock().insert(pid, id);
         self.changed.send_replace(());
     }
 
-    /// Does not any more.
+    /// Stops following it.
     pub fn remove(&self, pid: u32) {
         self.lock().remove(&pid);
         self.changed.send_replace(());
     }
 
-    /// Those there are now.
+    /// The processes followed now.
     pub fn processes(&self) -> HashMap<u32, ContainerId> {
         self.lock().clone()
     }
 
-    /// There is none.
+    /// Whether no process is followed.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// Tells of every change from now on, and of one before, which may have been missed.
+    /// Reports every change from now on, and one before, which may have been missed.
     pub fn changes(&self) -> Changes {
         let mut changed = self.changed.subscribe();
         changed.mark_changed();
@@ -57,12 +57,12 @@ impl Followed {
     }
 }
 
-/// When processes came or went.
+/// Notifications of added or removed processes.
 #[derive(Debug)]
 pub struct Changes(watch::Receiver<()>);
 
 impl Changes {
-    /// Resolves at the next change; never, once nobody is left to make one. Cancel safe.
+    /// Resolves at the next change; never, once the [`Followed`] is gone. Cancel safe.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending().await
@@ -71,12 +71,12 @@ impl Changes {
 
     /// Resolves when the next burst of changes is over. Cancel safe but for the burst that has begun.
     pub async fn settled(&mut self) {
-        self.burst(QUIET, BURST_AT_MOST).await;
+        self.burst(QUIET, MAX_BURST).await;
     }
 
-    async fn burst(&mut self, quiet: Duration, at_most: Duration) {
+    async fn burst(&mut self, quiet: Duration, max: Duration) {
         self.next().await;
-        let latest = Instant::now() + at_most;
+        let latest = Instant::now() + max;
         while timeout_at(latest.min(Instant::now() + quiet), self.next()).await.is_ok() {}
     }
 }
@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_burst_is_over_when_nothing_came_for_a_while() {
+    async fn a_burst_is_over_after_a_quiet_period() {
         let followed = Followed::default();
         let mut changes = followed.changes();
         changes.next().await;
-        let mut burst = std::pin::pin!(changes.burst(Duration::from_millis(1), BURST_AT_MOST));
+        let mut burst = std::pin::pin!(changes.burst(Duration::from_millis(1), MAX_BURST));
         assert!(poll!(burst.as_mut()).is_pending(), "without a change there is none");
         followed.add(7, ContainerId::new("c"));
         assert!(poll!(burst.as_mut()).is_pending(), "the next may follow");
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_starts_again_and_again_does_not_draw_it_out_for_ever() {
+    async fn a_container_that_restarts_repeatedly_does_not_prolong_the_burst_forever() {
         let followed = Followed::default();
         let mut changes = followed.changes();
         let starts = async {
@@ -110,7 +110,7 @@ mod tests {
             }
         };
         tokio::select! {
-            () = changes.burst(BURST_AT_MOST, Duration::from_millis(20)) => {}
+            () = changes.burst(MAX_BURST, Duration::from_millis(20)) => {}
             () = starts => {}
         }
     }

@@ -1,6 +1,6 @@
-//! What the kernel tells of the pods' processes by itself: victims of its OOM killer, and who sent the signal that ended
-//! one. By BPF programs, loaded once the first containers run, so that no boot waits for them. Where they do not work the
-//! counts of the cgroups and the exit codes have to do; `limpet doctor` says which it is.
+//! Kernel events of the pods' processes: victims of the OOM killer, and who sent the signal that killed a process. They
+//! come from BPF programs, loaded once the first containers run, so that no boot waits for them. Where those do not work,
+//! cgroup counters and exit codes are used instead; `limpet doctor` shows which.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use limpet_model::process::ProcessName;
 use limpet_model::process::Sender;
 use limpet_model::process::container_in_cgroups;
 
-/// Events that are heard in one go, before anything else has its turn.
+/// Events that are handled in a row, before anything else has its turn.
 const BATCH: usize = 1_024;
-/// Tells what the kernel tells of `followed`, until `stop`. Ends at once where its programs do not work. To whom it shall
-/// be told who changes manifests, `feeds`, a feed is offered.
+/// Sends kernel events of `followed` until `stop`. Returns at once where the BPF programs do not work. If `feeds` is given,
+/// it receives a feed of who changes manifests.
 pub async fn run(
     followed: Arc<Followed>,
     events: mpsc::Sender<LifecycleEvent>,
@@ -35,7 +35,7 @@ pub async fn run(
         () = stop.cancelled() => return,
         () = first_containers(&followed, &mut changes) => {}
     }
-    // Reading the kernel's types takes some hundredths of a second.
+    // Reading the kernel's BTF takes some hundredths of a second.
     let request = Request { lifecycle: true, watch: feeds.is_some(), ..Request::default() };
     let loaded = tokio::task::spawn_blocking(move || {
         let loaded = load(&request);
@@ -43,7 +43,7 @@ pub async fn run(
         loaded
     });
     let loaded = loaded.await;
-    let (loaded, told) = match loaded {
+    let (loaded, kernel_events) = match loaded {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(error)) => {
             return tracing::info!(%error, "no BPF programs: victims of OOM kills and senders of signals are not named");
@@ -53,7 +53,7 @@ pub async fn run(
     for program in loaded.programs() {
         match &program.failure {
             None => tracing::debug!(program = program.name, hook = program.hook, "BPF program attached"),
-            // Told in one word for all of them, by whoever offers them.
+            // `offer` logs them all in one message.
             Some(failure) if program.purpose == Purpose::Watch => {
                 tracing::debug!(program = program.name, hook = program.hook, failure, "BPF program does not work here");
             }
@@ -68,7 +68,7 @@ pub async fn run(
     let following = Following { loaded, followed, changes, known: HashMap::new(), events, writes };
     tokio::select! {
         () = stop.cancelled() => {}
-        () = following.run(told) => {}
+        () = following.run(kernel_events) => {}
     }
 }
 
@@ -86,20 +86,20 @@ fn load(request: &Request) -> Result<(Loaded, Option<Events>), LoadError> {
     Ok((loaded, events))
 }
 
-/// Offers what the programs tell of manifests, where all of them work.
+/// Offers a feed of who changes manifests, where all programs for it work.
 fn offer(loaded: &Loaded, feeds: &mpsc::Sender<Feed>) -> Option<FeedEnd> {
     match bpf_feed::feed(loaded) {
-        // Without room there is a feed already, or nobody listens any more.
+        // A full channel holds a feed already; a closed one has no receiver.
         Ok((feed, end)) => feeds.try_send(feed).is_ok().then_some(end),
         Err(reason) => {
-            tracing::info!(reason, "no BPF programs tell who changes manifests");
+            tracing::info!(reason, "BPF programs cannot report who changes manifests");
             None
         }
     }
 }
 
-/// What the watch of manifests asks of the programs; never where it asks nothing.
-async fn other_directories(writes: Option<&mut FeedEnd>) {
+/// Resolves when the manifest watch changes its directories; never without a feed.
+async fn directories_changed(writes: Option<&mut FeedEnd>) {
     match writes {
         Some(writes) => writes.changed().await,
         None => std::future::pending().await,
@@ -110,54 +110,54 @@ struct Following {
     loaded: Loaded,
     followed: Arc<Followed>,
     changes: Changes,
-    /// What the programs follow.
+    /// The processes that the programs follow.
     known: HashMap<u32, ContainerId>,
     events: mpsc::Sender<LifecycleEvent>,
-    /// Who wants to know who changes manifests.
+    /// Takes who changes manifests.
     writes: Option<FeedEnd>,
 }
 
 impl Following {
-    async fn run(mut self, told: Option<Events>) {
-        let Some(mut told) = told else { return };
+    async fn run(mut self, kernel_events: Option<Events>) {
+        let Some(mut kernel_events) = kernel_events else { return };
         loop {
             self.align();
             tokio::select! {
                 () = self.changes.next() => {}
-                () = other_directories(self.writes.as_mut()) => {}
-                event = told.next() => match event {
-                    Ok(event) => if self.hear(event, &mut told).await.is_err() {
+                () = directories_changed(self.writes.as_mut()) => {}
+                event = kernel_events.next() => match event {
+                    Ok(event) => if self.handle(event, &mut kernel_events).await.is_err() {
                         return;
                     },
-                    Err(error) => return tracing::warn!(%error, "the kernel's events are not read any more"),
+                    Err(error) => return tracing::warn!(%error, "reading BPF events failed"),
                 },
             }
         }
     }
 
-    /// Hears `event` and what waits behind it.
+    /// Handles `event` and those queued after it.
     ///
     /// # Errors
-    /// Nobody listens any more.
-    async fn hear(&mut self, event: Event, told: &mut Events) -> Result<(), SendError<LifecycleEvent>> {
+    /// The receiver is gone.
+    async fn handle(&mut self, event: Event, kernel_events: &mut Events) -> Result<(), SendError<LifecycleEvent>> {
         self.account(false);
-        let (mut waiting, mut room) = (Some(event), BATCH);
-        while let Some(event) = waiting {
+        let (mut queued, mut left) = (Some(event), BATCH);
+        while let Some(event) = queued {
             if let Event::Write(change) = event {
                 if let Some(writes) = &mut self.writes {
-                    writes.tell(change).await;
+                    writes.forward(change).await;
                 }
             } else {
-                // A process that was added just now may be the one.
+                // The event may be about a process that was added just now.
                 self.align();
-                if let Some(event) = self.understand(event) {
+                if let Some(event) = self.lifecycle_event(event) {
                     self.events.send(event).await?;
                 }
             }
-            room -= 1;
-            waiting = if room > 0 { told.now() } else { None };
+            left -= 1;
+            queued = if left > 0 { kernel_events.now() } else { None };
         }
-        self.account(room > 0);
+        self.account(left > 0);
         Ok(())
     }
 
@@ -167,7 +167,7 @@ impl Following {
         }
     }
 
-    /// Has the programs follow what is to be followed, and nothing else.
+    /// Has the programs follow exactly the processes of `followed`.
     fn align(&mut self) {
         let wanted = self.followed.processes();
         for pid in self.known.keys().filter(|pid| !wanted.contains_key(pid)) {
@@ -175,7 +175,7 @@ impl Following {
         }
         for pid in wanted.keys().filter(|pid| !self.known.contains_key(pid)) {
             if let Err(error) = self.loaded.follow_process(*pid) {
-                tracing::debug!(%error, pid, "not followed");
+                tracing::debug!(%error, pid, "process is not followed");
             }
         }
         self.known = wanted;
@@ -184,7 +184,7 @@ impl Following {
         }
     }
 
-    fn understand(&mut self, event: Event) -> Option<LifecycleEvent> {
+    fn lifecycle_event(&mut self, event: Event) -> Option<LifecycleEvent> {
         match event {
             Event::OomVictim { process } => {
                 let victim = ProcessName { pid: process.pid, command: process.command };
@@ -201,7 +201,7 @@ impl Following {
     }
 }
 
-/// The container in whose cgroup a process is, which has not been waited for yet.
+/// The container in whose cgroup a process is; works until it is reaped.
 fn container_of(pid: u32) -> Option<ContainerId> {
     container_in_cgroups(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }

@@ -1,10 +1,10 @@
-//! The way a path takes: each directory passed and the name looked up in it, symlinks expanded.
+//! Path resolution step by step: each directory passed and the name looked up in it, symlinks expanded.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 
-/// As many symlinks as the kernel follows in one path (`path_resolution(7)`).
+/// The kernel's limit of symlinks in one path (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;
 
 /// One name looked up in one directory.
@@ -16,24 +16,24 @@ pub(super) struct Step {
     pub(super) name: OsString,
     /// The name is a symlink.
     pub(super) link: bool,
-    /// The name is a directory: the way can go on.
+    /// The name is a directory: resolution can go on.
     pub(super) directory_follows: bool,
 }
 
-/// All steps of a path, as far as it leads.
+/// All steps of a path, as far as it resolves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trail {
     pub(super) steps: Vec<Step>,
-    /// The directory at the end, free of symlinks; `None` when the path leads nowhere or to something else.
+    /// The directory at the end, free of symlinks; `None` when the path resolves to nothing or to no directory.
     pub(super) end: Option<PathBuf>,
 }
 
-/// The way of an absolute `path`.
+/// Resolves an absolute `path`.
 pub(super) fn of(path: &Path) -> Trail {
     walk(PathBuf::from("/"), path)
 }
 
-/// The way of the file `name` of `directory`, beginning in it.
+/// Resolves the file `name` of `directory`, beginning in it.
 pub(super) fn from(directory: &Path, name: &OsStr) -> Trail {
     walk(directory.canonicalize().unwrap_or_else(|_| directory.to_owned()), Path::new(name))
 }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_symlink_on_the_way_is_a_step() {
+    fn every_symlink_on_the_path_is_a_step() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         std::fs::create_dir_all(root.join("real/..v1")).unwrap();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_and_a_missing_name_lead_nowhere() {
+    fn a_symlink_loop_and_a_missing_name_resolve_to_nothing() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         symlink("b", root.join("a")).unwrap();

@@ -1,4 +1,4 @@
-//! What the writers of the tests do: this executable again, as `act CGROUP OPERATION DIRECTORY`.
+//! The writers of the tests: this executable again, as `act CGROUP OPERATION DIRECTORY`.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -13,23 +13,23 @@ use rustix::mount::{
 };
 
 use crate::machine::CGROUPS;
-use crate::said;
+use crate::to_text;
 
 /// The first argument of a writer.
-pub(crate) const WORD: &str = "act";
-/// Stay where the test is.
+pub(crate) const COMMAND: &str = "act";
+/// Stay in the test's cgroup.
 pub(crate) const OUTSIDE: &str = "-";
 
-/// A writer that ends by itself; the caller waits for it.
+/// Starts a writer that exits by itself; the caller waits for it.
 pub(crate) fn start(cgroup: &str, operation: &str, base: &Path) -> Result<Child, String> {
     let mut command = Command::new("/proc/self/exe");
-    command.args([WORD, cgroup, operation]).arg(base).stdin(Stdio::null()).stderr(Stdio::null());
-    command.spawn().map_err(said)
+    command.args([COMMAND, cgroup, operation]).arg(base).stdin(Stdio::null()).stderr(Stdio::null());
+    command.spawn().map_err(to_text)
 }
 
-/// Lets a writer act, and says what the kernel told it.
+/// Runs a writer, and returns the kernel's answer to it.
 pub(crate) fn act(cgroup: &str, operation: &str, base: &Path) -> Result<Answer, String> {
-    let status = start(cgroup, operation, base)?.wait().map_err(said)?;
+    let status = start(cgroup, operation, base)?.wait().map_err(to_text)?;
     match status.code() {
         Some(0) => Ok(Answer::Done),
         Some(code) => Ok(Answer::Failed(io::Error::from_raw_os_error(code))),
@@ -37,7 +37,7 @@ pub(crate) fn act(cgroup: &str, operation: &str, base: &Path) -> Result<Answer, 
     }
 }
 
-/// How an operation ended.
+/// The result of an operation.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Done,
@@ -54,7 +54,7 @@ impl Answer {
     }
 }
 
-/// The writer's whole life; its exit code is the error's number.
+/// The writer's main function; its exit code is the errno.
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let [cgroup, operation, base] = arguments else { return ExitCode::from(255) };
     let done = enter(cgroup).and_then(|()| operate(operation, Path::new(base)));
@@ -71,22 +71,22 @@ fn enter(cgroup: &str) -> io::Result<()> {
     fs::write(Path::new(CGROUPS).join(cgroup).join("cgroup.procs"), "0")
 }
 
-/// What lies below a base: `above/manifests` guarded, `config` a guarded file, `outside` not guarded.
-pub(crate) struct Places {
+/// The paths below a base: `above/manifests` guarded, `config` a guarded file, `outside` not guarded.
+pub(crate) struct Paths {
     pub(crate) above: PathBuf,
     pub(crate) manifests: PathBuf,
     pub(crate) config: PathBuf,
     pub(crate) outside: PathBuf,
 }
 
-impl Places {
+impl Paths {
     pub(crate) fn of(base: &Path) -> Self {
         let above = base.join("above");
         Self { manifests: above.join("manifests"), above, config: base.join("config"), outside: base.join("outside") }
     }
 
-    /// Makes them anew.
-    pub(crate) fn make(&self) -> io::Result<()> {
+    /// Creates them again.
+    pub(crate) fn create(&self) -> io::Result<()> {
         for dir in [&self.manifests, &self.outside] {
             fs::create_dir_all(dir)?;
         }
@@ -99,7 +99,7 @@ impl Places {
 }
 
 fn operate(operation: &str, base: &Path) -> io::Result<()> {
-    let at = Places::of(base);
+    let at = Paths::of(base);
     let (web, new, other) = (at.manifests.join("web.yaml"), at.manifests.join("new"), at.outside.join("other"));
     match operation {
         "nothing" => Ok(()),
@@ -108,7 +108,7 @@ fn operate(operation: &str, base: &Path) -> io::Result<()> {
             std::thread::park();
         },
         "grow" => grow(),
-        // O_CREAT without a right to write: the guard of open for writing has no part in it.
+        // O_CREAT without write access: the hook of open for writing is not involved.
         "create" => rustix::fs::open(&new, rustix::fs::OFlags::CREATE, Mode::RUSR).map(drop).map_err(Into::into),
         "write" => fs::write(&new, "kind: Pod\n"),
         "open" => OpenOptions::new().append(true).open(&web).map(drop),
@@ -143,13 +143,13 @@ fn operate(operation: &str, base: &Path) -> io::Result<()> {
     }
 }
 
-/// Truncates without a right to write: the guard of open for writing has no part in it.
+/// Truncates without write access: the hook of open for writing is not involved.
 fn open_truncating(path: &Path) -> io::Result<()> {
     let flags = rustix::fs::OFlags::TRUNC | rustix::fs::OFlags::RDONLY;
     rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(Into::into)
 }
 
-/// Mounts and, when that was let through, unmounts.
+/// Mounts and, when that was allowed, unmounts.
 fn bind(source: &Path, target: &Path) -> io::Result<()> {
     mount_bind(source, target)?;
     unmount(target, UnmountFlags::DETACH).map_err(Into::into)
@@ -163,10 +163,10 @@ fn move_mount_over(target: &Path) -> io::Result<()> {
     unmount(target, UnmountFlags::DETACH).map_err(Into::into)
 }
 
-/// Takes memory until the kernel ends it.
+/// Allocates memory until the OOM killer ends the process.
 fn grow() -> io::Result<()> {
-    let mut kept = Vec::new();
+    let mut allocated = Vec::new();
     loop {
-        kept.push(vec![1u8; 1 << 20]);
+        allocated.push(vec![1u8; 1 << 20]);
     }
 }

@@ -1,4 +1,4 @@
-//! The guard: every change, every hook, every mode, and that it stays.
+//! The guard: every change, every hook, every mode, and that it outlives the agent.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use limpet_bpf::{
     disarm, state,
 };
 
-use crate::act::{self, OUTSIDE, Places};
+use crate::act::{self, OUTSIDE, Paths};
 use crate::machine::{self, BPF};
-use crate::{Outcome, block_on, event, said};
+use crate::{CaseResult, block_on, event, to_text};
 
 /// A container's cgroup, two levels below what holds the pods.
 const POD: &str = "kubepods/burstable/pod1";
 
-/// Each change, and the programs that stand against it.
+/// Each change, and the programs that refuse it.
 const CHANGES: [(&str, &[&str]); 29] = [
     ("create", &["guard_create"]),
     ("open", &["guard_open"]),
@@ -57,16 +57,16 @@ pub(crate) fn nothing_guarded() -> GuardRules {
     }
 }
 
-/// Fresh places below `/tmp` for each of `names`, and rules that guard them all.
+/// New paths below `/tmp` for each of `names`, and rules that guard them all.
 fn rules_for(mode: GuardMode, names: &[String]) -> Result<(Vec<PathBuf>, GuardRules), String> {
     let (mut bases, mut guarded) = (Vec::new(), Vec::new());
     for name in names {
         let base = Path::new("/tmp").join(name);
-        let places = Places::of(&base);
-        places.make().map_err(said)?;
-        guarded.push(Guarded::directory(&places.manifests).map_err(said)?);
-        guarded.push(Guarded::file(&places.config).map_err(said)?);
-        guarded.extend(ancestors(&places.manifests).map_err(said)?);
+        let paths = Paths::of(&base);
+        paths.create().map_err(to_text)?;
+        guarded.push(Guarded::directory(&paths.manifests).map_err(to_text)?);
+        guarded.push(Guarded::file(&paths.config).map_err(to_text)?);
+        guarded.extend(ancestors(&paths.manifests).map_err(to_text)?);
         bases.push(base);
     }
     machine::cgroup(POD)?;
@@ -80,7 +80,7 @@ fn rules(mode: GuardMode, name: &str) -> Result<(PathBuf, GuardRules), String> {
 }
 
 fn guarded(kernel: &Kernel, rules: &GuardRules) -> Result<Loaded, String> {
-    kernel.load(&Request { guard: Some(rules.clone()), ..Request::default() }).map_err(said)
+    kernel.load(&Request { guard: Some(rules.clone()), ..Request::default() }).map_err(to_text)
 }
 
 fn expect_refused(cgroup: &str, operation: &str, base: &Path) -> Result<(), String> {
@@ -97,17 +97,17 @@ fn expect_done(cgroup: &str, operation: &str, base: &Path) -> Result<(), String>
     }
 }
 
-/// Refused in a pod, done outside one, each denial told with its actor.
-pub(crate) fn every_change_is_refused(kernel: &Kernel) -> Outcome {
+/// Refused in a pod, done outside one, each refusal reported with its actor.
+pub(crate) fn every_change_is_refused(kernel: &Kernel) -> CaseResult {
     let names: Vec<_> = (0..CHANGES.len()).map(|number| format!("every-{number}")).collect();
     let (bases, rules) = rules_for(GuardMode::Containers, &names)?;
     block_on(async {
         let mut loaded = guarded(kernel, &rules)?;
-        let mut events = loaded.events().map_err(said)?.ok_or("no events")?;
+        let mut events = loaded.events().map_err(to_text)?.ok_or("no events")?;
         for ((operation, _), base) in CHANGES.iter().zip(&bases) {
             let mut writer = act::start(POD, operation, base)?;
             let pid = writer.id();
-            let status = writer.wait().map_err(said)?;
+            let status = writer.wait().map_err(to_text)?;
             if status.code() != Some(rustix::io::Errno::PERM.raw_os_error()) {
                 return Err(format!("{operation} in a pod ended with {status}"));
             }
@@ -128,13 +128,13 @@ pub(crate) fn every_change_is_refused(kernel: &Kernel) -> Outcome {
 }
 
 /// With its programs detached, and no others, the same change succeeds in a pod.
-pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> Outcome {
+pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> CaseResult {
     let names: Vec<_> = (0..CHANGES.len()).map(|number| format!("each-{number}")).collect();
     let (bases, rules) = rules_for(GuardMode::Containers, &names)?;
     let mut loaded = guarded(kernel, &rules)?;
     for ((operation, programs), base) in CHANGES.iter().zip(&bases) {
         for program in *programs {
-            // Two hooks stand against truncation: the one that is left is enough.
+            // Two hooks refuse truncation: the remaining one is enough.
             expect_refused(POD, operation, base)?;
             if !loaded.detach(program) {
                 return Err(format!("{program} was not attached"));
@@ -149,11 +149,11 @@ pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> Outcome {
     Ok(None)
 }
 
-pub(crate) fn modes(kernel: &Kernel) -> Outcome {
+pub(crate) fn modes(kernel: &Kernel) -> CaseResult {
     let (base, rules_of_audit) = rules(GuardMode::Audit, "audit")?;
     block_on(async {
         let mut loaded = guarded(kernel, &rules_of_audit)?;
-        let mut events = loaded.events().map_err(said)?.ok_or("no events")?;
+        let mut events = loaded.events().map_err(to_text)?.ok_or("no events")?;
         expect_done(OUTSIDE, "open", &base)?;
         expect_done(POD, "rename within", &base)?;
         let first = event(&mut events, "audit", |event| match event {
@@ -163,7 +163,7 @@ pub(crate) fn modes(kernel: &Kernel) -> Outcome {
         .await?;
         match first {
             (limpet_bpf::Operation::MovedFrom, false) => Ok(()),
-            other => Err(format!("audit told first {other:?}")),
+            other => Err(format!("audit reported first {other:?}")),
         }
     })??;
 
@@ -177,34 +177,34 @@ pub(crate) fn modes(kernel: &Kernel) -> Outcome {
     expect_done("trusted", "open", &base)?;
     drop(loaded);
     strict.allowed_cgroups.clear();
-    strict.allowed_executables = vec![InodeId::of(Path::new("/proc/self/exe")).map_err(said)?];
+    strict.allowed_executables = vec![InodeId::of(Path::new("/proc/self/exe")).map_err(to_text)?];
     let loaded = guarded(kernel, &strict)?;
     expect_done(OUTSIDE, "open", &base)?;
-    // An allowed executable in a pod is a container's copy of it, or a trick.
+    // An allowed executable in a pod is a container's copy of it, or an attack.
     expect_refused(POD, "open", &base)?;
     drop(loaded);
     Ok(None)
 }
 
-pub(crate) fn outlives(kernel: &Kernel) -> Outcome {
+pub(crate) fn outlives(kernel: &Kernel) -> CaseResult {
     let root = Path::new(BPF).join("limpet-guard");
     let (base, rules) = rules(GuardMode::Containers, "outlives")?;
     let mut first = guarded(kernel, &rules)?;
-    arm(&mut first, &root).map_err(said)?;
+    arm(&mut first, &root).map_err(to_text)?;
     drop(first);
     expect_refused(POD, "open", &base)?;
-    // Armed again, as a new version would: at no moment may it succeed.
+    // Armed again, as a new version would: at no time may a change succeed.
     let mut second = guarded(kernel, &rules)?;
-    arm(&mut second, &root).map_err(said)?;
+    arm(&mut second, &root).map_err(to_text)?;
     expect_refused(POD, "open", &base)?;
     drop(second);
     expect_refused(POD, "open", &base)?;
-    match state(&root).map_err(said)? {
+    match state(&root).map_err(to_text)? {
         GuardState::Pinned { mode, hooks, missing }
             if mode == "containers" && hooks.len() == 14 && missing.is_empty() => {}
         other => return Err(format!("{other:?}")),
     }
-    // One that is not proven leaves the one that is.
+    // A guard that is not proven leaves the pinned one in place.
     let mut third = guarded(kernel, &rules)?;
     third.detach("guard_mkdir");
     match arm(&mut third, &root) {
@@ -212,14 +212,14 @@ pub(crate) fn outlives(kernel: &Kernel) -> Outcome {
         other => return Err(format!("armed without a hook: {other:?}")),
     }
     drop(third);
-    if std::fs::read_dir(Places::of(&base).manifests).map_err(said)?.count() != 2 {
-        return Err("the trial left something behind".to_owned());
+    if std::fs::read_dir(Paths::of(&base).manifests).map_err(to_text)?.count() != 2 {
+        return Err("the trial left files in the directory".to_owned());
     }
     expect_refused(POD, "mkdir", &base)?;
-    if !disarm(&root).map_err(said)? || state(&root).map_err(said)? != GuardState::Off {
-        return Err("not taken away".to_owned());
+    if !disarm(&root).map_err(to_text)? || state(&root).map_err(to_text)? != GuardState::Off {
+        return Err("not removed".to_owned());
     }
-    // At once: taken away means let go.
+    // At once: `disarm` returns when the programs are detached.
     expect_done(POD, "open", &base)?;
     Ok(None)
 }

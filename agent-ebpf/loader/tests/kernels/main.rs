@@ -1,7 +1,7 @@
-//! The programs in a kernel: on this machine as far as it lets them, and as the first process of an emulated one.
+//! Tests of the BPF programs in a kernel: on this machine as far as permitted, and as init of an emulated one.
 //!
-//! `cargo xtask test-kernels` boots this very executable in stock kernels and reads its lines. On a machine it runs what
-//! changes nothing there. Each case proves its programs by what they are there for.
+//! `cargo xtask test-kernels` boots this executable in stock kernels and reads its output. On a real machine it runs only
+//! the cases that change nothing there. Each case proves the purpose of its programs.
 
 mod act;
 mod guard;
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use limpet_bpf::{Event, Events, Kernel, Loaded, ProgramState, Purpose, Request};
 
-/// What a case comes to: a reason when it was skipped.
-type Outcome = Result<Option<String>, String>;
+/// The result of a case: a reason when it was skipped.
+type CaseResult = Result<Option<String>, String>;
 
 /// How long an event may take on a busy, emulated machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -24,16 +24,16 @@ const SOON: Duration = Duration::from_secs(60);
 struct Case {
     name: &'static str,
     alone: bool,
-    run: fn(&Kernel) -> Outcome,
+    run: fn(&Kernel) -> CaseResult,
 }
 
 const CASES: [Case; 11] = [
-    Case { name: "programs are attached or say why", alone: false, run: programs_are_attached },
-    Case { name: "an exit and its signal are told", alone: false, run: lifecycle::exits_are_told },
-    Case { name: "ends of others wake nobody", alone: false, run: lifecycle::others_are_silent },
+    Case { name: "programs are attached or report why not", alone: false, run: programs_are_attached },
+    Case { name: "an exit and its signal are reported", alone: false, run: lifecycle::exits_are_reported },
+    Case { name: "exits of other processes send no event", alone: false, run: lifecycle::others_are_silent },
     Case { name: "an OOM victim is named", alone: true, run: lifecycle::victims_are_named },
     Case { name: "a writer that exits at once is known", alone: true, run: watch::short_lived_writers },
-    Case { name: "each change is told as what it is", alone: true, run: watch::each_change },
+    Case { name: "each change is reported with its operation", alone: true, run: watch::each_change },
     Case { name: "manifests are watched by each backend", alone: true, run: watch::backends },
     Case { name: "the guard refuses pods every change", alone: true, run: guard::every_change_is_refused },
     Case { name: "each hook of the guard is needed", alone: true, run: guard::each_hook_is_needed },
@@ -43,12 +43,12 @@ const CASES: [Case; 11] = [
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().collect();
-    if arguments.get(1).is_some_and(|word| word == act::WORD) {
+    if arguments.get(1).is_some_and(|argument| argument == act::COMMAND) {
         return act::main(&arguments[2..]);
     }
     let alone = std::process::id() == 1;
     if alone {
-        // For test-kernels: what panicked earlier was the emulation's.
+        // For test-kernels: an earlier panic is the emulator's.
         println!("the first process runs");
     }
     if alone && let Err(error) = machine::set_up() {
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs all cases; the last line is always the same shape, and a machine that never prints it has failed.
+/// Runs all cases; the last line always has the same format, and a machine that never prints it has failed.
 fn run_all(alone: bool) -> usize {
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let obstacle = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
@@ -70,12 +70,12 @@ fn run_all(alone: bool) -> usize {
     println!("  the kernel's types were read in {:.1} s", start.elapsed().as_secs_f64());
     for case in &CASES {
         let start = Instant::now();
-        let outcome = match (&obstacle, case.alone && !alone) {
+        let result = match (&obstacle, case.alone && !alone) {
             (Some(obstacle), _) => Ok(Some(obstacle.clone())),
             (None, true) => Ok(Some("needs a machine of its own: cargo xtask test-kernels".to_owned())),
             (None, false) => (case.run)(&kernel),
         };
-        match outcome {
+        match result {
             Ok(None) => {
                 passed += 1;
                 println!("test {} ... ok ({:.1} s)", case.name, start.elapsed().as_secs_f64());
@@ -96,11 +96,11 @@ fn run_all(alone: bool) -> usize {
 
 /// Runs `body` where events can be awaited.
 fn block_on<T>(body: impl Future<Output = T>) -> Result<T, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(said)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(to_text)?;
     Ok(runtime.block_on(body))
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
@@ -108,7 +108,7 @@ fn said(error: impl std::fmt::Display) -> String {
 async fn event<T>(events: &mut Events, what: &str, accept: impl Fn(Event) -> Option<T>) -> Result<T, String> {
     let found = async {
         loop {
-            let event = events.next().await.map_err(said)?;
+            let event = events.next().await.map_err(to_text)?;
             if let Some(accepted) = accept(event) {
                 return Ok(accepted);
             }
@@ -128,13 +128,13 @@ fn refused(loaded: &Loaded, purpose: Purpose) -> Result<Option<String>, String> 
     if std::process::id() == 1 { Err(reason) } else { Ok(Some(reason)) }
 }
 
-fn programs_are_attached(kernel: &Kernel) -> Outcome {
+fn programs_are_attached(kernel: &Kernel) -> CaseResult {
     let request = Request { lifecycle: true, watch: true, guard: Some(guard::nothing_guarded()) };
-    let loaded = kernel.load(&request).map_err(said)?;
+    let loaded = kernel.load(&request).map_err(to_text)?;
     let mut failed = 0;
     for state in loaded.programs() {
-        let word = state.failure.as_deref().unwrap_or("attached");
-        println!("  {} at {}: {word}", state.name, state.hook);
+        let status = state.failure.as_deref().unwrap_or("attached");
+        println!("  {} at {}: {status}", state.name, state.hook);
         failed += usize::from(state.failure.is_some());
     }
     if failed > 0 && std::process::id() == 1 {
@@ -142,7 +142,7 @@ fn programs_are_attached(kernel: &Kernel) -> Outcome {
     }
     let silent = |state: &&ProgramState| state.failure.as_ref().is_some_and(String::is_empty);
     match loaded.programs().iter().find(silent) {
-        Some(state) => Err(format!("{} does not say why", state.name)),
+        Some(state) => Err(format!("{} reports no reason", state.name)),
         None => Ok(None),
     }
 }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use limpet_bpf::{Event, Events, InodeId, Kernel, Loaded, Operation, Purpose, Request};
 
-use crate::act::{self, Places};
-use crate::{Outcome, block_on, event, failures, machine, said};
+use crate::act::{self, Paths};
+use crate::{CaseResult, block_on, event, failures, machine, to_text};
 
 const WRITERS: usize = 100;
 
@@ -14,25 +14,25 @@ struct Watched {
     loaded: Loaded,
     events: Events,
     base: PathBuf,
-    places: Places,
+    paths: Paths,
 }
 
-/// Inside a runtime.
+/// Must run inside a tokio runtime.
 fn watched(kernel: &Kernel, name: &str) -> Result<Watched, String> {
-    let mut loaded = kernel.load(&Request { lifecycle: false, watch: true, guard: None }).map_err(said)?;
+    let mut loaded = kernel.load(&Request { lifecycle: false, watch: true, guard: None }).map_err(to_text)?;
     if let Some(failure) = failures(&loaded, Purpose::Watch).first() {
         return Err(format!("{failure:?}"));
     }
-    let events = loaded.events().map_err(said)?.ok_or("no events")?;
+    let events = loaded.events().map_err(to_text)?.ok_or("no events")?;
     let base = Path::new("/tmp").join(name);
-    let places = Places::of(&base);
-    places.make().map_err(said)?;
-    loaded.watch(InodeId::of(&places.manifests).map_err(said)?).map_err(said)?;
-    Ok(Watched { loaded, events, base, places })
+    let paths = Paths::of(&base);
+    paths.create().map_err(to_text)?;
+    loaded.watch(InodeId::of(&paths.manifests).map_err(to_text)?).map_err(to_text)?;
+    Ok(Watched { loaded, events, base, paths })
 }
 
-/// Every writer's pid, name, user and cgroup, though it is gone before anybody looks.
-pub(crate) fn short_lived_writers(kernel: &Kernel) -> Outcome {
+/// Every writer's pid, name, user and cgroup, although it has exited before its event is read.
+pub(crate) fn short_lived_writers(kernel: &Kernel) -> CaseResult {
     block_on(async {
         let mut watched = watched(kernel, "short-lived")?;
         let cgroup = machine::cgroup("writers")?;
@@ -40,7 +40,7 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> Outcome {
         let mut known = 0;
         for _ in 0..WRITERS {
             let mut writer = act::start("writers", "rename within", &watched.base)?;
-            writer.wait().map_err(said)?;
+            writer.wait().map_err(to_text)?;
             let actor = event(&mut watched.events, "the rename", |event| match event {
                 Event::Write(change) if change.operation == Operation::MovedTo => {
                     Some((change.actor, change.executable))
@@ -51,8 +51,8 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> Outcome {
             let parent = Some(std::process::id());
             let is_known = (actor.pid, actor.parent, actor.uid, actor.cgroup) == (writer.id(), parent, 0, cgroup);
             known += usize::from(is_known && program == own);
-            std::fs::rename(watched.places.manifests.join("new"), watched.places.manifests.join("web.yaml"))
-                .map_err(said)?;
+            std::fs::rename(watched.paths.manifests.join("new"), watched.paths.manifests.join("web.yaml"))
+                .map_err(to_text)?;
             event(&mut watched.events, "the way back", |event| match event {
                 Event::Write(change) if change.operation == Operation::MovedTo => Some(()),
                 _ => None,
@@ -64,7 +64,7 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> Outcome {
     })?
 }
 
-pub(crate) fn each_change(kernel: &Kernel) -> Outcome {
+pub(crate) fn each_change(kernel: &Kernel) -> CaseResult {
     use Operation::{Create, Link, MovedFrom, MovedTo, Symlink, Unlink, Written};
     let expected: [(&str, &[(Operation, &str)]); 8] = [
         ("write", &[(Create, "new"), (Written, "new")]),
@@ -79,13 +79,13 @@ pub(crate) fn each_change(kernel: &Kernel) -> Outcome {
     block_on(async {
         let mut watched = watched(kernel, "each")?;
         for (operation, wanted) in expected {
-            // A directory of its own each: what the setting up does is not watched yet.
+            // A directory of its own each: its setup is not watched yet.
             let base = Path::new("/tmp").join(format!("each {operation}"));
-            let places = Places::of(&base);
-            places.make().map_err(said)?;
-            watched.loaded.watch(InodeId::of(&places.manifests).map_err(said)?).map_err(said)?;
+            let paths = Paths::of(&base);
+            paths.create().map_err(to_text)?;
+            watched.loaded.watch(InodeId::of(&paths.manifests).map_err(to_text)?).map_err(to_text)?;
             let mut writer = act::start(act::OUTSIDE, operation, &base)?;
-            writer.wait().map_err(said)?;
+            writer.wait().map_err(to_text)?;
             for (what, name) in wanted {
                 let change = event(&mut watched.events, operation, |event| match event {
                     Event::Write(change) => Some(change),
@@ -93,7 +93,7 @@ pub(crate) fn each_change(kernel: &Kernel) -> Outcome {
                 });
                 let change = change.await?;
                 let is_wanted = change.operation == *what && change.name == name.as_bytes();
-                let is_there = InodeId::of(&places.manifests).is_ok_and(|id| id == change.directory);
+                let is_there = InodeId::of(&paths.manifests).is_ok_and(|id| id == change.directory);
                 if !is_wanted || !is_there || change.actor.pid != writer.id() {
                     return Err(format!("{operation}: {change:?}, expected {what:?} of {name} by {}", writer.id()));
                 }
@@ -103,14 +103,14 @@ pub(crate) fn each_change(kernel: &Kernel) -> Outcome {
     })?
 }
 
-/// The agent's own tests of its watch: inotify, fanotify and programs, and what becomes of it when one is taken away.
-pub(crate) fn backends(_: &Kernel) -> Outcome {
-    let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status().map_err(said)?;
+/// The agent's own tests of its watch: inotify, fanotify and BPF programs, and the fallback when one fails.
+pub(crate) fn backends(_: &Kernel) -> CaseResult {
+    let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status().map_err(to_text)?;
     if !installed.success() {
         return Err(format!("busybox: {installed}"));
     }
     let mut tests = Command::new("/bin/agent-tests");
     tests.args(["watch::", "--test-threads=1", "--nocapture"]).env("PATH", "/bin").env("TMPDIR", "/tmp");
-    let ended = tests.status().map_err(said)?;
-    if ended.success() { Ok(None) } else { Err(format!("the watch's tests: {ended}")) }
+    let ended = tests.status().map_err(to_text)?;
+    if ended.success() { Ok(None) } else { Err(format!("the watch tests: {ended}")) }
 }

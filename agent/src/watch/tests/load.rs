@@ -1,4 +1,4 @@
-//! Many changes, writers without an end, and privileges that are not there: nothing is missed, and memory stays bounded.
+//! Many changes, endless writers, and missing capabilities: no change is missed, and memory stays bounded.
 
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, Mode};
 use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
-use super::attributor::{Listening, follow, load, truth};
+use super::attributor::{RecordingOnlooker, follow, load, truth};
 use limpet_tests::need;
 
 use super::*;
@@ -17,33 +17,33 @@ use limpet_model::attribution::Backend;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::Onlooker;
 
-/// Written when all else is done.
+/// The last file that is written.
 const END: &str = "end.yaml";
-/// Written before anything counts.
+/// Written until the programs are active.
 const PROBE: &str = "probe.yaml";
 const WRITERS: usize = 50;
 const CHANGES: usize = 200;
 /// Files of each writer.
 const FILES: usize = 20;
 
-/// Writers that write once and end.
+/// Writers that write once and exit.
 const AT_ONCE: usize = 200;
-/// Many times what the kernel queues.
+/// Many times the kernel's queue.
 const ENOUGH: usize = 1_000_000;
 
-/// A process that writes its own files again and again and ends. Fifty of them leave one reader little of an emulated
-/// processor: it comes first.
-fn writer(place: &Place, number: usize) -> Child {
+/// A process that writes its own files repeatedly and exits. Fifty of them leave the reader little of an emulated CPU, so
+/// their priority is lower.
+fn writer(test: &TestDirectory, number: usize) -> Child {
     let script =
         format!("i=0; while [ $i -lt {CHANGES} ]; do echo $i > w{number}-$((i % {FILES})).yaml; i=$((i + 1)); done");
     let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", &script]).current_dir(&place.directory).stdin(Stdio::null());
+    shell.args(["-c", &script]).current_dir(&test.directory).stdin(Stdio::null());
     let child = shell.spawn().unwrap();
     rustix::process::setpriority_process(Some(Pid::from_child(&child)), 19).unwrap();
     child
 }
 
-/// How much was known of those who made the changes that were handled.
+/// How much was known of the actors of the handled changes.
 #[derive(Debug, Default)]
 struct Known {
     handled: usize,
@@ -52,7 +52,7 @@ struct Known {
     command: usize,
     executable: usize,
     cgroup: usize,
-    /// Changes that the kernel's programs could not tell.
+    /// Changes that the BPF programs could not report.
     missed: u64,
 }
 
@@ -67,10 +67,10 @@ impl Known {
         self.cgroup += usize::from(actor.cgroup.is_some());
     }
 
-    fn say(&self, backend: Backend) {
+    fn print(&self, backend: Backend) {
         let percent = |part: usize| 100.0 * part as f64 / self.handled.max(1) as f64;
         println!(
-            "{backend}: {} changes handled apart, {} missed by programs; known of them: pid {:.1} %, uid {:.1} %, command {:.1} %, executable {:.1} %, cgroup {:.1} %",
+            "{backend}: {} changes handled separately, {} missed by programs; known of them: pid {:.1} %, uid {:.1} %, command {:.1} %, executable {:.1} %, cgroup {:.1} %",
             self.handled,
             self.missed,
             percent(self.pid),
@@ -82,8 +82,8 @@ impl Known {
     }
 }
 
-/// The kernel's own programs, at work until the runtime ends, and how many changes they could not tell; `None`, and told, where
-/// it refuses them.
+/// The BPF programs, active until the runtime shuts down, and how many changes they could not report; prints that the test
+/// is skipped and returns `None` where the kernel refuses them.
 async fn programs() -> Option<(mpsc::Receiver<Feed>, Arc<AtomicU64>)> {
     let mut loaded = match Kernel::read().load(&Request { watch: true, ..Request::default() }) {
         Ok(loaded) => loaded,
@@ -107,7 +107,7 @@ async fn programs() -> Option<(mpsc::Receiver<Feed>, Arc<AtomicU64>)> {
             tokio::select! {
                 () = end.changed() => end.align(&mut loaded),
                 event = events.next() => {
-                    end.tell_all(event.unwrap(), &mut events, &loaded).await;
+                    end.forward_all(event.unwrap(), &mut events, &loaded).await;
                     count.store(loaded.lost() + loaded.skipped(), Ordering::Relaxed);
                 }
             }
@@ -118,47 +118,47 @@ async fn programs() -> Option<(mpsc::Receiver<Feed>, Arc<AtomicU64>)> {
     Some((offered, missed))
 }
 
-/// Returns once the programs look at the directory.
-async fn is_at_work(watch: &mut DirectoryWatch, place: &Place) {
+/// Returns once the programs watch the directory.
+async fn wait_until_active(watch: &mut DirectoryWatch, test: &TestDirectory) {
     while !watch.actors().contains_key(OsStr::new(PROBE)) {
-        fs::write(place.directory.join(PROBE), "x").unwrap();
+        fs::write(test.directory.join(PROBE), "x").unwrap();
         next(watch).await;
     }
-    fs::remove_file(place.directory.join(PROBE)).unwrap();
+    fs::remove_file(test.directory.join(PROBE)).unwrap();
 }
 
 async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<(Backend, Known)> {
-    let place = Place::new();
+    let test = TestDirectory::new();
     let settings = WatchSettings { wanted, ..WatchSettings::default() };
     let (feeds, missed) = if wanted == ManifestWatch::Ebpf {
         programs().await.map(|(feeds, missed)| (Some(feeds), missed))?
     } else {
         (None, Arc::default())
     };
-    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, feeds).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, feeds).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if wanted == ManifestWatch::Ebpf {
         assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Attributor));
         assert_eq!(watch.backend(), Backend::Ebpf);
-        is_at_work(&mut watch, &place).await;
+        wait_until_active(&mut watch, &test).await;
     }
-    let writers: Vec<Child> = (0..WRITERS).map(|number| writer(&place, number)).collect();
+    let writers: Vec<Child> = (0..WRITERS).map(|number| writer(&test, number)).collect();
     let pids: Vec<u32> = writers.iter().map(Child::id).collect();
     let waiting = std::thread::spawn({
-        let end = place.directory.join(END);
+        let end = test.directory.join(END);
         move || {
             writers.into_iter().for_each(|mut writer| assert!(writer.wait().unwrap().success()));
             fs::write(end, "x").unwrap();
         }
     });
     let (mut seen, mut known) = (BTreeMap::new(), Known::default());
-    while !seen.contains_key(OsStr::new(END)) || seen != truth(&place) {
-        let names = follow(&mut watch, &place, &mut seen).await;
+    while !seen.contains_key(OsStr::new(END)) || seen != truth(&test) {
+        let names = follow(&mut watch, &test, &mut seen).await;
         let actors = watch.actors();
         for name in names.into_iter().filter(|name| name != END && name != PROBE) {
             let actor = actors.get(&name);
             known.count(actor.map(|actor| &**actor));
-            // Unknown may be; wrong may not.
+            // An unknown actor is allowed, a wrong one is not.
             let number = name.to_str().unwrap().trim_start_matches('w').split('-').next().unwrap().to_owned();
             let own = pids[number.parse::<usize>().unwrap()];
             assert!(actor.and_then(|actor| actor.pid).is_none_or(|pid| pid == own), "{name:?} is not by {actor:?}");
@@ -170,32 +170,32 @@ async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<(Backend, Known)>
 }
 
 #[tokio::test]
-async fn of_ten_thousand_changes_by_short_lived_writers_none_is_missed() {
+async fn none_of_ten_thousand_changes_by_short_lived_writers_is_missed() {
     for wanted in [ManifestWatch::Inotify, ManifestWatch::Fanotify, ManifestWatch::Ebpf] {
         if let Some((backend, known)) = ten_thousand_changes(wanted).await {
-            known.say(backend);
-            assert!(backend == Backend::Inotify || known.pid > 0, "{backend} knew nobody");
+            known.print(backend);
+            assert!(backend == Backend::Inotify || known.pid > 0, "{backend} knew no actor");
             let all = known.pid.min(known.uid).min(known.command).min(known.executable).min(known.cgroup);
-            // A kernel that preempts its own programs skips some, and counts them. A writer among fifty may be interrupted
-            // between its close and the program's word for longer than anybody waits.
+            // A preemptible kernel skips some program runs, and counts them. One of fifty writers may be preempted between
+            // its close and the program's record for longer than the attributor waits.
             let nearly_all = all * 100 >= known.handled * 99;
             assert!(backend != Backend::Ebpf || nearly_all || known.missed > 0, "{known:?}");
         }
     }
 }
 
-/// One after the other, each gone as soon as it has written.
+/// One writer after the other, each exits as soon as it has written.
 #[tokio::test]
-async fn who_writes_and_ends_at_once_is_known_as_far_as_it_can_be() {
-    let place = Place::new();
+async fn a_writer_that_exits_at_once_is_known_at_least_by_pid() {
+    let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Fanotify, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if watch.backend() != Backend::Fanotify {
         need::kernel_lacks("fanotify does not work here");
         return;
     }
-    let directory = place.directory.clone();
+    let directory = test.directory.clone();
     let writing = std::thread::spawn(move || {
         for number in 0..AT_ONCE {
             let script = format!("echo {number} > {number}.yaml");
@@ -212,24 +212,24 @@ async fn who_writes_and_ends_at_once_is_known_as_far_as_it_can_be() {
     });
     let (mut seen, mut known) = (BTreeMap::new(), Known::default());
     while !seen.contains_key(OsStr::new(END)) {
-        let names = follow(&mut watch, &place, &mut seen).await;
+        let names = follow(&mut watch, &test, &mut seen).await;
         let actors = watch.actors();
         names.iter().for_each(|name| known.count(actors.get(name).map(|actor| &**actor)));
     }
     writing.join().unwrap();
-    known.say(Backend::Fanotify);
+    known.print(Backend::Fanotify);
     assert!(known.pid >= AT_ONCE && seen.len() == AT_ONCE + 1, "{known:?}");
 }
 
 #[tokio::test]
-async fn a_writer_without_end_holds_nobody_up() {
-    let place = Place::new();
+async fn an_endless_writer_does_not_delay_other_changes() {
+    let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let endless = std::thread::spawn({
-        let (stop, count, directory) = (Arc::clone(&stop), Arc::clone(&count), place.directory.clone());
+        let (stop, count, directory) = (Arc::clone(&stop), Arc::clone(&count), test.directory.clone());
         move || {
             let paths = ["a.yaml", "b.yaml", "c.txt"].map(|name| directory.join(name));
             paths.iter().for_each(|path| fs::write(path, "x").unwrap());
@@ -246,12 +246,12 @@ async fn a_writer_without_end_holds_nobody_up() {
         next(&mut watch).await;
         assert!(watch.hinted.len() <= 3 && watch.actors().len() <= 3);
     }
-    // What somebody else does is seen although it never ends.
-    fs::write(place.directory.join("late.yaml"), "x").unwrap();
+    // Another change is reported although the writer never stops.
+    fs::write(test.directory.join("late.yaml"), "x").unwrap();
     loop {
         match next(&mut watch).await {
             WatchEvent::Hint(names) if names.contains(OsStr::new("late.yaml")) => break,
-            WatchEvent::Rescan(_) if place.directory.join("late.yaml").exists() => break,
+            WatchEvent::Rescan(_) if test.directory.join("late.yaml").exists() => break,
             _ => {}
         }
     }
@@ -260,14 +260,14 @@ async fn a_writer_without_end_holds_nobody_up() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_swapped_again_and_again_under_load_ends_in_its_last_state() {
-    let place = Place::new();
+async fn a_directory_swapped_repeatedly_under_load_is_read_in_its_last_state() {
+    let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
-    let (other, aside) = (place.parent.join("other"), place.parent.join("aside"));
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
+    let (other, aside) = (test.parent.join("other"), test.parent.join("aside"));
     fs::create_dir(&other).unwrap();
     let swapping = std::thread::spawn({
-        let directory = place.directory.clone();
+        let directory = test.directory.clone();
         move || {
             for round in 0..300 {
                 fs::write(directory.join("a.yaml"), round.to_string()).unwrap();
@@ -280,26 +280,26 @@ async fn a_directory_that_is_swapped_again_and_again_under_load_ends_in_its_last
         }
     });
     let mut known = BTreeMap::new();
-    while !known.contains_key(OsStr::new(END)) || known != truth_if_there(&place) {
-        follow(&mut watch, &place, &mut known).await;
-        let here = truth_if_there(&place);
+    while !known.contains_key(OsStr::new(END)) || known != truth_if_there(&test) {
+        follow(&mut watch, &test, &mut known).await;
+        let here = truth_if_there(&test);
         known.retain(|name, _| here.contains_key(name));
     }
     swapping.join().unwrap();
-    // It is the directory that is there now which is watched.
-    fs::write(place.directory.join("last.yaml"), "x").unwrap();
+    // The current directory is the watched one.
+    fs::write(test.directory.join("last.yaml"), "x").unwrap();
     while !known.contains_key(OsStr::new("last.yaml")) {
-        follow(&mut watch, &place, &mut known).await;
+        follow(&mut watch, &test, &mut known).await;
     }
 }
 
-/// As [`truth`], of a directory that may be gone in this moment.
-fn truth_if_there(place: &Place) -> BTreeMap<OsString, String> {
-    let entries = fs::read_dir(&place.directory).into_iter().flatten().flatten();
+/// As [`truth`], for a directory that may be missing at this time.
+fn truth_if_there(test: &TestDirectory) -> BTreeMap<OsString, String> {
+    let entries = fs::read_dir(&test.directory).into_iter().flatten().flatten();
     entries.map(|entry| (entry.file_name(), fs::read_to_string(entry.path()).unwrap_or_default())).collect()
 }
 
-/// Takes the capability from this thread, which is the test's own, for good.
+/// Drops the capability from this thread, which is the test's own, permanently.
 fn drop_capability(capability: CapabilitySet) {
     let mut now = rustix::thread::capabilities(None).unwrap();
     now.effective.remove(capability);
@@ -308,42 +308,42 @@ fn drop_capability(capability: CapabilitySet) {
 }
 
 #[tokio::test]
-async fn without_the_privilege_inotify_watches_alone_and_it_is_told() {
+async fn without_the_capability_inotify_watches_alone_and_it_is_reported() {
     drop_capability(CapabilitySet::SYS_ADMIN);
     for wanted in [ManifestWatch::Auto, ManifestWatch::Fanotify, ManifestWatch::Ebpf] {
-        let (place, onlooker) = (Place::new(), Arc::new(Listening::default()));
+        let (test, onlooker) = (TestDirectory::new(), Arc::new(RecordingOnlooker::default()));
         let settings = WatchSettings { wanted, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
-        let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
         assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
         assert_eq!(watch.backend(), Backend::Inotify);
         assert_eq!(*onlooker.backends.lock().unwrap(), [(Backend::Inotify, Some(Backend::Fanotify))]);
-        fs::write(place.directory.join("a.yaml"), "x").unwrap();
+        fs::write(test.directory.join("a.yaml"), "x").unwrap();
         assert_eq!(next(&mut watch).await, hint(&["a.yaml"]));
         assert!(watch.actors().is_empty());
     }
 }
 
 #[tokio::test]
-async fn a_privilege_that_is_lost_under_load_loses_no_change() {
-    let place = Place::new();
+async fn a_capability_dropped_under_load_loses_no_change() {
+    let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&place.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
     let stop = Arc::default();
-    let writing = load(&place, &stop);
+    let writing = load(&test, &stop);
     let mut known = BTreeMap::new();
     for round in 0..40 {
         if round == 10 {
             drop_capability(CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_READ_SEARCH);
         }
         if round == 20 {
-            // Marks have to be put anew, without the privilege.
+            // Marks have to be added again, without the capability.
             watch.recheck();
         }
-        follow(&mut watch, &place, &mut known).await;
+        follow(&mut watch, &test, &mut known).await;
     }
     stop.store(true, Ordering::Relaxed);
     writing.join().unwrap();
-    while known != truth(&place) {
-        follow(&mut watch, &place, &mut known).await;
+    while known != truth(&test) {
+        follow(&mut watch, &test, &mut known).await;
     }
 }
