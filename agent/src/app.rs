@@ -24,7 +24,7 @@ use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
 use crate::lifecycle::followed::Followed;
-use crate::manifest_guard::{self, GuardRefusal, Teller};
+use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::merge_loop;
 use crate::node::NodeLock;
 use crate::reporter::Reporter;
@@ -202,15 +202,15 @@ async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
 async fn guard(shared: &Shared, cgroups: &Cgroups) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
     let arming = tokio::task::spawn_blocking(move || manifest_guard::arm(&config, pods));
-    match arming.await.unwrap_or_else(|error| Err(GuardRefusal::Died(error))) {
+    match arming.await.unwrap_or_else(|error| Err(ArmError::Died(error))) {
         Ok(None) => {}
         Ok(Some(armed)) => {
-            let teller = Teller {
+            let reporter = AttemptReporter {
                 events: shared.events.clone(),
                 metrics: shared.metrics.clone(),
                 observed: shared.observed.clone(),
             };
-            shared.tasks.spawn(manifest_guard::tell(armed, teller, shared.stop.clone()));
+            shared.tasks.spawn(manifest_guard::report_attempts(armed, reporter, shared.stop.clone()));
         }
         Err(refusal) if shared.config.guard.required => return Err(refusal.into()),
         Err(refusal) => {

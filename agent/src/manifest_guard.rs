@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use limpet_bpf::{
-    Event, Events as Told, FileChange, GuardError, GuardRules, GuardState, Guarded, InodeId, LoadError, Request,
+    Event, Events as GuardEvents, FileChange, GuardError, GuardRules, GuardState, Guarded, InodeId, LoadError, Request,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +25,7 @@ pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
 
 /// Why the configured guard is not on.
 #[derive(Debug, thiserror::Error)]
-pub enum GuardRefusal {
+pub enum ArmError {
     /// Pod processes cannot be identified by a v2 cgroup.
     #[error(
         "manifestGuard: pods cannot be distinguished from other processes with cgroup v1 or hybrid; boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1), or set manifestGuard: off"
@@ -56,13 +56,13 @@ pub enum GuardRefusal {
 /// An active guard.
 #[derive(Debug)]
 pub struct Armed {
-    events: Option<Told>,
+    events: Option<GuardEvents>,
     guarded: Vec<Guarded>,
 }
 
 /// Where the guard's attempts are reported.
 #[derive(Debug, Clone)]
-pub struct Teller {
+pub struct AttemptReporter {
     /// The node's events.
     pub events: Events,
     /// Metrics.
@@ -76,13 +76,13 @@ pub struct Teller {
 ///
 /// # Errors
 /// It was configured and is not on. The guard pinned by an earlier start stays.
-pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, GuardRefusal> {
+pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, ArmError> {
     let settings = &config.guard;
     let Some(mode) = settings.mode else {
         warn_of_pinned_guard();
         return Ok(None);
     };
-    let pods = pods.ok_or(GuardRefusal::CgroupVersion)?;
+    let pods = pods.ok_or(ArmError::CgroupVersion)?;
     let guarded = guarded(config)?;
     let rules = GuardRules {
         mode,
@@ -92,7 +92,7 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, Guar
         allowed_cgroups: settings.cgroups.iter().map(|path| cgroup_id(path)).collect::<Result<_, _>>()?,
     };
     let mut loaded = kernel_types::read().load(&Request { guard: Some(rules), ..Request::default() })?;
-    let events = loaded.events().map_err(GuardRefusal::Events)?;
+    let events = loaded.events().map_err(ArmError::Events)?;
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
     memory::give_back();
     tracing::info!(mode = mode.name(), "the guard is on: every hook is attached and every directory was tested");
@@ -110,14 +110,14 @@ fn warn_of_pinned_guard() {
 }
 
 /// The guarded paths of this node.
-fn guarded(config: &Config) -> Result<Vec<Guarded>, GuardRefusal> {
+fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
     let images = config.root_dir.join("images");
     // A path that appears later would not be guarded.
-    std::fs::create_dir_all(&images).map_err(|source| GuardRefusal::Missing { path: images.clone(), source })?;
+    std::fs::create_dir_all(&images).map_err(|source| ArmError::Missing { path: images.clone(), source })?;
     let paths = [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), Some(images)];
     let mut guarded = Vec::new();
     for path in paths.into_iter().flatten() {
-        let missing = |source| GuardRefusal::Missing { path: path.clone(), source };
+        let missing = |source| ArmError::Missing { path: path.clone(), source };
         let one = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
         guarded.push(one.map_err(missing)?);
         guarded.extend(limpet_bpf::ancestors(&path).map_err(missing)?);
@@ -126,22 +126,22 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, GuardRefusal> {
 }
 
 /// The configured executables, and the agent's own.
-fn allowed_executables(settings: &GuardSettings) -> Result<Vec<InodeId>, GuardRefusal> {
+fn allowed_executables(settings: &GuardSettings) -> Result<Vec<InodeId>, ArmError> {
     let own = Path::new("/proc/self/exe");
     settings.executables.iter().map(PathBuf::as_path).chain([own]).map(id_of).collect()
 }
 
-fn id_of(path: &Path) -> Result<InodeId, GuardRefusal> {
-    InodeId::of(path).map_err(|source| GuardRefusal::Missing { path: path.to_owned(), source })
+fn id_of(path: &Path) -> Result<InodeId, ArmError> {
+    InodeId::of(path).map_err(|source| ArmError::Missing { path: path.to_owned(), source })
 }
 
 /// A v2 cgroup's ID is its directory's inode.
-fn cgroup_id(path: &Path) -> Result<u64, GuardRefusal> {
+fn cgroup_id(path: &Path) -> Result<u64, ArmError> {
     id_of(path).map(|id| id.inode)
 }
 
 /// Reports the attempts that the guard denied or audited, until `stop`.
-pub async fn tell(mut armed: Armed, teller: Teller, stop: CancellationToken) {
+pub async fn report_attempts(mut armed: Armed, reporter: AttemptReporter, stop: CancellationToken) {
     let Some(mut events) = armed.events.take() else { return };
     loop {
         let event = tokio::select! {
@@ -151,7 +151,7 @@ pub async fn tell(mut armed: Armed, teller: Teller, stop: CancellationToken) {
         match event {
             // The agent tests its own guard.
             Ok(Event::Refused { change, .. }) if change.actor.pid == std::process::id() => {}
-            Ok(Event::Refused { change, refused }) => armed.report(&change, refused, &teller),
+            Ok(Event::Refused { change, refused }) => armed.report(&change, refused, &reporter),
             Ok(_) => {}
             Err(error) => return tracing::warn!(%error, "attempts against the guard are no longer reported"),
         }
@@ -159,20 +159,20 @@ pub async fn tell(mut armed: Armed, teller: Teller, stop: CancellationToken) {
 }
 
 impl Armed {
-    fn report(&self, change: &FileChange, refused: bool, teller: &Teller) {
+    fn report(&self, change: &FileChange, refused: bool, reporter: &AttemptReporter) {
         let actor = &change.actor;
         let directory = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
         let path = directory
             .map_or_else(|| name.clone().into_owned(), |directory| directory.join(&*name).display().to_string());
         let cgroup = cgroup_path(actor.cgroup);
-        let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &teller.observed));
+        let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &reporter.observed));
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "allowed, and reported" };
         let message =
             format!("{} of {path} by {} (uid {}) was {verb}", change.operation.name(), actor.command, actor.uid);
-        teller.metrics.manifest_guarded(if refused { GuardVerdict::Refused } else { GuardVerdict::Audited });
-        let count = teller.events.emit(pod, None, EventType::Warning, reason, message.clone());
+        reporter.metrics.manifest_guarded(if refused { GuardVerdict::Refused } else { GuardVerdict::Audited });
+        let count = reporter.events.emit(pod, None, EventType::Warning, reason, message.clone());
         // A writer that retries causes one line for each doubling of its count.
         if count.is_power_of_two() {
             let executable = change.executable.as_deref();
@@ -230,6 +230,6 @@ mod tests {
     #[test]
     fn without_cgroup_v2_only_it_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(arm(&config(dir.path()), None), Err(GuardRefusal::CgroupVersion)));
+        assert!(matches!(arm(&config(dir.path()), None), Err(ArmError::CgroupVersion)));
     }
 }

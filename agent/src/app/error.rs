@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::manifest_guard::GuardRefusal;
+use crate::manifest_guard::ArmError;
 use crate::server::ServerError;
 use crate::store::{StoreError, chain};
 use limpet_host::cgroup::CgroupError;
@@ -25,7 +25,7 @@ pub enum AppError {
     Sandbox(#[from] SandboxError),
     /// A guard is demanded, and cannot be had.
     #[error(transparent)]
-    Guard(#[from] GuardRefusal),
+    Guard(#[from] ArmError),
     /// The database's file cannot be used.
     #[error("the database cannot be used: {}", chain(.0))]
     Store(#[from] StoreError),

@@ -82,8 +82,8 @@ impl Published {
             message = format!("{message}; written by {}", actor.without_numbers());
         }
         let kept = rejected.kept.iter().filter_map(|key| snapshot.pods.get(key)).map(|pod| &**pod);
-        let told = rejection::Told { source: self.kind, faults: &rejected.faults, message: &message };
-        rejection::tell(&self.events, &self.metrics, &told, kept);
+        let told = rejection::RejectedManifest { source: self.kind, faults: &rejected.faults, message: &message };
+        rejection::report(&self.events, &self.metrics, &told, kept);
     }
 }
 
@@ -117,7 +117,7 @@ impl Sources for ConfiguredSources {
                 .map_or_else(|| Arc::clone(&source.backend), |told| Arc::from(told.as_str())),
             last_good: source.pulse.last_success(),
             next_retry: source.pulse.next_retry(),
-            unkept: source.pulse.unkept(),
+            persist_error: source.pulse.persist_error(),
             snapshot: source.snapshot(),
         };
         self.sources.iter().map(view).collect()

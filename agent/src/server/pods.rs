@@ -110,10 +110,10 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         format!("the database was damaged and is set aside as {path}; check the disk, then remove that file")
     });
     let document = |view: &SourceView| {
-        let unkept = view.unkept.as_ref().map(|reason| {
+        let persist_error = view.persist_error.as_ref().map(|reason| {
             format!("manifests accepted by {} are not saved to disk; a reboot while it is unavailable would lose them: {reason}", view.kind)
         });
-        let remarks: Vec<String> = damage.iter().cloned().chain(unkept).collect();
+        let remarks: Vec<String> = damage.iter().cloned().chain(persist_error).collect();
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
         SourceDocument { remark, ..view::source(view, &desired) }
     };

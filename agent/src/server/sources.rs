@@ -23,7 +23,7 @@ pub struct SourceView {
     /// When it retries after a failure.
     pub next_retry: Option<Timestamp>,
     /// Why what it accepted cannot be saved to disk.
-    pub unkept: Option<Arc<String>>,
+    pub persist_error: Option<Arc<String>>,
     /// Its latest snapshot.
     pub snapshot: Arc<SourceSnapshot>,
 }

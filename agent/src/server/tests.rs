@@ -63,7 +63,7 @@ fn fixture(name: &str) -> Fixture {
             backend: "inotify".into(),
             last_good: Some(Timestamp::UNIX_EPOCH),
             next_retry: None,
-            unkept: None,
+            persist_error: None,
             snapshot: Arc::clone(&shared.lock().unwrap()),
         }]
     };

@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(persister.pending.last_good[&Arc::from("a")], Some(last_good(b"2")));
         assert_eq!(persister.pending.last_good[&Arc::from("b")], None);
         assert_eq!(persister.pending.directory, Some((Arc::from("/m"), old)));
-        assert!(persister.pulse.unkept().unwrap().contains("/db"));
-        assert!(persister.settle(Ok((Changes::default(), Ok(true)))) && persister.pulse.unkept().is_none());
+        assert!(persister.pulse.persist_error().unwrap().contains("/db"));
+        assert!(persister.settle(Ok((Changes::default(), Ok(true)))) && persister.pulse.persist_error().is_none());
     }
 }

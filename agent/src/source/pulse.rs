@@ -48,7 +48,7 @@ impl Pulse {
     }
 
     /// Why accepted manifests cannot be saved to disk.
-    pub fn unkept(&self) -> Option<Arc<String>> {
+    pub fn persist_error(&self) -> Option<Arc<String>> {
         self.persist_error.load_full()
     }
 

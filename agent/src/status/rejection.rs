@@ -7,7 +7,7 @@ use limpet_model::source::SourceKind;
 
 /// A rejected manifest.
 #[derive(Debug)]
-pub struct Told<'a> {
+pub struct RejectedManifest<'a> {
     /// Its source.
     pub source: SourceKind,
     /// The faults; each error is counted once.
@@ -18,17 +18,22 @@ pub struct Told<'a> {
 
 /// Counts the faults, and emits an event for each pod whose last good version keeps running; for the node if there is
 /// none.
-pub fn tell<'a>(events: &Events, metrics: &Metrics, told: &Told<'_>, kept: impl IntoIterator<Item = &'a PodRecord>) {
-    for fault in told.faults.iter().filter(|fault| fault.severity == Severity::Error) {
-        metrics.manifest_rejected(told.source, RejectionReason::of(fault));
+pub fn report<'a>(
+    events: &Events,
+    metrics: &Metrics,
+    rejected: &RejectedManifest<'_>,
+    kept: impl IntoIterator<Item = &'a PodRecord>,
+) {
+    for fault in rejected.faults.iter().filter(|fault| fault.severity == Severity::Error) {
+        metrics.manifest_rejected(rejected.source, RejectionReason::of(fault));
     }
     let mut of_pods = kept.into_iter().peekable();
     if of_pods.peek().is_none() {
-        events.emit(None, None, EventType::Warning, "FailedValidation", told.message.to_owned());
+        events.emit(None, None, EventType::Warning, "FailedValidation", rejected.message.to_owned());
     }
     for record in of_pods {
         let pod = Some((record.key.clone(), record.uid.clone()));
-        let message = format!("manifest rejected, the last good version runs on: {}", told.message);
+        let message = format!("manifest rejected, the last good version runs on: {}", rejected.message);
         events.emit(pod, None, EventType::Warning, "FailedValidation", message);
     }
 }

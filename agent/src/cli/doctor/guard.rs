@@ -8,7 +8,7 @@ use limpet_bpf::{GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId
 use super::scratch::Scratch;
 use super::{Finding, Level};
 use crate::config::Config;
-use crate::manifest_guard::{GuardRefusal, PINS};
+use crate::manifest_guard::{ArmError, PINS};
 use crate::node::facts;
 
 const GUARD: &str = "guard";
@@ -18,7 +18,7 @@ pub(super) async fn examine(config: &Config) -> Finding {
     let pinned = limpet_bpf::state(Path::new(PINS)).unwrap_or(GuardState::Off);
     let Some(mode) = config.guard.mode else { return not_asked_for(&pinned) };
     let tried = tokio::task::spawn_blocking(move || attempt(mode)).await;
-    let tried = tried.unwrap_or_else(|panicked| Err(GuardRefusal::Died(panicked)));
+    let tried = tried.unwrap_or_else(|panicked| Err(ArmError::Died(panicked)));
     judge(mode, config.guard.required, &pinned, tried)
 }
 
@@ -33,11 +33,11 @@ fn not_asked_for(pinned: &GuardState) -> Finding {
 }
 
 /// Attaches all hooks, and checks that they deny a change.
-fn attempt(mode: GuardMode) -> Result<(), GuardRefusal> {
+fn attempt(mode: GuardMode) -> Result<(), ArmError> {
     if !facts::cgroup_v2() {
-        return Err(GuardRefusal::CgroupVersion);
+        return Err(ArmError::CgroupVersion);
     }
-    let missing = |path: &Path, source| GuardRefusal::Missing { path: path.to_owned(), source };
+    let missing = |path: &Path, source| ArmError::Missing { path: path.to_owned(), source };
     // Dropped after the programs attached to it.
     let scratch = Scratch::new().map_err(|source| missing(&std::env::temp_dir(), source))?;
     let own = Path::new("/proc/self/exe");
@@ -52,7 +52,7 @@ fn attempt(mode: GuardMode) -> Result<(), GuardRefusal> {
     Ok(limpet_bpf::prove(&mut loaded)?)
 }
 
-fn judge(mode: GuardMode, required: bool, pinned: &GuardState, tried: Result<(), GuardRefusal>) -> Finding {
+fn judge(mode: GuardMode, required: bool, pinned: &GuardState, tried: Result<(), ArmError>) -> Finding {
     let error = match tried {
         Ok(()) => {
             let now = match pinned {
@@ -61,7 +61,7 @@ fn judge(mode: GuardMode, required: bool, pinned: &GuardState, tried: Result<(),
             };
             return Finding::ok(GUARD, format!("{}: every hook can be held, and refuses; {now}", mode.name()));
         }
-        Err(GuardRefusal::Arm(GuardError::Hooks(hooks))) => {
+        Err(ArmError::Arm(GuardError::Hooks(hooks))) => {
             format!("the kernel does not take these hooks: {}", hooks.join("; "))
         }
         Err(error) => error.to_string(),
@@ -89,7 +89,7 @@ mod tests {
             (judge(mode, true, &pinned, Ok(())), Level::Ok, "strict, 1 hooks"),
             (judge(mode, true, &pinned, hooks()), Level::Failed, "path_truncate"),
             (judge(mode, false, &pinned, hooks()), Level::Degraded, "not guarded"),
-            (judge(mode, true, &pinned, Err(GuardRefusal::CgroupVersion)), Level::Failed, "cgroup v1"),
+            (judge(mode, true, &pinned, Err(ArmError::CgroupVersion)), Level::Failed, "cgroup v1"),
         ] {
             assert!(finding.level == level && finding.text.contains(part), "{finding:?}");
         }

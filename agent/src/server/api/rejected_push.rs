@@ -41,8 +41,8 @@ impl RejectedPush<'_> {
             ];
             let found = || names.iter().find_map(|key| pushed?.snapshot.pods.get(key));
             let kept: Option<&PodRecord> = (self.resource == Resource::Pod).then(found).flatten().map(|pod| &**pod);
-            let details = rejection::Told { source: SourceKind::Push, faults, message: error.message() };
-            rejection::tell(&self.state.events, &self.state.metrics, &details, kept);
+            let details = rejection::RejectedManifest { source: SourceKind::Push, faults, message: error.message() };
+            rejection::report(&self.state.events, &self.state.metrics, &details, kept);
         }
         error.into_response()
     }

@@ -52,7 +52,7 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
         backend: "inotify".into(),
         last_good: None,
         next_retry: None,
-        unkept: None,
+        persist_error: None,
         snapshot,
     };
     let push = Arc::new(SourceSnapshot { health: Health::Good, ..SourceSnapshot::default() });

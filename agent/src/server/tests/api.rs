@@ -37,7 +37,7 @@ impl Bench {
                 backend: "".into(),
                 last_good: None,
                 next_retry: None,
-                unkept: None,
+                persist_error: None,
                 snapshot: Arc::clone(&shown.lock().unwrap()),
             }]
         });

@@ -227,10 +227,10 @@ async fn a_full_disk_is_reported_and_manifests_are_saved_later() {
         };
         tokio::time::timeout(Duration::from_secs(20), met).await.unwrap();
     };
-    until(|pulse| pulse.unkept().is_some_and(|why| why.contains("No space left"))).await;
+    until(|pulse| pulse.persist_error().is_some_and(|why| why.contains("No space left"))).await;
     fs::remove_file(disk.join("filler")).unwrap();
     // Without another change: at the periodic rescan.
-    until(|pulse| pulse.unkept().is_none()).await;
+    until(|pulse| pulse.persist_error().is_none()).await;
     assert_eq!(bench.store.last_good(SourceKind::File).unwrap().len(), 2);
     bench.stop().await;
     drop(std::mem::replace(&mut bench.store, Arc::new(Store::open(&bench.root.path().join("other.db")).unwrap().0)));
