@@ -1,4 +1,4 @@
-//! The composition root: builds the rooms in order, gives each only the ends it needs, starts the tasks last.
+//! The composition root: builds the parts in order, gives each only the channel ends it needs, starts the tasks last.
 //!
 //! 1 disk, 2 core, 3 sockets (reserved, still silent), 4 tasks. Nothing here waits for containerd, a network or an
 //! apiserver; what fails before the tasks is an error with an exit code, what fails after them a log line and
@@ -87,7 +87,7 @@ pub struct Prepared {
     pub lock: NodeLock,
 }
 
-/// What several rooms share.
+/// What several parts share.
 struct Shared {
     config: Arc<Config>,
     client: Client,
@@ -187,7 +187,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     Ok(())
 }
 
-/// The database below the root directory; a damaged one is replaced, and told.
+/// The database below the root directory; a damaged one is replaced and reported.
 async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     let path = config.database();
     let opened = tokio::task::spawn_blocking(move || Store::open(&path)).await;
@@ -251,7 +251,7 @@ fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: Cancellat
     }
 }
 
-/// Asks containerd for an image; an error is told by whoever pulls it.
+/// Asks containerd for an image; an error is reported by whoever pulls it.
 fn has_image(images: Images) -> Arc<HasImage> {
     Arc::new(move |image| {
         let images = images.clone();

@@ -73,6 +73,6 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// Whether a pull was broken off or still runs.
     fn has_unfinished_pulls(&self) -> bool;
 
-    /// Releases what broken-off pulls of images that nobody wants left; returns whether that is all of it.
+    /// Releases what broken-off pulls of images that no pod wants left; returns whether that is all of it.
     fn forget_pulls(self: Arc<Self>, wanted: HashSet<String>) -> BoxFuture<'static, bool>;
 }

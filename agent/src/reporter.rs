@@ -73,7 +73,7 @@ impl Reporter {
         self.observed.publish(&pod.record.key, Some(Arc::new(observed)));
     }
 
-    /// Shows a transient remark on the pod until its worker publishes it anew.
+    /// Shows a note on the pod until its worker publishes the next status.
     pub fn publish_note(&self, record: &PodRecord, note: String) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         if let Some(known) = known.filter(|known| known.record.uid == record.uid) {
@@ -122,7 +122,7 @@ impl Reporter {
         self.event(pod, Some(&slot.name), EventType::Normal, "Killing", message);
     }
 
-    /// The kernel killed something in a container for want of memory, and not its first process.
+    /// The OOM killer killed a process of a container, and not its first one.
     pub fn report_survived(&self, pod: &PodState, index: usize, id: &ContainerId, kills: u64) {
         let slot = &pod.containers[index];
         let Some(instance) = slot.instance.as_ref().filter(|one| one.id == *id && one.is_running()) else { return };

@@ -1,7 +1,7 @@
 //! One task per pod: decide what to do next, have it done, wait for the next event.
 //!
 //! [`pod_worker`] is the task, [`supervisor`] the owner of all such tasks. What to do is decided by
-//! [`limpet_core::plan`], and done by an [`Executor`](crate::executor::Executor).
+//! [`limpet_core::plan`], and done by an [`Executor`].
 
 pub mod adoption;
 pub mod inbox;

@@ -1,4 +1,4 @@
-//! Who lives in which cgroup, and what is told of those who change manifests: for the watch.
+//! Which pod owns a cgroup, and how processes that change manifests are reported: for the watch.
 
 use std::ffi::OsStr;
 

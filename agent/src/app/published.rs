@@ -1,4 +1,4 @@
-//! A source's way into the merge, and what people are told on the way: changed and rejected manifests become events,
+//! A source's way into the merge, and what is reported on the way: changed and rejected manifests become events,
 //! and the source's state can be asked for at any time.
 
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub(super) struct Published {
     pub(super) pulse: Arc<Pulse>,
     /// The way into the merge.
     pub(super) slots: Arc<Slots>,
-    /// Where rejections are told.
+    /// Where rejections are reported.
     pub(super) events: Events,
     /// Where they are counted.
     pub(super) metrics: Metrics,
@@ -82,8 +82,8 @@ impl Published {
             message = format!("{message}; written by {}", actor.without_numbers());
         }
         let kept = rejected.kept.iter().filter_map(|key| snapshot.pods.get(key)).map(|pod| &**pod);
-        let told = rejection::RejectedManifest { source: self.kind, faults: &rejected.faults, message: &message };
-        rejection::report(&self.events, &self.metrics, &told, kept);
+        let manifest = rejection::RejectedManifest { source: self.kind, faults: &rejected.faults, message: &message };
+        rejection::report(&self.events, &self.metrics, &manifest, kept);
     }
 }
 
@@ -114,7 +114,7 @@ impl Sources for ConfiguredSources {
             backend: source
                 .pulse
                 .backend()
-                .map_or_else(|| Arc::clone(&source.backend), |told| Arc::from(told.as_str())),
+                .map_or_else(|| Arc::clone(&source.backend), |backend| Arc::from(backend.as_str())),
             last_good: source.pulse.last_success(),
             next_retry: source.pulse.next_retry(),
             persist_error: source.pulse.persist_error(),
@@ -163,8 +163,8 @@ mod tests {
         published.publish(snapshot("required"));
         published.publish(snapshot("required"));
         published.publish(snapshot("too many"));
-        let told: Vec<(String, u32)> = events.snapshot().into_iter().map(|e| (e.message, e.count)).collect();
-        assert_eq!(told, [("spec.containers: required".to_owned(), 1), ("spec.containers: too many".to_owned(), 1)]);
+        let emitted: Vec<(String, u32)> = events.snapshot().into_iter().map(|e| (e.message, e.count)).collect();
+        assert_eq!(emitted, [("spec.containers: required".to_owned(), 1), ("spec.containers: too many".to_owned(), 1)]);
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
         let sources = ConfiguredSources { sources: vec![Arc::new(published)], store };

@@ -1,4 +1,4 @@
-//! The agent as a service: signals that stop it, and what systemd is told. Without systemd nothing is sent.
+//! The agent as a service: signals that stop it, and systemd's notifications. Without systemd nothing is sent.
 
 use std::future::Future;
 use std::io;
@@ -65,14 +65,14 @@ async fn ping<F: Future<Output = bool>>(
         if alive().await {
             pong();
         } else {
-            warn!("the agent's loop does not answer; systemd's watchdog is not told that it lives");
+            warn!("the agent's loop does not answer; systemd's watchdog is not notified");
         }
     }
 }
 
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "systemd cannot be told about the agent's state");
+        warn!(%error, "systemd cannot be notified of the agent's state");
     }
 }
 
@@ -89,18 +89,19 @@ mod tests {
     async fn the_watchdog_is_told_only_when_the_loop_answered() {
         let answers = [true, false, false, true, false, true];
         let stop = CancellationToken::new();
-        let (told, mut seen) = mpsc::unbounded_channel();
+        let (notified, mut seen) = mpsc::unbounded_channel();
         let asked = Arc::new(std::sync::Mutex::new(answers.into_iter()));
         let alive = || {
             let answer = asked.lock().unwrap().next();
-            told.send("asked").unwrap();
+            notified.send("asked").unwrap();
             answer.is_none().then(|| stop.cancel());
             async move { answer.unwrap_or(false) }
         };
-        ping(Duration::from_millis(2), alive, || told.send("told").unwrap(), stop.clone()).await;
+        ping(Duration::from_millis(2), alive, || notified.send("notified").unwrap(), stop.clone()).await;
         let mut sequence = Vec::new();
         seen.recv_many(&mut sequence, 100).await;
-        let expected = ["asked", "told", "asked", "asked", "asked", "told", "asked", "asked", "told", "asked"];
+        let expected =
+            ["asked", "notified", "asked", "asked", "asked", "notified", "asked", "asked", "notified", "asked"];
         assert_eq!(sequence, expected);
     }
 

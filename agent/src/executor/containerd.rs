@@ -186,7 +186,7 @@ impl ContainerdExecutor {
         let state =
             limpet_model::container::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
         if let Err(error) = self.containers.write_state(&instance.id, &state).await {
-            // Its task is still there, and tells the same until the end is written at the reaping.
+            // Its task still exists and reports the same until the exit is written at the reaping.
             tracing::debug!(pod = %pod.record.key, %error, "an end is not written down yet");
         }
         exit
@@ -226,7 +226,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Removes the records and logs of instances that nobody asks for any more.
+    /// Removes the records and logs of instances that are not needed any more.
     async fn forget(&self, pod: &PodState, index: usize) -> Outcome {
         let mut ids = Vec::new();
         for instance in &pod.containers[index].stale {

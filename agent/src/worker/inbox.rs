@@ -1,4 +1,4 @@
-//! A pod worker's inbox: the newest wish, and what became of its containers. Nothing queues up: a newer wish
+//! A pod worker's inbox: the newest command, and what became of its containers. Nothing queues up: a newer command
 //! replaces an older one, and there is at most one end per container.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -29,28 +29,28 @@ pub enum PodCommand {
 
 /// Everything that came since the worker looked last.
 #[derive(Debug, Default)]
-pub struct Mail {
-    /// The newest wish.
+pub struct Messages {
+    /// The newest command.
     pub command: Option<PodCommand>,
     /// First processes of containers that ended: code and time.
     pub exits: BTreeMap<(ContainerId, u32), (i32, Timestamp)>,
-    /// Containers in which the kernel killed for want of memory.
+    /// Containers in which the OOM killer killed a process.
     pub out_of_memory: BTreeSet<ContainerId>,
     /// The process that was killed there last, where the kernel says which.
     pub victims: BTreeMap<ContainerId, ProcessName>,
     /// Who sent the last signal that ends to a container's first process, where the kernel says who.
     pub signals: BTreeMap<ContainerId, Sender>,
-    /// The objects the wished version refers to, as they are now.
+    /// The objects that the desired version refers to, as they are now.
     pub objects: Option<Arc<PodObjects>>,
     /// Images that have come by archives, by their normalised names, since the agent runs.
     pub images: Option<Arc<HashSet<String>>>,
     /// What an action has been waiting for, for long.
     pub hanging: Option<String>,
-    /// containerd's whole view of the pod's containers, read anew.
+    /// containerd's whole view of the pod's containers, just read.
     pub found: Option<Vec<FoundContainer>>,
 }
 
-impl Mail {
+impl Messages {
     /// Takes in an event of one of the pod's containers.
     pub fn take_event(&mut self, event: LifecycleEvent) {
         match event {
@@ -64,27 +64,27 @@ impl Mail {
     }
 }
 
-/// The letter box between the supervisor and one worker.
+/// Passes messages from the supervisor to one worker.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    mail: Mutex<Mail>,
-    bell: Notify,
+    messages: Mutex<Messages>,
+    arrival: Notify,
 }
 
 impl Inbox {
-    /// Changes what lies in the box and rings.
-    pub fn put(&self, change: impl FnOnce(&mut Mail)) {
-        change(&mut self.mail.lock().unwrap_or_else(PoisonError::into_inner));
-        self.bell.notify_one();
+    /// Changes the pending messages and wakes the worker.
+    pub fn put(&self, change: impl FnOnce(&mut Messages)) {
+        change(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner));
+        self.arrival.notify_one();
     }
 
     /// Empties the box.
-    pub fn take(&self) -> Mail {
-        std::mem::take(&mut *self.mail.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take(&self) -> Messages {
+        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Resolves when something was put in since the last time; never misses one.
     pub async fn arrived(&self) {
-        self.bell.notified().await;
+        self.arrival.notified().await;
     }
 }

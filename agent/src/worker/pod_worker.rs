@@ -1,6 +1,6 @@
-//! The task of one pod: takes its mail, plans, lets the executor act, takes outcomes in, waits.
+//! The task of one pod: takes its messages, plans, has the executor act, applies outcomes, waits.
 //!
-//! Actions run beside the loop, so a pull or a hanging call never keeps a newer wish waiting; a wish never cuts an
+//! Actions run beside the loop, so a pull or a hanging call never delays a newer command; a command never cuts an
 //! action but a pull in half.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
 use super::adoption::take_over;
-use super::inbox::{Inbox, Mail, PodCommand};
+use super::inbox::{Inbox, Messages, PodCommand};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
@@ -26,7 +26,7 @@ use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::process::{ProcessName, Sender};
 
-/// How long an action may wait for one call before people are told which.
+/// How long an action may wait for one call before it is reported.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// A first process that lives so long after the kernel killed something in its container was not the victim.
 const OOM_SURVIVED: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ pub struct PodWorker {
     jobs: JoinSet<(u64, Outcome)>,
     pulls: BTreeMap<usize, AbortHandle>,
     processes: ProcessWatch,
-    /// containerd's state was read anew in its life: what is made from now on may meet what was broken off before.
+    /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
     reconnected: bool,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
     generation: u64,
@@ -93,12 +93,12 @@ impl PodWorker {
         }
     }
 
-    /// Works until the pod is gone and nothing more is wished, or the agent stops. Returns the pod's key.
+    /// Works until the pod is gone and no other version is desired, or the agent stops. Returns the pod's key.
     pub async fn run(mut self) -> PodKey {
         loop {
             let now = self.context.executor.now();
-            let mail = self.inbox.take();
-            self.read(mail, now);
+            let messages = self.inbox.take();
+            self.read(messages, now);
             self.processes.follow(self.current.as_ref(), &self.context, &self.inbox);
             let conditions = *self.conditions.borrow_and_update();
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, conditions, now.mono));
@@ -125,7 +125,7 @@ impl PodWorker {
         }
     }
 
-    /// Waits for mail, an outcome, other conditions, or `until`. True: the agent stops.
+    /// Waits for messages, an outcome, other conditions, or `until`. True: the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = async {
             match until {
@@ -156,7 +156,7 @@ impl PodWorker {
 
     fn finish(&mut self, joined: Result<(u64, Outcome), tokio::task::JoinError>) {
         if let Some(pod) = &mut self.current {
-            // Another action that still hangs says so again.
+            // Another action that still hangs reports it again.
             pod.hanging = None;
         }
         match joined {
@@ -202,24 +202,24 @@ impl PodWorker {
             Action::EnsureImage(index) => Some(index),
             _ => None,
         };
-        let tell = self.tell_of_hanging(pod_container(&before, &action));
+        let report = self.hang_reporter(pod_container(&before, &action));
         let job = self
             .jobs
-            .spawn(async move { (generation, watched(HANGS_AFTER, tell, executor.perform(before, action)).await) });
+            .spawn(async move { (generation, watched(HANGS_AFTER, report, executor.perform(before, action)).await) });
         if let Some(index) = index {
             self.pulls.insert(index, job);
         }
     }
 
-    /// Puts word of a call that hangs into the worker's own mail.
-    fn tell_of_hanging(&self, container: Option<String>) -> impl Fn(&'static str) + Send + use<> {
+    /// Reports a call that hangs to the worker's own inbox.
+    fn hang_reporter(&self, container: Option<String>) -> impl Fn(&'static str) + Send + use<> {
         let (inbox, key) = (Arc::clone(&self.inbox), self.key.clone());
         move |call| {
             let of = container.as_deref().map(|name| format!(" of container {name}")).unwrap_or_default();
             let seconds = HANGS_AFTER.as_secs();
             let message = format!("{call}{of} has had no answer for more than {seconds} s: what is called hangs");
             tracing::warn!(pod = %key, message, "an action waits");
-            inbox.put(|mail| mail.hanging = Some(message));
+            inbox.put(|messages| messages.hanging = Some(message));
         }
     }
 
@@ -241,27 +241,27 @@ impl PodWorker {
         self.current.is_some()
     }
 
-    fn read(&mut self, mail: Mail, now: Now) {
-        if let Some(found) = mail.found {
+    fn read(&mut self, messages: Messages, now: Now) {
+        if let Some(found) = messages.found {
             self.found(found, now);
         }
-        if let (Some(pod), Some(hanging)) = (&mut self.current, mail.hanging) {
+        if let (Some(pod), Some(hanging)) = (&mut self.current, messages.hanging) {
             pod.hanging = Some(hanging);
         }
-        self.note_kills(mail.victims, mail.signals, now);
-        for id in mail.out_of_memory {
+        self.note_kills(messages.victims, messages.signals, now);
+        for id in messages.out_of_memory {
             self.out_of_memory(&id);
         }
-        for ((id, pid), (code, at)) in mail.exits {
+        for ((id, pid), (code, at)) in messages.exits {
             self.exited(&id, pid, code, at, now);
         }
-        if mail.objects.is_some() {
-            self.objects = mail.objects;
+        if messages.objects.is_some() {
+            self.objects = messages.objects;
         }
-        if let (Some(pod), Some(images)) = (&mut self.current, mail.images) {
+        if let (Some(pod), Some(images)) = (&mut self.current, messages.images) {
             pod.take_images(&images);
         }
-        match mail.command {
+        match messages.command {
             Some(PodCommand::Run(record)) => {
                 self.unwanted = false;
                 self.grace = None;
@@ -279,7 +279,7 @@ impl PodWorker {
         self.hand_over_objects();
     }
 
-    /// Brings the current incarnation and the wish together: the same one is updated in place, another one ends.
+    /// Reconciles the current incarnation with the command: the same one is updated in place, another one ends.
     fn settle(&mut self, now: Now) {
         let others = !self.others.is_empty();
         match (&mut self.current, &self.next) {
@@ -343,12 +343,12 @@ impl PodWorker {
         }
     }
 
-    /// A process ended, and containerd did not say so: what it says when it is asked.
+    /// A process has exited without a TaskExit event; `answer` is containerd's view of its task.
     fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
         let now = self.context.executor.now();
         match answer {
             Ok(Some(Task::Stopped { code, at })) => {
-                tracing::warn!(pod = %self.key, container = %id, "containerd's word of an end was lost");
+                tracing::warn!(pod = %self.key, container = %id, "missed TaskExit event");
                 self.exited(&id, pid, code, at, now);
             }
             Ok(None) => {

@@ -1,5 +1,5 @@
-//! Watches over the first processes of a pod's containers. containerd tells of their ends, with the exit code; what the
-//! kernel tells and containerd does not is looked into: an event that was lost, or a shim that hangs.
+//! Watches over the first processes of a pod's containers. containerd reports their exits, with the exit code; an exit that the
+//! kernel reports and containerd does not is checked: a missed event, or a shim that hangs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use limpet_model::container::ContainerId;
 use limpet_model::container::Task;
 use limpet_model::process::ProcessHandle;
 
-/// How long containerd may take to tell of an end that the kernel has told.
+/// How long containerd may take to report an exit that the kernel has reported.
 const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may take to answer when it is asked.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -57,7 +57,7 @@ impl ProcessWatch {
         }
     }
 
-    /// A process that ended without a word of containerd's, and what it says when it is asked; never while there is
+    /// A process that exited without an event from containerd, and containerd's view of its task; never while there is
     /// none. Cancel safe.
     pub async fn missed_exit(&mut self) -> (ProcessKey, Answer) {
         loop {
@@ -84,7 +84,7 @@ fn running(pod: &PodState) -> RunningProcesses<'_> {
     processes.collect()
 }
 
-/// Waits for the end, gives containerd time to tell of it, then asks.
+/// Waits for the exit, gives containerd time to report it, then asks.
 fn look_for_end(
     key: ProcessKey,
     container: String,
@@ -99,7 +99,7 @@ fn look_for_end(
             None => Err(std::io::Error::other("there is no hold on it")),
         };
         if let Err(error) = ended {
-            tracing::debug!(container = %key.0, %error, "its end is left to containerd to tell");
+            tracing::debug!(container = %key.0, %error, "its exit is left to containerd to report");
             std::future::pending::<()>().await;
         }
         tokio::time::sleep(EXIT_EVENT_TIMEOUT).await;
@@ -108,21 +108,21 @@ fn look_for_end(
         let answer = match tokio::time::timeout(ANSWER_TIMEOUT, asked.as_mut()).await {
             Ok(answer) => answer,
             Err(_) => {
-                tell(&inbox, &container);
+                report_hang(&inbox, &container);
                 asked.await
             }
         };
         if matches!(answer, Ok(Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }))) {
-            tell(&inbox, &container);
+            report_hang(&inbox, &container);
         }
         (key, answer)
     }
 }
 
-fn tell(inbox: &Inbox, container: &str) {
+fn report_hang(inbox: &Inbox, container: &str) {
     let seconds = EXIT_EVENT_TIMEOUT.as_secs();
     let message = format!(
         "the process of container {container} has ended, and its shim has not said so for more than {seconds} s: it hangs"
     );
-    inbox.put(|mail| mail.hanging = Some(message));
+    inbox.put(|messages| messages.hanging = Some(message));
 }

@@ -102,7 +102,7 @@ impl Supervisor {
                 }
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
-                    self.workers.values().for_each(|inbox| inbox.put(|mail| mail.images = Some(Arc::clone(&images))));
+                    self.workers.values().for_each(|inbox| inbox.put(|messages| messages.images = Some(Arc::clone(&images))));
                 }
                 done = self.cleanup.next() => self.cleaned(done),
             }
@@ -134,7 +134,7 @@ impl Supervisor {
         for key in merged.objects_changed.iter().filter(|key| !self.provisional.contains(key)) {
             if let (Some(record), Some(inbox)) = (self.desired.pods.get(key), self.workers.get(key)) {
                 let objects = Arc::new(self.desired.objects_of(record));
-                inbox.put(|mail| mail.objects = Some(objects));
+                inbox.put(|messages| messages.objects = Some(objects));
             }
         }
     }
@@ -177,12 +177,12 @@ impl Supervisor {
         match (self.workers.get(key), command) {
             (Some(inbox), command) => {
                 let objects = self.objects_for(&command);
-                inbox.put(|mail| {
-                    mail.command = Some(command);
-                    mail.objects = objects;
+                inbox.put(|messages| {
+                    messages.command = Some(command);
+                    messages.objects = objects;
                 });
             }
-            // Before the first look at containerd nobody knows what runs.
+            // Before the first reading of containerd's state it is not known what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
             (None, PodCommand::Run(record)) if self.workers.len() >= self.context.reporter.max_pods => {
                 self.context.reporter.report_out_of_pods(&record, self.context.executor.now());
@@ -225,9 +225,9 @@ impl Supervisor {
         let inbox = Arc::new(Inbox::default());
         if let Some(command) = command {
             let objects = self.objects_for(&command);
-            inbox.put(|mail| {
-                mail.command = Some(command);
-                mail.objects = objects;
+            inbox.put(|messages| {
+                messages.command = Some(command);
+                messages.objects = objects;
             });
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
@@ -262,7 +262,7 @@ impl Supervisor {
         let Some(id) = event.container() else { return };
         let inbox = self.routes.get(id.pod_part()).and_then(|key| self.workers.get(key));
         match inbox {
-            Some(inbox) => inbox.put(|mail| mail.take_event(event)),
+            Some(inbox) => inbox.put(|messages| messages.take_event(event)),
             None => self.reading.keep(event),
         }
     }

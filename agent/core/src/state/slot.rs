@@ -1,4 +1,4 @@
-//! One container of a pod: its image, its instances, the action in progress. Part of [`super::state`].
+//! One container of a pod: its image, its instances, the action in progress. Part of [`super`].
 
 use std::path::PathBuf;
 use std::sync::Arc;

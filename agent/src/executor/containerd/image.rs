@@ -51,14 +51,14 @@ impl ContainerdExecutor {
         }
     }
 
-    /// `imagePullPolicy: Always` asks for the newest image: that it may not be is told.
+    /// `imagePullPolicy: Always` asks for the newest image: an event reports that this may be an older one.
     fn report_local_image(&self, pod: &PodState, slot: &ContainerSlot, reference: &str, error: &ImageError) {
         let message = format!("Using the image \"{reference}\" present on machine, which may be out of date: {error}");
         tracing::warn!(pod = %pod.record.key, container = slot.name, image = reference, %error, "the local image is used");
         self.reporter.event(pod, Some(&slot.name), EventType::Warning, "RegistryUnavailable", message);
     }
 
-    /// Lets go of what broken-off pulls of images nobody wants left in containerd; returns whether that is all of it.
+    /// Releases what broken-off pulls of images that no pod wants left in containerd; returns whether that is all of it.
     pub(super) async fn forget_unwanted_pulls(&self, wanted: &HashSet<String>) -> bool {
         let forgotten = self.images.forget_unwanted(|image| wanted.contains(image)).await;
         forgotten.unwrap_or_else(|error| {
@@ -95,7 +95,7 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
-    /// The pod's own registry credentials. One that is missing is told; the pull may succeed without it.
+    /// The pod's own registry credentials. A missing one is reported; the pull may succeed without it.
     fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
         let objects = pod.objects.clone().unwrap_or_default();
         let names = pod.record.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.as_str());

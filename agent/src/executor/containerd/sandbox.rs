@@ -77,7 +77,7 @@ impl ContainerdExecutor {
         Ok(PodSandbox { sandbox, addresses })
     }
 
-    /// Writes volumes anew; containers that have them mounted see the change and run on.
+    /// Rewrites volumes; containers that have them mounted see the change and keep running.
     pub(super) async fn update_volumes(&self, pod: &PodState) -> Result<(), Failure> {
         let objects = pod.objects.clone().unwrap_or_default();
         match self.volumes.update(&pod.record, &objects).await {
@@ -138,7 +138,7 @@ impl ContainerdExecutor {
         Some(Arc::new(PodSandbox { sandbox, addresses }))
     }
 
-    /// The pod's sandbox, when containers cannot be started in it any more: somebody has unmounted its pins.
+    /// The pod's sandbox, when containers cannot be started in it any more: its pins were unmounted.
     pub(super) async fn lost_sandbox(&self, pod: &PodState) -> Option<Arc<PodSandbox>> {
         let sandbox = sandbox_of(pod)?;
         match self.sandboxes.is_whole(&pod.record.uid, &sandbox.sandbox).await {

@@ -195,7 +195,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Who it runs as: the Pod's wish and the image's own `USER`, by the image's account files.
+    /// Who it runs as: the Pod's security context and the image's own `USER`, by the image's account files.
     async fn user(&self, start: &Start<'_>, rootfs: &[SnapshotMount]) -> Result<ProcessUser, StartFailure> {
         let image_user = start.image.config.config().as_ref().and_then(|config| config.user().clone());
         let request = UserRequest::new(start.pod.record.spec(), start.container, image_user.as_deref());
@@ -229,7 +229,7 @@ impl ContainerdExecutor {
                 self.containers.delete_task(&start.id).await.map_err(run_error)?;
                 self.containers.create_task(&start.id, rootfs, log_uri, terminal).await.map_err(run_error)
             }
-            // A shim that was broken off in the middle of a start may answer nobody any more. With nothing else of the pod
+            // A shim that was broken off in the middle of a start may never answer again. With nothing else of the pod
             // below it (its containers start side by side), it is ended: the next start is to have another one.
             Err(error @ RuntimeError::Deadline { .. }) => {
                 tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "a shim without other work is ended");
@@ -288,7 +288,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// It runs: says so on the container, in the log and as events.
+    /// It runs: recorded on the container, in the log and as events.
     async fn started(&self, start: &Start<'_>, pid: u32, began: Instant, created: Duration) -> Instance {
         let now = Timestamp::now();
         let took = began.elapsed();

@@ -31,7 +31,7 @@ pub(super) struct Cleanup {
     searched: bool,
     /// Pods whose orphans are still to be removed, or are being removed: none of that UID may start.
     orphans: Vec<PodUid>,
-    /// Pulls may have been broken off for images that nobody wants any more.
+    /// Pulls may have been broken off for images that no pod wants any more.
     pulls_are_stale: bool,
     /// Something of them was not released at the last try.
     not_forgotten: bool,
@@ -47,7 +47,7 @@ impl Cleanup {
         }
     }
 
-    /// Pods changed or ended: `unfinished` pulls may have been for images that nobody wants any more.
+    /// Pods changed or ended: `unfinished` pulls may have been for images that no pod wants any more.
     pub(super) fn pods_changed(&mut self, unfinished: bool) {
         self.pulls_are_stale |= unfinished || self.not_forgotten;
     }

@@ -75,18 +75,18 @@ impl Supervisor {
         let mut found = match read {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "containerd answers events and not its state; asked again in a second");
+                tracing::warn!(%error, "cannot read containerd's state although its events arrive; retrying in a second");
                 return self.begin_reading(READ_AGAIN);
             }
             Err(error) => {
-                tracing::error!(%error, "the look at containerd's state failed");
+                tracing::error!(%error, "reading containerd's state panicked");
                 return self.begin_reading(READ_AGAIN);
             }
         };
         let count = found.values().map(|pod| pod.containers.len()).sum();
         for (key, inbox) in &self.workers {
             let own = found.remove(key).map(|pod| pod.containers).unwrap_or_default();
-            inbox.put(|mail| mail.found = Some(own));
+            inbox.put(|messages| messages.found = Some(own));
         }
         found.retain(|key, _| !self.reading.ended.contains(key));
         let pods = found.len();
@@ -126,7 +126,7 @@ impl Supervisor {
         }
         self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)));
         if let Some(inbox) = self.workers.get(&key) {
-            inbox.put(|mail| mail.found = Some(found.containers));
+            inbox.put(|messages| messages.found = Some(found.containers));
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn log(changes: &[PodChange]) {
     }
 }
 
-/// Why a pod that is removed and added at once is made anew: told with its addition.
+/// Why a pod that is removed and added at once is recreated: logged with its addition.
 fn successor<'a>(change: &'a PodChange, changes: &'a [PodChange]) -> Option<PodDiff<'a>> {
     let PodChange::Added(new) = change else { return None };
     let removed = changes.iter().take_while(|change| matches!(change, PodChange::Removed(_)));
