@@ -1,8 +1,8 @@
-//! The pods' cgroups, laid out as kubelet lays them out: a node level, a level for burstable and one for best-effort
-//! pods, a group for each pod; the containers' own are made by the OCI runtime.
+//! The pods' cgroups in kubelet's layout: a node level, a level for burstable and one for best-effort pods, a cgroup for
+//! each pod; the OCI runtime creates those of containers.
 //!
-//! Both versions and both drivers: with `cgroupfs` the groups are directories written here, in every v1 hierarchy or
-//! in the v2 one; with `systemd` they are slices that systemd makes, read here as directories all the same.
+//! Both versions and both drivers: with `cgroupfs` this module creates directories, in every v1 hierarchy or in the v2
+//! one; with `systemd` it asks systemd for slices, and reads them as directories all the same.
 
 mod files;
 mod hierarchy;
@@ -23,23 +23,23 @@ use limpet_model::pod::compute_resources::{cpu_shares, pod_cpu_request, pod_limi
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
 
-/// How cgroups are made (kubelet's `cgroupDriver`).
+/// How cgroups are created (kubelet's `cgroupDriver`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CgroupDriver {
     /// Directories below the cgroup file system.
     #[default]
     Cgroupfs,
-    /// Slices and scopes, made by systemd over D-Bus.
+    /// Slices and scopes, created by systemd over D-Bus.
     Systemd,
 }
 
-/// Why a cgroup could not be made, changed or removed.
+/// Why a cgroup could not be created, changed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No cgroup file system is mounted.
     #[error("no cgroup file system is mounted below /sys/fs/cgroup")]
     NotMounted,
-    /// The kernel does not offer what a limit needs.
+    /// The kernel does not offer the controller that a limit needs.
     #[error("set {file} of cgroup {group} to {value}: the kernel offers no {controller} controller here{}", remedy(.controller))]
     NoController {
         /// The cgroup, from the root of the hierarchy.
@@ -48,20 +48,20 @@ pub enum CgroupError {
         controller: &'static str,
         /// The file that is missing.
         file: &'static str,
-        /// What it was to be set to.
+        /// The value to be set.
         value: String,
     },
-    /// A file or directory of a cgroup refuses.
+    /// A file operation in a cgroup failed.
     #[error("{operation} {path}: {source}")]
     File {
-        /// What was done to it.
+        /// The operation.
         operation: &'static str,
-        /// Which.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Processes still run in a group that is to go.
+    /// Processes still run in a cgroup that is to be removed.
     #[error("remove cgroup {0}: processes still run in it")]
     Busy(PathBuf),
     /// systemd refuses or does not answer.
@@ -71,16 +71,16 @@ pub enum CgroupError {
         operation: &'static str,
         /// The slice.
         unit: String,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
     /// The agent is stopping.
-    #[error("the agent stopped while a cgroup was worked on")]
+    #[error("the agent stopped during a cgroup operation")]
     Stopped,
 }
 
 impl CgroupError {
-    /// Whether the same call may succeed a moment later.
+    /// Whether the failure is transient: the same call may succeed later.
     pub fn may_pass(&self) -> bool {
         !matches!(self, Self::NotMounted | Self::NoController { .. })
     }
@@ -95,7 +95,7 @@ fn remedy(controller: &str) -> &'static str {
     if controller == "memory" { "; boot with cgroup_enable=memory" } else { "" }
 }
 
-/// Who a cgroup was made for.
+/// Which pod or container a cgroup belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
     /// The pod.
@@ -104,7 +104,7 @@ pub struct Tenant {
     pub container: Option<String>,
 }
 
-/// The pods' cgroups. Clones share what is known.
+/// The pods' cgroups. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
     shared: Arc<Shared>,
@@ -116,17 +116,17 @@ struct Shared {
     layout: Layout,
     pod_pids_limit: Option<i64>,
     systemd: Option<systemd::Manager>,
-    /// Millicores requested by each burstable pod: what their level weighs against the others.
+    /// Millicores requested by each burstable pod: together the CPU weight of their level.
     burstable: Mutex<BTreeMap<PodUid, i64>>,
-    /// Of each pod: what the kernel killed for want of memory in containers that have ended, as far as it is known.
-    kills_of_the_ended: Mutex<BTreeMap<PodUid, u64>>,
+    /// For each pod: the OOM kills in containers that have exited, as far as they are known.
+    exited_oom_kills: Mutex<BTreeMap<PodUid, u64>>,
 }
 
 impl Cgroups {
-    /// Finds out how cgroups are mounted and makes the levels above the pods below `root` (kubelet's `cgroupRoot`).
+    /// Detects how cgroups are mounted and creates the levels above the pods below `root` (kubelet's `cgroupRoot`).
     ///
     /// # Errors
-    /// When there are no cgroups, or the levels cannot be made.
+    /// When no cgroups are mounted, or the levels cannot be created.
     pub async fn open(driver: CgroupDriver, root: &Path, pod_pids_limit: Option<i64>) -> Result<Self, CgroupError> {
         let hierarchies = blocking(Hierarchies::find).await?;
         let systemd = match driver {
@@ -141,13 +141,13 @@ impl Cgroups {
                 pod_pids_limit,
                 systemd,
                 burstable: Mutex::default(),
-                kills_of_the_ended: Mutex::default(),
+                exited_oom_kills: Mutex::default(),
             }),
         };
         let shared = &cgroups.shared;
         let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as i64);
         let best_effort = shared.layout.level(QosClass::BestEffort);
-        // The burstable level keeps its weight until its pods are known: a restart is not to starve what runs.
+        // The burstable level keeps its weight until its pods are known: a restart must not starve running pods.
         let burstable = shared.layout.level(QosClass::Burstable);
         cgroups
             .apply(vec![
@@ -162,7 +162,7 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// The directory above the pods' cgroups; `None` where v1 hierarchies have a part.
+    /// The directory above the pods' cgroups; `None` where v1 hierarchies are in use.
     pub fn pods_directory(&self) -> Option<PathBuf> {
         let level = self.shared.layout.directory(&self.shared.layout.level(QosClass::Guaranteed));
         self.is_v2().then(|| self.shared.hierarchies.all_paths(&level).into_iter().next())?
@@ -179,10 +179,10 @@ impl Cgroups {
         REQUIRED_CONTROLLERS.into_iter().filter(|controller| !there.contains(*controller)).collect()
     }
 
-    /// Makes the pod's cgroup and the levels above it, and sets their limits. Idempotent.
+    /// Creates the pod's cgroup and the levels above it, and sets their limits. Idempotent.
     ///
     /// # Errors
-    /// When a group cannot be made, or a limit cannot be set.
+    /// When a cgroup cannot be created, or a limit cannot be set.
     pub async fn ensure_pod(&self, pod: &PodRecord) -> Result<(), CgroupError> {
         let spec = pod.spec();
         let class = qos_class(spec);
@@ -205,16 +205,16 @@ impl Cgroups {
         self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)
     }
 
-    /// Removes the pod's cgroups, whatever class it had and in whatever hierarchy they are. Idempotent.
+    /// Removes the pod's cgroups, of every QoS class and in every hierarchy. Idempotent.
     ///
     /// # Errors
-    /// [`CgroupError::Busy`] when processes still run in one of them; the others are gone then.
+    /// [`CgroupError::Busy`] when processes still run in one of them; the others are removed then.
     pub async fn remove_pod(&self, uid: &PodUid) -> Result<(), CgroupError> {
         let groups = CLASSES.map(|class| self.shared.layout.pod(class, uid));
         let shared = self.shared.clone();
         if let Some(systemd) = &shared.systemd {
             for group in &groups {
-                // systemd would kill what runs in a slice it stops; that is not for here to decide.
+                // systemd would kill the processes in a slice it stops; that is the caller's decision.
                 if self.exists_idle(group).await? {
                     systemd.stop(&group.slice()).await?;
                 }
@@ -240,11 +240,11 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Removes a container's cgroups, and ends what is in them: for one whose OCI runtime was killed at its work, after
-    /// which nobody else does.
+    /// Kills the processes in a container's cgroups and removes these: for a container whose OCI runtime was killed before
+    /// it could do so.
     ///
     /// # Errors
-    /// [`CgroupError::Busy`] while what was killed is still there.
+    /// [`CgroupError::Busy`] while killed processes still exist.
     pub async fn clear_container(&self, uid: &PodUid, container_id: &str) -> Result<(), CgroupError> {
         let layout = &self.shared.layout;
         let groups = CLASSES.map(|class| layout.container_directory(class, uid, container_id));
@@ -259,10 +259,10 @@ impl Cgroups {
         .await
     }
 
-    /// The pods that have a cgroup, in any hierarchy: what an earlier run left behind is among them.
+    /// The pods that have a cgroup in any hierarchy, orphans of an earlier run included.
     ///
     /// # Errors
-    /// When a directory is there and cannot be read.
+    /// When a directory exists and cannot be read.
     pub async fn pods(&self) -> Result<Vec<PodUid>, CgroupError> {
         let shared = self.shared.clone();
         let found = blocking(move || {
@@ -279,19 +279,19 @@ impl Cgroups {
         Ok(found.await?.into_iter().collect())
     }
 
-    /// The pod, and the container, whose group has or contains `path`, from the root of a hierarchy.
+    /// The pod, and the container, whose cgroup is or contains `path`, from the root of a hierarchy.
     pub fn tenant(&self, path: &str) -> Option<Tenant> {
         self.shared.layout.tenant(path)
     }
 
-    /// Changes the known burstable pods and gives their level's shares.
+    /// Changes the known burstable pods and returns their level's CPU shares.
     fn burstable_shares(&self, change: impl FnOnce(&mut BTreeMap<PodUid, i64>)) -> u64 {
         let mut pods = self.shared.burstable.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut pods);
         cpu_shares(pods.values().fold(0, |sum: i64, request| sum.saturating_add(*request)))
     }
 
-    /// Makes groups, each after its parent, and sets their limits.
+    /// Creates groups, each after its parent, and sets their limits.
     async fn apply(&self, groups: Vec<(GroupName, GroupLimits)>) -> Result<(), CgroupError> {
         if let Some(systemd) = &self.shared.systemd {
             for (group, limits) in &groups {
@@ -312,7 +312,7 @@ impl Cgroups {
         .await
     }
 
-    /// Whether a group is there, with no process in it or below.
+    /// Whether a group exists, with no process in it or below.
     async fn exists_idle(&self, group: &GroupName) -> Result<bool, CgroupError> {
         let (shared, directory) = (self.shared.clone(), self.shared.layout.directory(group));
         blocking(move || {
@@ -332,7 +332,7 @@ impl Cgroups {
     }
 }
 
-/// Runs file work where it may wait.
+/// Runs blocking file operations on tokio's blocking threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CgroupError> + Send + 'static,
 ) -> Result<T, CgroupError> {

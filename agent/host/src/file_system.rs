@@ -1,5 +1,5 @@
-//! File systems that can change without this kernel's doing, so that no watch tells of it: another host, a program, or
-//! what lies below an overlay.
+//! File systems that change without inotify events: another host, a user-space program, or the layers below an overlay
+//! changes them.
 
 use std::path::Path;
 
@@ -22,9 +22,9 @@ const HIDING: [(u32, &str); 13] = [
     (0x7461_636f, "OCFS2"),
 ];
 
-/// The name of the file system at `path` if it hides changes. Blocks; a path that leads nowhere hides nothing.
+/// The name of the file system at `path` if it hides changes; `None` for a missing path. Blocks.
 pub fn hides_changes(path: &Path) -> Option<&'static str> {
-    // The kernel's numbers have 32 bits; the field is wider on some machines, and signed.
+    // The magic numbers have 32 bits; the field is wider on some architectures, and signed.
     let found = statfs(path).ok()?.f_type as u32;
     HIDING.iter().find(|(number, _)| *number == found).map(|(_, name)| *name)
 }

@@ -16,10 +16,10 @@ use tokio::io::unix::AsyncFd;
 
 /// Bytes read at once: some 200 events with short names.
 const BUFFER: usize = 8 << 10;
-/// Events taken before others have their turn: whoever writes without end is not waited for.
-const MOST: usize = 4_096;
+/// Events read before other tasks have their turn: an endless writer must not block them.
+const MAX_EVENTS: usize = 4_096;
 
-/// A watch descriptor. The kernel does not use a number twice in one instance.
+/// A watch descriptor. The kernel never reuses one within an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Wd(i32);
 
@@ -39,7 +39,7 @@ pub struct Change {
     pub name: Option<OsString>,
 }
 
-/// Hands an owned descriptor to the reactor.
+/// Registers an owned descriptor with the reactor.
 #[allow(unsafe_code)]
 pub fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     // SAFETY: both types below own their descriptor, never exchange it, and close it only when dropped.
@@ -51,7 +51,7 @@ pub trait OwnsDescriptor: AsRawFd {}
 impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for File {}
 
-/// The kernel's error, in words where its own would mislead.
+/// The kernel's error, with a better text where its own would mislead.
 fn with_limit(error: Errno) -> io::Error {
     let words = match error {
         Errno::NOSPC => "no inotify watch is left; raise fs.inotify.max_user_watches",
@@ -61,7 +61,7 @@ fn with_limit(error: Errno) -> io::Error {
     io::Error::new(io::Error::from(error).kind(), words)
 }
 
-/// The instance and the paths its watches were put on.
+/// An inotify instance and the paths of its watches.
 #[derive(Debug)]
 pub struct Queue {
     fd: AsyncFd<OwnedFd>,
@@ -72,13 +72,13 @@ impl Queue {
     /// An instance without watches.
     ///
     /// # Errors
-    /// The kernel gives no instance (`EMFILE`: `fs.inotify.max_user_instances`).
+    /// The kernel refuses an instance (`EMFILE`: `fs.inotify.max_user_instances`).
     pub fn new() -> io::Result<Self> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(with_limit)?;
         Ok(Self { fd: register(fd, Interest::READABLE)?, paths: HashMap::new() })
     }
 
-    /// Watches the directory `path` for `mask` besides what it is watched for already.
+    /// Watches the directory `path` for `mask` in addition to its present mask.
     pub fn add(&mut self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
         let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
         let wd = Wd(inotify::add_watch(self.fd.get_ref(), path, mask).map_err(with_limit)?);
@@ -86,18 +86,18 @@ impl Queue {
         Ok(wd)
     }
 
-    /// Ends a watch; one the kernel has ended already is no error.
+    /// Removes a watch; one that the kernel has removed already is no error.
     pub fn remove(&mut self, wd: Wd) {
         self.paths.remove(&wd);
         let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
     }
 
-    /// The path a watch was put on.
+    /// The path of a watch.
     pub fn path(&self, wd: Wd) -> Option<&Path> {
         self.paths.get(&wd).map(PathBuf::as_path)
     }
 
-    /// Waits for events and takes all there are, up to a bound; and whether these were all. Cancel safe: nothing is taken
+    /// Waits for events and reads all, up to a limit; also returns whether these were all. Cancel safe: nothing is read
     /// before the wait is over.
     pub async fn drain(&self) -> io::Result<(Vec<Change>, bool)> {
         loop {
@@ -105,8 +105,8 @@ impl Queue {
             let mut buffer = [MaybeUninit::uninit(); BUFFER];
             let (mut changes, mut all) = (Vec::new(), false);
             let mut reader = Reader::new(self.fd.get_ref(), &mut buffer);
-            // What the buffer holds was taken from the kernel, and is lost if it is not looked at.
-            while changes.len() < MOST || !reader.is_buffer_empty() {
+            // Events in the buffer were removed from the kernel's queue, and would be lost if not read here.
+            while changes.len() < MAX_EVENTS || !reader.is_buffer_empty() {
                 match reader.next() {
                     Ok(event) => changes.push(Change {
                         wd: Wd(event.wd()),

@@ -1,6 +1,6 @@
-//! What limpet does on the host itself, beside containerd: networks, volumes, namespaces, cgroups, processes, file watches.
+//! Host resources besides containerd: networks, volumes, namespaces, cgroups, processes, file watches.
 //!
-//! Each part does what it is asked and reports what there is; none decides. In and out go the types of `limpet-model`.
+//! Each module executes commands and reports the state; none decides. Inputs and outputs are the types of `limpet-model`.
 
 pub mod cgroup;
 pub mod directory;

@@ -1,4 +1,4 @@
-//! What is mounted where.
+//! The mount table of the agent's mount namespace.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,7 +13,7 @@ pub fn is_mount_point(path: &Path) -> io::Result<bool> {
     if stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
         return Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
     }
-    // Kernels before 5.8 do not tell.
+    // Kernels before 5.8 do not report it.
     let real = path.canonicalize()?;
     Ok(mount_points()?.contains(&real))
 }

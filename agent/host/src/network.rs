@@ -1,12 +1,12 @@
-//! The pod network: CNI plugins called by a conflist.
+//! The pod network: calls CNI plugins as configured by a conflist.
 //!
-//! Which network there is, is what the first file of the configuration directory says (`conflist`); a change of
-//! the directory is learnt from the kernel, and pods that wait for a network are woken. A pod is attached by an
-//! ADD and given back by a DEL of the same plugins with the same configuration (`record`), also when the
-//! directory says something else by then, when the namespace is gone, and after a reboot.
+//! The first file of the configuration directory defines the network (`conflist`); inotify reports a change of the
+//! directory, and pods that wait for a network are woken. A pod is attached by an ADD and detached by a DEL of the same
+//! plugins with the same configuration (`record`), also when the directory has changed since, when the namespace is
+//! gone, and after a reboot.
 //!
-//! Owns `<root-dir>/network`. CNI 0.3.0 to 1.1.0. The loopback interface is the sandbox's, so no plugin for it is
-//! called; `VERSION`, `GC` and `STATUS` are not used.
+//! Owns `<root-dir>/network`. CNI 0.3.0 to 1.1.0. The sandbox brings up the loopback interface, so no plugin is called
+//! for it; `VERSION`, `GC` and `STATUS` are not used.
 
 mod answer;
 mod chain;
@@ -35,8 +35,8 @@ use limpet_model::sandbox::PodAddresses;
 /// The interface a pod gets, as every CRI runtime names it.
 const INTERFACE: &str = "eth0";
 
-/// How long one plugin may take. A DHCP lease on a slow network needs some tens of seconds; containerd's callers
-/// give the whole sandbox two minutes.
+/// How long one plugin may take. A DHCP lease on a slow network takes tens of seconds; containerd's callers allow two
+/// minutes for the whole sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether pods can be attached.
@@ -47,9 +47,9 @@ pub enum NetworkStatus {
         /// The network's name.
         name: String,
     },
-    /// There is none, or it is broken: pods without `hostNetwork` wait.
+    /// The configuration is missing or invalid: pods without `hostNetwork` wait.
     NotReady {
-        /// Which, and where.
+        /// The cause, with the path.
         reason: String,
     },
 }
@@ -62,7 +62,7 @@ impl NetworkStatus {
 }
 
 impl std::fmt::Display for NetworkStatus {
-    /// kubelet's words, with the reason after them.
+    /// kubelet's message, followed by the reason.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Ready { name } => write!(f, "network {name} is ready"),
@@ -75,8 +75,8 @@ impl std::fmt::Display for NetworkStatus {
     }
 }
 
-/// Why a pod could not be attached or detached. Each may pass (the configuration is written, the plugin
-/// installed, the address pool emptied of the dead), so the pod's worker tries again with back-off.
+/// Why a pod could not be attached or detached. Each failure may be transient (the configuration is written, the plugin
+/// installed, an address released), so the pod's worker tries again with back-off.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// No usable configuration.
@@ -89,10 +89,10 @@ pub enum NetworkError {
         pod: String,
         /// The plugin's `type`.
         plugin: String,
-        /// Where it was looked for.
+        /// The directories that were searched.
         dirs: String,
     },
-    /// The plugin failed, in its own words.
+    /// The plugin failed, with its own message.
     #[error("network of pod {pod}: plugin type={plugin:?} failed ({command}): {message}")]
     Plugin {
         /// Namespace and name.
@@ -101,12 +101,12 @@ pub enum NetworkError {
         plugin: String,
         /// `add`, `check` or `del`.
         command: &'static str,
-        /// CNI's error code, when it gave one; 11 is "try again later".
+        /// CNI's error code, if any; 11 is "try again later".
         code: Option<u32>,
-        /// What it said.
+        /// Its message.
         message: String,
     },
-    /// The plugin could not be run or did not end in time.
+    /// The plugin could not be run or did not exit in time.
     #[error("network of pod {pod}: plugin type={plugin:?} ({command}): {reason}")]
     Invocation {
         /// Namespace and name.
@@ -115,19 +115,19 @@ pub enum NetworkError {
         plugin: String,
         /// `add`, `check` or `del`.
         command: &'static str,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// A file of the pod's attachment could not be read or written, or its namespace is not there.
+    /// A file of the pod's attachment could not be read or written, or its namespace does not exist.
     #[error("network of pod {uid}: cannot {operation} {}: {source}", path.display())]
     File {
         /// The pod.
         uid: PodUid,
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -147,8 +147,8 @@ struct Inner {
 }
 
 impl Network {
-    /// The network as `conf_dir` describes it, with plugins from `bin_dirs`; attachments are remembered in
-    /// `state_dir`, which is `<root-dir>/network`. None of them need exist.
+    /// The network as `conf_dir` describes it, with plugins from `bin_dirs`; attachments are recorded in `state_dir`, which
+    /// is `<root-dir>/network`. None of them need exist.
     pub fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf) -> Self {
         Self::with_deadline(conf_dir, bin_dirs, state_dir, DEADLINE)
     }
@@ -170,15 +170,15 @@ impl Network {
         self.inner.status.subscribe()
     }
 
-    /// Keeps the status up to date until `stop`, and calls `changed` after each change. Where the kernel gives no
-    /// notice (its inotify limits are used up) the directory is read at every attach only.
+    /// Keeps the status up to date until `stop`, and calls `changed` after each change. Where inotify is not available (its
+    /// limits are used up) the directory is only read at every attach.
     pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
         tokio::select! {
             () = stop.cancelled() => {}
             ended = self.follow(&changed) => if let Err(error) = ended {
                 tracing::warn!(
                     directory = %self.inner.conf_dir.display(), %error,
-                    "changes of the CNI configuration go unnoticed until a pod is tried again; \
+                    "changes of the CNI configuration are not noticed until a pod is tried again; \
                      raise fs.inotify.max_user_instances and max_user_watches"
                 );
                 stop.cancelled().await;
@@ -198,29 +198,29 @@ impl Network {
         }
     }
 
-    /// Makes the pod part of the network and returns its addresses.
+    /// Attaches the pod to the network and returns its addresses.
     ///
-    /// Doing it again is safe: an attachment of this very namespace is checked and kept, any other one of the pod
-    /// is undone first. When an ADD fails, the whole chain gets a DEL.
+    /// Idempotent: an attachment of the same namespace is checked and reused, any other one of the pod is undone first.
+    /// When an ADD fails, the whole chain gets a DEL.
     ///
-    /// A pod whose containers run is not attached again but asked for its [`Self::addresses`]: a CHECK may fail over
-    /// trifles (the bridge plugin's, without `isGateway`, over a bridge's MAC that changes with its ports), and a new
-    /// ADD would take the address away under the containers.
+    /// Callers read the [`Self::addresses`] of a pod with running containers instead of attaching it again: a CHECK may fail
+    /// for harmless reasons (the bridge plugin's, without `isGateway`, over a bridge's MAC that changes with its ports), and
+    /// a new ADD would change the address of running containers.
     pub async fn attach(&self, pod: &AttachRequest<'_>) -> Result<PodAddresses, NetworkError> {
-        let here = self.file_call(pod.uid, "look at", pod.netns.to_owned(), NetworkNamespace::at).await?;
+        let namespace = self.file_call(pod.uid, "stat", pod.netns.to_owned(), NetworkNamespace::at).await?;
         if let Some(record) = self.load_or_discard(pod.uid).await? {
-            if let Some(addresses) = self.still_attached(&record, &here).await {
+            if let Some(addresses) = self.still_attached(&record, &namespace).await {
                 return Ok(addresses);
             }
-            self.end_what_was_cut_short(&record).await;
+            self.kill_interrupted_plugins(&record).await;
             if let Err(error) = chain::del(&record, &self.inner.plugins).await {
-                // Waiting for it would keep the pod down for the sake of an address.
+                // Retrying it would keep the pod down because of one address.
                 tracing::warn!(%error, "an older attachment could not be undone; its address may stay reserved");
             }
         }
         let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
         warn_of_unmapped_ports(pod, &conflist);
-        let mut record = Record::intent(pod, here, &conflist);
+        let mut record = Record::intent(pod, namespace, &conflist);
         self.save(pod.uid, &record, false).await?;
         match chain::add(&record, &conflist, &self.inner.plugins).await {
             Ok((result, addresses)) => {
@@ -238,19 +238,19 @@ impl Network {
         }
     }
 
-    /// Takes the pod out of the network and forgets it. A pod that is not remembered is not attached: success.
+    /// Detaches the pod from the network and removes its record. A pod without a record is not attached: success.
     ///
-    /// The configuration and result of the time of the ADD are used; a namespace that is gone is no obstacle.
+    /// Uses the configuration and result recorded at the ADD; the namespace need not exist any more.
     pub async fn detach(&self, uid: &PodUid) -> Result<(), NetworkError> {
         if let Some(record) = self.load_or_discard(uid).await? {
-            self.end_what_was_cut_short(&record).await;
+            self.kill_interrupted_plugins(&record).await;
             chain::del(&record, &self.inner.plugins).await?;
             self.forget(uid).await?;
         }
         Ok(())
     }
 
-    /// The pods that are remembered as attached, wholly or half, for the clean-up of orphans. Reads a directory.
+    /// The pods with a record, attached or partly attached, for the clean-up of orphans. Reads a directory.
     pub fn attached(&self) -> Vec<PodUid> {
         self.inner.records.list().unwrap_or_else(|error| {
             tracing::warn!(directory = %self.inner.records.dir.display(), %error, "attachments cannot be listed");
@@ -258,38 +258,38 @@ impl Network {
         })
     }
 
-    /// The addresses of a pod that is attached in a namespace that still stands. Reads one small file.
+    /// The addresses of a pod that is attached in a namespace that still exists. Reads one small file.
     pub fn addresses(&self, uid: &PodUid) -> Option<PodAddresses> {
         let record = self.inner.records.load(uid).ok()??;
         let addresses = answer::addresses(record.result.as_ref()?, INTERFACE).ok()?;
-        record.network_namespace.is_there().then_some(addresses)
+        record.network_namespace.exists().then_some(addresses)
     }
 
-    /// The addresses of `record` if it was made for the namespace `here` and its plugins find everything in place.
-    async fn still_attached(&self, record: &Record, here: &NetworkNamespace) -> Option<PodAddresses> {
+    /// The addresses of `record` if it is of `namespace` and its plugins' CHECK succeeds.
+    async fn still_attached(&self, record: &Record, namespace: &NetworkNamespace) -> Option<PodAddresses> {
         let result = record.result.as_ref()?;
-        if record.network_namespace != *here {
+        if record.network_namespace != *namespace {
             return None;
         }
         let addresses = answer::addresses(result, INTERFACE).ok()?;
         match chain::check(record, result, &self.inner.plugins).await {
             Ok(()) => Some(addresses),
             Err(error) => {
-                tracing::info!(%error, "the pod's network is not as it was made; it is made again");
+                tracing::info!(%error, "CNI CHECK failed; the pod is attached again");
                 None
             }
         }
     }
 
-    /// An ADD whose agent was killed may still be at work, and would undo what comes after it: it is ended first.
-    async fn end_what_was_cut_short(&self, record: &Record) {
+    /// Plugins of an ADD whose agent was killed may still be running, and would interfere with later calls: kills them.
+    async fn kill_interrupted_plugins(&self, record: &Record) {
         let netns = record.network_namespace.path.to_string_lossy();
         if record.result.is_none() && !netns.is_empty() {
             orphan_processes::end("CNI_NETNS", &netns).await;
         }
     }
 
-    /// Reads the configuration directory and says whether the status has changed by it.
+    /// Reads the configuration directory; also returns whether the status has changed.
     async fn read_config(&self) -> (Result<Conflist, conflist::ConfigError>, bool) {
         let dir = self.inner.conf_dir.clone();
         let read = tokio::task::spawn_blocking(move || conflist::load(&dir)).await;
@@ -305,18 +305,17 @@ impl Network {
         (read, changed)
     }
 
-    /// The pod's record. One that cannot be read any more is replaced by what can still be done: a DEL by the
-    /// configuration of today.
+    /// The pod's record. A damaged one is replaced by a record with the current configuration, which is enough for a DEL.
     async fn load_or_discard(&self, uid: &PodUid) -> Result<Option<Record>, NetworkError> {
         let (records, pod) = (self.inner.records.clone(), uid.clone());
         let path = records.path(uid);
         match self.file_call(uid, "read", path.clone(), move |_| records.load(&pod)).await {
             Err(NetworkError::File { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
-                tracing::warn!(file = %path.display(), error = %source, "damaged; the pod is detached without it");
+                tracing::warn!(file = %path.display(), error = %source, "the attachment record is damaged; the pod is detached with the current CNI configuration");
                 let Ok(conflist) = self.read_config().await.0 else { return Ok(None) };
-                let nowhere = NetworkNamespace { path: PathBuf::new(), inode: 0, boot_id: String::new() };
+                let unknown = NetworkNamespace { path: PathBuf::new(), inode: 0, boot_id: String::new() };
                 let pod = AttachRequest { namespace: "", name: "", uid, netns: Path::new(""), ports: Vec::new() };
-                Ok(Some(Record::intent(&pod, nowhere, &conflist)))
+                Ok(Some(Record::intent(&pod, unknown, &conflist)))
             }
             other => other,
         }
@@ -332,7 +331,7 @@ impl Network {
         self.file_call(uid, "remove", self.inner.records.path(uid), move |_| records.remove(&pod)).await
     }
 
-    /// Runs `work` on `path` on tokio's threads for blocking calls.
+    /// Runs `work` on `path` on tokio's blocking threads.
     async fn file_call<T: Send + 'static>(
         &self,
         uid: &PodUid,

@@ -1,5 +1,5 @@
-//! Processes that an agent or a containerd which was killed has left at work: found by their environment or their
-//! arguments, and ended. Reads all of `/proc`: for what a crash has left only.
+//! Kills orphaned processes of an agent or a containerd that was killed, found by their environment or their arguments.
+//! Reads all of `/proc`, so it is only for recovery after a crash.
 
 use std::path::Path;
 
@@ -10,28 +10,28 @@ use limpet_model::process::container_in_cgroups;
 /// Kills every process in whose environment the variable `name` is `value`.
 pub async fn end(name: &'static str, value: &str) {
     let value = value.to_owned();
-    // A panic in it leaves the process where it is, as before.
+    // A panic in it leaves the process running, as before.
     let _ = tokio::task::spawn_blocking(move || end_others(name, &value)).await;
 }
 
-/// The same for who may block, and is not meant itself.
+/// The same for blocking callers; never kills the calling process.
 pub fn end_others(name: &str, value: &str) {
     let wanted = format!("{name}={value}");
-    end_all(&wanted, |process| words(process, "environ").any(|pair| pair == wanted.as_bytes()));
+    kill_all(&wanted, |process| values(process, "environ").any(|pair| pair == wanted.as_bytes()));
 }
 
 /// Kills the shims that were started for a container whose id ends with `digits`. A containerd that is killed while it
-/// starts one forgets it, and it waits for ever for a first task.
+/// starts a shim forgets it, and the shim waits forever for its first task.
 pub async fn end_shims(digits: String) {
     // As above.
-    let _ = tokio::task::spawn_blocking(move || end_all(&digits, |process| is_shim(process, &digits))).await;
+    let _ = tokio::task::spawn_blocking(move || kill_all(&digits, |process| is_shim(process, &digits))).await;
 }
 
 /// The same, unless a process of a container with such an id runs, other than the one of `starting`.
 pub async fn end_idle_shims(digits: String, starting: String) {
     let end = move || {
-        if !any_runs_beside(&digits, &starting) {
-            end_all(&digits, |process| is_shim(process, &digits));
+        if !another_container_runs(&digits, &starting) {
+            kill_all(&digits, |process| is_shim(process, &digits));
         }
     };
     // As above.
@@ -39,18 +39,18 @@ pub async fn end_idle_shims(digits: String, starting: String) {
 }
 
 /// Whether any process is in the cgroup of a container whose id ends with `digits` and is not `starting`.
-fn any_runs_beside(digits: &str, starting: &str) -> bool {
+fn another_container_runs(digits: &str, starting: &str) -> bool {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut cgroups = processes.filter_map(|entry| std::fs::read_to_string(entry.path().join("cgroup")).ok());
-    cgroups.any(|cgroups| names_another(&cgroups, digits, starting))
+    cgroups.any(|cgroups| is_of_another_container(&cgroups, digits, starting))
 }
 
-fn names_another(cgroups: &str, digits: &str, starting: &str) -> bool {
+fn is_of_another_container(cgroups: &str, digits: &str, starting: &str) -> bool {
     container_in_cgroups(cgroups).is_some_and(|id| id.pod_part() == digits && id.as_str() != starting)
 }
 
 fn is_shim(process: &Path, digits: &str) -> bool {
-    let arguments: Vec<_> = words(process, "cmdline").collect();
+    let arguments: Vec<_> = values(process, "cmdline").collect();
     let named = arguments.first().is_some_and(|program| {
         let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         name.starts_with(b"containerd-shim")
@@ -58,23 +58,23 @@ fn is_shim(process: &Path, digits: &str) -> bool {
     named && arguments.windows(2).any(|pair| pair[0] == b"-id" && pair[1].ends_with(digits.as_bytes()))
 }
 
-/// The words of one of a process's files in `/proc`; none when it has ended.
-fn words(process: &Path, file: &str) -> impl Iterator<Item = Vec<u8>> {
+/// The NUL-separated values of one of a process's files in `/proc`; none when it has exited.
+fn values(process: &Path, file: &str) -> impl Iterator<Item = Vec<u8>> {
     let text = std::fs::read(process.join(file)).unwrap_or_default();
     text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter()
 }
 
 /// Kills every process but this one that `is_wanted` by its directory in `/proc`.
-fn end_all(wanted: &str, is_wanted: impl Fn(&Path) -> bool) {
+fn kill_all(wanted: &str, is_wanted: impl Fn(&Path) -> bool) {
     let own = rustix::process::getpid();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
-        // The process is held before it is looked at, so that no other one gets its number in between.
+        // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
         if is_wanted(&entry.path()) {
-            tracing::info!(pid = pid.as_raw_nonzero(), wanted, "a process that was left behind is ended");
-            // It may have ended by itself.
+            tracing::info!(pid = pid.as_raw_nonzero(), wanted, "killing an orphaned process");
+            // It may have exited by itself.
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
     }
@@ -88,11 +88,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_carries_the_value_is_ended_and_nothing_else() {
-        let own = format!("leftover-{}", std::process::id());
-        let sleeper = |value: &str| Command::new("sleep").arg("1000").env("LIMPET_LEFTOVER", value).spawn().unwrap();
+    async fn only_processes_with_the_value_are_killed() {
+        let own = format!("orphan-{}", std::process::id());
+        let sleeper = |value: &str| Command::new("sleep").arg("1000").env("LIMPET_ORPHAN", value).spawn().unwrap();
         let (mut wanted, mut other) = (sleeper(&own), sleeper(&format!("{own}0")));
-        end("LIMPET_LEFTOVER", &own).await;
+        end("LIMPET_ORPHAN", &own).await;
         assert!(!wanted.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none());
         other.kill().unwrap();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_is_known_by_its_cgroup() {
+    fn another_container_is_known_by_its_cgroup() {
         let (digits, starting) = ("b".repeat(32), format!("{}{}", "a".repeat(32), "b".repeat(32)));
         let neighbour = format!("{}{digits}", "c".repeat(32));
         for (cgroups, runs) in [
@@ -110,7 +110,7 @@ mod tests {
             (format!("0::/kubepods/pod2/{}{}\n", "c".repeat(32), "d".repeat(32)), false),
             ("0::/system.slice/containerd.service\n".to_owned(), false),
         ] {
-            assert_eq!(names_another(&cgroups, &digits, &starting), runs, "{cgroups}");
+            assert_eq!(is_of_another_container(&cgroups, &digits, &starting), runs, "{cgroups}");
         }
     }
 
@@ -119,7 +119,7 @@ mod tests {
         let own = format!("{:032x}", std::process::id());
         let named = |name: &str, id: &str| {
             use std::os::unix::process::CommandExt as _;
-            let script = "read -r line"; // Ends with its input.
+            let script = "read -r line"; // Exits with its input.
             let mut command = Command::new("sh");
             command.arg0(name).args(["-c", script, "-id", &format!("aa{id}")]).stdin(std::process::Stdio::piped());
             command.spawn().unwrap()

@@ -1,10 +1,8 @@
-//! Tells when something may have changed about a path that need not exist yet: a file, a directory, a chain of
-//! symlinks.
+//! Watches a path that need not exist yet, and reports possible changes: a file, a directory, a chain of symlinks.
 //!
-//! inotify watches directories, so a path is followed from directory to directory: each symlink on the way and
-//! the file itself are names within a watched directory, and what does not exist is waited for in its nearest
-//! existing parent. An event says only that it is time to look again; the caller reads, and arms the watch anew
-//! (the way may lead elsewhere now).
+//! inotify watches directories, so a path is followed from directory to directory: each symlink on the way and the
+//! file itself are names within a watched directory, and a missing name is awaited in its nearest existing parent. An
+//! event only asks for a read; the caller reads, and arms the watch again (the path may resolve elsewhere now).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -21,10 +19,10 @@ use tokio::io::unix::AsyncFd;
 
 use crate::inotify::register;
 
-/// Symlinks followed from one path, as the kernel bounds them.
+/// The kernel's limit of symlinks in one path.
 const MAX_LINKS: usize = 40;
 
-/// What is watched in each directory: the names that matter, or all of them.
+/// Which names are watched in a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Names {
     All,
@@ -54,7 +52,7 @@ impl PathWatch {
         Self::new(path, true, false)
     }
 
-    /// Watches a directory for files that are whole: closed by their writer, or moved there.
+    /// Watches a directory for complete files: closed by their writer, or moved there.
     pub fn complete_files(path: &Path) -> io::Result<Self> {
         Self::new(path, true, true)
     }
@@ -67,8 +65,8 @@ impl PathWatch {
         Ok(watch)
     }
 
-    /// Follows the path anew. Call it after every change, and read only then: what changes after the arming is
-    /// reported, what changed before is read.
+    /// Resolves the path again. Call it after every change, and read only then: later changes are reported, earlier ones
+    /// are read.
     pub fn arm(&mut self) -> io::Result<()> {
         let complete = WatchFlags::DELETE
             | WatchFlags::MOVE
@@ -78,17 +76,17 @@ impl PathWatch {
             | WatchFlags::ONLYDIR;
         let every = complete | WatchFlags::CREATE | WatchFlags::MODIFY;
         let mut now = BTreeMap::new();
-        for (directory, names) in self.way() {
+        for (directory, names) in self.directories() {
             let flags = if self.complete && matches!(names, Names::All) { complete } else { every };
             match inotify::add_watch(self.inotify.get_ref(), &directory, flags) {
                 Ok(descriptor) => merge(&mut now, descriptor, names),
-                // It went away in between; its parent is watched as well and has told of it.
+                // It was removed in between; its parent is watched as well and has reported it.
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
         for descriptor in self.watched.keys().filter(|descriptor| !now.contains_key(descriptor)) {
-            // A directory that is gone took its watch along.
+            // The watch of a removed directory is gone already.
             let _ = inotify::remove_watch(self.inotify.get_ref(), *descriptor);
         }
         self.watched = now;
@@ -120,29 +118,29 @@ impl PathWatch {
         }
     }
 
-    /// The directories to watch and the names in them that lead to the path.
-    fn way(&self) -> Vec<(PathBuf, Names)> {
-        let mut way = Vec::new();
+    /// The directories to watch and the names in them through which the path resolves.
+    fn directories(&self) -> Vec<(PathBuf, Names)> {
+        let mut directories = Vec::new();
         let mut path = self.path.clone();
         for _ in 0..MAX_LINKS {
             let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
-            // The nearest existing parent, and what is to appear in it.
+            // The nearest existing parent, and the name that is missing in it.
             let mut parent = parent.to_owned();
             let mut name = name.to_owned();
             while !parent.is_dir() {
                 let (Some(above), Some(missing)) = (parent.parent(), parent.file_name()) else { break };
                 (name, parent) = (missing.to_owned(), above.to_owned());
             }
-            way.push((parent.clone(), Names::These(BTreeSet::from([name]))));
+            directories.push((parent.clone(), Names::These(BTreeSet::from([name]))));
             match std::fs::read_link(&path) {
                 Ok(target) => path = parent.join(target),
                 Err(_) => break,
             }
         }
         if self.entries {
-            way.push((path, Names::All));
+            directories.push((path, Names::All));
         }
-        way
+        directories
     }
 }
 
@@ -156,7 +154,7 @@ fn merge(watched: &mut BTreeMap<i32, Names>, descriptor: i32, names: Names) {
     }
 }
 
-/// Whether an event concerns us: about a name that matters, or (no name) about the directory itself.
+/// Whether an event matters: it is about a watched name, or (without a name) about the directory itself.
 fn concerns(names: &Names, name: Option<&OsStr>) -> bool {
     match (names, name) {
         (Names::All, _) | (_, None) => true,
@@ -169,29 +167,29 @@ fn concerns(names: &Names, name: Option<&OsStr>) -> bool {
 mod tests {
     use super::*;
 
-    async fn told(watch: &mut PathWatch) {
-        // A bound for a test that fails, not a wait: an event resolves it at once.
+    async fn changed(watch: &mut PathWatch) {
+        // A timeout for a failing test only: an event resolves it at once.
         tokio::time::timeout(std::time::Duration::from_secs(20), watch.changed()).await.unwrap().unwrap();
         watch.arm().unwrap();
     }
 
     #[tokio::test]
-    async fn a_directory_that_appears_late() {
+    async fn a_directory_that_is_created_later_is_reported() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("cni/net.d");
         let mut watch = PathWatch::directory(&path).unwrap();
         std::fs::create_dir(base.path().join("cni")).unwrap();
-        told(&mut watch).await;
+        changed(&mut watch).await;
         std::fs::create_dir(&path).unwrap();
-        told(&mut watch).await;
+        changed(&mut watch).await;
         std::fs::write(path.join("10-x.conflist"), "{}").unwrap();
-        told(&mut watch).await;
+        changed(&mut watch).await;
         std::fs::remove_dir_all(base.path().join("cni")).unwrap();
-        told(&mut watch).await;
+        changed(&mut watch).await;
     }
 
     #[tokio::test]
-    async fn a_file_behind_symlinks_and_its_replacement() {
+    async fn a_file_behind_symlinks_and_its_replacement_are_reported() {
         let base = tempfile::tempdir().unwrap();
         let run = base.path().join("run");
         std::fs::create_dir(&run).unwrap();
@@ -201,13 +199,13 @@ mod tests {
         let mut watch = PathWatch::file(&file).unwrap();
 
         std::fs::write(run.join("stub"), "two").unwrap();
-        told(&mut watch).await;
+        changed(&mut watch).await;
         std::fs::write(run.join("new"), "three").unwrap();
         std::fs::rename(run.join("new"), run.join("stub")).unwrap();
-        told(&mut watch).await;
-        // Another name in the same directories is of no interest; the link's own replacement is.
+        changed(&mut watch).await;
+        // Another name in the same directories is ignored; a replacement of the link is reported.
         std::fs::write(run.join("other"), "").unwrap();
         std::fs::remove_file(&file).unwrap();
-        told(&mut watch).await;
+        changed(&mut watch).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, as the kernel tells it.
+//! The process at the other end of a Unix socket, as the kernel reports it.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 /// The process that listens on `socket` (`SO_PEERCRED`); `None` when it is of another pid namespace. Does not block.
 ///
 /// # Errors
-/// Nobody listens there, or the agent may not connect.
+/// No process listens there, or the agent may not connect.
 pub fn pid(socket: &Path) -> io::Result<Option<u32>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_is_known_by_its_number() {
+    fn a_listener_is_known_by_its_pid() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("it.sock");
         assert_eq!(pid(&socket).unwrap_err().kind(), io::ErrorKind::NotFound);

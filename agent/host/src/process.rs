@@ -1,4 +1,4 @@
-//! References to processes (pidfds): the kernel reports their end, whatever became of the shim above them.
+//! References to processes (pidfds): the kernel reports their exit, even when the shim above them is gone.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use tokio::io::{Interest, Ready};
 use limpet_model::container::ContainerId;
 use limpet_model::process::{ProcessHandle, Processes};
 
-/// What is lost without pidfds.
+/// The consequence of missing pidfds, for messages.
 pub const WITHOUT_PIDFDS: &str =
-    "ends of containers are told by containerd alone, and processes that a crash has left are not ended";
+    "container exits are reported by containerd alone, and orphaned processes of a crash are not killed";
 
-/// Whether the kernel gives pidfds, tried with this very process.
+/// Whether pidfds are available, tried with this process.
 ///
 /// # Errors
-/// The kernel is older than 5.3, or a filter of system calls refuses.
+/// The kernel is older than 5.3, or a seccomp filter refuses the call.
 pub fn probe() -> io::Result<()> {
     Ok(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop)?)
 }
@@ -58,15 +58,15 @@ impl ProcessHandle for PidfdHandle {
     }
 }
 
-/// Whether the container is in a process's list of cgroups: `…/<id>`, or `…/limpet-<id>.scope`.
+/// Whether a process's cgroups include the container's: `…/<id>`, or `…/limpet-<id>.scope`.
 fn is_named(cgroups: &str, container: &str) -> bool {
     cgroups.split(['/', '\n', '-', '.']).any(|part| part == container)
 }
 
-/// Resolves when the process behind the pidfd has ended, all its threads included. Cancel safe.
+/// Resolves when the process behind the pidfd has exited, all its threads included. Cancel safe.
 ///
 /// # Errors
-/// The reactor takes no more descriptors, or has ended.
+/// The reactor takes no more descriptors, or is shut down.
 #[allow(unsafe_code)]
 async fn ended(process: Arc<OwnedFd>) -> io::Result<()> {
     // SAFETY: an `OwnedFd` keeps its descriptor, and the `AsyncFd` owns a share of it for as long as it is registered.
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_a_hold_on_it_is_known_by_its_cgroup() {
+    fn a_process_without_a_pidfd_is_known_by_its_cgroup() {
         let id = "0123456789abcdef".repeat(4);
         for (cgroups, is) in [
             (format!("4:memory:/kubepods/burstable/pod1-2/{id}\n"), true),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_ends_once_and_stays_ended() {
+    async fn an_exit_is_reported_once_and_stays_reported() {
         let mut child =
             Command::new("sh").args(["-c", "read -r line"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
         let process = HostProcesses.open(child.id()).unwrap();

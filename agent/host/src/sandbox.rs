@@ -1,12 +1,11 @@
-//! A pod's sandbox without a pause container: pinned namespaces, `/dev/shm`, addresses.
+//! A pod's sandbox without a pause container: pinned namespaces and `/dev/shm`.
 //!
-//! Below `<run-dir>/sandboxes/<pod uid>` lie `net`, `ipc` and `uts`, files onto which the pod's namespaces are
-//! bound, and `shm`, a tmpfs. Containers join them by path, so the namespaces live as long as the pins and no
-//! process keeps them. Everything is gone after a reboot; nothing is lost when the agent restarts.
+//! `<run-dir>/sandboxes/<pod uid>` contains `net`, `ipc` and `uts`, files onto which the pod's namespaces are bind-mounted
+//! (pins), and `shm`, a tmpfs. Containers join them by path, so the namespaces live as long as the pins and need no
+//! process. A reboot removes them all; a restart of the agent removes none.
 //!
-//! A sandbox is whole when all its pins are there: they are bound last, after the namespaces are furnished, so
-//! a crash half way leaves something that [`Sandboxes::find`] does not take for a sandbox and
-//! [`Sandboxes::create`] clears away.
+//! A sandbox is complete when all its pins exist: they are bound last, after the namespaces are configured, so an
+//! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it.
 
 mod loopback;
 mod namespaces;
@@ -25,20 +24,20 @@ use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Namespaces;
 use limpet_model::sandbox::Sandbox;
 
-/// Bytes of a pod's `/dev/shm`, as containerd's CRI gives them.
+/// Bytes of a pod's `/dev/shm`, as in containerd's CRI plugin.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
 
-/// Where a pod with `hostIPC` finds its shared memory.
+/// The shared memory of a pod with `hostIPC`.
 const HOST_SHM: &str = "/dev/shm";
 
 /// `NSFS_MAGIC` and `TMPFS_MAGIC` of linux/magic.h.
 const NSFS_MAGIC: FsWord = 0x6e73_6673;
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
-/// How many mounts stacked upon one path are taken off before giving up.
+/// How many mounts stacked on one path are unmounted before giving up.
 const MAX_STACKED: usize = 32;
 
-/// What a sandbox is made from.
+/// The settings of a sandbox.
 #[derive(Debug, Clone, Copy)]
 pub struct SandboxRequest<'a> {
     /// The pod.
@@ -53,12 +52,12 @@ pub struct SandboxRequest<'a> {
     pub node_hostname: &'a str,
     /// The Pod's sysctls, checked by [`sysctl::check_sysctls`].
     pub sysctls: &'a [(String, String)],
-    /// Bytes of `/dev/shm`; [`DEFAULT_SHM_SIZE`] unless there is a reason.
+    /// Bytes of `/dev/shm`, normally [`DEFAULT_SHM_SIZE`].
     pub shm_size: u64,
 }
 
 impl SandboxRequest<'_> {
-    /// The sandbox this request stands for, below `dir`; a pure function.
+    /// The paths of the requested sandbox below `dir`; a pure function.
     fn sandbox(&self, dir: &Path) -> Sandbox {
         Sandbox {
             namespaces: Namespaces {
@@ -72,28 +71,28 @@ impl SandboxRequest<'_> {
     }
 }
 
-/// Why a sandbox could not be made, found or removed. All of them are worth another try: each names something
-/// on the node that may be mended while the pod waits.
+/// Why a sandbox could not be created, found or removed. All are retried: each may be repaired on the node while the
+/// pod waits.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// A system call on a path failed.
     #[error("sandbox: cannot {operation} {}: {source}", path.display())]
     Path {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A namespace could not be made or furnished.
+    /// A namespace could not be created or configured.
     #[error("sandbox of pod {uid}: cannot {operation}: {source}")]
     Namespace {
         /// The pod.
         uid: PodUid,
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A sysctl could not be set.
@@ -105,10 +104,10 @@ pub enum SandboxError {
         name: String,
         /// The wanted value.
         value: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The thread that does the work could not be started or died.
+    /// The worker thread could not be started or panicked.
     #[error("sandbox: {0}")]
     Thread(String),
 }
@@ -120,9 +119,9 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Makes `<run_dir>/sandboxes` a mount point with private propagation, so that pins do not leak into other
-    /// mount namespaces (where they would keep a removed pod's namespaces alive). Doing it again does nothing. An agent that
-    /// may not mount has the pods that run to look after, and says that no other will.
+    /// Makes `<run_dir>/sandboxes` a mount point with private propagation, so that pins do not leak into other mount
+    /// namespaces (where they would keep a removed pod's namespaces alive). Idempotent. An agent that may not mount logs an
+    /// error and goes on: it still manages the running pods.
     pub async fn open(run_dir: &Path) -> Result<Self, SandboxError> {
         let dir: Arc<Path> = run_dir.join("sandboxes").into();
         let made = dir.clone();
@@ -140,14 +139,14 @@ impl Sandboxes {
         Ok(Self { dir })
     }
 
-    /// The pod's sandbox, when it is whole: every pin is a namespace and the shared memory is mounted. So it is
-    /// after a restart of the agent, and not after a reboot or a crash in the middle of [`Self::create`].
+    /// The pod's sandbox, if it is complete: every pin is a namespace and the shared memory is mounted. It is after a
+    /// restart of the agent, and is not after a reboot or a crash during [`Self::create`].
     pub async fn find(&self, request: &SandboxRequest<'_>) -> Result<Option<Sandbox>, SandboxError> {
         let sandbox = request.sandbox(&self.pod_dir(request.uid));
         Ok(self.is_whole(request.uid, &sandbox).await?.then_some(sandbox))
     }
 
-    /// Whether `sandbox`, which [`Self::find`] or [`Self::create`] gave for the pod, is still whole.
+    /// Whether `sandbox`, which [`Self::find`] or [`Self::create`] returned for the pod, is still complete.
     pub async fn is_whole(&self, uid: &PodUid, sandbox: &Sandbox) -> Result<bool, SandboxError> {
         let (dir, sandbox) = (self.pod_dir(uid), sandbox.clone());
         blocking(move || {
@@ -165,18 +164,18 @@ impl Sandboxes {
         .await
     }
 
-    /// Makes the pod's sandbox anew; what is there of an older or half made one is removed first.
+    /// Creates the pod's sandbox; an older or incomplete one is removed first.
     pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Sandbox, SandboxError> {
         let dir = self.pod_dir(request.uid);
         let sandbox = request.sandbox(&dir);
-        let furnishing = namespaces::Furnishing::of(request);
+        let settings = namespaces::NamespaceSettings::of(request);
         let made = sandbox.clone();
         let result = on_fresh_thread(move || {
-            clear(&dir)?;
+            remove_directory(&dir)?;
             make_dir(&dir)?;
-            make(&made, &furnishing).inspect_err(|_| {
-                if let Err(error) = clear(&dir) {
-                    tracing::warn!(%error, "a half made sandbox could not be cleared; it will be at the next try");
+            make(&made, &settings).inspect_err(|_| {
+                if let Err(error) = remove_directory(&dir) {
+                    tracing::warn!(%error, "an incomplete sandbox could not be removed; the next attempt removes it");
                 }
             })
         });
@@ -184,14 +183,13 @@ impl Sandboxes {
         Ok(sandbox)
     }
 
-    /// Removes the pod's sandbox. Namespaces end when the last process in them does. One that is not there is
-    /// success.
+    /// Removes the pod's sandbox. Namespaces are freed when the last process in them exits. A missing sandbox is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), SandboxError> {
         let dir = self.pod_dir(uid);
-        blocking(move || clear(&dir)).await
+        blocking(move || remove_directory(&dir)).await
     }
 
-    /// The pods of which there is a sandbox, whole or not, for the clean-up of orphans.
+    /// The pods that have a sandbox, complete or not, for the clean-up of orphans.
     pub async fn list(&self) -> Result<Vec<PodUid>, SandboxError> {
         let dir = self.dir.clone();
         blocking(move || {
@@ -213,36 +211,36 @@ impl Sandboxes {
     }
 }
 
-/// Shared memory first, namespaces after it: pins are what makes a sandbox whole.
-fn make(sandbox: &Sandbox, furnishing: &namespaces::Furnishing) -> Result<(), SandboxError> {
+/// Shared memory first, namespaces after it: a sandbox is complete once it is pinned.
+fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(), SandboxError> {
     if sandbox.namespaces.ipc.is_some() {
         make_dir(&sandbox.shm)?;
-        let data = format!("mode=1777,size={}", furnishing.shm_size);
-        // The text is made of digits and letters, so it holds no zero byte.
+        let data = format!("mode=1777,size={}", settings.shm_size);
+        // The text consists of digits and letters, so it holds no zero byte.
         let data = std::ffi::CString::new(data).unwrap_or_default();
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         rustix::mount::mount("shm", &sandbox.shm, "tmpfs", flags, data.as_c_str())
             .map_err(|errno| at("mount tmpfs on", &sandbox.shm, errno))?;
     }
-    namespaces::make(&sandbox.namespaces, furnishing)
+    namespaces::make(&sandbox.namespaces, settings)
 }
 
-/// Takes everything off `dir` and removes it.
-fn clear(dir: &Path) -> Result<(), SandboxError> {
+/// Unmounts everything in `dir` and removes it.
+fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
     for name in ["net", "uts", "ipc", "shm"] {
         let path = dir.join(name);
         detach(&path)?;
         let removed = if name == "shm" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
-        gone(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
+        ignore_not_found(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
     }
-    gone(std::fs::remove_dir(dir)).map_err(|source| SandboxError::Path {
+    ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::Path {
         operation: "remove",
         path: dir.to_owned(),
         source,
     })
 }
 
-/// Unmounts whatever is stacked on `path`; nothing there, or no mount, is success.
+/// Unmounts everything that is stacked on `path`; a missing path, or no mount, is success.
 fn detach(path: &Path) -> Result<(), SandboxError> {
     for _ in 0..MAX_STACKED {
         match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
@@ -255,14 +253,14 @@ fn detach(path: &Path) -> Result<(), SandboxError> {
     Err(at("unmount", path, Errno::BUSY))
 }
 
-fn gone(result: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-/// Makes the directory a mount point of its own whose mounts are seen in this mount namespace alone.
+/// Makes the directory a mount point whose mounts do not propagate to other mount namespaces.
 fn make_private(dir: &Path) -> Result<(), SandboxError> {
     if !is_mount_point(dir)? {
         rustix::mount::mount_bind(dir, dir).map_err(|errno| at("bind onto itself", dir, errno))?;
@@ -279,21 +277,21 @@ fn make_dir(path: &Path) -> Result<(), SandboxError> {
 }
 
 fn exists(path: &Path) -> Result<bool, SandboxError> {
-    path.try_exists().map_err(|source| SandboxError::Path { operation: "look at", path: path.to_owned(), source })
+    path.try_exists().map_err(|source| SandboxError::Path { operation: "stat", path: path.to_owned(), source })
 }
 
-/// The magic number of the file system `path` lies on; `None` when there is no such path.
+/// The magic number of the file system of `path`; `None` when the path does not exist.
 fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError> {
     match rustix::fs::statfs(path) {
         Ok(found) => Ok(Some(found.f_type)),
         Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(at("look at", path, errno)),
+        Err(errno) => Err(at("stat", path, errno)),
     }
 }
 
 fn is_mount_point(path: &Path) -> Result<bool, SandboxError> {
     crate::mount_table::is_mount_point(path).map_err(|source| SandboxError::Path {
-        operation: "look at",
+        operation: "stat",
         path: path.to_owned(),
         source,
     })
@@ -303,15 +301,15 @@ fn at(operation: &'static str, path: &Path, errno: Errno) -> SandboxError {
     SandboxError::Path { operation, path: path.to_owned(), source: errno.into() }
 }
 
-/// Runs `work` on tokio's threads for blocking calls.
+/// Runs `work` on tokio's blocking threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {
     tokio::task::spawn_blocking(work).await.map_err(|error| SandboxError::Thread(error.to_string()))?
 }
 
-/// Runs `work` on a thread of its own, which ends with it: never on a shared one, whose namespaces it would change
-/// for whatever runs there next. When the caller is dropped the work is still finished.
+/// Runs `work` on a thread of its own: on a shared one it would change the namespaces of later work. When the caller is
+/// dropped the work is still finished.
 async fn on_fresh_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {
@@ -320,11 +318,11 @@ async fn on_fresh_thread<T: Send + 'static>(
         .name("sandbox".to_owned())
         .stack_size(256 << 10)
         .spawn(move || {
-            // Nobody waits any more: the sandbox is found, or cleared, at the next try.
+            // The receiver is gone: the next attempt finds or removes the sandbox.
             let _ = done.send(work());
         })
         .map_err(|error| SandboxError::Thread(format!("cannot start a thread: {error}")))?;
-    result.await.map_err(|_| SandboxError::Thread("the thread ended before its work was done".to_owned()))?
+    result.await.map_err(|_| SandboxError::Thread("the thread panicked".to_owned()))?
 }
 
 #[cfg(test)]

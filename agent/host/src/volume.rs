@@ -1,6 +1,6 @@
-//! What a container finds in its file system besides its image: volumes, and the files the agent provides.
+//! Volumes, and the files that the agent provides to containers (`/etc/hosts`, `/etc/resolv.conf` and others).
 //!
-//! Everything of a pod lies below `<root-dir>/pods/<uid>`, laid out as kubelet does it:
+//! All files of a pod are below `<root-dir>/pods/<uid>`, in kubelet's layout:
 //!
 //! | path | what |
 //! |---|---|
@@ -11,14 +11,14 @@
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
 //!
-//! [`Volumes::prepare`] puts it in place and can be repeated at any time: what a container has written stays.
-//! `etc-hosts` and `etc-resolv.conf` are rewritten in place when they should say something else, since containers have
-//! the very files mounted. Disk emptyDirs outlive a reboot, memory ones do not; both end with the pod.
+//! [`Volumes::prepare`] creates them and can be repeated at any time: files that a container has written are not changed.
+//! `etc-hosts` and `etc-resolv.conf` are rewritten in place when their content changes, since containers have these
+//! files mounted. Disk emptyDirs survive a reboot, memory ones do not; both are removed with the pod.
 //!
-//! [`Volumes::update`] replaces the files of configMap, secret, projected and downwardAPI volumes when they should say
-//! something else, all at once and without touching a container; a `subPath` of one keeps what it was bound to.
+//! [`Volumes::update`] replaces the files of configMap, secret, projected and downwardAPI volumes when their content
+//! changes, atomically and without touching a container; a `subPath` of one keeps the file it was bound to.
 //!
-//! Volumes of other kinds are refused by name.
+//! Volumes of other kinds are rejected with an error that names the kind.
 
 mod dns;
 mod empty_dir;
@@ -50,7 +50,7 @@ use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 
-/// How mounts made on one side of a bind mount show on the other (`mountPropagation`).
+/// How mounts on one side of a bind mount propagate to the other (`mountPropagation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Propagation {
     /// `None`: private.
@@ -75,20 +75,20 @@ pub struct Mount {
     pub propagation: Propagation,
 }
 
-/// Something the pod's author should know, to be made a Warning event of the pod.
+/// A problem for the pod's author, to be reported as a Warning event of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
     /// kubelet's reason.
     pub reason: &'static str,
-    /// The sentence people read.
+    /// The event's message.
     pub message: String,
 }
 
-/// Why a volume or file is not in place. The worker tries again with back-off: a path may appear, a disk may be
-/// freed; what cannot pass ([`Self::is_final`]) needs another manifest or configuration.
+/// Why a volume or file could not be prepared. The worker tries again with back-off: a path may appear, disk space may be
+/// freed; a permanent failure ([`Self::is_final`]) needs another manifest or configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// A hostPath is not what its type says; kubelet's words.
+    /// A hostPath is not of its type; kubelet's message.
     #[error("volume {volume:?}: hostPath type check failed: {} is not {wanted}", path.display())]
     HostPathType {
         /// The volume's name.
@@ -103,10 +103,10 @@ pub enum VolumeError {
     Unsupported {
         /// The volume's name.
         volume: String,
-        /// Which, and what is supported.
+        /// What is not supported, and what is.
         reason: String,
     },
-    /// A volume's object is not here; kubelet's words.
+    /// A volume's object does not exist; kubelet's message.
     #[error("MountVolume.SetUp failed for volume {volume:?} : {} {name:?} not found", kind.resource())]
     NoObject {
         /// The volume's name.
@@ -116,7 +116,7 @@ pub enum VolumeError {
         /// The object's name.
         name: String,
     },
-    /// A volume's object does not have that key; kubelet's words.
+    /// A volume's object does not have that key; kubelet's message.
     #[error(
         "MountVolume.SetUp failed for volume {volume:?} : {}: {key}",
         match kind {
@@ -150,7 +150,7 @@ pub enum VolumeError {
         /// The path as written.
         sub_path: String,
     },
-    /// The full name does not fit into the kernel's hostname; kubelet's words.
+    /// The full name is too long for the kernel's hostname; kubelet's message.
     #[error(
         "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long (64 is the max, \
          {length} characters requested)"
@@ -164,20 +164,20 @@ pub enum VolumeError {
     /// A file operation failed.
     #[error("cannot {operation} {}: {source}{}", path.display(), remedy(source))]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// The system's answer.
+        /// The cause.
         source: io::Error,
     },
-    /// A mount below a pod's directory could not be taken off, so nothing below it is removed.
+    /// A mount below a pod's directory could not be unmounted, so nothing below it is removed.
     #[error("refusing to remove {}: something is mounted on it; unmount it", .0.display())]
     Mounted(PathBuf),
 }
 
 impl VolumeError {
-    /// Whether trying again is in vain while manifest and configuration stay as they are.
+    /// Whether the failure is permanent unless manifest or configuration change.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Unsupported { .. } | Self::NoSuchVolume { .. } | Self::Hostname { .. })
     }
@@ -188,7 +188,7 @@ impl VolumeError {
     }
 }
 
-/// What to do about an error that a full or broken disk causes.
+/// The remedy for an error that a full or read-only disk causes.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull => "; free space or inodes on its file system (df -h, df -i) or move --root-dir",
@@ -207,10 +207,10 @@ pub struct Volumes {
     settings: Arc<Settings>,
 }
 
-/// Where volumes lie and how names are resolved.
+/// The volumes' directory and the DNS settings.
 #[derive(Debug)]
 pub struct Settings {
-    /// What survives a reboot; volumes lie in `pods/<uid>` below it.
+    /// The agent's persistent directory; volumes are in `pods/<uid>` below it.
     pub root_dir: PathBuf,
     /// The node's `resolv.conf`; `None`: pods get an empty one.
     pub resolv_conf: Option<PathBuf>,
@@ -218,7 +218,7 @@ pub struct Settings {
     pub hosts_file: PathBuf,
     /// The cluster's name servers and domain.
     pub cluster: ClusterDns,
-    /// What an unlimited container may use, for downwardAPI volumes.
+    /// The node's resources, used for containers without limits in downwardAPI volumes.
     pub limits: NodeLimits,
 }
 
@@ -233,14 +233,14 @@ impl Settings {
 }
 
 impl Volumes {
-    /// Volumes as `settings` say. Touches nothing yet.
+    /// Volumes with these settings. Does not access the disk.
     pub fn new(settings: Settings) -> Self {
         Self { settings: Arc::new(settings) }
     }
 
-    /// Puts every volume and file of the pod in place, from the objects it refers to. `hostname` is what the pod's `/etc/hostname` says: its own
-    /// name ([`PodHostname::kernel`]), or the node's with `hostNetwork`. Doing it again changes nothing that is right
-    /// already and wipes nothing.
+    /// Prepares every volume and file of the pod, from the objects it refers to. `hostname` is the content of the pod's
+    /// `/etc/hostname`: its own name ([`PodHostname::kernel`]), or the node's with `hostNetwork`. Idempotent: neither changes
+    /// files that are up to date nor deletes any.
     pub async fn prepare(
         &self,
         pod: &PodRecord,
@@ -254,9 +254,9 @@ impl Volumes {
         blocking(path, move || work.run(&settings)).await
     }
 
-    /// Writes anew what of a prepared pod's volumes comes from its objects or its own metadata, each volume at once.
-    /// Returns the names of the volumes that say something else now. Where one cannot be written it says what it did
-    /// before, and the others are written all the same.
+    /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the names of
+    /// the volumes whose content changed. One that cannot be written keeps its old content, and the others are still
+    /// written.
     pub async fn update(&self, pod: &PodRecord, objects: &PodObjects) -> Result<Vec<String>, VolumeError> {
         let path = self.settings.pod_dir(&pod.uid);
         let sources = payload::Sources { pod, objects, node: self.settings.limits };
@@ -268,8 +268,8 @@ impl Volumes {
     }
 
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,
-    /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is made here.
-    /// [`Self::prepare`] must have succeeded. Touches few files, so it does not block for long.
+    /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here.
+    /// [`Self::prepare`] must have succeeded. Accesses few files, so it does not block for long.
     pub fn mounts(
         &self,
         pod: &PodRecord,
@@ -279,12 +279,12 @@ impl Volumes {
         mounts::of(pod, container, container_id, &self.settings.pod_dir(&pod.uid))
     }
 
-    /// The host's file for a container's termination message, as [`Self::mounts`] makes it.
+    /// The host's file for a container's termination message, as [`Self::mounts`] creates it.
     pub fn termination_log(&self, uid: &PodUid, container: &str, container_id: &str) -> PathBuf {
         termination::path(&self.settings.pod_dir(uid), container, container_id)
     }
 
-    /// Removes a dead container's termination message, when its record is given up too.
+    /// Removes an exited container's termination message, when its record is removed too.
     pub fn remove_termination_log(&self, uid: &PodUid, container: &str, container_id: &str) -> Result<(), VolumeError> {
         let path = self.termination_log(uid, container, container_id);
         match std::fs::remove_file(&path) {
@@ -293,8 +293,8 @@ impl Volumes {
         }
     }
 
-    /// Removes everything of a pod: mounts below its directory are detached, busy or not, and the directory is
-    /// deleted without following a symlink or crossing into another mount. One that is not there is success.
+    /// Removes all files of a pod: mounts below its directory are detached, busy or not, and the directory is deleted
+    /// without following a symlink or crossing into another mount. A missing one is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), move || removal::remove(&pods, name.as_str())).await
@@ -311,14 +311,14 @@ impl Volumes {
     }
 }
 
-/// Runs `work` on tokio's threads for blocking calls.
+/// Runs `work` on tokio's blocking threads.
 async fn blocking<T: Send + 'static>(
     path: PathBuf,
     work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, VolumeError> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(VolumeError::io("finish the work on", path)(error.into())),
+        Err(error) => Err(VolumeError::io("complete a blocking task on", path)(error.into())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Makes, sets and removes the directories of groups. Blocks.
+//! Creates, configures and removes cgroup directories. Blocks.
 
 use std::fs;
 use std::io;
@@ -11,16 +11,16 @@ use super::CgroupError;
 use super::hierarchy::Hierarchies;
 use super::limits::Setting;
 
-/// Groups below a pod's, at most: containers, and what they made inside.
+/// Groups below a pod's, at most: containers, and groups that these created.
 const MAX_GROUPS: usize = 10_000;
 
-/// Makes a group in every active hierarchy, parents first; one that is there stays as it is.
+/// Creates a group in every active hierarchy, parents first; an existing one is not changed.
 pub(super) fn create(hierarchies: &Hierarchies, group: &Path) -> Result<(), CgroupError> {
     for hierarchy in hierarchies.active() {
         let mut path = hierarchy.mount_point.clone();
         for level in group {
             if hierarchy.unified {
-                pass_controllers_on(&path);
+                enable_controllers(&path);
             }
             path.push(level);
             make_directory(&path)?;
@@ -28,11 +28,11 @@ pub(super) fn create(hierarchies: &Hierarchies, group: &Path) -> Result<(), Cgro
                 inherit_cpuset(&path)?;
             }
             if hierarchy.controllers.contains("memory") {
-                count_children(&path);
+                use_hierarchy(&path);
             }
         }
         if hierarchy.unified {
-            pass_controllers_on(&path);
+            enable_controllers(&path);
         }
     }
     Ok(())
@@ -47,21 +47,21 @@ fn make_directory(path: &Path) -> Result<(), CgroupError> {
     }
 }
 
-/// v2: lets the children of a group have its controllers. What cannot be passed on shows when a limit needs it.
-fn pass_controllers_on(path: &Path) {
+/// v2: enables a group's controllers for its children. A failure shows when a limit needs the controller.
+fn enable_controllers(path: &Path) {
     let words = |file: &str| fs::read_to_string(path.join(file)).unwrap_or_default();
     let (offered, passed) = (words("cgroup.controllers"), words("cgroup.subtree_control"));
     for controller in offered.split_whitespace() {
         if !passed.split_whitespace().any(|other| other == controller) {
             // One by one: a controller that refuses does not hold back the others.
             if let Err(error) = write(&path.join("cgroup.subtree_control"), &format!("+{controller}")) {
-                tracing::debug!(%controller, %error, "controller is not passed on to the groups below");
+                tracing::debug!(%controller, %error, "controller is not enabled for child cgroups");
             }
         }
     }
 }
 
-/// v1: a new group may hold no task before it has processors and memory nodes; it gets its parent's.
+/// v1: a new group accepts no task before it has CPUs and memory nodes; it gets its parent's.
 fn inherit_cpuset(path: &Path) -> Result<(), CgroupError> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = path.join(file);
@@ -76,11 +76,11 @@ fn inherit_cpuset(path: &Path) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// v1 before Linux 5.11: memory of children counts only when told to, before there are any.
-fn count_children(path: &Path) {
+/// v1 before Linux 5.11: memory of children counts only after `memory.use_hierarchy` was set, before there are any.
+fn use_hierarchy(path: &Path) {
     let file = path.join("memory.use_hierarchy");
     if fs::read_to_string(&file).is_ok_and(|value| value.trim() == "0") && write(&file, "1").is_err() {
-        tracing::debug!(path = %path.display(), "memory of the groups below does not count");
+        tracing::debug!(path = %path.display(), "memory of child cgroups is not counted");
     }
 }
 
@@ -108,7 +108,7 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
     fs::write(path, value).map_err(|source| CgroupError::file("write", path, source))
 }
 
-/// Removes a group and all below it, deepest first. What is gone already is fine.
+/// Removes a group and all below it, deepest first. A missing one is success.
 pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
     let groups = with_all_below(path)?;
     let mut outcome = Ok(());
@@ -121,7 +121,7 @@ pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
                 _ => Err(CgroupError::file("remove", group, error)),
             },
         };
-        // The first to refuse is the deepest: it says why the ones above cannot go.
+        // The first failure is the deepest: it explains why the ones above cannot be removed.
         outcome = outcome.and(removed);
     }
     outcome
@@ -132,7 +132,7 @@ pub(super) fn kill(path: &Path) -> Result<(), CgroupError> {
     for group in with_all_below(path)? {
         let processes = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
         for pid in processes.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
-            // One that has just ended needs no signal.
+            // A process that has just exited needs no signal.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -158,13 +158,13 @@ fn with_all_below(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
         groups.extend(subdirectories(&group)?.into_iter().map(|name| group.join(name)));
         next += 1;
         if groups.len() > MAX_GROUPS {
-            return Err(CgroupError::file("list", path, io::Error::other("too many groups below it")));
+            return Err(CgroupError::file("list", path, io::Error::other("too many child cgroups")));
         }
     }
     Ok(groups)
 }
 
-/// The groups directly below one; none when it is gone.
+/// The groups directly below one; none when it does not exist.
 pub(super) fn subdirectories(path: &Path) -> Result<Vec<String>, CgroupError> {
     let failed = |source| CgroupError::file("list", path, source);
     let entries = match fs::read_dir(path) {

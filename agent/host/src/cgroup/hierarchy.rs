@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::CgroupError;
 
-/// The controllers of v1; other words among a hierarchy's options are options.
+/// The controllers of v1; anything else in a hierarchy's options is an option.
 const V1_CONTROLLERS: [&str; 14] = [
     "blkio",
     "cpu",
@@ -31,7 +31,7 @@ pub(super) struct Hierarchy {
     pub(super) mount_point: PathBuf,
     /// The v1 controllers it has; none for a named one and for v2.
     pub(super) controllers: BTreeSet<String>,
-    /// It is the unified one.
+    /// It is the unified one (v2).
     pub(super) unified: bool,
 }
 
@@ -39,12 +39,12 @@ pub(super) struct Hierarchy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchies {
     mounted: Vec<Hierarchy>,
-    /// What the v2 root offers, when v2 is in charge.
+    /// The controllers of the v2 root, when v2 is in use.
     unified_controllers: BTreeSet<String>,
 }
 
 impl Hierarchies {
-    /// Reads how they are mounted. Blocks.
+    /// Detects how they are mounted. Blocks.
     pub(super) fn find() -> Result<Self, CgroupError> {
         let path = Path::new("/proc/self/mountinfo");
         let text = fs::read_to_string(path).map_err(|source| CgroupError::file("read", path, source))?;
@@ -58,25 +58,25 @@ impl Hierarchies {
         Ok(found)
     }
 
-    /// v2 is in charge: no v1 hierarchy has a controller.
+    /// Whether v2 is in use: no v1 hierarchy has a controller.
     pub(super) fn is_v2(&self) -> bool {
         self.mounted.iter().any(|hierarchy| hierarchy.unified)
             && self.mounted.iter().all(|hierarchy| hierarchy.controllers.is_empty())
     }
 
-    /// The controllers there are.
+    /// The available controllers.
     pub(super) fn controllers(&self) -> BTreeSet<&str> {
         let v1 = self.mounted.iter().flat_map(|hierarchy| &hierarchy.controllers);
         v1.chain(&self.unified_controllers).map(String::as_str).collect()
     }
 
-    /// The hierarchies in which groups are made: all that can hold a process, but not an idle v2.
+    /// The hierarchies in which groups are created: all that can hold a process, but not an idle v2.
     pub(super) fn active(&self) -> impl Iterator<Item = &Hierarchy> {
         let v2 = self.is_v2();
         self.mounted.iter().filter(move |hierarchy| hierarchy.unified == v2)
     }
 
-    /// A group's directory where `controller` is; `None` when it is nowhere.
+    /// A group's directory in the hierarchy of `controller`; `None` when there is none.
     pub(super) fn path(&self, controller: &str, group: &Path) -> Option<PathBuf> {
         let v2 = self.is_v2();
         let of =
@@ -84,7 +84,7 @@ impl Hierarchies {
         self.mounted.iter().find(of).map(|hierarchy| hierarchy.mount_point.join(group))
     }
 
-    /// A group's directory in every hierarchy: the OCI runtime makes some in an idle v2, too.
+    /// A group's directory in every hierarchy: the OCI runtime creates some in an idle v2, too.
     pub(super) fn all_paths(&self, group: &Path) -> Vec<PathBuf> {
         self.mounted.iter().map(|hierarchy| hierarchy.mount_point.join(group)).collect()
     }
@@ -154,7 +154,7 @@ mod tests {
 ";
 
     #[test]
-    fn versions_are_told_apart() {
+    fn versions_are_distinguished() {
         for (mountinfo, v2, active) in
             [(V1.to_owned(), false, 3), (format!("{V1}{UNIFIED}"), false, 3), (V2.to_owned(), true, 1)]
         {

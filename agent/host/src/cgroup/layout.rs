@@ -7,10 +7,10 @@ use crate::cgroup::CgroupDriver;
 use limpet_model::pod::PodUid;
 use limpet_model::pod::qos::QosClass;
 
-/// Every class, in the order in which a pod's group is looked for.
+/// Every QoS class, in the order in which a pod's group is searched.
 pub(super) const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort];
 
-/// What the scopes of containers begin with, with the systemd driver.
+/// The prefix of containers' scopes, with the systemd driver.
 const SCOPE_PREFIX: &str = "limpet";
 
 /// A group by its name at each level: `["kubepods", "burstable", "podX"]`.
@@ -44,7 +44,7 @@ impl GroupName {
     }
 }
 
-/// A level as part of a unit's name. kubelet writes `_` for `-`; what units may not contain is written in hexadecimal.
+/// A level as part of a unit's name. kubelet writes `_` for `-`; characters that units may not contain are hexadecimal.
 fn escape(level: &str) -> String {
     let mut escaped = String::with_capacity(level.len());
     for byte in level.bytes() {
@@ -109,7 +109,7 @@ impl Layout {
         }
     }
 
-    /// Whose group has or contains `path`, from the root of a hierarchy.
+    /// The owner of the group that is or contains `path`, from the root of a hierarchy.
     pub(super) fn tenant(&self, path: &str) -> Option<Tenant> {
         let path = Path::new(path.trim_start_matches('/'));
         CLASSES.into_iter().find_map(|class| {
@@ -124,8 +124,8 @@ impl Layout {
         })
     }
 
-    /// The pod whose group is called `name` in the level of `class`. Of a slice's name an underscore is read as a
-    /// dash, as kubelet does: UIDs have the one and not the other.
+    /// The pod whose group is called `name` in the level of `class`. An underscore in a slice's name is read as a dash, as
+    /// kubelet does: UIDs contain dashes and no underscores.
     pub(super) fn pod_named(&self, class: QosClass, name: &str) -> Option<PodUid> {
         let uid = match self.driver {
             CgroupDriver::Cgroupfs => name.strip_prefix("pod")?.to_owned(),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lives_in_a_group_is_known_from_its_path() {
+    fn the_owner_of_a_group_is_known_from_its_path() {
         for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
             let layout = Layout::new(driver, Path::new("/edge"));
             for class in CLASSES {

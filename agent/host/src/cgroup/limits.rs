@@ -5,7 +5,7 @@ use limpet_model::pod::compute_resources::{CPU_PERIOD, PodLimits};
 /// The controllers that limits of pods need.
 pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// What is set on one group. Absent parts are left as they are.
+/// The limits of one group. Absent ones are not changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
@@ -21,7 +21,7 @@ pub(super) struct Setting {
     pub(super) file: &'static str,
     /// What to write.
     pub(super) value: String,
-    /// The value is what a group has anyway: a kernel without the file keeps it, too.
+    /// The value is the default: it needs no file, so a kernel without the file is no error.
     pub(super) unlimited: bool,
 }
 
@@ -35,17 +35,17 @@ pub(super) enum Property {
 }
 
 impl GroupLimits {
-    /// A level's weight against its neighbours.
+    /// A level's CPU weight.
     pub(super) fn weighing(cpu_shares: u64) -> Self {
         Self { cpu_shares: Some(cpu_shares), pod: None }
     }
 
-    /// A pod's weight and limits, its number of processes among them.
+    /// A pod's CPU weight and limits, its number of processes included.
     pub(super) fn of_pod(limits: &PodLimits, pids: Option<i64>) -> Self {
         Self { cpu_shares: Some(limits.cpu_shares), pod: Some((*limits, pids.filter(|pids| *pids > 0))) }
     }
 
-    /// The files that say so.
+    /// The limits as files of a group.
     pub(super) fn settings(&self, v2: bool) -> Vec<Setting> {
         let setting = |controller, file, value: String, unlimited| Setting { controller, file, value, unlimited };
         let none = || if v2 { "max".to_owned() } else { "-1".to_owned() };
@@ -72,7 +72,7 @@ impl GroupLimits {
         settings
     }
 
-    /// The properties that say so (systemd.resource-control(5)).
+    /// The limits as properties of a slice (systemd.resource-control(5)).
     pub(super) fn unit_properties(&self, v2: bool) -> Vec<Property> {
         let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).unwrap_or(u64::MAX);
         let mut properties = Vec::new();
@@ -90,12 +90,12 @@ impl GroupLimits {
     }
 }
 
-/// v2's weight of v1's shares: 2 to 262,144 become 1 to 10,000, as the OCI runtime has it.
+/// v2's weight of v1's shares: 2 to 262,144 become 1 to 10,000, as in the OCI runtime.
 fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
 }
 
-/// Microseconds per second of a quota per period, in whole percents: systemd keeps no finer ones.
+/// Microseconds per second of a quota per period, in whole percents: systemd stores no finer ones.
 fn quota_per_second(quota: i64) -> u64 {
     let per_second = u64::try_from(quota).unwrap_or(0).saturating_mul(1_000_000 / CPU_PERIOD);
     per_second.div_ceil(10_000).saturating_mul(10_000)
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_written_in_each_versions_words() {
+    fn limits_are_written_for_both_versions() {
         let of = |pairs: &[(&'static str, &str)]| -> Vec<(&'static str, String)> {
             pairs.iter().map(|(file, value)| (*file, (*value).to_owned())).collect()
         };

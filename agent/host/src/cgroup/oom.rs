@@ -1,8 +1,8 @@
-//! What the kernel counts of processes that it killed for want of memory.
+//! The kernel's counts of OOM kills.
 //!
-//! A container's count goes with its cgroup, and systemd removes that with the container's last process, before anybody can
-//! look. With cgroup v2 the pod's count holds those of all groups there were below it: what it has beyond the counts of the
-//! groups that are there was counted in containers that have ended.
+//! A container's count is removed with its cgroup, and systemd removes that with the container's last process, before the
+//! agent can read it. With cgroup v2 the pod's count includes all groups that ever were below it: the excess over the
+//! counts of the existing groups belongs to containers that have exited.
 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -12,8 +12,8 @@ use super::{Cgroups, files, limits};
 use limpet_model::pod::{PodRecord, PodUid};
 
 impl Cgroups {
-    /// How many processes of a container the kernel has killed for want of memory; `None` when its cgroup is gone
-    /// or the kernel does not count. Reads a small file of the kernel's.
+    /// How many processes of a container the OOM killer has killed; `None` when its cgroup was removed or the kernel does
+    /// not count. Reads a small file.
     pub fn oom_kills(&self, pod: &PodRecord, container_id: &str) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         let file = if hierarchies.is_v2() { "memory.events" } else { "memory.oom_control" };
@@ -24,41 +24,41 @@ impl Cgroups {
         })
     }
 
-    /// Takes what was killed in containers of the pod that have ended until now for known. Only the first time counts.
+    /// Marks the OOM kills in containers of the pod that have exited until now as known. Later calls change nothing.
     pub fn begin_oom_account(&self, pod: &PodUid) {
-        if let Some(ended) = self.kills_of_the_ended(pod, None) {
-            let mut known = self.shared.kills_of_the_ended.lock().unwrap_or_else(PoisonError::into_inner);
-            known.entry(pod.clone()).or_insert(ended);
+        if let Some(kills) = self.exited_oom_kills(pod, None) {
+            let mut known = self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
+            known.entry(pod.clone()).or_insert(kills);
         }
     }
 
-    /// Whether the kernel has killed something in a container that has ended, for want of memory, beyond the `survived` kills.
-    /// Whatever it has killed in it is known then.
+    /// Whether the OOM killer has killed a process of a container that has exited, beyond the `survived` kills. All its
+    /// kills are marked as known.
     pub fn ended_out_of_memory(&self, pod: &PodRecord, container_id: &str, survived: u64) -> bool {
         let counted = self.oom_kills(pod, container_id).is_some_and(|kills| kills > survived);
-        let Some(ended) = self.kills_of_the_ended(&pod.uid, Some(container_id)) else { return counted };
-        let mut known = self.shared.kills_of_the_ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = known.insert(pod.uid.clone(), ended);
-        counted || before.is_some_and(|before| ended > before.saturating_add(survived))
+        let Some(kills) = self.exited_oom_kills(&pod.uid, Some(container_id)) else { return counted };
+        let mut known = self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = known.insert(pod.uid.clone(), kills);
+        counted || before.is_some_and(|before| kills > before.saturating_add(survived))
     }
 
     pub(super) fn end_oom_account(&self, pod: &PodUid) {
-        self.shared.kills_of_the_ended.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
+        self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
     }
 
-    /// The kills in groups of the pod that are gone, and in that of `ending`; `None` where a pod's count does not tell.
-    fn kills_of_the_ended(&self, pod: &PodUid, ending: Option<&str>) -> Option<u64> {
+    /// The kills in removed groups of the pod, and in that of `exiting`; `None` without a v2 count of the pod.
+    fn exited_oom_kills(&self, pod: &PodUid, exiting: Option<&str>) -> Option<u64> {
         let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
         let classes = CLASSES.into_iter().filter(|_| hierarchies.is_v2());
-        let there = |class| -> Option<PathBuf> {
+        let existing = |class| -> Option<PathBuf> {
             let path = hierarchies.path("memory", &layout.directory(&layout.pod(class, pod)))?;
             path.is_dir().then_some(path)
         };
-        let (class, path) = classes.filter_map(|class| Some((class, there(class)?))).next()?;
-        let ending = ending.map(|id| layout.container_directory(class, pod, id));
-        let ending = ending.as_deref().and_then(Path::file_name);
-        let others = files::subdirectories(&path).ok()?.into_iter().filter(|name| Some(name.as_ref()) != ending);
-        // The pod's first: what is killed meanwhile is not counted for one that has ended.
+        let (class, path) = classes.filter_map(|class| Some((class, existing(class)?))).next()?;
+        let exiting = exiting.map(|id| layout.container_directory(class, pod, id));
+        let exiting = exiting.as_deref().and_then(Path::file_name);
+        let others = files::subdirectories(&path).ok()?.into_iter().filter(|name| Some(name.as_ref()) != exiting);
+        // The pod's count first: a kill meanwhile is then not attributed to an exited container.
         let all = kills(&path.join("memory.events"))?;
         let others = others.filter_map(|name| kills(&path.join(name).join("memory.events")));
         Some(all.saturating_sub(others.sum()))
@@ -102,7 +102,7 @@ mod tests {
                 pod_pids_limit: None,
                 systemd: None,
                 burstable: Mutex::default(),
-                kills_of_the_ended: Mutex::default(),
+                exited_oom_kills: Mutex::default(),
             };
             let mut pod = record(json!({"containers": [{"name": "c"}]}));
             pod.uid = PodUid::new("u1");
@@ -130,16 +130,16 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_count_tells_of_a_container_whose_group_is_gone() {
+    fn the_pods_count_includes_a_container_whose_group_was_removed() {
         let tree = Tree::new();
         tree.count(&tree.pod_group(), 0);
         tree.cgroups.begin_oom_account(&tree.pod.uid);
-        // One container survives a kill and another is killed: its group goes with it.
+        // One container survives a kill and another is killed: its group is removed with it.
         tree.count(&tree.group("alive"), 1);
         tree.count(&tree.pod_group(), 2);
         assert!(tree.ended("killed", 0));
         assert!(!tree.ended("ended", 0), "that kill is known");
-        // What it survived is no reason of its end, and nobody else's either.
+        // A survived kill explains neither its own exit nor another container's.
         fs::remove_dir_all(tree.group("alive")).unwrap();
         assert!(!tree.ended("alive", 1));
         assert!(!tree.ended("ended later", 0));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_there_still_counts_once() {
+    fn a_group_that_still_exists_counts_once() {
         let tree = Tree::new();
         tree.count(&tree.pod_group(), 0);
         tree.cgroups.begin_oom_account(&tree.pod.uid);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_killed_before_the_account_began_is_not_told() {
+    fn kills_before_the_account_began_are_not_reported() {
         let tree = Tree::new();
         tree.count(&tree.pod_group(), 4);
         assert!(!tree.ended("without an account", 0));

@@ -27,7 +27,7 @@ pub(super) struct Manager {
 }
 
 impl Manager {
-    /// Connects to the system's bus, and asks to be told when jobs end.
+    /// Connects to the system bus, and subscribes to the end of jobs.
     pub(super) async fn connect() -> Result<Self, CgroupError> {
         in_time("reach", BUS_NAME, async { Self::over(Connection::system().await?).await }).await
     }
@@ -38,7 +38,7 @@ impl Manager {
         Ok(manager)
     }
 
-    /// Makes a slice with these properties, or changes those of one that is there.
+    /// Creates a slice with these properties, or changes those of an existing one.
     pub(super) async fn ensure(&self, unit: &str, exists: bool, properties: &[Property]) -> Result<(), CgroupError> {
         if exists {
             return in_time("change", unit, self.change(unit, properties)).await;
@@ -47,7 +47,7 @@ impl Manager {
         let body = (unit, "replace", new_unit(unit, properties), auxiliary);
         let start = async {
             match self.job("StartTransientUnit", &body).await {
-                // Made between the look and the call, by whatever started a unit below it.
+                // Created since `exists` was read, by a unit started below it.
                 Err(error) if is(&error, "UnitExists") => self.change(unit, properties).await,
                 outcome => outcome,
             }
@@ -55,7 +55,7 @@ impl Manager {
         in_time("start", unit, start).await
     }
 
-    /// Stops a slice and what is left in it; one that is not there is stopped.
+    /// Stops a slice and all that is left in it; a missing one counts as stopped.
     pub(super) async fn stop(&self, unit: &str) -> Result<(), CgroupError> {
         let stop = async {
             match self.job("StopUnit", &(unit, "replace")).await {
@@ -66,12 +66,12 @@ impl Manager {
         in_time("stop", unit, stop).await
     }
 
-    /// Until the next boot: a slice of ours does not outlive it.
+    /// Changes a slice until the next boot: limpet's slices do not outlive it.
     async fn change(&self, unit: &str, properties: &[Property]) -> zbus::Result<()> {
         self.call("SetUnitProperties", &(unit, true, variants(properties))).await.map(drop)
     }
 
-    /// A call that starts a job, and the wait for the job's end.
+    /// Calls a method that starts a job, and waits until the job is done.
     async fn job(&self, method: &'static str, body: &(impl Serialize + Type)) -> zbus::Result<()> {
         let rule = MatchRule::builder()
             .msg_type(zbus::message::Type::Signal)
@@ -80,7 +80,7 @@ impl Manager {
             .member("JobRemoved")
             .path(OBJECT)
             .build()?;
-        // Before the call: the job may be done before its reply is read.
+        // Subscribed before the call: the job may be done before its reply is read.
         let mut ended = MessageStream::for_match_rule(rule, &self.connection, None).await?;
         let reply = self.call(method, body).await?;
         let job: OwnedObjectPath = reply.body().deserialize()?;
@@ -109,7 +109,7 @@ fn is(error: &zbus::Error, name: &str) -> bool {
     answered.as_str().strip_prefix(BUS_NAME).and_then(|rest| rest.strip_prefix('.')) == Some(name)
 }
 
-/// A new slice's properties: it is one of the machine's own making, and everything in it is counted.
+/// A new slice's properties: no default dependencies, and accounting of all resources.
 fn new_unit(unit: &str, properties: &[Property]) -> Properties {
     let switches = ["CPUAccounting", "MemoryAccounting", "TasksAccounting"].map(|name| Property::Switch(name, true));
     let mut all = vec![("Description", Variant::from(format!("limpet {unit}")))];

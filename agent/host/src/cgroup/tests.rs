@@ -1,4 +1,4 @@
-//! Against the kernel's own cgroups, below a root of the test's own. Without the right to make one, the tests say so.
+//! Tests with the kernel's cgroups, below a root of their own. They are skipped where none can be created.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -9,7 +9,7 @@ use super::*;
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_tests::need::need;
 
-/// A cgroup root that goes with the test.
+/// A cgroup root that is removed with the test.
 struct Root(PathBuf);
 
 impl Root {
@@ -43,7 +43,7 @@ fn burstable(uid: &str, cpu: &str) -> PodRecord {
 }
 
 impl Cgroups {
-    /// What stands in a v1 file of a group, or of its v2 counterpart.
+    /// The content of a v1 file of a group, or of its v2 counterpart.
     fn read(&self, group: &str, controller: &str, v1: &str, v2: &str) -> String {
         let group = self.shared.layout.directory(&self.shared.layout.level(QosClass::Guaranteed)).join(group);
         let path = self.shared.hierarchies.path(controller, &group).unwrap();
@@ -54,7 +54,7 @@ impl Cgroups {
         self.read(group, "cpu", "cpu.shares", "cpu.weight")
     }
 
-    /// The same in v2's words.
+    /// v1 shares as v2's weight where v2 is in use.
     fn in_shares(&self, shares: u64) -> String {
         GroupLimits::weighing(shares).settings(self.is_v2())[0].value.clone()
     }
@@ -79,7 +79,7 @@ async fn pods_get_kubelets_groups_and_limits() {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_lifted_is_gone() {
+async fn a_limit_that_is_lifted_is_removed() {
     let root = Root::new("lifted");
     let Some(cgroups) = root.open(None).await else { return };
     cgroups.ensure_pod(&pod("x", json!({"requests": {"cpu": "1m"}, "limits": {"memory": "64Mi"}}))).await.unwrap();
@@ -90,7 +90,7 @@ async fn a_limit_that_is_lifted_is_gone() {
 }
 
 #[tokio::test]
-async fn the_burstable_level_weighs_what_its_pods_request() {
+async fn the_burstable_level_has_the_weight_of_its_pods_requests() {
     let root = Root::new("burstable");
     let Some(cgroups) = root.open(None).await else { return };
     for (uid, cpu, shares) in [("a", "500m", 512), ("b", "1", 1_536), ("a", "1", 2_048)] {
@@ -106,14 +106,14 @@ async fn removal_finds_a_pod_of_any_class_and_is_idempotent() {
     let root = Root::new("removal");
     let Some(cgroups) = root.open(None).await else { return };
     cgroups.ensure_pod(&pod("x", json!({}))).await.unwrap();
-    // What an OCI runtime makes below, also where limpet makes nothing itself.
+    // Groups that an OCI runtime creates, also where limpet creates none itself.
     let layout = &cgroups.shared.layout;
     let container = layout.container_directory(QosClass::BestEffort, &PodUid::new("x"), "c1");
     for path in cgroups.shared.hierarchies.all_paths(&container) {
         fs::create_dir_all(path.join("nested")).unwrap();
     }
     let reopened = root.open(None).await.unwrap();
-    assert_eq!(reopened.pods().await.unwrap(), [PodUid::new("x")], "found by an agent that did not make it");
+    assert_eq!(reopened.pods().await.unwrap(), [PodUid::new("x")], "found by an agent that did not create it");
     reopened.remove_pod(&PodUid::new("x")).await.unwrap();
     reopened.remove_pod(&PodUid::new("x")).await.unwrap();
     assert_eq!(reopened.pods().await.unwrap(), []);

@@ -1,4 +1,4 @@
-//! What a plugin answers: a result with addresses, or an error. Pure.
+//! Parses a CNI plugin's answer: a result with addresses, or an error. Pure.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use limpet_model::sandbox::PodAddresses;
 
-/// The result of an ADD, as far as it matters here. The same from CNI 0.3.0 to 1.1.0.
+/// The fields of an ADD's result that are used. The same from CNI 0.3.0 to 1.1.0.
 #[derive(Debug, Deserialize)]
 struct AddResult {
     #[serde(default)]
@@ -43,7 +43,7 @@ struct ErrorAnswer {
     details: String,
 }
 
-/// Why a plugin's result is of no use.
+/// Why a plugin's result is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResultError {
     #[error("its result is not understood: {0}")]
@@ -57,7 +57,7 @@ pub(super) enum ResultError {
 pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses, ResultError> {
     let result = AddResult::deserialize(result).map_err(|error| ResultError::Malformed(error.to_string()))?;
     let ours = |ip: &&Ip| match ip.interface {
-        // Plugins need not say which interface; then it is the one asked for.
+        // Plugins need not name the interface; then it is the requested one.
         None => true,
         Some(index) => {
             result.interfaces.get(index).is_some_and(|found| found.name == interface && !found.sandbox.is_empty())
@@ -76,7 +76,7 @@ pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses,
     if ips.is_empty() { Err(ResultError::NoAddress) } else { Ok(PodAddresses { ips }) }
 }
 
-/// What went wrong in a plugin, in one line: its own message where it printed one, else what there is.
+/// A plugin's failure in one line: its own message where it printed one, else its output.
 pub(super) fn failure(stdout: &[u8], stderr: &[u8]) -> (Option<u32>, String) {
     match serde_json::from_slice::<ErrorAnswer>(stdout) {
         Ok(answer) if !answer.msg.is_empty() || answer.code != 0 => {

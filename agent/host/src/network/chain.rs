@@ -1,4 +1,4 @@
-//! The plugins of one network run in a row: ADD and CHECK forwards, DEL backwards.
+//! Runs the plugins of one network in order: ADD and CHECK forwards, DEL backwards.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::record::Record;
 use super::{INTERFACE, NetworkError, answer, invoke};
 use limpet_model::sandbox::PodAddresses;
 
-/// Each plugin in order, each given the result of the one before.
+/// Calls each plugin in order, with the result of the one before.
 pub(super) async fn add(
     record: &Record,
     conflist: &Conflist,
@@ -50,8 +50,8 @@ pub(super) async fn check(record: &Record, result: &Value, plugins: &Plugins) ->
     Ok(())
 }
 
-/// Each plugin in reverse order. One that fails does not keep the others from giving back what they hold; the
-/// first failure is returned.
+/// Calls each plugin in reverse order. A failure does not skip the others, which release their resources; the first
+/// failure is returned.
 pub(super) async fn del(record: &Record, plugins: &Plugins) -> Result<(), NetworkError> {
     let conflist = record.conflist().map_err(|reason| failed_call(record, "", "del", reason))?;
     let previous = record.result.as_ref().filter(|_| !conflist.before_0_4());
@@ -64,7 +64,7 @@ pub(super) async fn del(record: &Record, plugins: &Plugins) -> Result<(), Networ
     outcome
 }
 
-/// One command of one plugin; returns what it printed.
+/// Runs one command of one plugin; returns its output.
 async fn call(
     record: &Record,
     conflist: &Conflist,
@@ -98,11 +98,11 @@ async fn call(
     Err(NetworkError::Plugin { pod, plugin: plugin.to_owned(), command, code, message })
 }
 
-/// The variables CNI defines, with what Kubernetes' runtimes put into `CNI_ARGS`. A namespace that is gone is an
-/// empty `CNI_NETNS`: the plugins then give back only what they hold outside it.
+/// CNI's variables, with the `CNI_ARGS` of Kubernetes' runtimes. For a missing namespace `CNI_NETNS` is empty: the
+/// plugins then release only what they hold outside it.
 fn environment(record: &Record, command: &'static str, path: String) -> [(&'static str, String); 6] {
     let at = &record.network_namespace;
-    let netns = if command != "del" || at.is_there() { at.path.to_string_lossy().into_owned() } else { String::new() };
+    let netns = if command != "del" || at.exists() { at.path.to_string_lossy().into_owned() } else { String::new() };
     let args = format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={uid};K8S_POD_UID={uid}",
         record.namespace,

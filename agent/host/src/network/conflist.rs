@@ -1,7 +1,7 @@
-//! The network configuration: which file of the directory counts, what it says, and what each plugin is handed.
+//! The CNI configuration: which file of the directory is used, its content, and the input of each plugin.
 //!
-//! As containerd does it with libcni: the first file in byte order among `*.conflist`, `*.conf` and `*.json`. A
-//! first file that is broken is an error rather than a reason to take the second: that may be another network.
+//! As in containerd with libcni: the first file in byte order among `*.conflist`, `*.conf` and `*.json`. If the first
+//! file is invalid, that is an error; the second is not used, since it may define another network.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::PortMapping;
 
-/// CNI versions whose configuration and results are understood, the newest last. Older ones than 0.3.0 have no
-/// list of addresses and know no `prevResult`.
+/// The supported CNI versions, the newest last. Versions before 0.3.0 have no list of addresses and no `prevResult`.
 pub(super) const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// A configuration file larger than this is refused.
@@ -24,7 +23,7 @@ const MAX_PLUGINS: usize = 64;
 pub(super) struct Conflist {
     /// The network's name.
     pub name: String,
-    /// The version spoken with the plugins, one of [`VERSIONS`].
+    /// The CNI version used with the plugins, one of [`VERSIONS`].
     pub version: String,
     /// `disableCheck`.
     pub disable_check: bool,
@@ -43,7 +42,7 @@ pub(super) enum ConfigError {
     Broken { path: PathBuf, reason: String },
 }
 
-/// The file that counts among the names in a directory.
+/// The file that is used among the names in a directory.
 pub(super) fn choose<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let known = |name: &&str| {
         let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
@@ -85,7 +84,7 @@ fn names(dir: &Path) -> Result<Vec<String>, ConfigError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(fail)?;
-        // Symlinks count by what they lead to, as in a projected volume.
+        // Symlinks are followed, as in a projected volume.
         if entry.path().is_dir() {
             continue;
         }
@@ -120,7 +119,7 @@ fn read(path: &Path) -> Result<Value, ConfigError> {
         .map_err(|error| ConfigError::Broken { path: path.to_owned(), reason: error.to_string() })
 }
 
-/// Makes a [`Conflist`] of a file's content: a list, or a single plugin's configuration.
+/// Parses a file's content into a [`Conflist`]: a list, or a single plugin's configuration.
 pub(super) fn parse(value: Value, list: bool) -> Result<Conflist, String> {
     let version = version(&value)?;
     let name = text(&value, "name")?.ok_or("it has no \"name\"")?.to_owned();
@@ -166,7 +165,7 @@ fn text<'a>(value: &'a Value, key: &str) -> Result<Option<&'a str>, String> {
     }
 }
 
-/// The newest version that both sides know, of `cniVersions` (1.1) and `cniVersion`.
+/// The newest supported version among `cniVersions` (1.1) and `cniVersion`.
 fn version(value: &Value) -> Result<String, String> {
     let single = text(value, "cniVersion")?;
     let many = value.get("cniVersions").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
@@ -183,7 +182,7 @@ fn version(value: &Value) -> Result<String, String> {
 }
 
 impl Conflist {
-    /// Whether plugins are asked to CHECK: the command came with 0.4.0.
+    /// Whether plugins support CHECK, since 0.4.0.
     pub(super) fn checks(&self) -> bool {
         !self.disable_check && !self.before_0_4()
     }
@@ -193,8 +192,8 @@ impl Conflist {
         matches!(self.version.as_str(), "0.3.0" | "0.3.1")
     }
 
-    /// What plugin `index` reads on its standard input: its own configuration with the network's name and
-    /// version, the result so far, and the runtime's settings for the capabilities it declares.
+    /// The standard input of plugin `index`: its own configuration with the network's name and version, the result so far,
+    /// and the runtime's settings for the capabilities it declares.
     pub(super) fn stdin(&self, index: usize, previous: Option<&Value>, ports: &[PortMapping]) -> Value {
         let mut config = self.plugins.get(index).cloned().unwrap_or_default();
         config.insert("name".to_owned(), json!(self.name));
@@ -226,7 +225,7 @@ impl Conflist {
         self.plugins.get(index).and_then(|plugin| plugin.get("type")).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// The list as JSON, for the record that DEL will need.
+    /// The list as JSON, for the record that DEL needs.
     pub(super) fn to_json(&self) -> Value {
         json!({
             "name": self.name,
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_files_say_why() {
+    fn invalid_files_are_errors_with_a_reason() {
         let table = [
             (json!([]), true, "it has no \"name\""),
             (json!({"cniVersion": "1.0.0"}), true, "it has no \"name\""),
@@ -328,11 +327,11 @@ mod tests {
         let list = load(dir.path()).unwrap();
         assert_eq!((list.plugin_type(0), list.plugin_type(1)), ("bridge", "tuning"));
         std::fs::write(dir.path().join("10-a.conflist"), "{").unwrap();
-        assert!(matches!(load(dir.path()), Err(ConfigError::Broken { .. })), "the second file is not taken instead");
+        assert!(matches!(load(dir.path()), Err(ConfigError::Broken { .. })), "the second file is not used instead");
     }
 
     #[test]
-    fn what_a_plugin_reads() {
+    fn a_plugins_standard_input() {
         let list = parse(
             json!({"cniVersion": "0.4.0", "name": "net", "plugins": [
                 {"type": "bridge", "name": "other", "ipam": {"type": "host-local"}},
@@ -357,7 +356,7 @@ mod tests {
                 ]},
             })
         );
-        assert_eq!(list.stdin(1, None, &[]).get("runtimeConfig"), None, "nothing to say");
-        assert_eq!(parse(list.to_json(), true).unwrap(), list, "what is kept reads back the same");
+        assert_eq!(list.stdin(1, None, &[]).get("runtimeConfig"), None, "no runtime settings");
+        assert_eq!(parse(list.to_json(), true).unwrap(), list, "the recorded list parses to the same list");
     }
 }

@@ -1,4 +1,4 @@
-//! Runs one plugin once: environment, standard input, bounded output, a deadline.
+//! Runs one CNI plugin once, with environment, standard input, bounded output and a deadline.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-/// Where plugins are, and how long one may take.
+/// The plugins' directories, and how long a plugin may take.
 #[derive(Debug, Clone)]
 pub(super) struct Plugins {
     pub dirs: Vec<PathBuf>,
@@ -19,10 +19,10 @@ pub(super) struct Plugins {
 /// Bytes of a result that are read; more is an error.
 const MAX_STDOUT: u64 = 1 << 20;
 
-/// Bytes of a plugin's log that are kept; the rest is read and dropped.
+/// Bytes of a plugin's standard error that are used; the rest is read and dropped.
 const MAX_STDERR: u64 = 16 << 10;
 
-/// A plugin's end.
+/// A plugin's exit status and output.
 #[derive(Debug)]
 pub(super) struct Output {
     pub success: bool,
@@ -30,13 +30,13 @@ pub(super) struct Output {
     pub stderr: Vec<u8>,
 }
 
-/// The executable of that `type`: the first one found in the directories, as libcni looks for it.
+/// The executable of that `type`: the first one found in the directories, as in libcni.
 pub(super) fn find(plugin: &str, dirs: &[PathBuf]) -> Option<PathBuf> {
     dirs.iter().map(|dir| dir.join(plugin)).find(|path| path.is_file())
 }
 
-/// Runs `program` with `environment` added to the agent's own (plugins look for `iptables` in `PATH`) and `input` on
-/// its standard input. When `deadline` passes the plugin is killed together with those it called.
+/// Runs `program` with `environment` added to the agent's own (plugins search `iptables` in `PATH`) and `input` on its
+/// standard input. After `deadline` the plugin is killed with all its child processes.
 ///
 /// # Errors
 /// The program could not be run, printed too much, or took too long (`TimedOut`).
@@ -68,7 +68,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A plugin may end without reading it all; its exit status says more than our broken pipe.
+            // A plugin may exit without reading it all; its exit status is more useful than a broken pipe.
             let _ = stdin.write_all(input).await;
         }
     };
@@ -77,7 +77,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     Ok(Output { success: status.success(), stdout: stdout?, stderr: stderr? })
 }
 
-/// Reads up to `limit` bytes. What is beyond is dropped, or an error.
+/// Reads up to `limit` bytes. The rest is dropped, or an error.
 async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool) -> io::Result<Vec<u8>> {
     let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
     let mut bytes = Vec::new();
@@ -92,7 +92,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool)
 fn kill_group(child: &Child) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // It may just have ended; then there is nobody to kill.
+        // The plugin may have exited just now; then there is no process to kill.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
 }

@@ -1,9 +1,9 @@
-//! What is remembered of a pod's attachment, one file a pod: the configuration it was made with (the directory's
-//! may have changed since), the namespace and the boot it was made in, and the result.
+//! The record of a pod's attachment, one file per pod: the configuration it was made with (the directory may have
+//! changed since), the namespace and the boot it was made in, and the result.
 //!
-//! It is written before the ADD, without a result, so that a crash in its middle leaves something to undo; and
-//! again after it, synced, so that the addresses are given back after a power cut. A file is written beside and
-//! renamed, so there is never half of one.
+//! It is written before the ADD, without a result, so that an interrupted ADD can be undone; and again after it, synced,
+//! so that the addresses are released after a power cut. Each file is written beside and renamed, so it is never
+//! partial.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use super::conflist::{self, Conflist};
 use super::{AttachRequest, PortMapping};
 use limpet_model::pod::PodUid;
 
-/// The namespace a pod was attached in: its path names it, the other two tell whether it is still the same one.
+/// The network namespace a pod was attached in: its path, and two fields that identify it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NetworkNamespace {
     pub path: PathBuf,
@@ -26,14 +26,14 @@ pub(super) struct NetworkNamespace {
 }
 
 impl NetworkNamespace {
-    /// The namespace at `path` now.
+    /// Identifies the namespace at `path`.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
         Ok(Self { path: path.to_owned(), inode: std::fs::metadata(path)?.ino(), boot_id })
     }
 
-    /// Whether the namespace still stands at its path.
-    pub(super) fn is_there(&self) -> bool {
+    /// Whether the namespace still exists at its path.
+    pub(super) fn exists(&self) -> bool {
         Self::at(&self.path).is_ok_and(|now| now == *self)
     }
 }
@@ -47,12 +47,12 @@ pub(super) struct Record {
     pub network_namespace: NetworkNamespace,
     pub ports: Vec<PortMapping>,
     conflist: Value,
-    /// The last plugin's result; `None` while an ADD is under way or was cut short.
+    /// The last plugin's result; `None` while an ADD is running or after it was interrupted.
     pub result: Option<Value>,
 }
 
 impl Record {
-    /// The attachment about to be made.
+    /// The record of an attachment that is about to be made.
     pub(super) fn intent(pod: &AttachRequest<'_>, at: NetworkNamespace, conflist: &Conflist) -> Self {
         Self {
             namespace: pod.namespace.to_owned(),
@@ -71,7 +71,7 @@ impl Record {
     }
 }
 
-/// The files, one a pod, named after its UID.
+/// The files, one per pod, named after its UID.
 #[derive(Debug, Clone)]
 pub(super) struct Records {
     pub dir: PathBuf,
@@ -85,7 +85,7 @@ impl Records {
     /// The pod's record, if there is one. A damaged one is `InvalidData`.
     pub(super) fn load(&self, uid: &PodUid) -> io::Result<Option<Record>> {
         match std::fs::read(self.path(uid)) {
-            // An empty file too: serde_json would call that an end of file.
+            // An empty file too: serde_json would report that as end of file.
             Ok(text) => serde_json::from_slice(&text)
                 .map(Some)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
@@ -94,7 +94,7 @@ impl Records {
         }
     }
 
-    /// Replaces the pod's record. With `sync` it survives a power cut from here on.
+    /// Replaces the pod's record. With `sync` it survives a power cut.
     pub(super) fn save(&self, uid: &PodUid, record: &Record, sync: bool) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let beside = self.dir.join(format!(".{uid}"));
@@ -107,7 +107,7 @@ impl Records {
         if sync { File::open(&self.dir)?.sync_all() } else { Ok(()) }
     }
 
-    /// Forgets the pod.
+    /// Removes the pod's record.
     pub(super) fn remove(&self, uid: &PodUid) -> io::Result<()> {
         match std::fs::remove_file(self.path(uid)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -115,7 +115,7 @@ impl Records {
         }
     }
 
-    /// The pods remembered.
+    /// The pods with a record.
     pub(super) fn list(&self) -> io::Result<Vec<PodUid>> {
         let entries = match std::fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -124,7 +124,7 @@ impl Records {
         };
         let mut pods = Vec::new();
         for entry in entries {
-            // A leading dot: left beside by a crash, and overwritten by the next of its name.
+            // A leading dot: the temporary file of a crash, overwritten by the next write.
             match entry?.file_name().to_str() {
                 Some(name) if !name.starts_with('.') => pods.push(PodUid::new(name)),
                 _ => {}

@@ -1,4 +1,4 @@
-//! What a pod asks of the network.
+//! A pod's request to be attached to the network.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use limpet_model::pod::{PodRecord, PodUid};
 
-/// A container's port that is to be reached by a port of the node (`hostPort`), as the `portMappings` capability
-/// takes it.
+/// A `hostPort`: a port of the node that is forwarded to a container's port, in the form of the `portMappings`
+/// capability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PortMapping {
@@ -23,7 +23,7 @@ pub struct PortMapping {
     pub host_ip: String,
 }
 
-/// A pod that is to be part of the network.
+/// A pod to be attached to the network.
 #[derive(Debug, Clone)]
 pub struct AttachRequest<'a> {
     /// The pod's namespace.

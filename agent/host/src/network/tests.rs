@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
-//! Attachments: with the real bridge, host-local and portmap plugins where they are installed and there is root, and
-//! with a scripted plugin for the faults that real ones cannot be made to show.
+//! Attachments: with the real bridge, host-local and portmap plugins where they are installed and the test runs as root,
+//! and with a scripted plugin for faults that real ones cannot be made to produce.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use limpet_tests::{cni, tools};
 use super::*;
 use crate::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 
-/// One that no other test on the machine has: plugins of a UID that are still at work are ended, wherever they run.
+/// A UID that no other test on the machine uses: running plugins of a UID are killed wherever they run.
 fn unique_uid() -> PodUid {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     PodUid::new(format!("uid-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
@@ -61,7 +61,7 @@ impl Scripted {
         self.dir.path().join(name)
     }
 
-    /// What was called since the last look: plugin, command, and whether a namespace was named.
+    /// The calls since the last read: plugin, command, and whether a namespace was passed.
     fn calls(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.at("log")).unwrap_or_default();
         let _ = std::fs::remove_file(self.at("log"));
@@ -73,8 +73,8 @@ impl Scripted {
     }
 }
 
-/// Written by another process: were it ours, a plugin forked at the same time could hold the file open for writing,
-/// and an executable cannot be run while somebody does.
+/// Written by another process: if this one wrote it, a plugin forked at the same time could hold the file open for
+/// writing, and such an executable cannot be run.
 fn install(path: &Path) {
     const SCRIPT: &str = r#"#!/bin/sh
 here=$(dirname "$0")/..
@@ -100,7 +100,7 @@ if [ "$CNI_COMMAND" = ADD ]; then cat "$here/result"; fi
 }
 
 #[tokio::test]
-async fn an_attachment_is_kept_checked_and_given_back() {
+async fn an_attachment_is_recorded_checked_and_detached() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     let addresses = node.network.attach(&pod(&uid, &netns)).await.unwrap();
@@ -118,13 +118,13 @@ async fn an_attachment_is_kept_checked_and_given_back() {
     assert_eq!(node.network.addresses(&uid), Some(addresses.clone()));
     assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
 
-    // Again, by an agent started anew: checked with the result, not added.
+    // Again, by a restarted agent: CHECK with the recorded result, no ADD.
     let again = Network::new(node.at("net.d"), vec![node.at("bin")], node.at("state"));
     assert_eq!(again.attach(&pod(&uid, &netns)).await.unwrap(), addresses);
     assert_eq!(node.calls(), ["one CHECK netns", "two CHECK netns"]);
     assert_eq!(node.stdin("one-CHECK")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
 
-    // Given back by the configuration of its time, though the directory says something else by now.
+    // Detached with the recorded configuration, although the directory has changed since.
     node.configure("other", "1.0.0", &["two"]);
     again.detach(&uid).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
@@ -136,7 +136,7 @@ async fn an_attachment_is_kept_checked_and_given_back() {
 }
 
 #[tokio::test]
-async fn a_failed_check_makes_it_anew() {
+async fn a_failed_check_attaches_again() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
@@ -160,11 +160,11 @@ async fn old_versions_are_not_checked() {
 }
 
 #[tokio::test]
-async fn another_namespace_or_a_reboot_is_given_back_without_one() {
+async fn after_a_namespace_change_or_a_reboot_del_has_no_namespace() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
-    // Another boot: the record says so, the path may be there again.
+    // Another boot according to the record; the path may exist again.
     let file = node.at(&format!("state/{uid}"));
     let text = std::fs::read_to_string(&file).unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
@@ -179,11 +179,11 @@ async fn another_namespace_or_a_reboot_is_given_back_without_one() {
     node.network.detach(&uid).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL"]);
     let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
-    assert!(error.contains("cannot look at ") && error.contains("/netns: No such file"), "{error}");
+    assert!(error.contains("cannot stat ") && error.contains("/netns: No such file"), "{error}");
 }
 
 #[tokio::test]
-async fn a_failed_add_is_undone_and_told_in_the_plugins_words() {
+async fn a_failed_add_is_undone_and_reported_with_the_plugins_message() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     std::fs::write(node.at("fail-two-ADD"), "").unwrap();
@@ -193,7 +193,7 @@ async fn a_failed_add_is_undone_and_told_in_the_plugins_words() {
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
     assert_eq!(node.network.attached(), []);
 
-    // What cannot be undone now is remembered, and the others give back what they hold.
+    // A failed DEL leaves the record, and the other plugins still get their DEL.
     std::fs::write(node.at("fail-two-DEL"), "").unwrap();
     node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
@@ -206,7 +206,7 @@ async fn a_failed_add_is_undone_and_told_in_the_plugins_words() {
 }
 
 #[tokio::test]
-async fn results_that_are_of_no_use() {
+async fn unusable_results_are_errors() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     for (result, reason) in [("{}", "its result has no address for the pod"), ("oops", "its result is no JSON")] {
@@ -221,11 +221,11 @@ async fn results_that_are_of_no_use() {
 }
 
 #[tokio::test]
-async fn a_crash_in_the_middle_of_an_add_is_undone() {
+async fn an_add_interrupted_by_a_crash_is_undone() {
     let node = Scripted::new();
     let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
-    // As the record is before the ADD has ended.
+    // The record as it is before the ADD is done.
     let file = node.at(&format!("state/{uid}"));
     let mut record: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     record["result"] = Value::Null;
@@ -235,7 +235,7 @@ async fn a_crash_in_the_middle_of_an_add_is_undone() {
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns", "one ADD netns", "two ADD netns"]);
 
-    // A damaged one is given back by the configuration of today.
+    // With a damaged record the pod is detached with the current configuration.
     std::fs::write(&file, "{").unwrap();
     node.network.detach(&uid).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL"]);
@@ -353,10 +353,10 @@ async fn pods_on_a_real_bridge_reach_each_other() {
         .unwrap();
     assert!(ping.status.success(), "{ping:?}");
 
-    // The real plugins' CHECK is content with the real state, and nothing is added.
+    // The real plugins' CHECK accepts the real state, and nothing is added.
     assert_eq!(network.attach(&pod(&uids[0], &pods[0].0)).await.unwrap(), pods[0].1);
     assert_eq!(reserved(&data).len(), 2);
-    // One pod ends in good order; the other's namespace is gone before its network is given back.
+    // One pod is detached normally; the other's namespace is removed before its DEL.
     network.detach(&uids[0]).await.unwrap();
     assert_eq!(reserved(&data).len(), 1);
     sandboxes.remove(&uids[1]).await.unwrap();

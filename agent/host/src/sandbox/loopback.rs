@@ -1,6 +1,6 @@
 //! Brings the loopback interface of the calling thread's network namespace up, by rtnetlink.
 //!
-//! The kernel gives it 127.0.0.1 and ::1 by itself as it comes up, so no loopback CNI plugin is needed.
+//! The kernel assigns 127.0.0.1 and ::1 as it comes up, so no loopback CNI plugin is needed.
 
 use std::io;
 

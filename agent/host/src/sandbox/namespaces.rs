@@ -1,6 +1,6 @@
-//! Makes a pod's namespaces on the calling thread and pins them as files.
+//! Creates a pod's namespaces on the calling thread and pins them as files.
 //!
-//! The thread is the caller's to throw away: after [`make`] it lives in the pod's namespaces.
+//! The caller must discard the thread: after [`make`] it is in the pod's namespaces.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -12,14 +12,14 @@ use super::{SandboxError, SandboxRequest, loopback, sysctl};
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Namespaces;
 
-/// What containerd 2 sets in every pod's own network namespace (`enable_unprivileged_icmp`,
-/// `enable_unprivileged_ports`) unless the Pod says otherwise: anyone may ping, and listen below port 1024.
+/// containerd 2's defaults in every pod's network namespace (`enable_unprivileged_icmp`, `enable_unprivileged_ports`),
+/// unless the Pod overrides them: any user may ping, and listen below port 1024.
 const NETWORK_DEFAULTS: [(&str, &str); 2] =
     [("net.ipv4.ping_group_range", "0 2147483647"), ("net.ipv4.ip_unprivileged_port_start", "0")];
 
-/// What the new namespaces are furnished with, owned by the thread that does it.
+/// The settings of the new namespaces, owned by the worker thread.
 #[derive(Debug)]
-pub(super) struct Furnishing {
+pub(super) struct NamespaceSettings {
     uid: PodUid,
     hostname: String,
     sysctls: Vec<(String, String)>,
@@ -27,8 +27,8 @@ pub(super) struct Furnishing {
     pub(super) shm_size: u64,
 }
 
-impl Furnishing {
-    /// Copies from `request` what outlives the call.
+impl NamespaceSettings {
+    /// Copies the settings from `request`.
     pub(super) fn of(request: &SandboxRequest<'_>) -> Self {
         Self {
             uid: request.uid.clone(),
@@ -43,17 +43,17 @@ impl Furnishing {
     }
 }
 
-/// Makes the namespaces `wanted` asks for, furnishes them, and only then binds them onto their files.
-pub(super) fn make(wanted: &Namespaces, furnishing: &Furnishing) -> Result<(), SandboxError> {
-    unshare(wanted).map_err(|errno| furnishing.failed("unshare namespaces", errno))?;
+/// Creates the `wanted` namespaces, configures them, and only then binds them onto their files.
+pub(super) fn make(wanted: &Namespaces, settings: &NamespaceSettings) -> Result<(), SandboxError> {
+    unshare(wanted).map_err(|errno| settings.failed("unshare namespaces", errno))?;
     if wanted.uts.is_some() {
-        rustix::system::sethostname(furnishing.hostname.as_bytes())
-            .map_err(|errno| furnishing.failed("set the hostname", errno))?;
+        rustix::system::sethostname(settings.hostname.as_bytes())
+            .map_err(|errno| settings.failed("set the hostname", errno))?;
     }
     if wanted.network.is_some() {
-        loopback::bring_up().map_err(|error| furnishing.failed("bring the loopback interface up", error))?;
+        loopback::bring_up().map_err(|error| settings.failed("bring the loopback interface up", error))?;
     }
-    set_sysctls(wanted, furnishing)?;
+    set_sysctls(wanted, settings)?;
     for (pin, kind) in [(&wanted.ipc, "ipc"), (&wanted.uts, "uts"), (&wanted.network, "net")] {
         if let Some(pin) = pin {
             bind(kind, pin)?;
@@ -71,38 +71,38 @@ fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {
     if flags.is_empty() {
         return Ok(());
     }
-    // SAFETY: the function is unsafe for the sake of `UnshareFlags::FILES`, which is not among the flags; the
-    // file descriptor table, and with it every safe type's idea of its descriptors, stays shared.
+    // SAFETY: the function is unsafe because of `UnshareFlags::FILES`, which is not among the flags; the file descriptor
+    // table, on which every safe type relies, stays shared.
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
 /// Writes containerd's defaults and the Pod's sysctls. `/proc/sys` shows the calling thread's namespaces.
-fn set_sysctls(wanted: &Namespaces, furnishing: &Furnishing) -> Result<(), SandboxError> {
+fn set_sysctls(wanted: &Namespaces, settings: &NamespaceSettings) -> Result<(), SandboxError> {
     for (name, value) in NETWORK_DEFAULTS.iter().filter(|_| wanted.network.is_some()) {
-        let overridden = furnishing.sysctls.iter().any(|(own, _)| sysctl::dotted(own) == *name);
+        let overridden = settings.sysctls.iter().any(|(own, _)| sysctl::dotted(own) == *name);
         if overridden {
             continue;
         }
         match write(&sysctl::path(name), value) {
-            // A kernel built without it has nothing to open up.
+            // A kernel built without it needs no setting.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(sysctl_failed(furnishing, name, value, error));
+                return Err(sysctl_failed(settings, name, value, error));
             }
             _ => {}
         }
     }
-    for (name, value) in &furnishing.sysctls {
-        write(&sysctl::path(name), value).map_err(|error| sysctl_failed(furnishing, name, value, error))?;
+    for (name, value) in &settings.sysctls {
+        write(&sysctl::path(name), value).map_err(|error| sysctl_failed(settings, name, value, error))?;
     }
     Ok(())
 }
 
-fn sysctl_failed(furnishing: &Furnishing, name: &str, value: &str, source: io::Error) -> SandboxError {
-    SandboxError::Sysctl { uid: furnishing.uid.clone(), name: name.to_owned(), value: value.to_owned(), source }
+fn sysctl_failed(settings: &NamespaceSettings, name: &str, value: &str, source: io::Error) -> SandboxError {
+    SandboxError::Sysctl { uid: settings.uid.clone(), name: name.to_owned(), value: value.to_owned(), source }
 }
 
 fn write(path: &Path, value: &str) -> io::Result<()> {
-    // One write call: the kernel takes each as a whole value.
+    // One write call: the kernel takes each write as a whole value.
     OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 

@@ -1,10 +1,10 @@
-//! Which sysctls a Pod may set, and where they lie. Pure; the rules are kubelet's (pkg/kubelet/sysctl).
+//! Which sysctls a Pod may set, and their paths. Pure; the rules are kubelet's (pkg/kubelet/sysctl).
 
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// Sysctls any Pod may set: isolated between pods and harmless to the node. kubelet's list.
+/// kubelet's safe sysctls, which any Pod may set: isolated between pods and harmless to the node.
 const SAFE: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -20,16 +20,16 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// A sysctl this node does not let the Pod set. Admission refuses such a Pod (kubelet's reason `SysctlForbidden`).
+/// A sysctl that the Pod may not set on this node. Admission refuses such a Pod (kubelet's reason `SysctlForbidden`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SysctlRefused {
     /// Neither safe nor allowed by the configuration.
     #[error("forbidden sysctl: {0:?} not allowlisted")]
     NotAllowed(String),
-    /// It belongs to a namespace the Pod shares with the host.
+    /// Its namespace is the host's.
     #[error("forbidden sysctl: {0:?} not allowed with host {1} enabled")]
     HostNamespace(String, &'static str),
-    /// It belongs to no namespace: setting it would change the node.
+    /// It is not namespaced: setting it would change the node.
     #[error("forbidden sysctl: {0:?} is not namespaced")]
     NotNamespaced(String),
 }
@@ -41,7 +41,7 @@ pub fn sysctls(spec: &PodSpec) -> Vec<(String, String)> {
 }
 
 /// Whether the Pod may set its sysctls: each is on kubelet's safe list or matched by `allowed`
-/// (`allowedUnsafeSysctls`: names, or prefixes ending in `*`), and none reaches into a namespace of the host.
+/// (`allowedUnsafeSysctls`: names, or prefixes ending in `*`), and none belongs to a namespace of the host.
 pub fn check_sysctls(spec: &PodSpec, allowed: &[String]) -> Result<(), SysctlRefused> {
     let host_network = spec.host_network.unwrap_or(false);
     let host_ipc = spec.host_ipc.unwrap_or(false);
@@ -69,7 +69,7 @@ fn matches(pattern: &str, dotted_name: &str) -> bool {
     }
 }
 
-/// The namespace a sysctl belongs to, among those a pod has of its own.
+/// The namespace a sysctl belongs to, among those a pod may have of its own.
 fn namespace(dotted_name: &str) -> Option<&'static str> {
     let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| dotted_name.starts_with(prefix));
     match dotted_name {
@@ -80,8 +80,8 @@ fn namespace(dotted_name: &str) -> Option<&'static str> {
     }
 }
 
-/// The name with `.` between its parts. Where the first separator is a `/`, the two characters change places, so
-/// that a `.` within an interface's name stays told apart: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`.
+/// The name with `.` between its parts. Where the first separator is a `/`, the two characters are swapped, so that a
+/// `.` within an interface's name stays distinct: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`.
 pub(super) fn dotted(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(first) if name[first..].starts_with('/') => swap_separators(name),
@@ -89,7 +89,7 @@ pub(super) fn dotted(name: &str) -> String {
     }
 }
 
-/// The file below `/proc/sys`. A name that validation has let through holds no `..` and starts with a letter.
+/// The file below `/proc/sys`. A validated name contains no `..` and starts with a letter.
 pub(super) fn path(name: &str) -> PathBuf {
     PathBuf::from("/proc/sys").join(swap_separators(&dotted(name)))
 }

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! Sandboxes made for real. They need root and say so where there is none.
+//! Tests with real sandboxes. They need root and are skipped without.
 
 use std::fs::File;
 use std::process::Command;
@@ -12,7 +12,7 @@ fn root() -> bool {
     need::root("namespaces and mounts").is_some()
 }
 
-/// A run directory that takes its mounts down with it.
+/// A run directory that is unmounted and removed with the test.
 struct RunDir(tempfile::TempDir);
 
 impl RunDir {
@@ -55,7 +55,7 @@ fn inside(sandbox: &Sandbox, command: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_furnished_found_again_and_removed() {
+async fn a_sandbox_is_configured_found_again_and_removed() {
     if !root() {
         return;
     }
@@ -78,7 +78,7 @@ async fn a_sandbox_is_furnished_found_again_and_removed() {
     let shm = rustix::fs::statfs(&sandbox.shm).unwrap();
     assert_eq!(shm.f_blocks * u64::try_from(shm.f_bsize).unwrap(), DEFAULT_SHM_SIZE);
 
-    // The agent starts again: opening twice changes nothing, and what is there is found.
+    // The agent restarts: opening twice changes nothing, and the existing sandbox is found.
     let again = Sandboxes::open(run.0.path()).await.unwrap();
     assert_eq!(again.find(&request).await.unwrap(), Some(sandbox));
     assert_eq!(again.list().await.unwrap(), std::slice::from_ref(&uid));
@@ -91,7 +91,7 @@ async fn a_sandbox_is_furnished_found_again_and_removed() {
 }
 
 #[tokio::test]
-async fn the_agents_own_namespaces_stay() {
+async fn the_agents_own_namespaces_do_not_change() {
     if !root() {
         return;
     }
@@ -124,7 +124,7 @@ async fn host_namespaces_get_no_pin() {
 }
 
 #[tokio::test]
-async fn half_made_is_not_found_and_is_made_again() {
+async fn an_incomplete_sandbox_is_not_found_and_is_created_again() {
     if !root() {
         return;
     }
@@ -132,7 +132,7 @@ async fn half_made_is_not_found_and_is_made_again() {
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-4");
     let sandbox = sandboxes.create(&request(&uid)).await.unwrap();
-    // As if the agent had died before the last pin was bound: a plain file where the namespace should be.
+    // As if the agent had crashed before the last pin was bound: a regular file where the namespace should be.
     let pin = sandbox.namespaces.network.clone().unwrap();
     rustix::mount::unmount(&pin, UnmountFlags::DETACH).unwrap();
     assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), None);
@@ -142,7 +142,7 @@ async fn half_made_is_not_found_and_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_failed_sysctl_names_itself_and_leaves_nothing() {
+async fn a_failed_sysctl_is_named_and_the_sandbox_is_removed() {
     if !root() {
         return;
     }

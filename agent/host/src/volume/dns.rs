@@ -3,8 +3,8 @@
 //! kubelet's rules (pkg/kubelet/network/dns): `Default` and host-network pods with `ClusterFirst` take the node's
 //! resolver; `ClusterFirst` and `ClusterFirstWithHostNet` take `clusterDNS`, the cluster's search domains before
 //! the node's and `ndots:5`, and fall back to `Default` with a warning when no `clusterDNS` is configured; `None`
-//! starts from nothing. `dnsConfig` is merged into what results, and the whole is cut to what resolvers take: 3
-//! nameservers, 32 search domains of 2,048 characters together. The file is rendered as containerd renders it.
+//! starts empty. `dnsConfig` is merged into the result, which is then cut to the limits of resolvers: 3 nameservers, 32
+//! search domains of 2,048 characters together. The file has containerd's format.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ const MAX_SEARCH_CHARACTERS: usize = 2048;
 /// glibc 2.28 aborts on a longer one.
 const MAX_SEARCH_LENGTH: usize = 253;
 
-/// What a resolv.conf says.
+/// The content of a resolv.conf.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Resolver {
     pub nameservers: Vec<String>,
@@ -27,7 +27,7 @@ pub(super) struct Resolver {
     pub options: Vec<String>,
 }
 
-/// What of the configuration matters.
+/// The cluster's DNS configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterDns {
     /// Their addresses.
@@ -36,7 +36,7 @@ pub struct ClusterDns {
     pub domain: String,
 }
 
-/// What of the pod matters, owned, so that it can go to another thread.
+/// The pod's DNS settings, owned, so that they can be sent to another thread.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DnsRequest {
     pub pod: String,
@@ -59,8 +59,8 @@ impl DnsRequest {
 }
 
 impl Resolver {
-    /// Reads a resolv.conf: the last `search` line counts, a later option replaces one of its name, everything
-    /// else is ignored.
+    /// Parses a resolv.conf: the last `search` line counts, a later option replaces one of its name, everything else is
+    /// ignored.
     pub(super) fn parse(text: &str) -> Self {
         let mut resolver = Self::default();
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -79,7 +79,7 @@ impl Resolver {
         resolver
     }
 
-    /// The file's text; empty when it says nothing.
+    /// The file's text; empty when nothing is set.
     pub(super) fn render(&self) -> String {
         let mut text = String::new();
         if !self.searches.is_empty() {
@@ -95,8 +95,8 @@ impl Resolver {
     }
 }
 
-/// The pod's resolver. `node` is what the node's file says; `None` when `resolvConf` is empty, which is how lookups
-/// are turned off.
+/// The pod's resolver. `node` is the content of the node's file; `None` when `resolvConf` is empty, which turns lookups
+/// off.
 pub(super) fn resolve(pod: &DnsRequest, node: Option<&Resolver>, cluster: &ClusterDns) -> (Resolver, Vec<Warning>) {
     let mut warnings = Vec::new();
     let from_cluster = match pod.policy.as_deref() {
@@ -145,7 +145,7 @@ fn from_cluster_dns(pod: &DnsRequest, node: Option<&Resolver>, cluster: &Cluster
     }
 }
 
-/// An empty file would make resolvers take their defaults, which is a lookup after all.
+/// A resolver without lookups: an empty file would make resolvers use their defaults.
 fn no_lookups() -> Resolver {
     Resolver { nameservers: vec!["127.0.0.1".to_owned()], searches: vec![".".to_owned()], options: Vec::new() }
 }
@@ -178,16 +178,16 @@ fn merge_options(options: &mut Vec<String>, more: impl Iterator<Item = String>) 
 }
 
 fn without_repeats(list: Vec<String>) -> Vec<String> {
-    let mut kept: Vec<String> = Vec::with_capacity(list.len());
+    let mut unique: Vec<String> = Vec::with_capacity(list.len());
     for item in list {
-        if !kept.contains(&item) {
-            kept.push(item);
+        if !unique.contains(&item) {
+            unique.push(item);
         }
     }
-    kept
+    unique
 }
 
-/// Cuts what resolvers do not take, with kubelet's warnings.
+/// Cuts the lists to the limits of resolvers, with kubelet's warnings.
 fn fit(resolver: &mut Resolver, warnings: &mut Vec<Warning>) {
     if resolver.nameservers.len() > MAX_NAMESERVERS {
         resolver.nameservers.truncate(MAX_NAMESERVERS);
@@ -216,7 +216,7 @@ fn fit(resolver: &mut Resolver, warnings: &mut Vec<Warning>) {
     }
 }
 
-/// A stub resolver on the node's loopback (systemd-resolved, dnsmasq) is out of a pod's reach.
+/// A stub resolver on the node's loopback (systemd-resolved, dnsmasq) is not reachable from a pod.
 fn warn_of_loopback(resolver: &Resolver, warnings: &mut Vec<Warning>) {
     let loopback = |server: &&String| server.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if let Some(server) = resolver.nameservers.iter().find(loopback) {

@@ -1,9 +1,9 @@
 //! emptyDir: a directory, or a tmpfs, that lives as long as its pod.
 //!
-//! As kubelet makes it: mode 0777 unless `mode` says otherwise; with `fsGroup` the directory belongs to that group,
-//! which may read and write, and the set-group-id bit hands the group on to what is made in it. Only the directory
-//! itself is changed: it is empty when it is made. Later nothing is touched, so what a container does to its own
-//! directory stays. `sizeLimit` bounds a tmpfs; on disk it is not enforced.
+//! As in kubelet: mode 0777 unless `mode` is set; with `fsGroup` the directory belongs to that group, which may read and
+//! write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is changed, when
+//! it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit` limits a
+//! tmpfs; on disk it is not enforced.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use super::{VolumeError, files, tmpfs};
 /// kubelet's permissions without a `mode`.
 const DEFAULT_MODE: u32 = 0o777;
 
-/// What `fsGroup` adds: the group reads, writes and enters, and hands itself on.
+/// Permissions that `fsGroup` adds: the group may read, write and search, and is inherited.
 const GROUP_MODE: u32 = 0o2770;
 
-/// An emptyDir to be made.
+/// An emptyDir to be created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EmptyDir {
     pub path: PathBuf,
@@ -34,7 +34,7 @@ pub(super) enum Medium {
 }
 
 impl EmptyDir {
-    /// Where the pod's emptyDir of that name lies.
+    /// The path of the pod's emptyDir with that name.
     pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
         pod_dir.join("volumes/kubernetes.io~empty-dir").join(volume)
     }
@@ -65,7 +65,7 @@ impl EmptyDir {
         Ok(Self { path: Self::path(pod_dir, volume), medium, mode, group })
     }
 
-    /// Makes it, if it is not there.
+    /// Creates it if it does not exist.
     pub(super) fn set_up(&self) -> Result<(), VolumeError> {
         if let Some(parent) = self.path.parent() {
             files::make_dirs(parent, 0o750)?;
@@ -76,8 +76,8 @@ impl EmptyDir {
         }
     }
 
-    /// Made under another name and renamed, so that a crash leaves none with other permissions. A volume's name has
-    /// no dot in front.
+    /// Created under a temporary name and renamed, so that a crash leaves none with wrong permissions. A volume's name does
+    /// not begin with a dot.
     fn set_up_directory(&self) -> Result<(), VolumeError> {
         if self.path.is_dir() {
             return Ok(());
@@ -102,7 +102,7 @@ impl EmptyDir {
     }
 }
 
-/// The bytes of a quantity (`64Mi`, `1G`, `1.5e3`, `500m`), rounded up; `None` when it is none, or negative.
+/// The bytes of a quantity (`64Mi`, `1G`, `1.5e3`, `500m`), rounded up; `None` when it is invalid or negative.
 fn bytes(quantity: &str) -> Option<u64> {
     let end = quantity.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '+').unwrap_or(quantity.len());
     let (number, suffix) = quantity.split_at(end);
@@ -126,7 +126,7 @@ fn bytes(quantity: &str) -> Option<u64> {
         exponent => 10f64.powi(exponent.strip_prefix(['e', 'E'])?.parse().ok()?),
     };
     let bytes = (number.parse::<f64>().ok()? * factor).ceil();
-    // Beyond 2^63 the conversion saturates, which is as good as no limit.
+    // Beyond 2^63 the conversion saturates, which is equivalent to no limit.
     bytes.is_finite().then_some(bytes as u64)
 }
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_made() {
+    fn medium_limit_and_group_are_parsed() {
         let table = [
             (json!({}), None, Ok((Medium::Disk, 0o777))),
             (json!({}), Some(2000), Ok((Medium::Disk, 0o2777))),

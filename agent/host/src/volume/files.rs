@@ -1,4 +1,4 @@
-//! Making directories and files with exact permissions, whatever the agent's umask.
+//! Creates directories and files with exact permissions, independent of the agent's umask.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -8,10 +8,10 @@ use std::path::Path;
 use super::VolumeError;
 use limpet_model::pod::PodUid;
 
-/// A managed file is not read beyond this.
+/// Bytes of a managed file that are read at most.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Makes `path` and what is missing above it, each new directory with `mode`.
+/// Creates `path` and missing parents, each new directory with `mode`.
 pub(super) fn make_dirs(path: &Path, mode: u32) -> Result<(), VolumeError> {
     if path.is_dir() {
         return Ok(());
@@ -26,7 +26,7 @@ pub(super) fn make_dirs(path: &Path, mode: u32) -> Result<(), VolumeError> {
     }
 }
 
-/// Makes an empty file with `mode`; one that is there is left alone.
+/// Creates an empty file with `mode`; an existing one is not changed.
 pub(super) fn make_file(path: &Path, mode: u32) -> Result<(), VolumeError> {
     match OpenOptions::new().write(true).create_new(true).mode(mode).open(path) {
         Ok(_) => set_mode(path, mode),
@@ -40,8 +40,8 @@ pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
         .map_err(VolumeError::io("set the permissions of", path))
 }
 
-/// Makes the file say `text`, keeping its inode, which containers have mounted. With `keep_appended` a file that goes
-/// on after `text` is right as it is: a container has added lines of its own.
+/// Sets the file's content to `text` in the same inode, which containers have mounted. With `keep_appended` a file that
+/// continues after `text` is not changed: a container has appended lines of its own.
 pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Result<(), VolumeError> {
     match read(path)? {
         Some(found) if found == text || (keep_appended && found.starts_with(text)) => return Ok(()),
@@ -49,12 +49,12 @@ pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Re
         None => make_file(path, 0o644)?,
     }
     let write = |mut file: File| file.write_all(text.as_bytes());
-    // The file is there now; a symlink in its place is none of ours.
+    // The file exists now; a symlink in its place was not created by the agent.
     let file = OpenOptions::new().write(true).truncate(true).custom_flags(nofollow()).open(path);
     file.and_then(write).map_err(VolumeError::io("write", path))
 }
 
-/// The file's text, `None` when there is no file. What is not UTF-8 is replaced.
+/// The file's text, `None` when there is no file. Invalid UTF-8 is replaced.
 pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -66,7 +66,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// The names of the directories in `dir` as pods.
+/// The names of the directories in `dir` as pod UIDs.
 pub(super) fn directories(dir: &Path) -> Result<Vec<PodUid>, VolumeError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -1,4 +1,4 @@
-//! hostPath: a path of the node, checked against its type with kubelet's words.
+//! hostPath: a path of the node, checked against its type with kubelet's messages.
 
 use std::fs::FileType;
 use std::io;
@@ -12,7 +12,7 @@ use super::{VolumeError, files};
 /// `hostPath.type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostPathType {
-    /// No check; what is missing becomes a directory, as containerd makes it of a mount's missing source.
+    /// No check; a missing path is created as a directory, as containerd does for a mount's missing source.
     Unset,
     DirectoryOrCreate,
     Directory,
@@ -23,7 +23,7 @@ pub(super) enum HostPathType {
     BlockDevice,
 }
 
-/// A hostPath to be checked, and made where its type says so.
+/// A hostPath to be checked, and created where its type asks for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPath {
     pub volume: String,
@@ -55,7 +55,7 @@ impl HostPath {
         let found = match std::fs::metadata(&self.path) {
             Ok(metadata) => Some(metadata.file_type()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(VolumeError::io("look at", &self.path)(error)),
+            Err(error) => return Err(VolumeError::io("stat", &self.path)(error)),
         };
         match verdict(self.kind, found) {
             Verdict::Right => Ok(()),
@@ -73,11 +73,11 @@ enum Verdict {
     Right,
     MakeDirectory,
     MakeFile,
-    /// It is not this.
+    /// The path is not what is named here.
     Wrong(&'static str),
 }
 
-/// kubelet's `checkType`: "a file" is whatever exists and is no directory.
+/// kubelet's `checkType`: "a file" is anything that exists and is not a directory.
 fn verdict(kind: HostPathType, found: Option<FileType>) -> Verdict {
     use HostPathType as T;
     let check = |right: bool, wanted: &'static str| if right { Verdict::Right } else { Verdict::Wrong(wanted) };
@@ -94,7 +94,7 @@ fn verdict(kind: HostPathType, found: Option<FileType>) -> Verdict {
     }
 }
 
-/// The directory above must be there, as for kubelet.
+/// Creates the file; its parent must exist, as for kubelet.
 fn make_file(path: &Path) -> Result<(), VolumeError> {
     files::make_file(path, 0o644)
 }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn kubelets_checks_and_words() {
+    fn checks_and_messages_are_kubelets() {
         let base = tempfile::tempdir().unwrap();
         let at = |name: &str| base.path().join(name);
         std::fs::create_dir(at("dir")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made() {
+    fn missing_paths_are_created_by_type() {
         let base = tempfile::tempdir().unwrap();
         for (kind, name, mode) in
             [("DirectoryOrCreate", "a/b", 0o40755), ("FileOrCreate", "a/f", 0o100_644), ("", "c/d", 0o40755)]

@@ -1,12 +1,12 @@
-//! What a pod calls itself. Pure; the rules are kubelet's (`GeneratePodHostNameAndDomain`).
+//! A pod's hostname. Pure; the rules are kubelet's (`GeneratePodHostNameAndDomain`).
 
 use super::VolumeError;
 use limpet_model::pod::PodRecord;
 
-/// A DNS label's length, to which a pod's name is cut.
+/// The length of a DNS label, to which a pod's name is truncated.
 const MAX_LABEL: usize = 63;
 
-/// What the kernel takes for a hostname.
+/// The kernel's limit for a hostname.
 const MAX_KERNEL: usize = 64;
 
 /// A pod's names.
@@ -24,7 +24,7 @@ pub struct PodHostname {
 /// but its kernel hostname is the node's.
 ///
 /// # Errors
-/// The full name that `setHostnameAsFQDN` asks for does not fit into the kernel.
+/// The full name that `setHostnameAsFQDN` asks for is too long for the kernel.
 pub fn pod_hostname(pod: &PodRecord, cluster_domain: &str) -> Result<PodHostname, VolumeError> {
     let spec = pod.spec();
     let given = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_name_too_long_for_the_kernel() {
+    fn a_full_name_too_long_for_the_kernel_is_an_error() {
         let spec = json!({"hostname": "h".repeat(40), "subdomain": "s", "setHostnameAsFQDN": true});
         let error = pod_hostname(&record(spec), "cluster.local").unwrap_err().to_string();
         assert!(error.contains("is too long (64 is the max, 68 characters requested)"), "{error}");

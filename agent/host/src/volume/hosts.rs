@@ -1,4 +1,4 @@
-//! `/etc/hosts` as kubelet writes it. Pure.
+//! `/etc/hosts` in kubelet's format. Pure.
 //!
 //! A pod with a network of its own gets the well-known names, its addresses with its hostname, and its
 //! `hostAliases`; one with `hostNetwork` gets the node's file and its aliases below. The file is the pod's, shared by

@@ -1,6 +1,6 @@
-//! One container's mounts, in the order in which they are to be made.
+//! One container's mounts, in the order in which they are mounted.
 //!
-//! As kubelet and containerd make them: the container's `volumeMounts`; then `/etc/hosts` (writable, also with a
+//! As in kubelet and containerd: the container's `volumeMounts`; then `/etc/hosts` (writable, also with a
 //! read-only root), `/etc/hostname` and `/etc/resolv.conf` (read-only with one) unless the container mounts
 //! something there itself; then the termination message's file. All are sorted by depth, so that a mount on `/etc`
 //! does not hide the one on `/etc/hosts`.
@@ -16,7 +16,7 @@ use limpet_model::pod::PodRecord;
 /// The path of the termination message in the container, unless it names another.
 const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 
-/// Makes what the container needs of its own (termination message, subPaths) and lists its mounts.
+/// Creates the container's own files (termination message, subPaths) and lists its mounts.
 pub(super) fn of(
     pod: &PodRecord,
     container: &Container,
@@ -43,7 +43,7 @@ pub(super) fn of(
     Ok(mounts)
 }
 
-/// Adds a file of the agent's where the container mounts nothing itself.
+/// Adds a file of the agent unless the container has a mount there itself.
 fn add_file(mounts: &mut Vec<Mount>, container_path: PathBuf, host_path: PathBuf, read_only: bool) {
     if !mounts.iter().any(|mount| mount.container_path == container_path) {
         mounts.push(Mount { host_path, container_path, read_only, propagation: Propagation::Private });
@@ -63,12 +63,12 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
-    let (place, only_read) = preparation::place(volume, pod_dir)?;
+    let (path, only_read) = preparation::location(volume, pod_dir)?;
     let host_path = match wanted.sub_path.as_deref().filter(|path| !path.is_empty()) {
-        None => place,
+        None => path,
         Some(sub_path) => {
             let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
-            part.bind(pod_dir, &place)?
+            part.bind(pod_dir, &path)?
         }
     };
     Ok(Mount {
@@ -83,7 +83,7 @@ fn volume_mount(
     })
 }
 
-/// What would silently be less than the manifest asks for is refused.
+/// Rejects unsupported fields, which would otherwise be ignored silently.
 fn refuse_unsupported(wanted: &VolumeMount) -> Result<(), VolumeError> {
     let refuse = |reason: &str| {
         Err(VolumeError::Unsupported { volume: wanted.name.clone(), reason: format!("{reason} is not supported") })
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_from_an_object_is_only_read() {
+    fn volumes_from_objects_are_read_only() {
         let mounts = list(json!({"name": "c", "volumeMounts": [{"name": "map", "mountPath": "/m"}]})).unwrap();
         assert_eq!(mounts[0], ("/m".to_owned(), "volumes/kubernetes.io~configmap/map".to_owned(), "ro"));
     }
 
     #[test]
-    fn refusals() {
+    fn invalid_mounts_are_rejected() {
         let table = [
             (
                 json!({"name": "none", "mountPath": "/x"}),

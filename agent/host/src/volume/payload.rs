@@ -1,6 +1,6 @@
-//! What the files of a configMap, secret, downwardAPI or projected volume say: a pure function of the pod and its
-//! objects. kubelet's rules: without `items` every key is a file; with them only those; what is missing is an error
-//! unless `optional`; of two sources that name one path the later wins.
+//! The content of a configMap, secret, downwardAPI or projected volume: a pure function of the pod and its objects.
+//! kubelet's rules: without `items` every key is a file; with them only those; a missing key is an error unless
+//! `optional`; of two sources with the same path the later wins.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -14,7 +14,7 @@ use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
 /// Kubernetes' permissions without a `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;
-/// All files of one volume together: each object has at most a mebibyte, a projection may name many.
+/// Bytes of all files of one volume: each object has at most one MiB, a projection may name many.
 const MAX_BYTES: usize = 32 << 20;
 const MAX_PATH: usize = 4096;
 const MAX_NAME: usize = 255;
@@ -29,7 +29,7 @@ pub(super) struct PayloadFile {
 /// Files by path, relative to the volume.
 pub(super) type Payload = BTreeMap<String, PayloadFile>;
 
-/// What payloads are made from.
+/// The inputs of a payload.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sources<'a> {
     pub pod: &'a PodRecord,
@@ -136,7 +136,7 @@ impl Builder<'_> {
     }
 
     fn no_field(&self, path: &str) -> VolumeError {
-        self.unsupported(&format!("{path:?} cannot be had in a file"))
+        self.unsupported(&format!("{path:?} is not available as a file"))
     }
 
     fn unsupported(&self, reason: &str) -> VolumeError {
@@ -158,7 +158,7 @@ impl Builder<'_> {
         if size > MAX_BYTES {
             return Err(self.unsupported(&format!("its files are larger than {} MiB together", MAX_BYTES >> 20)));
         }
-        // `a!` stands between `a` and `a/b`, so the whole map is asked, not the neighbour.
+        // `a!` sorts between `a` and `a/b`, so the whole map is searched, not the neighbour.
         let above = |path: &str| {
             path.match_indices('/').find(|(at, _)| self.files.contains_key(&path[..*at])).map(|(at, _)| at)
         };
@@ -169,7 +169,7 @@ impl Builder<'_> {
     }
 }
 
-/// Relative, without `..`, and nothing that the swap's own names begin with.
+/// Whether the path is relative, without `..`, and does not collide with the names of the swap.
 fn is_inside(path: &str) -> bool {
     let mut names = Path::new(path).components().filter(|part| *part != Component::CurDir).peekable();
     path.len() <= MAX_PATH

@@ -1,4 +1,4 @@
-//! What has to be in place before a pod's first container: worked out purely, then done on another thread.
+//! The volumes and files that a pod's first container needs: planned by pure functions, then created on another thread.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 
-/// The work, owning all it needs.
+/// The plan, which owns all its data.
 #[derive(Debug)]
 pub(super) struct Preparation {
     uid: PodUid,
@@ -32,12 +32,12 @@ pub(super) enum VolumeKind {
     Written(WrittenVolume),
 }
 
-/// What `/etc/hosts` is to say.
+/// The content of `/etc/hosts`.
 #[derive(Debug)]
 enum Hosts {
-    /// This.
+    /// This text.
     Own(String),
-    /// What the node's own says, and these.
+    /// The node's file, and these aliases.
     Node(Vec<HostAlias>),
 }
 
@@ -69,7 +69,7 @@ impl Preparation {
         })
     }
 
-    /// Does it. What is right already is left alone.
+    /// Creates the volumes and files; those that are up to date are not changed.
     pub(super) fn run(self, settings: &Settings) -> Result<Vec<Warning>, VolumeError> {
         let pod_dir = settings.pod_dir(&self.uid);
         files::make_dirs(&pod_dir, 0o750)?;
@@ -85,7 +85,7 @@ impl Preparation {
         let hosts = match self.hosts {
             Hosts::Own(text) => text,
             Hosts::Node(aliases) => {
-                // A node without the file still has host-network pods.
+                // Host-network pods also run on a node without the file.
                 hosts::host_network(&files::read(&settings.hosts_file)?.unwrap_or_default(), &aliases)
             }
         };
@@ -109,19 +109,19 @@ impl VolumeKind {
     }
 }
 
-/// Where a volume lies on the node, and whether containers may only read it.
-pub(super) fn place(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
+/// A volume's path on the node, and whether it is read-only for containers.
+pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
     if volume.empty_dir.is_some() {
         return Ok((EmptyDir::path(pod_dir, &volume.name), false));
     }
     if let Some(source) = &volume.host_path {
         return HostPath::of(&volume.name, source).map(|host_path| (host_path.path, false));
     }
-    written::place(pod_dir, volume).map(|(path, _)| (path, true)).ok_or_else(|| unsupported(volume))
+    written::location(pod_dir, volume).map(|(path, _)| (path, true)).ok_or_else(|| unsupported(volume))
 }
 
-/// Writes anew what of the pod's volumes comes from its objects and its own metadata. Returns the names of those that
-/// say something else now; one that cannot be written holds back no other.
+/// Rewrites the pod's volumes that come from its objects and its own metadata. Returns the names of those whose content
+/// changed; one that cannot be written does not prevent the others.
 pub(super) fn update(written: Vec<Result<WrittenVolume, VolumeError>>) -> Result<Vec<String>, VolumeError> {
     let mut changed = Vec::new();
     let mut failed = None;
@@ -139,15 +139,15 @@ pub(super) fn update(written: Vec<Result<WrittenVolume, VolumeError>>) -> Result
     failed.map_or(Ok(changed), Err)
 }
 
-/// The volumes that [`update`] writes, worked out.
+/// The volumes that [`update`] writes, with their content.
 pub(super) fn written_volumes(sources: Sources<'_>, pod_dir: &Path) -> Vec<Result<WrittenVolume, VolumeError>> {
     let volumes = sources.pod.spec().volumes.iter().flatten();
     volumes.filter_map(|volume| written(volume, pod_dir, sources).transpose()).collect()
 }
 
-/// The volume as one that is written; `None`: it is of another kind.
+/// The volume with its files; `None`: it is of another kind.
 fn written(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Option<WrittenVolume>, VolumeError> {
-    let Some((path, memory)) = written::place(pod_dir, volume) else { return Ok(None) };
+    let Some((path, memory)) = written::location(pod_dir, volume) else { return Ok(None) };
     let Some(payload) = payload(volume, sources)? else { return Ok(None) };
     let group = sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
     let group = group.map(u32::try_from).transpose().map_err(|_| VolumeError::Unsupported {

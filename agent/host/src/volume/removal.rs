@@ -1,9 +1,9 @@
 //! Removes a pod's directory and nothing else.
 //!
-//! A container may have filled its volumes with anything: symlinks to anywhere, trees deeper than a stack, files
-//! made while they are deleted. So: mounts below are detached first; every directory is opened by a descriptor of
-//! its parent, without following a symlink and without crossing into another mount; and a tree is never descended
-//! further than [`MAX_DEPTH`], what is deeper is moved up to the top and taken from there.
+//! A container may have filled its volumes with anything: symlinks to any path, very deep trees, files created while
+//! they are deleted. So: mounts below are detached first; every directory is opened by a descriptor of its parent,
+//! without following a symlink and without crossing into another mount; and the recursion is limited to [`MAX_DEPTH`]:
+//! deeper directories are moved up to the top and removed from there.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -20,10 +20,10 @@ use crate::mount_table;
 /// Directories open at a time, and the depth of the recursion.
 const MAX_DEPTH: usize = 32;
 
-/// How often a directory that somebody still writes to is emptied before that is an error.
+/// How often a directory to which a process still writes is emptied before that is an error.
 const MAX_ROUNDS: usize = 8;
 
-/// Removes the directory `name` in `parent`; one that is not there is success.
+/// Removes the directory `name` in `parent`; a missing one is success.
 pub(super) fn remove(parent: &Path, name: &str) -> Result<(), VolumeError> {
     let path = parent.join(name);
     detach_below(&path)?;
@@ -33,17 +33,17 @@ pub(super) fn remove(parent: &Path, name: &str) -> Result<(), VolumeError> {
     })
 }
 
-/// Takes off every mount on and below `path`, the newest first; a busy one goes when its last user does.
+/// Detaches every mount on and below `path`, the newest first; a busy one is freed with its last user.
 fn detach_below(path: &Path) -> Result<(), VolumeError> {
     let real = match path.canonicalize() {
         Ok(real) => real,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(VolumeError::io("look at", path)(error)),
+        Err(error) => return Err(VolumeError::io("stat", path)(error)),
     };
     let mounts = mount_table::mount_points().map_err(VolumeError::io("read", "/proc/self/mountinfo"))?;
     for mounted in mounts.iter().rev().filter(|mounted| mounted.starts_with(&real)) {
         match rustix::mount::unmount(mounted, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            // Gone with the mount it lay on, or not one any more.
+            // Unmounted with the mount below it, or not a mount any more.
             Ok(()) | Err(Errno::NOENT | Errno::INVAL) => {}
             Err(errno) => return Err(VolumeError::io("unmount", mounted)(errno.into())),
         }
@@ -59,7 +59,7 @@ fn remove_tree(parent: &Path, name: &str) -> Result<(), Errno> {
     };
     let top = match enter(&parent, &name) {
         Err(Errno::NOENT) => return Ok(()),
-        // Not a directory: nothing of ours, but in its place.
+        // Not a directory: not created by the agent, but it occupies the path.
         Err(Errno::NOTDIR | Errno::LOOP) => return rustix::fs::unlinkat(&parent, &name, AtFlags::empty()),
         other => other?,
     };
@@ -70,7 +70,7 @@ fn remove_tree(parent: &Path, name: &str) -> Result<(), Errno> {
         removal.empty(&top, 0)?;
         match rustix::fs::unlinkat(&parent, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            // What was moved up is taken in the next round; each of them makes the tree smaller.
+            // Directories that were moved up are removed in the next round; each round makes the tree smaller.
             Err(Errno::NOTEMPTY) if removal.moved_up > moved_before => {}
             Err(Errno::NOTEMPTY) if rounds < MAX_ROUNDS => rounds += 1,
             Err(errno) => return Err(errno),
@@ -80,12 +80,12 @@ fn remove_tree(parent: &Path, name: &str) -> Result<(), Errno> {
 
 struct Removal<'a> {
     top: &'a OwnedFd,
-    /// Directories moved to the top so far; names them.
+    /// Directories moved to the top so far; the count is used for their names.
     moved_up: u64,
 }
 
 impl Removal<'_> {
-    /// Removes what is in `dir`, as far as it goes without descending too deep.
+    /// Removes the content of `dir`, down to the maximum depth.
     fn empty(&mut self, dir: &OwnedFd, depth: usize) -> Result<(), Errno> {
         for entry in Dir::read_from(dir)? {
             let entry = entry?;
@@ -95,7 +95,7 @@ impl Removal<'_> {
             }
             match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                // POSIX says EPERM, Linux EISDIR.
+                // For a directory POSIX specifies EPERM, Linux returns EISDIR.
                 Err(Errno::ISDIR | Errno::PERM) if depth == MAX_DEPTH => self.move_up(dir, name)?,
                 Err(Errno::ISDIR | Errno::PERM) => self.remove_dir(dir, name, depth)?,
                 Err(errno) => return Err(errno),
@@ -107,13 +107,13 @@ impl Removal<'_> {
     fn remove_dir(&mut self, dir: &OwnedFd, name: &CStr, depth: usize) -> Result<(), Errno> {
         let inner = match enter(dir, name) {
             Err(Errno::NOENT) => return Ok(()),
-            // A file after all, one that may not be unlinked (chattr +i).
+            // A file, which may not be unlinked (chattr +i).
             Err(Errno::NOTDIR | Errno::LOOP) => return Err(Errno::PERM),
             other => other?,
         };
         self.empty(&inner, depth + 1)?;
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
-            // Somebody writes there; the next round takes it.
+            // A process still writes there; the next round removes it.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
             Err(errno) => Err(errno),
         }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symlink_in_the_pods_place_is_removed_itself() {
+    fn a_symlink_instead_of_the_pods_directory_is_removed_itself() {
         let base = tempfile::tempdir().unwrap();
         std::fs::create_dir(base.path().join("outside")).unwrap();
         std::os::unix::fs::symlink("outside", base.path().join("uid")).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_deeper_than_any_stack() {
+    fn a_very_deep_tree_is_removed() {
         let base = tempfile::tempdir().unwrap();
         std::fs::create_dir(base.path().join("uid")).unwrap();
         let mut dir = rustix::fs::openat(CWD, base.path().join("uid"), directory(), Mode::empty()).unwrap();

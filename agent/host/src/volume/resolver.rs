@@ -1,4 +1,4 @@
-//! The pods' `resolv.conf` files and the node's that they follow.
+//! Writes the pods' `resolv.conf` files and keeps them in sync with the node's.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use limpet_model::pod::PodRecord;
 /// The file's name in a pod's directory.
 pub(super) const FILE: &str = "etc-resolv.conf";
 
-/// What the node's own file says.
+/// The content of the node's own file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NodeResolver {
     /// `resolvConf` is empty: lookups are turned off.
     Off,
-    /// The file is not there: not yet, on a node that boots without a network, or just now, in its replacement.
+    /// The file is missing: not yet created, on a node that boots without a network, or being replaced.
     Missing,
-    /// This.
-    Says(Resolver),
+    /// The file's content.
+    Present(Resolver),
 }
 
 pub(super) fn read_nodes(settings: &Settings) -> Result<NodeResolver, VolumeError> {
     let Some(path) = &settings.resolv_conf else { return Ok(NodeResolver::Off) };
     Ok(match files::read(path)? {
         None => NodeResolver::Missing,
-        Some(text) => NodeResolver::Says(Resolver::parse(&text)),
+        Some(text) => NodeResolver::Present(Resolver::parse(&text)),
     })
 }
 
-/// Writes a pod's file, in place, where it does not say so already. While the node's is missing, a pod keeps the
-/// one it has, and a new pod starts with what there is without the node's.
+/// Writes a pod's file in place if its content changed. While the node's is missing, a pod keeps its file, and a new pod
+/// starts with its own settings alone.
 pub(super) fn write(
     pod_dir: &Path,
     pod: &DnsRequest,
@@ -46,7 +46,7 @@ pub(super) fn write(
         NodeResolver::Missing if path.exists() => return Ok(Vec::new()),
         NodeResolver::Missing => Some(&nothing),
         NodeResolver::Off => None,
-        NodeResolver::Says(resolver) => Some(resolver),
+        NodeResolver::Present(resolver) => Some(resolver),
     };
     let (resolver, warnings) = dns::resolve(pod, node, &settings.cluster);
     files::write_in_place(&path, &resolver.render(), false)?;
@@ -54,8 +54,8 @@ pub(super) fn write(
 }
 
 impl Volumes {
-    /// Makes the files of `pods` follow the node's, in place, so that running containers see it. Pods that are not
-    /// prepared yet are left to [`Self::prepare`]. A pod whose file cannot be written is logged, the others go on.
+    /// Updates the files of `pods` from the node's, in place, so that running containers see it. Pods that are not prepared
+    /// yet are left to [`Self::prepare`]. A failed write is logged, and the other pods are still updated.
     pub async fn rewrite_resolv_conf(&self, pods: &[Arc<PodRecord>]) {
         let requests: Vec<_> = pods.iter().map(|pod| (pod.uid.clone(), DnsRequest::of(pod))).collect();
         let settings = self.settings.clone();
@@ -77,14 +77,14 @@ impl Volumes {
         }
     }
 
-    /// Calls `changed` each time the node's resolv.conf says something else, until `stop`. The file may be a symlink,
-    /// may be replaced, and may appear late. Where the kernel gives no notice, this is logged once and nothing comes.
+    /// Calls `changed` each time the content of the node's resolv.conf changes, until `stop`. The file may be a symlink, may
+    /// be replaced, and may appear late. Where inotify is not available, that is logged once and `changed` is never called.
     pub async fn watch_resolv_conf(&self, stop: CancellationToken, changed: impl Fn()) {
         let Some(path) = &self.settings.resolv_conf else { return stop.cancelled().await };
         tokio::select! {
             () = stop.cancelled() => {}
             ended = self.follow_resolv_conf(path, &changed) => if let Err(error) = ended {
-                tracing::warn!(file = %path.display(), %error, "changes go unnoticed until a pod is started");
+                tracing::warn!(file = %path.display(), %error, "changes of resolv.conf are not noticed until a pod is started");
                 stop.cancelled().await;
             },
         }
@@ -96,7 +96,7 @@ impl Volumes {
         loop {
             watch.changed().await.map_err(VolumeError::io("watch", path))?;
             watch.arm().map_err(VolumeError::io("watch", path))?;
-            // A file that cannot be read or is missing (in the middle of a replacement) is not taken for an empty one.
+            // An unreadable or missing file (during a replacement) is not treated as an empty one.
             let Some(now) = self.read_resolv_conf(path).await else { continue };
             if known.as_ref() != Some(&now) {
                 known = Some(now);
@@ -108,7 +108,7 @@ impl Volumes {
     async fn read_resolv_conf(&self, path: &Path) -> Option<Resolver> {
         let settings = self.settings.clone();
         match blocking(path.to_owned(), move || read_nodes(&settings)).await {
-            Ok(NodeResolver::Says(resolver)) => Some(resolver),
+            Ok(NodeResolver::Present(resolver)) => Some(resolver),
             _ => None,
         }
     }

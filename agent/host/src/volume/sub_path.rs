@@ -1,9 +1,8 @@
-//! `subPath`: a part of a volume, bound to a place of its own, so that nobody can swap it for a symlink on the way
-//! to the container.
+//! `subPath`: a part of a volume, bind-mounted to a path in the pod's directory, so that no process can replace it by a
+//! symlink before the container is created.
 //!
-//! The path is walked by descriptors that the kernel keeps beneath the volume (openat2, Linux 5.6), missing
-//! directories are made with the volume's permissions, and what is reached is bound by its descriptor, as kubelet
-//! does it.
+//! The path is opened by descriptors that the kernel confines to the volume (openat2, Linux 5.6), missing directories
+//! are created with the volume's permissions, and the result is bound by its descriptor, as in kubelet.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +14,7 @@ use rustix::mount::UnmountFlags;
 
 use super::{VolumeError, files};
 
-/// Who mounts what: for the errors, and for the place of the bind mount.
+/// A container's subPath mount: the names for errors and for the path of the bind mount.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SubPath<'a> {
     pub container: &'a str,
@@ -26,17 +25,17 @@ pub(super) struct SubPath<'a> {
 }
 
 impl SubPath<'_> {
-    /// Binds the part of the volume at `volume_dir` to its place in the pod's directory and returns that place.
+    /// Binds the part of the volume at `volume_dir` to a path in the pod's directory and returns that path.
     pub(super) fn bind(&self, pod_dir: &Path, volume_dir: &Path) -> Result<PathBuf, VolumeError> {
         let part = self.open(volume_dir)?;
         let target =
             pod_dir.join("volume-subpaths").join(self.volume).join(self.container).join(self.index.to_string());
-        // Of the container's last run; it may lead to what has been replaced since.
+        // The mount of the container's last run; its source may have been replaced since.
         match rustix::mount::unmount(&target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(errno) => return Err(VolumeError::io("unmount", target)(errno.into())),
         }
-        let stat = rustix::fs::fstat(&part).map_err(|errno| VolumeError::io("look at", volume_dir)(errno.into()))?;
+        let stat = rustix::fs::fstat(&part).map_err(|errno| VolumeError::io("stat", volume_dir)(errno.into()))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             files::make_dirs(&target, 0o750)?;
         } else {
@@ -49,7 +48,7 @@ impl SubPath<'_> {
         Ok(target)
     }
 
-    /// Opens the part, making directories that are missing.
+    /// Opens the part, creating missing directories.
     fn open(&self, volume_dir: &Path) -> Result<OwnedFd, VolumeError> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let fail = |path: &Path, errno: Errno| match errno {
@@ -92,7 +91,7 @@ impl SubPath<'_> {
     }
 }
 
-/// Makes a directory in `parent` with just that mode.
+/// Creates a directory in `parent` with exactly that mode.
 fn make_dir(parent: &OwnedFd, name: &std::ffi::OsStr, mode: u32) -> io::Result<()> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)) {
         Ok(()) => {}

@@ -1,4 +1,4 @@
-//! Termination messages: the file a container writes its last words to.
+//! Termination messages: the file to which a container writes why it exits.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use super::{VolumeError, files};
 
-/// Bytes of a termination message that count, kubelet's limit.
+/// Bytes of a termination message that are read, kubelet's limit.
 pub const MAX_TERMINATION_MESSAGE: u64 = 4096;
 
-/// Where the file of that container lies.
+/// The path of the container's file.
 pub(super) fn path(pod_dir: &Path, container: &str, container_id: &str) -> PathBuf {
     pod_dir.join("containers").join(container).join(container_id)
 }
 
-/// Makes the file, writable by whoever the container runs as.
+/// Creates the file, writable by any user of the container.
 pub(super) fn make(pod_dir: &Path, container: &str, container_id: &str) -> Result<PathBuf, VolumeError> {
     let path = path(pod_dir, container, container_id);
     if let Some(dir) = path.parent() {
@@ -25,8 +25,8 @@ pub(super) fn make(pod_dir: &Path, container: &str, container_id: &str) -> Resul
     Ok(path)
 }
 
-/// The last `limit` bytes of the message ([`MAX_TERMINATION_MESSAGE`] as a rule), as kubelet takes them. No file is no
-/// message; what is not UTF-8 is replaced. Reads one small file.
+/// The last `limit` bytes of the message (normally [`MAX_TERMINATION_MESSAGE`]), as in kubelet. A missing file is an empty
+/// message; invalid UTF-8 is replaced. Reads one small file.
 pub fn read_termination_message(path: &Path, limit: u64) -> Result<String, VolumeError> {
     let fail = VolumeError::io("read", path);
     match read_tail(path, limit) {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tail_counts() {
+    fn the_tail_of_the_message_is_read() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read_termination_message(&dir.path().join("none"), 9).unwrap(), "");
         let file = make(dir.path(), "c", "id").unwrap();

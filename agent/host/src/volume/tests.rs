@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! Pods' directories made, used and removed for real. What mounts needs root and says so where there is none.
+//! Tests with real pod directories. Tests that mount need root and are skipped without.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(super) fn record(spec: serde_json::Value) -> PodRecord {
     }
 }
 
-/// A node: its root directory and its own files; mounts left in it go with it.
+/// A node: its root directory and its own files; its mounts are detached with it.
 struct Node {
     dir: tempfile::TempDir,
     volumes: Volumes,
@@ -86,7 +86,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test]
-async fn a_pods_files() {
+async fn a_pods_files_are_created() {
     let node = Node::new();
     let warnings = node.prepare(json!({"dnsPolicy": "Default"})).await.unwrap();
     assert_eq!(warnings, []);
@@ -114,7 +114,7 @@ async fn host_network_takes_the_nodes_hosts() {
 }
 
 #[tokio::test]
-async fn preparing_again_keeps_what_containers_wrote() {
+async fn preparing_again_keeps_files_written_by_containers() {
     let node = Node::new();
     let spec = json!({"volumes": [{"name": "data", "emptyDir": {}}]});
     node.prepare(spec.clone()).await.unwrap();
@@ -131,7 +131,7 @@ async fn preparing_again_keeps_what_containers_wrote() {
     assert_eq!(mode(&node.volume("data")), 0o700);
     assert_eq!(std::fs::read_to_string(&hosts).unwrap(), text);
 
-    // Another address is another file, in the same inode: containers have it mounted.
+    // Another address changes the content, in the same inode: containers have it mounted.
     let addresses = PodAddresses { ips: vec!["10.1.0.6".parse().unwrap()] };
     node.volumes.prepare(&record(spec), &PodObjects::default(), &addresses, "web-node").await.unwrap();
     assert!(std::fs::read_to_string(&hosts).unwrap().ends_with("10.1.0.6\tweb-node\n"));
@@ -170,17 +170,17 @@ async fn memory_is_a_tmpfs_of_its_limit_mounted_once() {
     let full = std::fs::write(ram.join("big"), vec![0; 2 << 20]).unwrap_err();
     assert_eq!(full.kind(), io::ErrorKind::StorageFull);
 
-    // As after a reboot: the directory is there, the mount is not.
+    // As after a reboot: the directory exists, the mount does not.
     rustix::mount::unmount(&ram, UnmountFlags::DETACH).unwrap();
     node.prepare(spec).await.unwrap();
     assert!(is_mount_point(&ram).unwrap());
-    // A busy one goes too.
+    // A busy one is detached too.
     let _busy = std::fs::File::create(ram.join("open")).unwrap();
     node.volumes.remove(&PodUid::new("uid")).await.unwrap();
     assert!(!node.pod_dir().exists());
 }
 
-/// A pod's volumes of all written kinds, and its objects when the Secret says `value`.
+/// A pod with volumes of all written kinds, and its objects with `value` in the Secret.
 fn written(value: &str) -> (PodRecord, PodObjects) {
     let pod = record(json!({"securityContext": {"fsGroup": 2000}, "volumes": [
         {"name": "map", "configMap": {"name": "m"}},
@@ -199,7 +199,7 @@ fn written(value: &str) -> (PodRecord, PodObjects) {
 }
 
 #[tokio::test]
-async fn what_is_secret_lies_in_memory_and_follows_its_object() {
+async fn secrets_are_on_a_tmpfs_and_follow_their_object() {
     if !root() {
         return;
     }
@@ -221,7 +221,7 @@ async fn what_is_secret_lies_in_memory_and_follows_its_object() {
     assert_eq!(changed, ["own", "all"]);
     assert_eq!(read("secret", "own/k") + &read("projected", "all/k"), "twotwo");
 
-    // One volume's object is gone: it stays as it was, the others follow theirs.
+    // One volume's object is missing: the volume does not change, the others follow theirs.
     let (_, three) = written("three");
     let without =
         PodObjects::of(&pod, |key| three.iter().find(|o| o.key == *key && key.kind == ObjectKind::Secret).cloned());
@@ -268,7 +268,7 @@ async fn a_sub_path_is_bound_and_stays_within_its_volume() {
 }
 
 #[tokio::test]
-async fn removal_does_not_reach_what_is_mounted_below() {
+async fn removal_does_not_delete_files_of_mounts_below() {
     if !root() {
         return;
     }
@@ -293,22 +293,22 @@ async fn pods_follow_the_nodes_resolver() {
     let file = node.pod_dir().join("etc-resolv.conf");
     let inode = std::fs::metadata(&file).unwrap().ino();
 
-    let (told, mut news) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut changes) = tokio::sync::mpsc::unbounded_channel();
     let stop = CancellationToken::new();
     let (volumes, until) = (node.volumes.clone(), stop.clone());
     let watching = tokio::spawn(async move {
         let changed = || {
-            let _ = told.send(());
+            let _ = sender.send(());
         };
         volumes.watch_resolv_conf(until, changed).await;
     });
-    // A DHCP client replaces the file, again and again until the watch stands and has told of it.
+    // As a DHCP client does, replace the file repeatedly until the watch is armed and has reported it.
     let replace = |text: &str| {
         std::fs::write(node.dir.path().join("new"), text).unwrap();
         std::fs::rename(node.dir.path().join("new"), node.dir.path().join("resolv.conf")).unwrap();
     };
     let mut address = 2;
-    while news.try_recv().is_err() {
+    while changes.try_recv().is_err() {
         replace(&format!("nameserver 10.0.0.{address}\n"));
         address = if address == 250 { 2 } else { address + 1 };
         tokio::task::yield_now().await;
@@ -331,7 +331,7 @@ async fn a_node_without_a_resolver_file_runs_pods() {
     let said = || std::fs::read_to_string(node.pod_dir().join("etc-resolv.conf")).unwrap();
     node.prepare(spec.clone()).await.unwrap();
     assert_eq!(said(), "");
-    // It appears, and is missing again for a moment: nobody loses nameservers over that.
+    // It appears, and is missing again for a short time: no pod loses its nameservers because of that.
     std::fs::write(node.dir.path().join("resolv.conf"), "nameserver 10.0.0.7\n").unwrap();
     node.volumes.rewrite_resolv_conf(&pods).await;
     assert_eq!(said(), "nameserver 10.0.0.7\n");

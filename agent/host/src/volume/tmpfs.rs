@@ -1,4 +1,4 @@
-//! Memory as a file system.
+//! Mounts tmpfs file systems for volumes in memory.
 
 use std::ffi::CString;
 use std::os::unix::fs::DirBuilderExt;
@@ -10,7 +10,7 @@ use rustix::mount::MountFlags;
 use super::VolumeError;
 use crate::mount_table;
 
-/// Mounts a tmpfs on `path`, which is made, unless something is mounted there. `data`: the mount's options.
+/// Mounts a tmpfs on `path`, which is created, unless something is mounted there. `data`: the mount options.
 pub(super) fn mount(path: &Path, data: &str) -> Result<(), VolumeError> {
     if prepare(path)? {
         return Ok(());
@@ -18,7 +18,7 @@ pub(super) fn mount(path: &Path, data: &str) -> Result<(), VolumeError> {
     try_mount(path, data, MountFlags::empty()).map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
 }
 
-/// The same for secrets: not swapped out, where the kernel (Linux 6.4) can promise that.
+/// The same for secrets: not swapped out, where the kernel supports that (Linux 6.4).
 pub(super) fn mount_private(path: &Path, mode: u32, group: Option<u32>) -> Result<(), VolumeError> {
     if prepare(path)? {
         return Ok(());
@@ -33,15 +33,15 @@ pub(super) fn mount_private(path: &Path, mode: u32, group: Option<u32>) -> Resul
     mounted.map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
 }
 
-/// Makes the place. True: something is mounted there already.
+/// Creates the mount point. True: something is mounted there already.
 fn prepare(path: &Path) -> Result<bool, VolumeError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
     made.map_err(VolumeError::io("make directory", path))?;
-    mount_table::is_mount_point(path).map_err(VolumeError::io("look at", path))
+    mount_table::is_mount_point(path).map_err(VolumeError::io("stat", path))
 }
 
 fn try_mount(path: &Path, data: &str, flags: MountFlags) -> Result<(), Errno> {
-    // Digits, letters and punctuation: no zero byte.
+    // The options consist of digits, letters and punctuation: no zero byte.
     let data = CString::new(data).unwrap_or_default();
     rustix::mount::mount("tmpfs", path, "tmpfs", flags, data.as_c_str())
 }

@@ -1,10 +1,10 @@
-//! configMap, secret, downwardAPI and projected volumes on the node: a directory whose files are replaced all at once.
+//! configMap, secret, downwardAPI and projected volumes on the node: a directory whose files are replaced atomically.
 //!
-//! kubelet's atomic writer: the files lie in a directory of their own, `..<time>`; `..data` is a symlink to it, and
-//! each name at the top is a symlink through `..data`. A new version is written beside the old one and takes its place
-//! by one rename of `..data`. Containers have the volume's directory mounted, so they see one version or the other.
-//! Secret, downwardAPI and projected volumes lie on a tmpfs, configMaps on disk. What a crash left half made is
-//! removed by the next writing.
+//! kubelet's atomic writer: the files are in a directory of their own, `..<time>`; `..data` is a symlink to it, and each
+//! name at the top is a symlink through `..data`. A new version is written beside the old one and replaces it by one
+//! rename of `..data`. Containers have the volume's directory mounted, so they see one version or the other. Secret,
+//! downwardAPI and projected volumes are on a tmpfs, configMaps on disk. Incomplete versions of a crash are removed by
+//! the next write.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -25,10 +25,10 @@ const DATA_NEXT: &str = "..data_tmp";
 /// kubelet's permissions of the volume and of the directories in it.
 const VOLUME_MODE: u32 = 0o777;
 const DIRECTORY_MODE: u32 = 0o755;
-/// What `fsGroup` adds to directories and files that are only read: the group hands itself on, enters and reads.
+/// Permissions that `fsGroup` adds to read-only directories and files: the group is inherited, may search and read.
 const GROUP_DIRECTORY_MODE: u32 = 0o2550;
 const GROUP_FILE_MODE: u32 = 0o440;
-/// A directory's name is tried again with the next number when it is taken.
+/// How many names are tried for a new directory.
 const MAX_NAMES: u32 = 100;
 
 /// A volume to be written.
@@ -41,8 +41,8 @@ pub(super) struct WrittenVolume {
     pub payload: Payload,
 }
 
-/// Where a volume of these kinds lies, and whether on a tmpfs; `None`: it is of another kind.
-pub(super) fn place(pod_dir: &Path, volume: &Volume) -> Option<(PathBuf, bool)> {
+/// The path of a volume of these kinds, and whether it is on a tmpfs; `None`: it is of another kind.
+pub(super) fn location(pod_dir: &Path, volume: &Volume) -> Option<(PathBuf, bool)> {
     let (plugin, memory) = match volume {
         Volume { config_map: Some(_), .. } => ("kubernetes.io~configmap", false),
         Volume { secret: Some(_), .. } => ("kubernetes.io~secret", true),
@@ -54,7 +54,7 @@ pub(super) fn place(pod_dir: &Path, volume: &Volume) -> Option<(PathBuf, bool)> 
 }
 
 impl WrittenVolume {
-    /// Makes the volume say its payload. Returns whether it said something else before.
+    /// Writes the payload into the volume. Returns whether its content changed.
     pub(super) fn set_up(&self) -> Result<bool, VolumeError> {
         if let Some(parent) = self.path.parent() {
             files::make_dirs(parent, 0o750)?;
@@ -64,11 +64,11 @@ impl WrittenVolume {
             tmpfs::mount_private(&self.path, mode, self.group)?;
         } else {
             files::make_dirs(&self.path, DIRECTORY_MODE)?;
-            own(&self.path, self.group, mode)?;
+            set_owner(&self.path, self.group, mode)?;
         }
         let current = self.current()?;
         let changed = match &current {
-            Some(current) => !self.says(&self.path.join(current))?,
+            Some(current) => !self.is_current(&self.path.join(current))?,
             None => true,
         };
         let current = if changed { self.swap()? } else { current.unwrap_or_default() };
@@ -77,7 +77,7 @@ impl WrittenVolume {
         Ok(changed)
     }
 
-    /// The directory `..data` leads to, by name.
+    /// The name of the directory that `..data` links to.
     fn current(&self) -> Result<Option<String>, VolumeError> {
         let link = self.path.join(DATA);
         match std::fs::read_link(&link) {
@@ -90,20 +90,20 @@ impl WrittenVolume {
         }
     }
 
-    /// Whether the files in `dir` are the payload: no more, no less, with their permissions and group.
-    fn says(&self, dir: &Path) -> Result<bool, VolumeError> {
+    /// Whether the files in `dir` are exactly the payload, with their permissions and group.
+    fn is_current(&self, dir: &Path) -> Result<bool, VolumeError> {
         let mut found = BTreeSet::new();
         list(dir, "", &mut found)?;
         if !found.iter().eq(self.payload.keys()) {
             return Ok(false);
         }
         for (path, file) in &self.payload {
-            let place = dir.join(path);
-            let metadata = place.symlink_metadata().map_err(VolumeError::io("look at", &place))?;
+            let file_path = dir.join(path);
+            let metadata = file_path.symlink_metadata().map_err(VolumeError::io("stat", &file_path))?;
             let same = metadata.mode() & 0o7777 == self.file_mode(file.mode)
                 && self.group.is_none_or(|group| metadata.gid() == group)
                 && metadata.len() == file.bytes.len() as u64;
-            let read = || std::fs::read(&place).map(Zeroizing::new).map_err(VolumeError::io("read", &place));
+            let read = || std::fs::read(&file_path).map(Zeroizing::new).map_err(VolumeError::io("read", &file_path));
             if !same || read()?.as_slice() != file.bytes.expose() {
                 return Ok(false);
             }
@@ -111,14 +111,14 @@ impl WrittenVolume {
         Ok(true)
     }
 
-    /// Writes the payload into a directory of its own, whose name is returned, and lets `..data` lead there.
+    /// Writes the payload into a new directory, whose name is returned, and lets `..data` link to it.
     fn swap(&self) -> Result<String, VolumeError> {
         let name = self.make_directory()?;
         let dir = self.path.join(&name);
         for (path, file) in &self.payload {
             self.write_file(&dir, path, file)?;
         }
-        own(&dir, self.group, self.directory_mode())?;
+        set_owner(&dir, self.group, self.directory_mode())?;
         let next = self.path.join(DATA_NEXT);
         match std::fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -151,16 +151,16 @@ impl WrittenVolume {
         for part in above.split('/').filter(|part| !part.is_empty()) {
             parent.push(part);
             files::make_dirs(&parent, DIRECTORY_MODE)?;
-            own(&parent, self.group, self.directory_mode())?;
+            set_owner(&parent, self.group, self.directory_mode())?;
         }
-        let place = parent.join(name);
-        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&place);
+        let target = parent.join(name);
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&target);
         let written = opened.and_then(|mut opened| opened.write_all(file.bytes.expose()));
-        written.map_err(VolumeError::io("write", &place))?;
-        own(&place, self.group, self.file_mode(file.mode))
+        written.map_err(VolumeError::io("write", &target))?;
+        set_owner(&target, self.group, self.file_mode(file.mode))
     }
 
-    /// Makes the names at the top that are missing. What a subPath made in such a place stays, as with kubelet.
+    /// Creates missing names at the top. A directory that a subPath created there is not changed, as in kubelet.
     fn link(&self) -> Result<(), VolumeError> {
         for name in self.top_names() {
             let link = self.path.join(name);
@@ -172,7 +172,7 @@ impl WrittenVolume {
         Ok(())
     }
 
-    /// Removes the names that are no more, and every directory but `current`.
+    /// Removes names that are not in the payload any more, and every directory but `current`.
     fn clear(&self, current: &str) -> Result<(), VolumeError> {
         let wanted = self.top_names();
         let entries = std::fs::read_dir(&self.path).map_err(VolumeError::io("list", &self.path))?;
@@ -180,7 +180,7 @@ impl WrittenVolume {
             let entry = entry.map_err(VolumeError::io("list", &self.path))?;
             let (name, path) = (entry.file_name(), entry.path());
             let Some(name) = name.to_str() else { continue };
-            let kind = entry.file_type().map_err(VolumeError::io("look at", &path))?;
+            let kind = entry.file_type().map_err(VolumeError::io("stat", &path))?;
             if kind.is_dir() && name.starts_with("..") && name != current {
                 removal::remove(&self.path, name)?;
             } else if kind.is_symlink() && !name.starts_with("..") && !wanted.contains(name) {
@@ -206,10 +206,10 @@ impl WrittenVolume {
     }
 }
 
-/// Gives `path` its group and permissions, unless it has them: flash is not written to for nothing. Group first: a
-/// change of it clears the set-group-id bit.
-fn own(path: &Path, group: Option<u32>, mode: u32) -> Result<(), VolumeError> {
-    let metadata = path.symlink_metadata().map_err(VolumeError::io("look at", path))?;
+/// Sets the group and permissions of `path`, unless it has them, to avoid flash writes. Group first: a change of it
+/// clears the set-group-id bit.
+fn set_owner(path: &Path, group: Option<u32>, mode: u32) -> Result<(), VolumeError> {
+    let metadata = path.symlink_metadata().map_err(VolumeError::io("stat", path))?;
     if metadata.mode() & 0o7777 == mode && group.is_none_or(|group| metadata.gid() == group) {
         return Ok(());
     }

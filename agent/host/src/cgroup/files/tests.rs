@@ -1,10 +1,10 @@
-//! v2's way of handing controllers down, on plain files in place of the kernel's.
+//! Enabling v2 controllers for child cgroups, on plain files instead of the kernel's.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 
 #[test]
-fn controllers_are_handed_down_and_their_lack_is_named() {
+fn controllers_are_enabled_for_children_and_a_missing_one_is_named() {
     let root = std::env::temp_dir().join(format!("limpet-cgroup2-{}", std::process::id()));
     fs::create_dir_all(root.join("a")).unwrap();
     fs::write(root.join("cgroup.controllers"), "cpu memory\n").unwrap();
@@ -15,7 +15,7 @@ fn controllers_are_handed_down_and_their_lack_is_named() {
     create(&hierarchies, Path::new("a/b")).unwrap();
     create(&hierarchies, Path::new("a/b")).unwrap();
     let passed = |path: &str| fs::read_to_string(root.join(path).join("cgroup.subtree_control")).unwrap();
-    assert_eq!(passed(""), "+memory", "what is passed on already is not asked for again");
+    assert_eq!(passed(""), "+memory", "a controller that is enabled already is not enabled again");
     assert_eq!(passed("a"), "+cpu");
 
     let limit = |unlimited| Setting { controller: "memory", file: "memory.max", value: "5".to_owned(), unlimited };

@@ -1,4 +1,4 @@
-//! The calls, against a bus of the test's own on which a script answers in systemd's place.
+//! The D-Bus calls, against a private bus on which a script answers instead of systemd.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use limpet_tests::need;
 
 use super::*;
 
-/// A private message bus; it ends with the test.
+/// A private message bus; it is stopped with the test.
 struct Bus {
     daemon: Child,
     directory: PathBuf,
@@ -47,10 +47,10 @@ impl Drop for Bus {
     }
 }
 
-/// What was called, and how: `StartTransientUnit a.slice CPUWeight=39`.
+/// The recorded calls: `StartTransientUnit a.slice CPUWeight=39`.
 type Calls = Arc<Mutex<Vec<String>>>;
 
-/// Answers as systemd: `a.slice` can be started, `there.slice` exists already, `bad.slice` fails.
+/// Answers as systemd: `a.slice` can be started, `existing.slice` exists already, `bad.slice` fails.
 async fn script(connection: Connection, calls: Calls) {
     connection.request_name(BUS_NAME).await.unwrap();
     let mut messages = MessageStream::from(&connection);
@@ -89,11 +89,11 @@ async fn script(connection: Connection, calls: Calls) {
                 continue;
             }
         };
-        if unit == "there.slice" {
+        if unit == "existing.slice" {
             refuse("org.freedesktop.systemd1.UnitExists").await.unwrap();
             continue;
         }
-        if unit == "gone.slice" {
+        if unit == "missing.slice" {
             refuse("org.freedesktop.systemd1.NoSuchUnit").await.unwrap();
             continue;
         }
@@ -105,7 +105,7 @@ async fn script(connection: Connection, calls: Calls) {
                 connection.emit_signal(None::<&str>, OBJECT, INTERFACE, "JobRemoved", &body).await.unwrap();
             }
         };
-        // Another job's end first, and this one's before its reply: neither may confuse the caller.
+        // Another job ends first, and this one before its reply: neither may confuse the caller.
         end(6, "failed").await;
         end(7, if unit == "bad.slice" { "failed" } else { "done" }).await;
         connection.reply(&header, &ObjectPath::try_from(format!("{OBJECT}/job/7")).unwrap()).await.unwrap();
@@ -124,19 +124,19 @@ async fn slices_are_started_changed_and_stopped() {
     let weight = [Property::Number("CPUWeight", 39)];
     manager.ensure("a.slice", false, &weight).await.unwrap();
     manager.ensure("a.slice", true, &weight).await.unwrap();
-    manager.ensure("there.slice", false, &weight).await.unwrap();
+    manager.ensure("existing.slice", false, &weight).await.unwrap();
     manager.stop("a.slice").await.unwrap();
-    manager.stop("gone.slice").await.unwrap();
+    manager.stop("missing.slice").await.unwrap();
     let failed = manager.ensure("bad.slice", false, &weight).await.unwrap_err();
     assert_eq!(failed.to_string(), "start bad.slice with systemd: the job ended as failed");
     let wanted = [
         "Subscribe",
         "StartTransientUnit a.slice replace 39",
         "SetUnitProperties a.slice true 1",
-        "StartTransientUnit there.slice replace 39",
-        "SetUnitProperties there.slice true 1",
+        "StartTransientUnit existing.slice replace 39",
+        "SetUnitProperties existing.slice true 1",
         "StopUnit a.slice",
-        "StopUnit gone.slice",
+        "StopUnit missing.slice",
         "StartTransientUnit bad.slice replace 39",
     ];
     assert_eq!(*calls.lock().unwrap(), wanted);

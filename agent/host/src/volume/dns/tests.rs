@@ -118,7 +118,7 @@ fn limits() {
 }
 
 #[test]
-fn a_stub_resolver_out_of_reach_is_told() {
+fn an_unreachable_stub_resolver_is_reported() {
     let node = Resolver::parse("nameserver 127.0.0.53\n");
     for (host_network, warned) in [(false, 1), (true, 0)] {
         let (_, warnings) = resolve(&pod("Default", host_network, json!(null)), Some(&node), &cluster(&[], ""));

@@ -39,7 +39,7 @@ fn files(volume: Value) -> Result<Vec<String>, String> {
 }
 
 #[test]
-fn what_each_volume_holds() {
+fn the_content_of_each_volume_kind() {
     let failed = "MountVolume.SetUp failed for volume \"v\" :";
     let table: Vec<(Value, Result<&[&str], String>)> = vec![
         (json!({"configMap": {"name": "m"}}), Ok(&["a 644 1", "b 644 2", "bin 644 b"])),
@@ -81,7 +81,7 @@ fn what_each_volume_holds() {
         ),
         (
             json!({"downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "status.podIP"}}]}}),
-            Err("volume \"v\": \"status.podIP\" cannot be had in a file".to_owned()),
+            Err("volume \"v\": \"status.podIP\" is not available as a file".to_owned()),
         ),
         (
             json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
@@ -100,7 +100,7 @@ fn what_each_volume_holds() {
 }
 
 #[test]
-fn no_path_leads_out() {
+fn paths_outside_the_volume_are_rejected() {
     for path in ["", ".", "/a", "../a", "a/../b", "..data", "..a", "./..a", &"a".repeat(256)] {
         let volume = json!({"configMap": {"name": "m", "items": [{"key": "a", "path": path}]}});
         assert!(files(volume).unwrap_err().contains("no path inside"), "{path}");

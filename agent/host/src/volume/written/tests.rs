@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! Volumes written for real; on disk, so without root. What needs a tmpfs is tested with the pods' directories.
+//! Tests of written volumes on disk, without root. Volumes on a tmpfs are tested with the pods' directories.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -28,7 +28,7 @@ fn read(dir: &Path, name: &str) -> String {
 }
 
 #[test]
-fn files_are_replaced_all_at_once() {
+fn files_are_replaced_atomically() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path();
     assert!(volume(dir, &[("a", "1", 0o644), ("sub/b", "1", 0o400), ("old", "1", 0o644)]).set_up().unwrap());
@@ -37,7 +37,7 @@ fn files_are_replaced_all_at_once() {
     assert_eq!(dir.join("v/sub/b").metadata().unwrap().permissions().mode() & 0o7777, 0o400);
     let first = std::fs::read_link(dir.join("v/..data")).unwrap();
 
-    // Whoever has a version's directory open goes on reading that version.
+    // A process that has a version's directory open still reads that version.
     let open = std::fs::File::open(dir.join("v/a")).unwrap();
     assert!(volume(dir, &[("a", "2", 0o644), ("sub/b", "2", 0o400), ("new", "2", 0o644)]).set_up().unwrap());
     assert_eq!((read(dir, "a"), read(dir, "sub/b"), read(dir, "new")), ("2".into(), "2".into(), "2".into()));
@@ -47,7 +47,7 @@ fn files_are_replaced_all_at_once() {
 }
 
 #[test]
-fn what_is_right_is_left_alone() {
+fn a_volume_that_is_up_to_date_is_not_changed() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path();
     let same = volume(dir, &[("a", "1", 0o644)]);
@@ -65,7 +65,7 @@ fn what_is_right_is_left_alone() {
 }
 
 #[test]
-fn what_a_crash_left_is_cleared() {
+fn incomplete_versions_of_a_crash_are_removed() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path();
     volume(dir, &[("a", "1", 0o644)]).set_up().unwrap();
@@ -76,7 +76,7 @@ fn what_a_crash_left_is_cleared() {
     assert_eq!(read(dir, "a"), "1");
     assert!(volume(dir, &[("a", "2", 0o644)]).set_up().unwrap());
     assert_eq!((read(dir, "a").as_str(), names(dir)), ("2", vec!["..data".into(), "..time".into(), "a".into()]));
-    // A `..data` that leads nowhere is a volume that was never written.
+    // A volume with a dangling `..data` was never written.
     std::fs::remove_dir_all(dir.join("v").join(std::fs::read_link(dir.join("v/..data")).unwrap())).unwrap();
     assert!(volume(dir, &[("a", "2", 0o644)]).set_up().unwrap());
     assert_eq!(read(dir, "a"), "2");
