@@ -1,4 +1,4 @@
-//! The connection to containerd: one multiplexed channel, every request with namespace and deadline.
+//! The gRPC connection to containerd: one multiplexed channel, every request with namespace and deadline.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use tonic::transport::{Channel, Endpoint, Uri};
 /// containerd's namespace for everything Kubernetes.
 pub const NAMESPACE: &str = "k8s.io";
 
-/// How long a call may take before its pod is told which call hangs.
+/// The deadline of a call, after which it fails with the call's name.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
 
 tokio::task_local! {
-    /// What the task waits for, so that whoever watches it can tell which call hangs.
+    /// The call that the task waits for, so that [`watched`] can report which one hangs.
     static CALL: Cell<Option<&'static str>>;
 }
 
-/// Says what the current task is about to wait for: `Tasks.Kill`, `CNI ADD`.
+/// Records the call that the current task is about to wait for: `Tasks.Kill`, `CNI ADD`.
 pub fn calling(call: &'static str) {
-    // Outside of `watched` nobody wants to know.
+    // Outside of `watched` the call is not needed.
     let _ = CALL.try_with(|current| current.set(Some(call)));
 }
 
-/// Does `work`, and each time it has taken `slow` longer, tells which call it waits for.
-pub async fn watched<T>(slow: Duration, tell: impl Fn(&'static str), work: impl Future<Output = T>) -> T {
+/// Runs `work`, and after each further period of `slow` reports which call it waits for.
+pub async fn watched<T>(slow: Duration, report: impl Fn(&'static str), work: impl Future<Output = T>) -> T {
     let watch = async {
         let mut work = std::pin::pin!(work);
         loop {
@@ -33,7 +33,7 @@ pub async fn watched<T>(slow: Duration, tell: impl Fn(&'static str), work: impl 
                 done = &mut work => return done,
                 () = tokio::time::sleep(slow) => {
                     if let Some(call) = CALL.with(Cell::get) {
-                        tell(call);
+                        report(call);
                     }
                 }
             }
@@ -51,7 +51,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prepares the channel; nothing is dialled before the first call, and a lost connection is dialled again.
+    /// Prepares the channel; it connects at the first call, and again after a lost connection.
     pub fn new(socket: &Path) -> Self {
         Self::with_deadline(socket, CALL_DEADLINE)
     }
@@ -85,7 +85,7 @@ impl Client {
         request
     }
 
-    /// The same for `call`, of which is told when it hangs.
+    /// The same for `call`, which is reported when it hangs.
     pub fn call<T>(&self, call: &'static str, message: T) -> tonic::Request<T> {
         calling(call);
         self.request(message)

@@ -1,7 +1,7 @@
-//! Containers and their tasks, call by call: what the worker decided is done here and nothing else.
+//! Containers and their tasks in containerd, call by call; the worker decides which calls to make.
 //!
-//! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Everything that ends something takes
-//! `NotFound` for success.
+//! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Every call that stops or deletes something treats
+//! `NotFound` as success.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ struct RuncOptions {
     systemd_cgroup: bool,
 }
 
-/// What every container is made with.
+/// Settings of every container.
 #[derive(Debug, Clone)]
 pub struct ContainersConfig {
     /// The snapshotter.
@@ -53,21 +53,21 @@ pub struct ContainersConfig {
     pub systemd_cgroup: bool,
 }
 
-/// What a container is to be made on.
+/// The root file system for a new container.
 #[derive(Debug)]
 pub enum Rootfs {
     /// The mounts of a fresh snapshot.
     Fresh(Vec<SnapshotMount>),
-    /// The container was made and started before, and this has become of it.
+    /// The container was created and started before, and this is its task.
     InUse(Task),
 }
 
-/// Everything containerd is told about a new container.
+/// The parameters of a new container.
 #[derive(Debug)]
 pub struct NewContainer<'a> {
     /// Its id.
     pub id: &'a ContainerId,
-    /// What it is.
+    /// The pod and container it belongs to.
     pub identity: &'a ContainerIdentity,
     /// The pod's manifest.
     pub manifest: &'a [u8],
@@ -102,7 +102,7 @@ impl Containers {
         SnapshotsClient::new(self.client.channel())
     }
 
-    /// Every container of limpet's with its task, read once. Containers whose record cannot be read are told apart.
+    /// Every container of limpet's with its task, read once. Containers whose record cannot be read are returned separately.
     pub async fn list(&self) -> Result<(Vec<FoundContainer>, Vec<(ContainerId, String)>), RuntimeError> {
         let filters = vec![format!("labels.\"{}\"==container", record::LABEL_MANAGED)];
         let containers = self
@@ -158,8 +158,8 @@ impl Containers {
         Ok(response.and_then(|response| response.process).map(|process| task(&process)))
     }
 
-    /// A fresh writable snapshot above the image. One that a start before left behind, which was cut short or whose
-    /// answer was lost, is thrown away with all that start has made; but not when that start's process has run.
+    /// A fresh writable snapshot above the image. The snapshot of an earlier start that was interrupted or whose answer was
+    /// lost is removed with everything that start has created, unless its process has run.
     pub async fn prepare_rootfs(&self, id: &ContainerId, chain_id: &str, lease: &str) -> Result<Rootfs, RuntimeError> {
         let request = || {
             let message = PrepareSnapshotRequest {
@@ -176,7 +176,7 @@ impl Containers {
             match self.task(id).await? {
                 None | Some(Task::Created) => {}
                 Some(Task::Unknown { .. }) => {
-                    let message = "what an earlier try has started is not known: its shim does not answer".to_owned();
+                    let message = "the shim of an earlier start does not answer: its state is unknown".to_owned();
                     return Err(RuntimeError::Unavailable { call: "Tasks.Get", message });
                 }
                 Some(task) => return Ok(Rootfs::InUse(task)),
@@ -189,7 +189,7 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Snapshots.Prepare", id.as_str(), status))
     }
 
-    /// Creates the container. What is there under its id has never run, and is removed first.
+    /// Creates the container. An existing one with its id has never run, and is removed first.
     pub async fn create(&self, new: &NewContainer<'_>) -> Result<(), RuntimeError> {
         let request = || CreateContainerRequest {
             container: Some(Container {
@@ -256,7 +256,7 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Tasks.Start", id.as_str(), status))
     }
 
-    /// Sends a signal to the first process, or to all of the container's. A process that is gone is success.
+    /// Sends a signal to the init process, or to all processes of the container. A process that has exited is success.
     pub async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<(), RuntimeError> {
         let message = KillRequest { container_id: id.to_string(), exec_id: String::new(), signal, all };
         found(self.tasks().kill(self.client.call("Tasks.Kill", message)).await)
@@ -264,7 +264,7 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Tasks.Kill", id.as_str(), status))
     }
 
-    /// Writes what became of the container on it. `false`: the container is gone.
+    /// Writes the container's state to its record. `false`: the container does not exist.
     pub async fn write_state(&self, id: &ContainerId, state: &ContainerState) -> Result<bool, RuntimeError> {
         let key = record::EXTENSION_STATE;
         let message = UpdateContainerRequest {
@@ -280,12 +280,12 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Containers.Update", id.as_str(), status))
     }
 
-    /// Deletes the task of a process that ended. Its end must have been written to the container before.
+    /// Deletes the task of a process that has exited. The exit must have been written to the container's record before.
     pub async fn delete_task(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request = || self.client.call("Tasks.Delete", DeleteTaskRequest { container_id: id.to_string() });
         match found(self.tasks().delete(request()).await) {
             Ok(_) => Ok(()),
-            // A task that was made and never started must be killed before it can be deleted.
+            // A task that was created and never started must be killed before it can be deleted.
             Err(status) if status.code() == Code::FailedPrecondition => {
                 self.kill(id, rustix::process::Signal::KILL.as_raw() as u32, true).await?;
                 self.wait(id).await?;
@@ -297,7 +297,7 @@ impl Containers {
         }
     }
 
-    /// Waits until the first process has ended.
+    /// Waits until the init process has exited.
     async fn wait(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request =
             self.client.call("Tasks.Wait", WaitRequest { container_id: id.to_string(), exec_id: String::new() });
@@ -306,7 +306,7 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Tasks.Wait", id.as_str(), status))
     }
 
-    /// Removes the writable snapshot: the record and the log of a dead container need none.
+    /// Removes the writable snapshot: the record and the log of an exited container do not need it.
     pub async fn remove_snapshot(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let message = RemoveSnapshotRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
         found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
@@ -321,15 +321,15 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Containers.Delete", id.as_str(), status))
     }
 
-    /// Removes what a start has made that was cut short. A shim whose `Tasks.Create` was cut short leaves the logger
-    /// behind that it has started.
+    /// Removes everything that an interrupted start has created. A shim whose `Tasks.Create` was interrupted also leaves an
+    /// orphaned logger.
     pub async fn remove_never_ran(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.remove(id).await?;
         orphan_processes::end("CONTAINER_ID", id.as_str()).await;
         Ok(())
     }
 
-    /// Removes every trace of a container whose process ended: task, record, snapshot.
+    /// Removes a container whose process has exited: task, record, snapshot.
     pub async fn remove(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.delete_task(id).await?;
         self.delete_container(id).await?;
@@ -353,12 +353,12 @@ fn task(process: &containerd_client::types::v1::Process) -> Task {
     }
 }
 
-/// containerd's exit status as Kubernetes has it.
+/// containerd's exit status as a Kubernetes exit code.
 pub fn exit_code(status: u32) -> i32 {
     i32::try_from(status).unwrap_or(255)
 }
 
-/// containerd's time as ours; a missing one is the epoch.
+/// Converts containerd's time; a missing one is the epoch.
 pub fn timestamp(time: Option<&prost_types::Timestamp>) -> Timestamp {
     time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok()).unwrap_or(Timestamp::UNIX_EPOCH)
 }

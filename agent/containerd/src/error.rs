@@ -1,16 +1,16 @@
-//! What can go wrong between limpet and containerd, and what that means for whoever asked.
+//! Errors of calls to containerd, and how callers have to treat them.
 
 use tonic::{Code, Status};
 
 /// A call to containerd that did not succeed. Names the call and the container or image it was about.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// containerd is not there: wait for it, nothing is known to be wrong with the pod.
+    /// containerd is not reachable: wait for it, the pod itself may be fine.
     #[error("containerd is not reachable ({call}): {message}")]
     Unavailable {
         /// The call, e.g. `Tasks.Create`.
         call: &'static str,
-        /// The transport's words.
+        /// The transport's error.
         message: String,
     },
     /// No answer in time: the shim or containerd hangs.
@@ -21,7 +21,7 @@ pub enum RuntimeError {
         /// What it was about.
         subject: String,
     },
-    /// containerd or runc said no.
+    /// containerd or runc refused the call.
     #[error("{call} on {subject}: {message}")]
     Refused {
         /// The call.
@@ -30,10 +30,10 @@ pub enum RuntimeError {
         subject: String,
         /// containerd's code.
         code: Code,
-        /// containerd's words.
+        /// containerd's message.
         message: String,
     },
-    /// containerd answered something this agent cannot read.
+    /// This agent cannot parse containerd's answer.
     #[error("{call} on {subject}: unreadable answer: {message}")]
     Unreadable {
         /// The call.
@@ -46,7 +46,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// The error of `call` on `subject`, judged by containerd's status.
+    /// The error of `call` on `subject`, by containerd's status.
     pub fn of(call: &'static str, subject: &str, status: Status) -> Self {
         let subject = subject.to_owned();
         match judged(&status) {
@@ -56,14 +56,14 @@ impl RuntimeError {
         }
     }
 
-    /// containerd was not there: the same call may be made again when it is.
+    /// containerd was not reachable: the same call may be repeated when it is.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
 }
 
-/// The code of `status`; [`Code::Unavailable`] when the connection ended under the call, which containerd may or may
-/// not have seen. tonic gives that codes of all kinds; what containerd itself has answered has no cause.
+/// The code of `status`; [`Code::Unavailable`] when the connection was lost during the call, which containerd may or may
+/// not have executed. tonic uses various codes for that; a status from containerd itself has no source.
 pub fn judged(status: &Status) -> Code {
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
@@ -75,7 +75,7 @@ pub fn judged(status: &Status) -> Code {
     if std::error::Error::source(status).is_some() { Code::Unavailable } else { status.code() }
 }
 
-/// Turns `NotFound` into `None`: for everything that ends something, "not there" is success.
+/// Turns `NotFound` into `None`: for calls that stop or delete something it is success.
 pub fn found<T>(result: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Status> {
     match result {
         Ok(response) => Ok(Some(response.into_inner())),
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_that_ends_under_a_call_is_no_answer_of_containerds() {
+    fn a_connection_lost_during_a_call_is_unavailable() {
         let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         let error = RuntimeError::of("Tasks.Start", "web", Status::from_error(Box::new(broken)));
         assert!(error.is_unavailable(), "{error}");

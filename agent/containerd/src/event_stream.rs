@@ -1,9 +1,9 @@
-//! Exits and OOMs, as containerd tells of them; and whether containerd is there at all. What the kernel itself adds is
-//! reported by BPF programs.
+//! containerd's TaskExit and TaskOOM events, and whether containerd is reachable. BPF programs report what the kernel
+//! adds.
 //!
-//! In: containerd's event stream. Out: [`LifecycleEvent`]s for the supervisor. Events are hints of one container;
-//! after every (re)connection the supervisor is told to read the whole state once, and nothing falls between: the
-//! subscription is proven to stand before the state is read.
+//! In: containerd's event stream. Out: [`LifecycleEvent`]s for the supervisor. An event is a hint about one container;
+//! after every (re)connection the supervisor is asked to read the whole state once. No event is missed in between: the
+//! subscription is proven to be active before the state is read.
 
 use std::path::Path;
 use std::time::Duration;
@@ -26,11 +26,11 @@ use crate::container::{exit_code, timestamp};
 use limpet_host::path_watch::PathWatch;
 use limpet_model::container::ContainerId;
 
-/// The topic limpet publishes on to know that its subscription stands.
+/// The topic limpet publishes on to verify that its subscription is active.
 const SUBSCRIBED_TOPIC: &str = "/limpet/subscribed";
-/// How long one proof may take before the connection counts as broken.
+/// How long the verification may take before the connection counts as broken.
 const PROOF_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two attempts to reach a containerd whose socket is there.
+/// The pause between two attempts to reach a containerd whose socket exists.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(5);
 
@@ -55,7 +55,7 @@ pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: Can
     }
 }
 
-/// Waits until a missing socket appears; while it is there and nobody answers yet, a growing pause.
+/// Waits until a missing socket appears; while it exists and containerd does not answer yet, for a growing pause.
 async fn socket_or_pause(socket: &Path, pause: Duration) {
     if !socket.exists() {
         match appearance(socket).await {
@@ -66,10 +66,10 @@ async fn socket_or_pause(socket: &Path, pause: Duration) {
     tokio::time::sleep(pause).await;
 }
 
-/// Resolves once `socket` is there.
+/// Resolves once `socket` exists.
 async fn appearance(socket: &Path) -> std::io::Result<()> {
     let mut watch = PathWatch::file(socket)?;
-    // Looked at after the watch stands, so that an appearance in between is not missed.
+    // Checked after the watch is armed, so that a socket created in between is not missed.
     while !socket.exists() {
         watch.changed().await?;
         watch.arm()?;
@@ -77,7 +77,7 @@ async fn appearance(socket: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// One life of one stream: subscribe, prove it, say so, pass events on until it ends.
+/// One stream: subscribes, verifies the subscription, reports the connection, and forwards events until the stream ends.
 async fn follow(client: &Client, events: &mpsc::Sender<LifecycleEvent>) -> Result<(), tonic::Status> {
     let token = format!("{}-{}", std::process::id(), Timestamp::now().as_nanosecond());
     let mut stream = subscribed(client, &token).await?;
@@ -94,7 +94,7 @@ async fn follow(client: &Client, events: &mpsc::Sender<LifecycleEvent>) -> Resul
     Ok(())
 }
 
-/// The server answers a subscription with its first event only, so the first event is one of our own.
+/// Subscribes. The server answers a subscription with its first event only, so limpet publishes the first event itself.
 async fn subscribed(client: &Client, token: &str) -> Result<Streaming<Envelope>, tonic::Status> {
     let filters = vec![
         format!("topic==\"/tasks/exit\",namespace=={}", crate::client::NAMESPACE),
@@ -128,7 +128,7 @@ async fn subscribed(client: &Client, token: &str) -> Result<Streaming<Envelope>,
         .unwrap_or_else(|_| Err(tonic::Status::deadline_exceeded("containerd does not deliver events")))
 }
 
-/// Publishes the proof again and again, because one published before the subscription stood is lost.
+/// Publishes the proof event repeatedly, because one published before the subscription was active is lost.
 async fn publish_until_dropped(client: &Client, token: &str) -> tonic::Status {
     loop {
         let event = Any { type_url: "limpet/subscribed".to_owned(), value: token.as_bytes().to_vec() };
@@ -144,7 +144,7 @@ fn is_proof(envelope: &Envelope, token: &str) -> bool {
     envelope.topic == SUBSCRIBED_TOPIC && envelope.event.as_ref().is_some_and(|event| event.value == token.as_bytes())
 }
 
-/// What an envelope means to a pod; an exec's exit and foreign topics mean nothing.
+/// The lifecycle event of an envelope; an exec's exit and other topics have none.
 fn decode(envelope: &Envelope) -> Option<LifecycleEvent> {
     let event = envelope.event.as_ref()?;
     // containerd's type URLs have no host part.
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_process_exit_counts_and_an_execs_does_not() {
+    fn an_exit_of_the_init_process_counts_and_an_execs_does_not() {
         let exit = |id: &str| TaskExit {
             container_id: "c".into(),
             id: id.into(),
@@ -184,9 +184,9 @@ mod tests {
             exit_status: 137,
             ..TaskExit::default()
         };
-        let told = decode(&envelope(&exit("c")));
+        let event = decode(&envelope(&exit("c")));
         assert_eq!(
-            told,
+            event,
             Some(LifecycleEvent::Exited { id: ContainerId::new("c"), pid: 7, code: 137, at: Timestamp::UNIX_EPOCH })
         );
         assert_eq!(decode(&envelope(&exit("exec-1"))), None);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn an_oom_names_its_container() {
-        let told = decode(&envelope(&TaskOom { container_id: "c".into() }));
-        assert_eq!(told, Some(LifecycleEvent::OutOfMemory { id: ContainerId::new("c") }));
+        let event = decode(&envelope(&TaskOom { container_id: "c".into() }));
+        assert_eq!(event, Some(LifecycleEvent::OutOfMemory { id: ContainerId::new("c") }));
     }
 }

@@ -1,8 +1,8 @@
 //! Runs a command in a running container: `limpet exec`, kubelet's `/exec`, exec probes and hooks.
 //!
-//! The process's streams go through FIFOs that containerd's shim opens. A session cleans up behind itself whatever
-//! happens: a task of its own waits for the process's end, or kills it once the session is dropped, and then
-//! deletes the process in containerd and the FIFOs. What an agent that died left behind, [`sweep`] clears.
+//! The process's streams go through FIFOs that containerd's shim opens. A session always cleans up: a task of its own
+//! waits for the process's exit, or kills it once the session is dropped, and then deletes the process in containerd and
+//! the FIFOs. [`sweep`] removes the orphaned sessions of an agent that was killed.
 
 pub(crate) mod fifo;
 mod process;
@@ -31,11 +31,11 @@ use super::error::{RuntimeError, found};
 
 /// containerd's type for an OCI process.
 const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
-/// How long a killed process may take to end before it is left to the container's own end.
+/// How long a killed process may take to exit before it is left running until the container exits.
 const KILLED: Duration = Duration::from_secs(10);
 const SIGKILL: u32 = 9;
 
-/// What to run, and where. User, environment and working directory are the container's.
+/// The command and its container. User, environment and working directory are the container's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecRequest {
     /// The container, as containerd names it.
@@ -48,7 +48,7 @@ pub struct ExecRequest {
     pub stdin: bool,
 }
 
-/// Why a command did not run, or its end is not known.
+/// Why a command did not run, or its exit is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     /// The container does not exist or does not run.
@@ -60,24 +60,24 @@ pub enum ExecError {
     /// The command cannot be started in this container.
     #[error("{message}")]
     NotStarted {
-        /// What a shell would exit with: 127 for a command that is not found, 126 for one that cannot be run.
+        /// A shell's exit code: 127 for a command that is not found, 126 for one that cannot be run.
         exit_code: i32,
-        /// The OCI runtime's words.
+        /// The OCI runtime's message.
         message: String,
     },
     /// No command was given.
     #[error("no command was given")]
     NoCommand,
-    /// The FIFOs cannot be made.
+    /// The FIFOs cannot be created.
     #[error("make the pipes of a command in {}: {source}", path.display())]
     Pipes {
-        /// Where.
+        /// Their directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The container's spec is not what this agent can read.
+    /// This agent cannot read the container's spec.
     #[error("read the spec of container {container}: {message}")]
     Spec {
         /// Its id.
@@ -88,26 +88,26 @@ pub enum ExecError {
     /// containerd failed.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
-    /// The session was ended, by the agent's end, before the process was.
-    #[error("the command was ended with its session")]
+    /// The session was closed, by the agent's shutdown, before the process exited.
+    #[error("the command was killed with its session")]
     Ended,
 }
 
-/// A command that runs. Dropping it kills the process if it still runs, and clears up.
+/// A running command. Dropping it kills the process if it still runs, and cleans up.
 ///
-/// The streams are public so that each can be served by a future of its own. Output is complete when both receivers
-/// have ended; the session must live until then.
+/// The streams are public so that each can be served by a future of its own. Output is complete when both receivers are
+/// at their end; the session must live until then.
 #[derive(Debug)]
 pub struct ExecSession {
-    /// The process's input, if it was asked for. To end it: drop the sender, then [`ExecControl::close_stdin`].
+    /// The process's input, if it was requested. To close it: drop the sender, then [`ExecControl::close_stdin`].
     pub stdin: Option<Sender>,
     /// Its output, or its terminal's.
     pub stdout: Receiver,
     /// Its error output; `None` with a terminal.
     pub stderr: Option<Receiver>,
-    /// What can be asked of the running process.
+    /// Controls the running process.
     pub control: ExecControl,
-    /// How it ended.
+    /// Its exit.
     pub exit: ExecExit,
 }
 
@@ -119,7 +119,7 @@ pub struct ExecControl {
     id: String,
 }
 
-/// The end of a process. Holds what keeps the session alive.
+/// The exit of a process. Keeps the session alive.
 #[derive(Debug)]
 pub struct ExecExit {
     code: oneshot::Receiver<Result<i32, ExecError>>,
@@ -129,7 +129,7 @@ pub struct ExecExit {
 /// Runs a command in a container, with its FIFOs in a new directory below `fifo_dir`.
 ///
 /// # Errors
-/// See [`ExecError`]; nothing is left behind then.
+/// See [`ExecError`]; everything is cleaned up then.
 pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Result<ExecSession, ExecError> {
     if request.command.is_empty() {
         return Err(ExecError::NoCommand);
@@ -139,7 +139,7 @@ pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Re
     let control = ExecControl { client: client.clone(), container, id: new_id() };
     let (fifos, ends) = Fifos::make(fifo_dir, &control.id, &control.container, stdin, !tty)
         .map_err(|source| ExecError::Pipes { path: fifo_dir.to_owned(), source })?;
-    // From here on the task clears up, even if this future is dropped at any await below.
+    // From here on the task cleans up, even if this future is dropped at any await below.
     let alive = CancellationToken::new();
     let guard = alive.clone().drop_guard();
     let (started, is_started) = oneshot::channel();
@@ -159,7 +159,7 @@ pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Re
     Ok(ExecSession { stdin, stdout, stderr, control, exit: ExecExit { code, _alive: guard } })
 }
 
-/// The whole life of a process in containerd. Owned by its session: ends soon after `alive` is cancelled.
+/// Creates, awaits and deletes a process in containerd. Owned by its session: returns soon after `alive` is cancelled.
 async fn supervise(
     control: ExecControl,
     fifos: Fifos,
@@ -170,7 +170,7 @@ async fn supervise(
 ) {
     match control.start(create).await {
         Err(error) => {
-            // Nobody may be left to be told.
+            // The receiver may be gone.
             let _ = started.send(Err(error));
         }
         Ok(()) => {
@@ -191,31 +191,31 @@ async fn supervise(
 }
 
 impl ExecExit {
-    /// Waits for the process's end: its exit code, 128 and the signal's number if a signal ended it. Safe to drop and
-    /// call again until it has returned.
+    /// Waits for the process's exit: its exit code, 128 plus the signal's number if a signal killed it. Safe to drop and call
+    /// again until it has returned.
     ///
     /// # Errors
-    /// When containerd cannot tell.
+    /// When containerd does not report it.
     pub async fn wait(&mut self) -> Result<i32, ExecError> {
         (&mut self.code).await.unwrap_or(Err(ExecError::Ended))
     }
 }
 
 impl ExecControl {
-    /// Tells the process that its input has ended, after the sender has been dropped.
+    /// Closes the process's input, after the sender has been dropped.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has ended is no error.
+    /// When containerd refuses; a process that has exited is no error.
     pub async fn close_stdin(&self) -> Result<(), ExecError> {
         let message = CloseIoRequest { container_id: self.container.clone(), exec_id: self.id.clone(), stdin: true };
         let closed = self.tasks().close_io(self.client.request(message)).await;
-        self.gone_is_fine("Tasks.CloseIO", closed)
+        self.ignore_exited("Tasks.CloseIO", closed)
     }
 
     /// Sets the terminal's size in characters.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has ended is no error.
+    /// When containerd refuses; a process that has exited is no error.
     pub async fn resize(&self, width: u16, height: u16) -> Result<(), ExecError> {
         let message = ResizePtyRequest {
             container_id: self.container.clone(),
@@ -224,18 +224,18 @@ impl ExecControl {
             height: height.into(),
         };
         let resized = self.tasks().resize_pty(self.client.request(message)).await;
-        self.gone_is_fine("Tasks.ResizePty", resized)
+        self.ignore_exited("Tasks.ResizePty", resized)
     }
 
     /// Sends a signal, by number.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has ended is no error.
+    /// When containerd refuses; a process that has exited is no error.
     pub async fn signal(&self, signal: u32) -> Result<(), ExecError> {
         let message =
             KillRequest { container_id: self.container.clone(), exec_id: self.id.clone(), signal, all: false };
         let sent = self.tasks().kill(self.client.request(message)).await;
-        self.gone_is_fine("Tasks.Kill", sent)
+        self.ignore_exited("Tasks.Kill", sent)
     }
 
     fn tasks(&self) -> TasksClient<tonic::transport::Channel> {
@@ -251,22 +251,22 @@ impl ExecControl {
         Ok(())
     }
 
-    /// A process that has ended and is not deleted is waited for at once, so nothing is missed since its start.
+    /// For a process that has exited and is not deleted containerd answers at once, so no exit is missed.
     async fn wait(&self) -> Result<i32, ExecError> {
         let message = WaitRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
         let mut request = self.client.request(message);
-        // It lasts as long as the process.
+        // The call lasts as long as the process.
         request.metadata_mut().remove("grpc-timeout");
         let ended = self.tasks().wait(request).await.map_err(|status| self.judge("Tasks.Wait", status))?;
         Ok(i32::try_from(ended.into_inner().exit_status).unwrap_or(-1))
     }
 
-    /// Kills the process and waits until it has ended.
+    /// Kills the process and waits until it has exited.
     async fn end(&self) {
         if let Err(error) = self.signal(SIGKILL).await {
             tracing::debug!(container = self.container, %error, "a command whose client is gone cannot be killed");
         }
-        // If it does not end, deleting it fails, and it ends with its container.
+        // If it does not exit, deleting it fails, and it exits with its container.
         let _ = timeout(KILLED, self.wait()).await;
     }
 
@@ -277,10 +277,14 @@ impl ExecControl {
         }
     }
 
-    fn gone_is_fine<T>(&self, call: &'static str, result: Result<tonic::Response<T>, Status>) -> Result<(), ExecError> {
+    fn ignore_exited<T>(
+        &self,
+        call: &'static str,
+        result: Result<tonic::Response<T>, Status>,
+    ) -> Result<(), ExecError> {
         match result {
             Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => Ok(()),
-            // The shim's words when the process ended before the call reached it.
+            // The shim's message when the process exited before the call.
             Err(status) if status.message().contains("process already finished") => Ok(()),
             Err(status) => Err(self.judge(call, status)),
             Ok(_) => Ok(()),
@@ -293,7 +297,7 @@ impl ExecControl {
         }
         match status.code() {
             Code::NotFound | Code::FailedPrecondition => ExecError::NotRunning { container: self.container.clone() },
-            // The shim's and runc's words for a container that has ended: `in a stopped state`, `container`.
+            // The shim's and runc's messages for a container that has exited: `in a stopped state`, `container`.
             _ if status.message().contains("cannot exec in a stopped") => {
                 ExecError::NotRunning { container: self.container.clone() }
             }
@@ -302,7 +306,7 @@ impl ExecControl {
     }
 }
 
-/// Reads the container's spec and makes the command's process of it.
+/// Builds the command's process from the container's spec.
 async fn container_process(
     client: &Client,
     container: &str,
@@ -318,16 +322,17 @@ async fn container_process(
         .map_err(|message| ExecError::Spec { container: container.to_owned(), message })
 }
 
-/// An id no other process of the container has, also after a restart of the agent.
+/// An exec id that is unique in the container, also after a restart of the agent.
 pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("exec-{:x}-{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Ends the commands of an agent that died, and removes their FIFOs. To be called once, before the first [`start`].
+/// Kills the orphaned commands of an agent that was killed, and removes their FIFOs. Call it once, before the first
+/// [`start`].
 pub async fn sweep(client: &Client, fifo_dir: &Path) {
-    for (id, container, fifos) in fifo::left_over(fifo_dir) {
+    for (id, container, fifos) in fifo::orphans(fifo_dir) {
         if !container.is_empty() {
             let control = ExecControl { client: client.clone(), container, id };
             control.end().await;

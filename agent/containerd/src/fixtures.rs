@@ -1,4 +1,5 @@
-//! A running container of a containerd of the test's own, without any image: a directory with busybox in it.
+//! A running container of a private containerd for tests, without an image: its root file system is a directory with
+//! busybox.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -19,12 +20,12 @@ pub struct TestContainer {
     containerd: Child,
     /// The connection to it.
     pub client: Client,
-    /// Unique on the machine: runc knows nothing of several containerds.
+    /// Unique on the machine: runc does not distinguish containerds.
     pub id: String,
 }
 
 impl TestContainer {
-    /// `None`, and a word why, where something it needs is missing.
+    /// `None`, with a message why, where a requirement is missing.
     ///
     /// # Panics
     /// When the container does not start, or something is missing that has to be there.
@@ -73,12 +74,12 @@ impl TestContainer {
         Some(test)
     }
 
-    /// Where the FIFOs of its commands are.
+    /// The directory of its commands' FIFOs.
     pub fn fifo_dir(&self) -> PathBuf {
         self.directory.path().join("exec")
     }
 
-    /// What the container sees as `/`.
+    /// The container's root directory.
     pub fn rootfs(&self) -> PathBuf {
         self.directory.path().join("rootfs")
     }
@@ -106,7 +107,7 @@ impl TestContainer {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// That command in it, without a terminal and without input.
+    /// A request to run `command` in it, without a terminal and without input.
     pub fn request(&self, command: &[&str]) -> ExecRequest {
         ExecRequest {
             container_id: self.id.clone(),
@@ -116,18 +117,18 @@ impl TestContainer {
         }
     }
 
-    /// A script that says `ready` and goes on; [`Self::all_cleared`] knows its process.
+    /// A script that prints `ready` and runs on; [`Self::all_cleaned_up`] recognises its process.
     pub fn endless(&self) -> String {
         format!("export LIMPET_EXEC_TEST={}; echo ready; exec sleep 1000", self.id)
     }
 
-    /// Waits until every session has cleared up behind itself.
+    /// Waits until every session has cleaned up.
     ///
     /// # Panics
-    /// When a process of a session is left.
-    pub async fn all_cleared(&self) {
+    /// When a process of a session still runs.
+    pub async fn all_cleaned_up(&self) {
         let mut watch = PathWatch::directory(&self.fifo_dir()).unwrap();
-        while !fifo::left_over(&self.fifo_dir()).is_empty() {
+        while !fifo::orphans(&self.fifo_dir()).is_empty() {
             watch.changed().await.unwrap();
             watch.arm().unwrap();
         }

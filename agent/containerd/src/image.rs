@@ -1,9 +1,9 @@
-//! Images: what is here, and how what is missing gets here.
+//! Images: finds local ones, pulls missing ones, and imports archives.
 //!
-//! Pulls go from the registry straight into containerd's content store and are unpacked by its diff service, the one way
-//! that works on containerd 1.7 and 2.x alike. Archives beside the agent's data are imported the same way.
+//! Pulls go from the registry directly into containerd's content store and are unpacked by its diff service, the one way
+//! that works on both containerd 1.7 and 2.x. Archives in the agent's directory are imported the same way.
 //! Offline: `find` and the archives need no network. After a crash or a power cut: a record is written last, so an image
-//! is whole or absent; half a download continues where it stopped.
+//! is complete or absent; an interrupted download is resumed.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -41,13 +41,13 @@ use limpet_model::image::LocalImage;
 use limpet_model::image_name::normalize;
 use limpet_model::image_name::{ImageName, Target};
 
-/// How many credentials are tried at one pull.
+/// How many credentials are tried in one pull.
 const MAX_TURNS: usize = 16;
 
-/// How many images are remembered; beyond it containerd is asked again.
+/// How many images are cached; others are looked up in containerd again.
 const CACHED: usize = 256;
 
-/// Where images come from and go to.
+/// The sources of images, and their snapshotter.
 #[derive(Debug, Clone)]
 pub struct ImagesConfig {
     /// containerd's snapshotter, such as `overlayfs`.
@@ -64,11 +64,11 @@ use ImagesConfig as Config;
 /// The Secrets a pod brings for its pulls, in its order.
 pub type PullSecrets = Arc<[Arc<ObjectRecord>]>;
 
-/// What one pull gives everyone who waits for it.
-type Outcome = Result<Arc<LocalImage>, ImageError>;
-type Job = BoxFuture<'static, Outcome>;
+/// The result of one pull, shared by all that wait for it.
+type PullResult = Result<Arc<LocalImage>, ImageError>;
+type Job = BoxFuture<'static, PullResult>;
 
-/// A pull that runs, driven by whoever waits for it; it ends when nobody does any more.
+/// A running pull, driven by the futures that wait for it; it stops when all are dropped.
 struct Flight {
     job: WeakShared<Job>,
     secrets: PullSecrets,
@@ -92,19 +92,19 @@ struct Inner {
     config: Config,
     cache: Mutex<HashMap<String, Arc<LocalImage>>>,
     flights: Mutex<HashMap<String, Vec<Flight>>>,
-    /// Images whose pull was begun by this agent and has not let go of its lease.
+    /// Images whose pull was started by this agent and has not released its lease.
     unfinished: Mutex<HashSet<String>>,
-    /// Complaints about auth files that were logged already.
+    /// Problems of auth files that were logged already.
     complained: Mutex<Vec<String>>,
     ready: watch::Sender<bool>,
-    /// Normalised names of the images that have come by archives.
+    /// Normalised names of the images that were imported from archives.
     imported: watch::Sender<Arc<HashSet<String>>>,
 }
 
 impl Images {
-    /// Images behind `client`; nothing is asked before the first call.
+    /// Images of the containerd behind `client`; nothing is requested before the first call.
     pub fn new(client: Client, config: ImagesConfig) -> Self {
-        // Fails when it is installed already, which is as good.
+        // Fails when it is installed already, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = Inner {
             store: Store::new(client, &config.snapshotter),
@@ -119,7 +119,7 @@ impl Images {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The image, if it is here and whole; unpacks it when its content is here but its snapshot is not.
+    /// The image, if it is in containerd and complete; unpacks it when its content exists but its snapshot does not.
     ///
     /// # Errors
     /// `InvalidName`; `Runtime` while containerd does not answer; `DiskFull` when it is to be unpacked.
@@ -136,7 +136,7 @@ impl Images {
         }
         match store.local(&name.whole, &digest).await {
             Ok(local) => Ok(local.map(|image| self.inner.remember(image))),
-            // Of another platform, say: what is here does not serve, so it is not here; a pull tells why it cannot be.
+            // Such as another platform's image: it counts as missing; a pull reports why it cannot be used.
             Err(error @ ImageError::Content { .. }) => {
                 tracing::warn!(%error, "the image in containerd cannot be used");
                 Ok(None)
@@ -158,7 +158,7 @@ impl Images {
         }
     }
 
-    /// The digest that the name stands for in containerd.
+    /// The digest of the name in containerd.
     async fn target(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
@@ -170,26 +170,26 @@ impl Images {
         Ok(record.and_then(|record| record.target).map(|target| target.digest))
     }
 
-    /// Pulls an image, or what is missing of it; who asks for an image that is being pulled shares that pull. Dropped, the
-    /// pull stops (unless another waits for it), and a later one continues it.
+    /// Pulls an image, or the missing parts of it; concurrent calls for one image share a pull. When dropped, the pull stops
+    /// (unless another caller waits for it), and a later one resumes it.
     ///
     /// # Errors
-    /// See [`ImageError`]; [`ImageError::reason`] is kubelet's word for it.
-    pub async fn pull(&self, reference: &str) -> Outcome {
+    /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
+    pub async fn pull(&self, reference: &str) -> PullResult {
         self.pull_with(reference, Arc::default()).await
     }
 
-    /// The same with a pod's own pull secrets, which are tried before the node's credentials. Shared only with who
-    /// brings the same: what one pod may pull another may not.
+    /// The same with a pod's own pull secrets, which are tried before the node's credentials. Shared only between callers with
+    /// the same secrets: another pod may not be permitted to pull the image.
     ///
     /// # Errors
     /// As [`Self::pull`].
-    pub async fn pull_with(&self, reference: &str, secrets: PullSecrets) -> Outcome {
+    pub async fn pull_with(&self, reference: &str, secrets: PullSecrets) -> PullResult {
         let job = self.join(ImageName::parse(reference)?, secrets);
         job.await
     }
 
-    /// How far the pull of an image is; `None` when none runs. The receiver changes at most every second.
+    /// The progress of an image's pull; `None` when none runs. The receiver changes at most every second.
     pub fn progress(&self, reference: &str) -> Option<watch::Receiver<PullProgress>> {
         let name = normalize(reference).ok()?;
         let flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
@@ -197,8 +197,8 @@ impl Images {
         flight.job.upgrade().is_some_and(|job| job.peek().is_none()).then(|| flight.progress.clone())
     }
 
-    /// The pull of this image that runs, or a new one. One with other secrets begins when the one before it has ended:
-    /// what that brought is not downloaded again, only asked for.
+    /// The running pull of this image, or a new one. A pull with other secrets starts when the one before it is done: content
+    /// that exists then is not downloaded again, only access is checked.
     fn join(&self, name: ImageName, secrets: PullSecrets) -> Shared<Job> {
         let mut all = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, flights| {
@@ -215,7 +215,7 @@ impl Images {
         let (inner, own) = (Arc::clone(&self.inner), Arc::clone(&secrets));
         let job = async move {
             if let Some(before) = before {
-                // Its outcome is its own.
+                // The result of the earlier pull does not matter.
                 let _ = before.await;
             }
             inner.pull(name, &own, sender).await
@@ -227,9 +227,9 @@ impl Images {
         job
     }
 
-    /// Lets go of what broken-off pulls left in containerd, but for the images that are still `wanted` (by their
-    /// normalised name). To be called when the desired pods are known: once after a start, and when
-    /// [`has_unfinished`](Self::has_unfinished) says so. Returns whether no pull of an unwanted image still runs.
+    /// Releases the leases of interrupted pulls in containerd, except for images that are still `wanted` (by their normalised
+    /// name). Call it when the desired pods are known: once after a start, and when
+    /// [`has_unfinished`](Self::has_unfinished) returns true. Returns whether no pull of an unwanted image still runs.
     ///
     /// # Errors
     /// `Runtime` when containerd does not answer.
@@ -245,21 +245,21 @@ impl Images {
                 all = false;
                 continue;
             }
-            tracing::info!(image, "unfinished pull is not wanted any more: removed");
+            tracing::info!(image, "removed an unfinished pull that is not needed any more");
             store.delete_lease(&lease).await.map_err(call)?;
             self.inner.unfinished().remove(&image);
         }
         Ok(all)
     }
 
-    /// Whether a pull of this agent's was broken off or still runs.
+    /// Whether a pull of this agent was interrupted or still runs.
     pub fn has_unfinished(&self) -> bool {
         !self.inner.unfinished().is_empty()
     }
 }
 
 impl Inner {
-    async fn pull(&self, name: ImageName, secrets: &PullSecrets, progress: watch::Sender<PullProgress>) -> Outcome {
+    async fn pull(&self, name: ImageName, secrets: &PullSecrets, progress: watch::Sender<PullProgress>) -> PullResult {
         let meter = progress::Meter::new(&name.whole, progress);
         let mut turn = 0;
         loop {
@@ -273,7 +273,7 @@ impl Inner {
             match pulled {
                 // As kubelet: every credential that fits is tried.
                 Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_TURNS => {
-                    tracing::info!(image = name.whole, cause, "refused, trying the next credentials");
+                    tracing::info!(image = name.whole, cause, "the registry refused the credentials, trying the next");
                 }
                 Err(error) => return Err(error),
                 Ok(local) => {
@@ -284,7 +284,7 @@ impl Inner {
         }
     }
 
-    /// A session with the credentials whose turn it is, and whether there are others after them.
+    /// A session with the credentials of this `turn`, and whether there are further ones.
     async fn session(
         &self,
         name: ImageName,

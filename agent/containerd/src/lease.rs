@@ -1,4 +1,4 @@
-//! The leases of starts: what protects a container's snapshot until the container is there to hold it.
+//! The leases of starts: each protects a container's snapshot from garbage collection until the container refers to it.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,8 @@ use super::record;
 use limpet_model::container::ContainerId;
 
 impl Containers {
-    /// Protects what a start makes before the container exists to hold it. No expiry: a clock that jumps must not
-    /// end it; what a crash leaves is swept by [`Self::sweep_leases`].
+    /// Creates a lease that protects a start's resources until the container refers to them. It has no expiry, since a clock
+    /// change must not end it; [`Self::sweep_leases`] removes orphans of a crash.
     pub async fn lease(&self, id: &ContainerId) -> Result<String, RuntimeError> {
         let lease = lease_of(id);
         let labels = HashMap::from([(record::LABEL_MANAGED.to_owned(), "start".to_owned())]);
@@ -27,13 +27,13 @@ impl Containers {
         }
     }
 
-    /// Removes what a try to start the container has left, its lease included.
+    /// Removes everything that an interrupted start of the container has created, its lease included.
     pub async fn remove_half_made(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.remove_never_ran(id).await?;
         self.release(&lease_of(id)).await
     }
 
-    /// Gives a lease back.
+    /// Releases a lease.
     pub async fn release(&self, lease: &str) -> Result<(), RuntimeError> {
         let request = self.client.call("Leases.Delete", DeleteRequest { id: lease.to_owned(), sync: false });
         found(LeasesClient::new(self.client.channel()).delete(request).await)
@@ -41,7 +41,7 @@ impl Containers {
         Ok(())
     }
 
-    /// Gives back every lease that a crash in mid-start left behind. Called once, before anything starts.
+    /// Releases the orphaned leases of starts that a crash interrupted. Called once, before anything starts.
     pub async fn sweep_leases(&self) -> Result<(), RuntimeError> {
         let filters = vec![format!("labels.\"{}\"==start", record::LABEL_MANAGED)];
         let request = self.client.call("Leases.List", containerd_client::services::v1::ListRequest { filters });

@@ -1,6 +1,6 @@
 //! containerd, driven through its native API: images, snapshots, OCI specs, containers, exec, logs, events.
 //!
-//! Policy-free: the worker decides, this crate does. Calls, their order and their pitfalls are in `docs/containerd.md`.
+//! Without policy: the worker decides, this crate executes. Calls, their order and their pitfalls: `docs/containerd.md`.
 
 pub mod client;
 pub mod container;

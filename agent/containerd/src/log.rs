@@ -1,7 +1,7 @@
-//! Container logs: where they are, who writes them, how they are read.
+//! Container logs: paths, writer and reader.
 //!
-//! The writer is a process beside each container (`writer`); the agent only reads, and only when asked. Both agree
-//! on kubelet's layout and on the CRI line format, so collectors made for kubelet find and read them.
+//! The writer is a process beside each container (`writer`); the agent only reads, and only on request. Both use kubelet's
+//! layout and the CRI line format, so log collectors for kubelet find and read them.
 
 mod entry;
 pub mod follow;
@@ -18,8 +18,8 @@ pub use reader::{ReadOptions, exists, read, tail_for_termination_message};
 /// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogRotation {
-    /// Bytes after which a new file is begun.
+    /// Bytes after which a new file is started.
     pub max_size: u64,
-    /// Files kept, the one being written included.
+    /// Files retained, the one being written included.
     pub max_files: u32,
 }

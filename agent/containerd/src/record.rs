@@ -1,7 +1,7 @@
-//! What limpet writes on each container in containerd, so that a restarted agent knows all without a database.
+//! The metadata that limpet stores on each container in containerd, so that a restarted agent needs no database.
 //!
-//! Labels hold the short keys other tools read; three extensions hold the rest: the pod's manifest, what the
-//! container is, and what became of it. Only the last one changes, and it is written before the task is deleted.
+//! Labels hold the short keys that other tools read; three extensions hold the rest: the pod's manifest, the container's
+//! identity, and its state. Only the state changes, and it is written before the task is deleted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
 
-/// Label that says a container is limpet's.
+/// Label that marks a container as limpet's.
 pub const LABEL_MANAGED: &str = "io.limpet.managed";
-/// kubelet's labels, which other node tools read.
+/// The pod's name; like the following, kubelet's label, which other node tools read.
 pub const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
 /// The pod's namespace.
 pub const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -55,7 +55,7 @@ pub fn state_extension(state: &ContainerState) -> Any {
     any(EXTENSION_STATE, json(state))
 }
 
-/// Reads the extensions back; the error says which one is missing or unreadable.
+/// Parses the extensions; the error names the one that is missing or unreadable.
 pub fn recorded(extensions: &HashMap<String, Any>) -> Result<Recorded, String> {
     let bytes = |key: &str| {
         extensions.get(key).map(|any| any.value.as_slice()).ok_or_else(|| format!("extension {key} is missing"))
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn labels_and_extensions_are_read_back() {
         let identity = ContainerIdentity {
             namespace: "default".into(),
             pod: "web-node".into(),

@@ -1,7 +1,7 @@
-//! The OCI runtime spec of one container, a pure function of what is known of it.
+//! The OCI runtime spec of one container, a pure function of its inputs.
 //!
-//! [`assemble`] is that function; it gives what kubelet and containerd's CRI plugin together would. [`build`] first
-//! reads the few facts of the host that only some containers need. The rules are in the modules below, one subject each.
+//! [`assemble`] is that function; its result is that of kubelet and containerd's CRI plugin together. [`build`] first
+//! reads the few facts of the host that only some containers need. The rules are in the submodules, one subject each.
 
 mod capabilities;
 mod environment;
@@ -32,7 +32,7 @@ use limpet_model::pod::PodRecord;
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 
-/// Who the container's first process runs as, numbers only.
+/// The user and groups of the container's init process, as numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessUser {
     /// User id.
@@ -41,11 +41,11 @@ pub struct ProcessUser {
     pub gid: u32,
     /// Supplementary groups, the image's and the Pod's.
     pub additional_gids: Vec<u32>,
-    /// The user's home directory, for `HOME`; empty when `/etc/passwd` does not know.
+    /// The user's home directory, for `HOME`; empty when `/etc/passwd` does not contain the user.
     pub home: String,
 }
 
-/// Everything the spec of one container is made of.
+/// The inputs of one container's spec.
 #[derive(Debug, Clone, Copy)]
 pub struct SpecInput<'a> {
     /// The pod.
@@ -70,13 +70,13 @@ pub struct SpecInput<'a> {
     pub objects: &'a PodObjects,
 }
 
-/// Tells containerd's shim which containers share it: those of one pod.
+/// The annotation by which containers share containerd's shim: those of one pod.
 const SHIM_GROUP: &str = "io.containerd.runc.v2.group";
 
 /// The version of the OCI runtime spec the document follows.
 const OCI_VERSION: &str = "1.0.2";
 
-/// What containers do not get to see of `/proc` and `/sys` (Kubernetes' `procMount: Default`).
+/// Paths of `/proc` and `/sys` that are hidden from containers (Kubernetes' `procMount: Default`).
 const MASKED_PATHS: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",
@@ -92,13 +92,13 @@ const MASKED_PATHS: [&str; 12] = [
     "/sys/devices/virtual/powercap",
 ];
 
-/// What containers may only read of `/proc`.
+/// Paths of `/proc` that are read-only for containers.
 const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Why a container's spec cannot be made. The caller names the container.
+/// Why a container's spec cannot be built. The caller names the container.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// Neither the Pod nor the image says what to run.
+    /// Neither the Pod nor the image has a command.
     #[error("no command specified")]
     NoCommand,
     /// A `fieldRef` or `resourceFieldRef` names no such field.
@@ -109,7 +109,7 @@ pub enum SpecError {
         /// The path as written.
         path: String,
     },
-    /// A variable comes from an object that is not here; kubelet's words.
+    /// A variable comes from an object that does not exist; kubelet's message.
     #[error("{} {name:?} not found", kind.resource())]
     NoObject {
         /// ConfigMap or Secret.
@@ -117,7 +117,7 @@ pub enum SpecError {
         /// The object's name.
         name: String,
     },
-    /// A variable comes from a key the object does not have; kubelet's words.
+    /// A variable comes from a key the object does not have; kubelet's message.
     #[error("couldn't find key {key} in {object}")]
     NoKey {
         /// The object.
@@ -125,7 +125,7 @@ pub enum SpecError {
         /// The key.
         key: String,
     },
-    /// A value is no text, and so none for a variable.
+    /// A value is not text, so a variable cannot hold it.
     #[error("the value of key {key} in {object} is not text; mount it as a file instead")]
     NoText {
         /// The object.
@@ -133,21 +133,21 @@ pub enum SpecError {
         /// The key.
         key: String,
     },
-    /// References expand to more than the kernel passes to a program.
+    /// References expand beyond the kernel's limit for an argument.
     #[error("the text that begins with {begin:?} expands to more than {limit} bytes")]
     TooLong {
-        /// How the text begins.
+        /// The beginning of the text.
         begin: String,
-        /// The most bytes there may be.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// A capability to add has no such name.
+    /// A capability to add does not exist.
     #[error("unknown capability {0:?}")]
     Capability(String),
-    /// A seccomp profile lies outside the node's directory of profiles.
+    /// A seccomp profile is outside the node's directory of profiles.
     #[error("seccomp profile {0:?} must be a relative path without \"..\"")]
     ProfileName(String),
-    /// A seccomp profile is not OCI's JSON document.
+    /// A seccomp profile is not an OCI JSON document.
     #[error("parse seccomp profile {path}: {source}")]
     Profile {
         /// The profile's file.
@@ -155,15 +155,15 @@ pub enum SpecError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
-    /// Something on the host cannot be read.
+    /// A file of the host cannot be read.
     #[error("read {path}: {source}")]
     Read {
-        /// What.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A part of the document cannot be made.
+    /// A part of the document cannot be built.
     #[error("make the OCI document: {0}")]
     Document(String),
 }
@@ -173,29 +173,29 @@ impl SpecError {
         Self::Read { path: path.to_owned(), source }
     }
 
-    /// Whether trying again without an edit of the manifest may help: something on the node has to change.
+    /// Whether the failure is transient: a retry may succeed without an edit of the manifest, after a change on the node.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Profile { .. })
     }
 }
 
-/// Makes the spec of a container on this host.
+/// Builds the spec of a container on this host.
 ///
 /// Reads a few small files below `/proc` and `/sys`; `/dev` only for a privileged container, and a seccomp profile
 /// only for one that names it.
 ///
 /// # Errors
-/// When the manifest asks for what cannot be, or the host cannot be read.
+/// When the manifest asks for something impossible, or the host cannot be read.
 pub fn build(input: &SpecInput<'_>) -> Result<Spec, SpecError> {
     assemble(input, &HostInput::read(input)?)
 }
 
-/// Makes the spec of a container from what is known: the same input always gives the same spec.
+/// Builds the spec of a container from its inputs alone: the same inputs always give the same spec.
 ///
 /// The hostname is not set: it belongs to the UTS namespace that the container joins.
 ///
 /// # Errors
-/// When the manifest asks for what cannot be.
+/// When the manifest asks for something impossible.
 pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecError> {
     let context = input.container.security_context.as_ref();
     let granted = capabilities::granted(context, &host.capabilities)?;
@@ -241,7 +241,7 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
     linux
 }
 
-/// The container's cgroup. Of devices none but those every runtime makes itself, or all for a privileged container.
+/// The container's cgroup. It allows only the devices that every runtime creates, or all for a privileged container.
 fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     let mut resources = resources::container_resources(input.container, input.node.cgroup_v2, host.swap_limit);
     let mut devices = LinuxDeviceCgroup::default();
@@ -250,7 +250,7 @@ fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     resources
 }
 
-/// Namespaces of its own (PID, mount, cgroup on v2) and the pod's, joined by path; what is absent is the host's.
+/// Namespaces of its own (PID, mount, cgroup on v2) and the pod's, joined by path; absent ones are the host's.
 fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
     let own = |kind: LinuxNamespaceType, wanted: bool| wanted.then_some((kind, None));
     let joined = |kind: LinuxNamespaceType, path: &Option<PathBuf>| path.clone().map(|path| (kind, Some(path)));
@@ -258,7 +258,7 @@ fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
     [
         own(LinuxNamespaceType::Mount, true),
         own(LinuxNamespaceType::Pid, input.pod.spec().host_pid != Some(true)),
-        // Hides the host's cgroups; a privileged container is to see them.
+        // Hides the host's cgroups; a privileged container may see them.
         own(LinuxNamespaceType::Cgroup, input.node.cgroup_v2 && !is_privileged(input.container)),
         joined(LinuxNamespaceType::Network, &pod.network),
         joined(LinuxNamespaceType::Ipc, &pod.ipc),

@@ -1,7 +1,7 @@
-//! Who a container's first process runs as: the Pod's numbers, the image's names, `/etc/passwd` and `/etc/group`.
+//! The user of a container's init process: from the Pod's numbers, the image's names, `/etc/passwd` and `/etc/group`.
 //!
-//! [`resolve`] decides, as kubelet and containerd's CRI plugin do; the account files come from
-//! [`read_accounts`], which does not trust the image they are in.
+//! [`resolve`] decides, as kubelet and containerd's CRI plugin do; [`read_accounts`] reads the account files of an
+//! untrusted image.
 
 mod accounts;
 
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 pub use self::accounts::{Accounts, AccountsCache, SnapshotMount, read_accounts};
 use super::spec::ProcessUser;
 
-/// What Pod and image say about the user.
+/// The user settings of Pod and image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UserRequest {
     /// `runAsUser`.
@@ -21,28 +21,28 @@ pub struct UserRequest {
     pub run_as_non_root: bool,
     /// The image's `USER`: empty, a name or number, or `user:group` of either.
     pub image_user: String,
-    /// Groups the Pod adds: `fsGroup` and `supplementalGroups`.
+    /// The Pod's groups: `fsGroup` and `supplementalGroups`.
     pub groups: Vec<i64>,
     /// `supplementalGroupsPolicy: Strict`: the image's `/etc/group` adds none.
     pub strict_groups: bool,
 }
 
-/// Why a container has no user to run as. The caller names pod and container. None of them passes without an edit.
+/// Why a container's user cannot be resolved. The caller names pod and container. All are permanent without an edit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
     /// `runAsNonRoot` with `runAsUser: 0`.
     #[error("container's runAsUser breaks non-root policy")]
     RootWanted,
-    /// `runAsNonRoot`, and the image says root or nothing.
+    /// `runAsNonRoot`, and the image's user is root or not set.
     #[error("container has runAsNonRoot and image will run as root")]
     ImageIsRoot,
-    /// `runAsNonRoot`, and the image says a name.
+    /// `runAsNonRoot`, and the image's user is a name.
     #[error("container has runAsNonRoot and image has non-numeric user ({0}), cannot verify user is non-root")]
     ImageIsName(String),
-    /// The image's `/etc/passwd` does not know the image's user.
+    /// The image's `/etc/passwd` does not contain the image's user.
     #[error("user {0:?} of the image is not in its /etc/passwd")]
     NoUser(String),
-    /// The image's `/etc/group` does not know the image's group.
+    /// The image's `/etc/group` does not contain the image's group.
     #[error("group {0:?} of the image is not in its /etc/group")]
     NoGroup(String),
     /// Not a user or group id.
@@ -56,7 +56,7 @@ pub enum UserError {
 }
 
 impl UserRequest {
-    /// What `container` of a pod asks for, over an image with this `USER`.
+    /// The request of `container` in a pod, with an image that has this `USER`.
     pub fn new(pod: &PodSpec, container: &Container, image_user: Option<&str>) -> Self {
         let (of_pod, of_container) = (pod.security_context.as_ref(), container.security_context.as_ref());
         let either = |own: Option<i64>, pods: Option<i64>| own.or(pods);
@@ -74,13 +74,13 @@ impl UserRequest {
     }
 }
 
-/// Settles the user from the request and the image's account files, `None` for a file that is not there.
+/// Resolves the user from the request and the image's account files, `None` for a missing file.
 ///
-/// The Pod's user wins over the image's. A user who is no number must be in `/etc/passwd`; a number need not, and
-/// has group 0 then. The groups include the primary one and are sorted.
+/// The Pod's user wins over the image's. A user name must be in `/etc/passwd`; a number need not, and has group 0 then.
+/// The groups include the primary one and are sorted.
 ///
 /// # Errors
-/// When `runAsNonRoot` is not kept or cannot be verified, or a name is unknown.
+/// When `runAsNonRoot` is violated or cannot be verified, or a name is unknown.
 pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>) -> Result<ProcessUser, UserError> {
     let (image_user, image_group) = match request.image_user.split_once(':') {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
@@ -120,7 +120,7 @@ pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>)
     })
 }
 
-/// kubelet's check, in kubelet's words.
+/// kubelet's check, with kubelet's messages.
 fn verify_non_root(request: &UserRequest, image_user: &str) -> Result<(), UserError> {
     match (request.run_as_non_root, request.run_as_user, User::of(image_user)) {
         (true, Some(0), _) => Err(UserError::RootWanted),
@@ -138,7 +138,7 @@ enum User<'a> {
 }
 
 impl<'a> User<'a> {
-    /// Nothing is root.
+    /// An empty text is root.
     fn of(text: &'a str) -> Self {
         if text.is_empty() {
             return Self::Id(0);
@@ -155,7 +155,7 @@ impl<'a> User<'a> {
 }
 
 fn id(field: &'static str, value: i64) -> Result<u32, UserError> {
-    // Kubernetes' bound: ids are signed in places.
+    // Kubernetes' limit: some APIs use signed ids.
     i32::try_from(value).ok().and_then(|value| u32::try_from(value).ok()).ok_or(UserError::Range { field, value })
 }
 
@@ -175,7 +175,7 @@ struct PasswdEntry<'a> {
     home: &'a str,
 }
 
-/// The lines that can be read; the others are passed over, as the C library does.
+/// The valid lines; the others are skipped, as the C library does.
 fn passwd_entries(text: Option<&str>) -> impl Iterator<Item = PasswdEntry<'_>> {
     text.unwrap_or_default().lines().filter_map(|line| {
         let mut fields = line.trim().split(':');

@@ -1,4 +1,4 @@
-//! Images against a real containerd and a real registry, both private to each test.
+//! Tests of images with a real containerd and a real registry, both private to each test.
 //!
 //! Needs root, containerd 1.7 or later (`LIMPET_CONTAINERD_BIN` or `PATH`) and docker-registry; without them each test
 //! says so and is skipped, or fails under `cargo xtask test`.
@@ -57,7 +57,7 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
     assert!(node.leases().await.is_empty(), "{:?}", node.leases().await);
 
     node.collect_garbage().await;
-    // Another agent knows nothing but what containerd tells.
+    // Another agent knows only what is in containerd.
     let found = node.images().find(&name).await.unwrap().unwrap();
     assert_eq!((&found.chain_id, &found.digest), (&image.chain_id, &image.digest));
     assert_eq!(found.size, image.size);
@@ -69,7 +69,7 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
 }
 
 #[tokio::test]
-async fn what_a_power_cut_took_is_made_again() {
+async fn content_lost_in_a_power_cut_is_restored() {
     let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("power", 1 << 20);
     registry.push("demo/app", "1", &made).await;
@@ -81,11 +81,11 @@ async fn what_a_power_cut_took_is_made_again() {
     assert!(node.has_snapshot(&image.chain_id).await, "content is unpacked again without a registry");
 
     node.remove_content(&made.config_digest()).await;
-    assert!(node.images().find(&name).await.unwrap().is_none(), "an image without its configuration is not here");
+    assert!(node.images().find(&name).await.unwrap().is_none(), "an image without its configuration is missing");
     images.pull(&name).await.unwrap();
     assert!(node.images().find(&name).await.unwrap().is_some());
 
-    // Half a download whose bytes the disk has lost: the digest tells, and it is fetched from its beginning.
+    // A partial download whose bytes the disk has lost: the digest shows it, and it is fetched from the beginning.
     let other = Made::new("other", 2 << 20);
     registry.push("demo/other", "1", &other).await;
     node.leave_ingest(&other.layers[1], &vec![0; 1 << 20]).await;
@@ -124,7 +124,7 @@ async fn a_bearer_token_is_fetched_once_and_a_registry_without_ranges_resumed() 
     let error = node.images().pull(&name).await.unwrap_err();
     assert!(matches!(error, ImageError::Unauthorized { .. }), "{error}");
     node.credentials(&registry.address, "limpet", "s3cret");
-    // The beginning is here; what the registry sends again is passed over.
+    // The beginning is stored; bytes that the registry sends again are skipped.
     node.leave_ingest(&layer, &layer.bytes[..1 << 20]).await;
     node.images().pull(&name).await.unwrap();
     assert_eq!(registry.asked(), ["service=demo&scope=repository%3Ademo%2Fapp%3Apull"; 2]);
@@ -151,7 +151,7 @@ async fn a_download_that_fails_is_continued_by_the_next_agent() {
     registry.push("demo/big", "1", &made).await;
     let proxy = Proxy::start(&registry.address).await;
     let name = format!("{}/demo/big:1", proxy.address);
-    // Enough for the first attempt alone; then every connection breaks at once.
+    // Enough for the first attempt alone; then every connection is cut at once.
     proxy.cut_after(5 << 20, usize::MAX);
     let error = {
         let images = node.images();
@@ -181,7 +181,7 @@ async fn a_download_that_fails_is_continued_by_the_next_agent() {
 }
 
 #[tokio::test]
-async fn a_pull_nobody_waits_for_stops_and_may_be_forgotten() {
+async fn a_dropped_pull_stops_and_may_be_forgotten() {
     let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("forgotten", BIG);
     registry.push("demo/big", "1", &made).await;
@@ -201,7 +201,7 @@ async fn a_pull_nobody_waits_for_stops_and_may_be_forgotten() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_apart() {
+async fn missing_images_have_distinct_errors() {
     let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let images = node.images();
     let error = images.pull(&format!("{}/no/such:1", registry.address)).await.unwrap_err();
@@ -271,14 +271,14 @@ async fn two_pods_share_one_pull() {
 }
 
 #[tokio::test]
-async fn a_pull_tells_how_far_it_is() {
+async fn a_pull_reports_its_progress() {
     let (node, registry) = (need!(Node::start().await), need!(Registry::start().await));
     let made = Made::new("progress", BIG);
     registry.push("demo/big", "1", &made).await;
     let (images, name) = (node.images(), format!("{}/demo/big:1", registry.address));
     let pull = images.pull(&name);
     tokio::pin!(pull);
-    // The first poll makes the flight.
+    // The first poll starts the pull.
     assert!(futures_util::poll!(&mut pull).is_pending());
     let mut progress = images.progress(&name).unwrap();
     let mut seen: Vec<PullProgress> = Vec::new();
@@ -308,7 +308,7 @@ async fn a_full_disk_is_named_and_recovers() {
     node.images().pull(&name).await.unwrap();
 }
 
-/// Runs the import until `stop`, and hears of its events.
+/// Runs the import until `stop`, and returns its events.
 fn importing(
     images: &Images,
     stop: &CancellationToken,
@@ -361,7 +361,7 @@ async fn archives_are_imported_pinned_and_not_read_again() {
     }
     assert!(node.leases().await.is_empty());
 
-    // One that is copied there, one that is moved there, and the broken one made whole.
+    // One that is copied there, one that is moved there, and the invalid one repaired.
     let late = Made::new("late", 300_000);
     late.docker_save(&dir.join("f.tar"), "late:1");
     assert_eq!(imported(events.recv().await.unwrap()).1, ["docker.io/library/late:1"]);
@@ -373,7 +373,7 @@ async fn archives_are_imported_pinned_and_not_read_again() {
     stop.cancel();
     task.await.unwrap();
 
-    // The next start finds everything as it was.
+    // The next start finds everything imported.
     let (stop, images) = (CancellationToken::new(), node.images());
     let (task, mut events) = importing(&images, &stop);
     images.archives_ready().await;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 
-/// Which container a left-over directory belongs to.
+/// The file with the id of the container that a directory belongs to.
 const OWNER: &str = "container";
 
 /// A session's directory of FIFOs.
@@ -16,7 +16,7 @@ pub(crate) struct Fifos {
     directory: PathBuf,
 }
 
-/// The agent's ends. Opened before anybody else has opened theirs, and nobody waits for anybody.
+/// The agent's ends. Opened before the shim opens its own, without blocking.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) stdin: Option<Sender>,
@@ -25,7 +25,7 @@ pub(super) struct Ends {
 }
 
 impl Fifos {
-    /// Makes the directory of session `id` of a container below `base`, for root alone, and the FIFOs in it.
+    /// Creates the directory of session `id` of a container below `base`, for root alone, and the FIFOs in it.
     pub(super) fn make(base: &Path, id: &str, container: &str, stdin: bool, stderr: bool) -> io::Result<(Self, Ends)> {
         let fifos = Self { directory: base.join(id) };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&fifos.directory)?;
@@ -43,7 +43,7 @@ impl Fifos {
                 rustix::fs::mknodat(CWD, self.directory.join(name), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
             }
         }
-        // Opening for writing alone fails without a reader, so the sender is a reader too until it is dropped.
+        // Opening write-only fails without a reader, so the sender is a reader too until it is dropped.
         let sender = || OpenOptions::new().read_write(true).open_sender(self.directory.join("stdin"));
         let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name));
         Ok(Ends {
@@ -53,26 +53,26 @@ impl Fifos {
         })
     }
 
-    /// The path for containerd; empty for a stream there is not.
+    /// The path for containerd; empty for a stream that is not used.
     pub(super) fn path(&self, name: &str, wanted: bool) -> String {
         if wanted { self.directory.join(name).to_string_lossy().into_owned() } else { String::new() }
     }
 
-    /// Removes the directory. One that stays is found by [`left_over`].
+    /// Removes the directory. One that stays is found by [`orphans`].
     pub(super) fn remove(&self) {
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
-            tracing::debug!(path = %self.directory.display(), %error, "pipes of a command stay for now");
+            tracing::debug!(path = %self.directory.display(), %error, "the FIFOs of a command are not removed yet");
         }
     }
 }
 
-/// Sessions whose agent ended before them: id, container and directory.
-pub(crate) fn left_over(base: &Path) -> Vec<(String, String, Fifos)> {
+/// Orphaned sessions of a killed agent: id, container and directory.
+pub(crate) fn orphans(base: &Path) -> Vec<(String, String, Fifos)> {
     let Ok(entries) = std::fs::read_dir(base) else { return Vec::new() };
     entries
         .filter_map(|entry| {
             let entry = entry.ok()?;
-            // Without an owner it did not get as far as containerd.
+            // Without an owner it was never passed to containerd.
             let container = std::fs::read_to_string(entry.path().join(OWNER)).unwrap_or_default();
             Some((entry.file_name().into_string().ok()?, container, Fifos { directory: entry.path() }))
         })
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn both_sides_open_in_any_order_and_see_each_others_end() {
+    async fn both_sides_open_in_any_order_and_see_when_the_other_closes() {
         let base = tempfile::tempdir().unwrap();
         let (fifos, ends) = Fifos::make(base.path(), "one", "c1", true, false).unwrap();
         let (mut stdin, mut stdout) = (ends.stdin.unwrap(), ends.stdout);
@@ -110,13 +110,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn left_over_sessions_are_found_with_their_container() {
+    async fn orphaned_sessions_are_found_with_their_container() {
         let base = tempfile::tempdir().unwrap();
-        assert!(left_over(&base.path().join("none")).is_empty());
+        assert!(orphans(&base.path().join("none")).is_empty());
         let (fifos, _ends) = Fifos::make(base.path(), "one", "c1", true, true).unwrap();
-        let found = left_over(base.path());
+        let found = orphans(base.path());
         assert_eq!((found[0].0.as_str(), found[0].1.as_str()), ("one", "c1"));
         fifos.remove();
-        assert!(left_over(base.path()).is_empty());
+        assert!(orphans(base.path()).is_empty());
     }
 }

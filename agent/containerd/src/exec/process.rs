@@ -1,4 +1,4 @@
-//! What is run, as containerd wants it, and what containerd's words mean when it could not be run.
+//! The OCI process of a command for containerd, and the exit code for a command that could not be started.
 
 use serde_json::Value;
 
@@ -22,8 +22,8 @@ pub(super) fn process(spec: &[u8], command: &[String], tty: bool) -> Result<Vec<
     serde_json::to_vec(process).map_err(|error| error.to_string())
 }
 
-/// The exit code a shell would give for a command that containerd could not start, and runc's words about it; `None`
-/// when the failure is not the command's.
+/// A shell's exit code for a command that containerd could not start, and runc's message; `None` when the failure is not
+/// caused by the command.
 pub(super) fn not_started(message: &str) -> Option<(i32, &str)> {
     let reason = message.find("exec: \"").map(|at| message[at..].trim_end_matches(": unknown"))?;
     let code = if reason.contains("executable file not found") || reason.contains("no such file or directory") {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn runcs_words_become_a_shells_exit_codes() {
+    fn runcs_messages_become_a_shells_exit_codes() {
         let words = |what: &str| {
             format!("OCI runtime exec failed: exec failed: unable to start container process: exec: {what}: unknown")
         };

@@ -1,4 +1,4 @@
-//! Commands in a container of a containerd of the test's own, without any image: a directory with busybox in it.
+//! Commands in a container of a private containerd, without an image: its root file system is a directory with busybox.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -32,7 +32,7 @@ async fn output_input_and_exit_codes() {
     let session = exec(&test, &["sh", "-c", "kill -9 $$"]).await.unwrap();
     assert_eq!(finish(session).await.2, 137);
 
-    // Much more than a pipe holds, both ways.
+    // Much more than a pipe holds, in both directions.
     let request = ExecRequest { stdin: true, ..test.request(&["cat"]) };
     let mut session = start(&test.client, &test.fifo_dir(), request).await.unwrap();
     let (mut stdin, control) = (session.stdin.take().unwrap(), session.control.clone());
@@ -44,11 +44,11 @@ async fn output_input_and_exit_codes() {
     let (finished, ()) = tokio::join!(finish(session), feed);
     assert_eq!((finished.0.len(), finished.2), (4 << 20, 0));
 
-    // A reader slower than the process: what it wrote is still there after its end.
+    // A reader slower than the process: its output is still available after its exit.
     let mut session = exec(&test, &["sh", "-c", "yes | head -c 60000"]).await.unwrap();
     assert_eq!(session.exit.wait().await.unwrap(), 0);
     assert_eq!(finish_output(session).await, 60_000);
-    test.all_cleared().await;
+    test.all_cleaned_up().await;
 }
 
 async fn finish_output(mut session: ExecSession) -> usize {
@@ -68,11 +68,11 @@ async fn a_terminal_has_one_stream_and_a_size() {
     stdin.write_all(b"go\r").await.unwrap();
     let (out, _, code) = finish(session).await;
     assert_eq!((out.as_str(), code), ("go\r\n/dev/pts/0\r\n45 123\r\nxterm\r\nerr\r\n", 0));
-    test.all_cleared().await;
+    test.all_cleaned_up().await;
 }
 
 #[tokio::test]
-async fn what_cannot_run_says_why_and_leaves_nothing() {
+async fn a_failed_command_has_an_error_and_leaves_no_files() {
     let Some(test) = TestContainer::start().await else { return };
     for (command, code) in [("nope", 127), ("/bin/nope", 127), ("/tmp", 126)] {
         match exec(&test, &[command]).await {
@@ -87,31 +87,31 @@ async fn what_cannot_run_says_why_and_leaves_nothing() {
     let request = ExecRequest { container_id: "other".to_owned(), ..test.request(&["ls"]) };
     let other = start(&test.client, &test.fifo_dir(), request).await;
     assert!(matches!(other, Err(ExecError::NotRunning { .. })), "{other:?}");
-    test.all_cleared().await;
+    test.all_cleaned_up().await;
     test.ctr(&["task", "delete", "--force", &test.id]);
     let ended = exec(&test, &["ls"]).await;
     assert!(matches!(ended, Err(ExecError::NotRunning { .. })), "{ended:?}");
-    test.all_cleared().await;
+    test.all_cleaned_up().await;
 }
 
 #[tokio::test]
-async fn a_dropped_session_ends_its_process() {
+async fn a_dropped_session_kills_its_process() {
     let Some(test) = TestContainer::start().await else { return };
     let mut session = exec(&test, &["sh", "-c", &test.endless()]).await.unwrap();
     let mut ready = [0; 6];
     session.stdout.read_exact(&mut ready).await.unwrap();
     drop(session);
-    test.all_cleared().await;
+    test.all_cleaned_up().await;
 }
 
 #[tokio::test]
-async fn sessions_of_a_dead_agent_are_swept() {
+async fn orphaned_sessions_are_swept() {
     let Some(test) = TestContainer::start().await else { return };
     let mut session = exec(&test, &["sh", "-c", &test.endless()]).await.unwrap();
     let mut ready = [0; 6];
     session.stdout.read_exact(&mut ready).await.unwrap();
     sweep(&test.client, &test.fifo_dir()).await;
-    // 128 and SIGKILL: it was not this session that ended it.
+    // 128 plus SIGKILL: it was not killed by this session.
     assert_eq!(session.exit.wait().await.unwrap(), 137);
-    test.all_cleared().await;
+    test.all_cleaned_up().await;
 }

@@ -1,7 +1,7 @@
-//! Image archives: what a tar of `docker save` or of an OCI layout holds, read once, from front to back.
+//! Image archives: reads a tar of `docker save` or of an OCI layout once, from beginning to end.
 //!
-//! Nothing in an archive names a place on this node: entries are known by their name inside the archive only, and all
-//! counts and sizes are bounded.
+//! No entry of an archive is written to a path on this node: entries are known by their name inside the archive only, and
+//! all counts and sizes are bounded.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -23,13 +23,13 @@ use limpet_model::image_name::normalize;
 const MAX_ENTRIES: usize = 16_384;
 /// The most images in one archive.
 const MAX_IMAGES: usize = 256;
-/// What is read at once.
+/// Bytes read at once.
 const CHUNK: usize = 256 << 10;
 
-/// What the reader of an archive says, in the archive's order.
+/// The reader's output, in the archive's order.
 #[derive(Debug)]
 pub(super) enum Piece {
-    /// A blob begins. Its digest is known beforehand only when its name tells it.
+    /// A blob begins. Its digest is known in advance only when its name contains it.
     Blob { name: String, size: u64, digest: Option<String> },
     /// More of the blob.
     Data(Bytes),
@@ -37,11 +37,11 @@ pub(super) enum Piece {
     End(String),
     /// One of the documents that list the images.
     List { name: &'static str, bytes: Vec<u8> },
-    /// A name that stands for another.
+    /// A link to another name.
     Link { name: String, target: String },
 }
 
-/// Reads an archive and tells what is in it; blocks. Ends early, without error, when nobody listens any more.
+/// Reads an archive and sends its content; blocks. Returns early, without error, when the receiver is gone.
 pub(super) fn read(path: &Path, out: &mpsc::Sender<Piece>) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let mut file = BufReader::with_capacity(CHUNK, file);
@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path, out: &mpsc::Sender<Piece>) -> Result<(), String>
         Box::new(file)
     };
     let mut archive = tar::Archive::new(reader);
-    // Raw: the extensions for long names are not read into memory; no name in an image archive is that long.
+    // Raw: extensions for long names are not read into memory; no name in an image archive is that long.
     let entries = archive.entries().map_err(|error| error.to_string())?.raw(true);
     for (count, entry) in entries.enumerate() {
         if count >= MAX_ENTRIES {
@@ -68,14 +68,14 @@ pub(super) fn read(path: &Path, out: &mpsc::Sender<Piece>) -> Result<(), String>
     Ok(())
 }
 
-/// Tells of one entry; `false` when nobody listens.
+/// Sends one entry; `false` when the receiver is gone.
 fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece>) -> Result<bool, String> {
     let name = own_name(&entry.path_bytes());
     let kind = entry.header().entry_type();
     if kind.is_symlink() || kind.is_hard_link() {
         let Some(target) = entry.link_name_bytes() else { return Ok(true) };
         let target = String::from_utf8_lossy(&target).into_owned();
-        let target = if kind.is_symlink() { beside(&name, &target) } else { own_name(target.as_bytes()) };
+        let target = if kind.is_symlink() { resolve_link(&name, &target) } else { own_name(target.as_bytes()) };
         return Ok(out.blocking_send(Piece::Link { name, target }).is_ok());
     }
     if !matches!(kind, tar::EntryType::Regular | tar::EntryType::Continuous) {
@@ -116,14 +116,14 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece
     Ok(out.blocking_send(Piece::End(document::hex(hash.finalize().as_slice()))).is_ok())
 }
 
-/// A name as it is written in the archive's lists.
+/// A name in the form of the archive's lists.
 fn own_name(bytes: &[u8]) -> String {
     let name = String::from_utf8_lossy(bytes);
     name.strip_prefix("./").unwrap_or(&name).trim_end_matches('/').to_owned()
 }
 
-/// What a relative link at `name` means, inside the archive.
-fn beside(name: &str, target: &str) -> String {
+/// Resolves a relative link at `name` inside the archive.
+fn resolve_link(name: &str, target: &str) -> String {
     let mut parts: Vec<&str> = name.split('/').collect();
     parts.pop();
     for part in target.split('/') {
@@ -136,7 +136,7 @@ fn beside(name: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// A zstd file may be several frames; the decoder knows one.
+/// Decodes all frames of a zstd file; the decoder itself handles only one.
 struct ZstdFrames {
     decoder: Option<ruzstd::decoding::StreamingDecoder<BufReader<File>, ruzstd::decoding::FrameDecoder>>,
 }
@@ -164,16 +164,16 @@ impl Read for ZstdFrames {
     }
 }
 
-/// A blob that is in the content store now.
+/// A blob that was written to the content store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stored {
     pub(super) digest: String,
     pub(super) size: u64,
-    /// The layer media type that its first bytes tell.
+    /// The layer media type by its first bytes.
     pub(super) layer_type: &'static str,
 }
 
-/// The layer media type of what begins so.
+/// The layer media type of a blob with these first bytes.
 pub(super) fn layer_type(magic: &[u8]) -> &'static str {
     if magic.starts_with(&[0x1f, 0x8b]) {
         "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -184,7 +184,7 @@ pub(super) fn layer_type(magic: &[u8]) -> &'static str {
     }
 }
 
-/// All that an archive told.
+/// The content of an archive.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) lists: HashMap<&'static str, Vec<u8>>,
@@ -200,12 +200,12 @@ pub(super) struct Found {
     pub(super) target: Target,
 }
 
-/// Where an image's documents are.
+/// The documents of an image.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Target {
     /// A manifest or index of the archive.
     Blob(Box<Descriptor>),
-    /// `docker save` has no manifest of its own: one is to be made of these.
+    /// `docker save` has no manifest: it is assembled from these.
     Assemble { config: Stored, layers: Vec<Stored> },
 }
 
@@ -236,7 +236,7 @@ impl Contents {
             return Ok(found);
         }
         Err(match self.lists.contains_key("index.json") || self.lists.contains_key("manifest.json") {
-            false => "neither index.json nor manifest.json: no image archive".to_owned(),
+            false => "neither index.json nor manifest.json: not an image archive".to_owned(),
             true => "no image in it has a name: save it by name and tag, not by id".to_owned(),
         })
     }
@@ -272,7 +272,7 @@ impl Contents {
     }
 }
 
-/// The named images of an OCI layout; of several entries with one name that for this platform.
+/// The named images of an OCI layout; of several entries with one name the one for this platform.
 fn from_index(bytes: &[u8]) -> Result<Vec<Found>, String> {
     let Document::Index(index) = Document::parse(bytes).map_err(|error| format!("index.json: {error}"))? else {
         return Err("index.json is no index".to_owned());
@@ -294,7 +294,7 @@ fn from_index(bytes: &[u8]) -> Result<Vec<Found>, String> {
     by_name.into_iter().map(choose).collect()
 }
 
-/// containerd's annotation holds the whole name; OCI's may hold the tag alone, which names no image.
+/// The image name of an entry. containerd's annotation holds the full name; OCI's may hold the tag alone, which is no name.
 fn name_of(descriptor: &Descriptor) -> Result<Option<String>, ImageError> {
     let Some(annotations) = descriptor.annotations() else { return Ok(None) };
     let full = annotations.get("io.containerd.image.name");
@@ -321,8 +321,8 @@ mod tests {
 
     #[test]
     fn links_stay_inside_the_archive() {
-        assert_eq!(beside("a/layer.tar", "../b/layer.tar"), "b/layer.tar");
-        assert_eq!(beside("a/layer.tar", "../../../../etc/passwd"), "etc/passwd");
+        assert_eq!(resolve_link("a/layer.tar", "../b/layer.tar"), "b/layer.tar");
+        assert_eq!(resolve_link("a/layer.tar", "../../../../etc/passwd"), "etc/passwd");
         assert_eq!(own_name(b"./blobs/sha256/x"), "blobs/sha256/x");
     }
 
@@ -361,7 +361,7 @@ mod tests {
         let tag = entry(json!({"org.opencontainers.image.ref.name": "latest"}));
         assert_eq!(names(&with(vec![full.clone(), oci, tag.clone()])), ["localhost/b:2", "q.io/a:1"]);
         assert!(with(vec![tag]).images().unwrap_err().contains("no image in it has a name"));
-        assert!(Contents::default().images().unwrap_err().contains("no image archive"));
+        assert!(Contents::default().images().unwrap_err().contains("not an image archive"));
         let mut other = full.clone();
         other["platform"] = json!({"os": "linux", "architecture": "mips"});
         assert_eq!(names(&with(vec![other, full])), ["q.io/a:1"]);

@@ -1,7 +1,6 @@
-//! Credentials for registries, from a pod's pull secrets and docker's `config.json`, matched as kubelet's keyring matches
-//! them.
+//! Credentials for registries, from a pod's pull secrets and docker's `config.json`, matched as in kubelet's keyring.
 //!
-//! The files are read anew for every pull: a password that changes needs no restart, and nothing secret stays in memory.
+//! The files are read for every pull: a changed password needs no restart, and no secret stays in memory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,13 +16,13 @@ use limpet_model::object::ObjectRecord;
 /// The largest `config.json` that is read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Docker writes padding, people leave it out.
+/// Padding is optional: Docker writes it, users may omit it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What a registry is told. Printing it shows no secret.
+/// Credentials for a registry. The debug format shows no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Credentials {
     /// A name and its password.
@@ -87,9 +86,9 @@ impl Entry {
 /// The credentials in the node's auth files.
 #[derive(Default)]
 pub(super) struct Keyring {
-    /// Glob and what it unlocks, in the order they are tried: file by file, the longest first.
+    /// Glob and its credentials, in the order they are tried: file by file, the longest first.
     entries: Vec<(String, Credentials)>,
-    /// What was found and cannot be used, in words.
+    /// Messages about unusable entries.
     pub(super) complaints: Vec<String>,
 }
 
@@ -108,13 +107,13 @@ impl Keyring {
         keyring
     }
 
-    /// A Secret of one of the two types that hold credentials; one of another type, or without its key, has none.
+    /// Adds a Secret of one of the two types that hold credentials; one of another type, or without its key, has none.
     fn add_secret(&mut self, secret: &ObjectRecord) {
         let (key, whole) = match &*secret.secret_type {
             "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", true),
             "kubernetes.io/dockercfg" => (".dockercfg", false),
             _ => {
-                self.complaints.push(format!("{} is of no type for registry credentials", secret.key));
+                self.complaints.push(format!("{} is not of a type for registry credentials", secret.key));
                 return;
             }
         };
@@ -131,7 +130,7 @@ impl Keyring {
         }
     }
 
-    /// Reads the files that exist; one that is broken is a complaint and does not hold back the others.
+    /// Reads the files that exist; an invalid one is reported and does not affect the others.
     pub(super) fn read(files: &[PathBuf]) -> Self {
         let mut keyring = Self::default();
         for path in files {
@@ -167,20 +166,20 @@ impl Keyring {
         self.entries.append(&mut found);
     }
 
-    /// Only the place: serde's message may quote the value.
+    /// Reports only the position: serde's message may quote the value.
     fn complain(&mut self, error: &serde_json::Error, origin: &str) {
         let (line, column) = (error.line(), error.column());
         self.complaints.push(format!("{origin}: not docker's format at {line}:{column}"));
     }
 
-    /// The credentials for `host` (`docker.io` for Docker's own) and a repository there. `turn`: of several, the
-    /// first is to be had at 0, the next at 1; beyond the last one it is the last.
+    /// The credentials for `host` (`docker.io` for Docker Hub) and a repository there. `turn`: of several, 0 is the first, 1
+    /// the next; beyond the last one it is the last.
     pub(super) fn find(&self, host: &str, repository: &str, turn: usize) -> Option<&Credentials> {
         let found = self.all(host, repository);
         found.get(turn.min(found.len().saturating_sub(1))).copied()
     }
 
-    /// How many different credentials there are for a repository.
+    /// The number of different credentials for a repository.
     pub(super) fn count(&self, host: &str, repository: &str) -> usize {
         self.all(host, repository).len()
     }
@@ -212,7 +211,7 @@ fn is_docker_hub(host: &str) -> bool {
     matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io")
 }
 
-/// `https://index.docker.io/v1/` is `index.docker.io`; a path that is not the API's version stays.
+/// Normalises a key: `https://index.docker.io/v1/` is `index.docker.io`; a path that is not the API's version is retained.
 fn normal_key(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
@@ -360,19 +359,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pull_secret_is_told_without_its_values() {
+    fn an_invalid_pull_secret_is_reported_without_its_values() {
         let other = secret("ssh-auth", "ssh-privatekey", "hunter2");
         let broken = secret("dockercfg", ".dockercfg", r#"{"q.io": {"username": ["hunter2"]}}"#);
         let ring = Keyring::of(&[other, broken], &[]);
         let wanted = [
-            "Secret default/pull is of no type for registry credentials",
+            "Secret default/pull is not of a type for registry credentials",
             "Secret default/pull: not docker's format at 1:22",
         ];
         assert_eq!(ring.complaints, wanted);
     }
 
     #[test]
-    fn a_broken_file_is_named_without_its_content() {
+    fn an_invalid_file_is_reported_without_its_content() {
         let ring = keyring(r#"{"auths": {"a": {"auth": 5, "password": "secret"}}"#);
         assert_eq!(ring.complaints.len(), 1);
         assert!(!ring.complaints[0].contains("secret"));

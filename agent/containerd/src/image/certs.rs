@@ -1,8 +1,8 @@
-//! Where to ask for an image: containerd's `certs.d`, read as containerd reads it.
+//! The registry hosts of an image: containerd's `certs.d`, with containerd's rules.
 //!
 //! `<dir>/<host[:port]>/hosts.toml` or `<dir>/_default/hosts.toml` name mirrors, tried in the order of the file, and the
-//! server, tried last. Without a file the registry itself is asked. Of containerd's keys `capabilities`, `ca`,
-//! `client`, `skip_verify`, `header`, `override_path` and `server` are known.
+//! server, tried last. Without a file the registry itself is used. Of containerd's keys `capabilities`, `ca`,
+//! `client`, `skip_verify`, `header`, `override_path` and `server` are supported.
 
 use std::path::{Path, PathBuf};
 
@@ -13,31 +13,31 @@ use super::error::ImageError;
 /// The largest `hosts.toml` that is read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// One place to ask: the base of its API and how to speak to it.
+/// One registry host: the base URL of its API and its connection settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Endpoint {
     /// `https://registry-1.docker.io/v2`, without a slash at the end.
     pub(super) base: String,
     /// `host[:port]`, for credentials and messages.
     pub(super) host: String,
-    /// May be asked for tags.
+    /// May resolve tags.
     pub(super) resolve: bool,
-    /// May be asked for content.
+    /// May serve content.
     pub(super) pull: bool,
-    /// Takes any certificate.
+    /// Accepts any certificate.
     pub(super) skip_verify: bool,
-    /// PEM files of further certificate authorities.
+    /// PEM files of additional certificate authorities.
     pub(super) ca: Vec<PathBuf>,
     /// PEM files of the client's certificate and key; the key may be in the same file.
     pub(super) client: Vec<(PathBuf, Option<PathBuf>)>,
     /// Sent with every request.
     pub(super) headers: Vec<(String, String)>,
-    /// Not the registry itself: told by `?ns=` which registry is meant.
+    /// Not the registry itself: `?ns=` passes the registry's name.
     pub(super) mirror: bool,
 }
 
 impl Endpoint {
-    /// A registry without configuration: containerd's defaults.
+    /// An endpoint with containerd's defaults, for a registry without configuration.
     fn default_for(host: &str) -> Self {
         let mut endpoint = Self {
             base: String::new(),
@@ -61,7 +61,7 @@ impl Endpoint {
         if host == "docker.io" {
             server = "registry-1.docker.io";
         } else if is_loopback(address) {
-            // Plain HTTP on a loopback port other than 443; a certificate proves nothing there.
+            // Plain HTTP on a loopback port other than 443, where a certificate adds nothing.
             if !matches!(port, None | Some("443")) {
                 scheme = "http";
             }
@@ -102,7 +102,7 @@ impl<T> OneOrMany<T> {
     }
 }
 
-/// The keys of one `[host."…"]` table; those of the server stand at the top of the file.
+/// The keys of one `[host."…"]` table; those of the server are at the top level of the file.
 #[derive(Debug, Clone, Default, Deserialize)]
 struct HostTable {
     capabilities: Option<Vec<String>>,
@@ -122,16 +122,16 @@ struct HostsFile {
     host: toml::Table,
 }
 
-/// The places to ask for images of `host`, in order. `dir` is `certs.d`; a missing one means containerd's defaults.
+/// The endpoints for images of `host`, in order. `dir` is `certs.d`; a missing one means containerd's defaults.
 ///
 /// # Errors
-/// `Config` when the file that counts is unreadable or wrong: a typo must not send a pull past the mirror.
+/// `Config` when the applicable file is unreadable or invalid: a typo must not let a pull bypass the mirror.
 pub(super) fn endpoints(dir: &Path, host: &str) -> Result<Vec<Endpoint>, ImageError> {
     let (address, port) = split_port(host);
     let underscored = port.map(|port| format!("{address}_{port}_"));
     let names = underscored.as_deref().into_iter().chain([host, "_default"]);
-    for place in names.map(|name| dir.join(name)) {
-        let path = place.join("hosts.toml");
+    for directory in names.map(|name| dir.join(name)) {
+        let path = directory.join("hosts.toml");
         let wrong = |cause: String| ImageError::Config { path: path.clone(), cause };
         match std::fs::metadata(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -140,12 +140,12 @@ pub(super) fn endpoints(dir: &Path, host: &str) -> Result<Vec<Endpoint>, ImageEr
             Ok(_) => {}
         }
         let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
-        return parse(&text, &place, host).map_err(wrong);
+        return parse(&text, &directory, host).map_err(wrong);
     }
     Ok(vec![Endpoint::default_for(host)])
 }
 
-/// Reads one `hosts.toml`; relative paths in it start at `dir`.
+/// Parses one `hosts.toml`; paths in it are relative to `dir`.
 fn parse(text: &str, dir: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
     let file: HostsFile = toml::from_str(text).map_err(|error| error.to_string())?;
     let server: HostTable = toml::from_str(text).map_err(|error| error.to_string())?;
@@ -192,7 +192,7 @@ fn endpoint(url: Option<&str>, table: HostTable, dir: &Path, host: &str) -> Resu
     Ok(endpoint)
 }
 
-/// The API's base and the host of a configured URL: `/v2` is added unless the path is to be taken as it is.
+/// The API's base and the host of a configured URL: `/v2` is appended unless `override_path` is set.
 fn base(url: &str, override_path: bool) -> Result<(String, String), String> {
     let url = if url.contains("://") { url.to_owned() } else { format!("https://{url}") };
     let parsed = reqwest::Url::parse(&url).map_err(|error| error.to_string())?;
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_containerd_s_defaults_hold() {
+    fn without_a_file_containerds_defaults_apply() {
         let table = [
             ("docker.io", "https://registry-1.docker.io/v2", false),
             ("quay.io", "https://quay.io/v2", false),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_is_an_error() {
+    fn an_invalid_file_is_an_error() {
         for text in [
             "server = ",
             "server = \"ftp://x\"",

@@ -1,7 +1,7 @@
-//! containerd's content store, leases and image records: what this room asks of them.
+//! Calls to containerd's content store and leases, for pulls and imports.
 //!
-//! Blobs are written through ingests that outlive a cut connection and a restart of the agent: an ingest is found again
-//! by its `ref`, made of the digest, and says how much it holds.
+//! Blobs are written through ingests that survive a lost connection and a restart of the agent: an ingest is found again
+//! by its `ref`, derived from the digest, and reports its offset.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -22,15 +22,15 @@ use super::document;
 use super::error::CallError;
 use crate::client::{CALL_DEADLINE, Client};
 
-/// How much is gathered before it is sent: a round trip costs more than a copy.
+/// How many bytes are collected before they are sent: a round trip costs more than a copy.
 const CHUNK: usize = 256 << 10;
-/// How often an ingest that another connection still holds is asked for.
+/// How often opening an ingest that another connection still holds is tried.
 const LOCK_ATTEMPTS: u32 = 8;
 
 /// Labels by key.
 pub(super) type Labels = HashMap<String, String>;
 
-/// A digest and its size, as a descriptor gives them.
+/// A digest and its size, from a descriptor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Blob<'a> {
     /// `sha256:…`.
@@ -39,30 +39,30 @@ pub(super) struct Blob<'a> {
     pub(super) size: u64,
 }
 
-/// containerd as far as images need it. Clones share the connection and the locks.
+/// containerd's image services. Clones share the connection and the locks.
 #[derive(Debug, Clone)]
 pub(super) struct Store {
     pub(super) client: Client,
     pub(super) snapshotter: Arc<str>,
-    /// One layer is unpacked at a time: it is bound by the disk, and two images may share layers.
+    /// One layer is unpacked at a time: the disk is the limit, and two images may share layers.
     pub(super) unpacking: Arc<tokio::sync::Mutex<()>>,
     /// One writer per ingest; containerd would refuse the second.
     writers: Arc<Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>>,
 }
 
-/// The answer to the wish to write a blob.
+/// The result of opening a blob for writing.
 pub(super) enum Opened {
-    /// It is there already, and the lease holds it now.
+    /// It exists already, and is protected by the lease now.
     Present,
-    /// It is to be written from `Ingest::offset` on.
+    /// It has to be written from `Ingest::offset` on.
     Ingest(Box<Ingest>),
 }
 
-/// What became of a blob that was written to its end.
+/// The result of committing a blob.
 pub(super) enum Completed {
-    /// It is there, and the lease holds it.
+    /// It is stored, and protected by the lease.
     Stored,
-    /// Somebody else has put it there meanwhile, and may let go of it: the lease does not hold it.
+    /// Another client has stored it meanwhile: it is not protected by the lease.
     Appeared,
 }
 
@@ -77,7 +77,7 @@ impl Store {
         ContentClient::new(self.client.channel())
     }
 
-    /// Makes a lease that does not expire; one that is there already is taken over.
+    /// Creates a lease that does not expire; an existing one is reused.
     pub(super) async fn create_lease(&self, id: &str, image: &str) -> Result<(), CallError> {
         let labels = Labels::from([("limpet.io/image".to_owned(), image.to_owned())]);
         let request = self.client.request(CreateRequest { id: id.to_owned(), labels });
@@ -87,7 +87,7 @@ impl Store {
         }
     }
 
-    /// Ends a lease; what nothing else holds is collected.
+    /// Deletes a lease; content without another reference is collected.
     pub(super) async fn delete_lease(&self, id: &str) -> Result<(), CallError> {
         let request = self.client.request(DeleteRequest { id: id.to_owned(), sync: false });
         match LeasesClient::new(self.client.channel()).delete(request).await {
@@ -96,7 +96,7 @@ impl Store {
         }
     }
 
-    /// Leases whose id starts with `prefix`, and the image each was made for.
+    /// Leases whose id starts with `prefix`, and the image of each.
     pub(super) async fn leases(&self, prefix: &str) -> Result<Vec<(String, String)>, CallError> {
         let request = self.client.request(ListRequest { filters: vec![format!("id~=\"^{prefix}\"")] });
         let listed = LeasesClient::new(self.client.channel()).list(request).await;
@@ -110,7 +110,7 @@ impl Store {
             .collect())
     }
 
-    /// A blob's size and labels; `None` when it is not here.
+    /// A blob's size and labels; `None` when it is missing.
     pub(super) async fn info(&self, digest: &str) -> Result<Option<(u64, Labels)>, CallError> {
         let request = self.client.request(InfoRequest { digest: digest.to_owned() });
         match self.content().info(request).await {
@@ -122,7 +122,7 @@ impl Store {
         }
     }
 
-    /// Reads a small blob whole. `None` when it is not here, or damaged: then it is removed, to be fetched again.
+    /// Reads a whole small blob. `None` when it is missing, or damaged: then it is removed, to be fetched again.
     pub(super) async fn read_document(&self, digest: &str) -> Result<Option<Vec<u8>>, CallError> {
         let Some((size, _)) = self.info(digest).await? else { return Ok(None) };
         let failed = |status: Status| CallError::new("Content.Read", digest, &status);
@@ -153,7 +153,7 @@ impl Store {
         }
     }
 
-    /// Adds labels to a blob, leaving its others.
+    /// Adds labels to a blob, without changing its others.
     pub(super) async fn label(&self, digest: &str, labels: Labels) -> Result<(), CallError> {
         if labels.is_empty() {
             return Ok(());
@@ -181,26 +181,26 @@ impl Store {
         }
     }
 
-    /// Puts a blob that was here a moment ago under the lease.
+    /// Protects a blob that has just been seen by the lease.
     ///
     /// # Errors
-    /// `Aborted`: it is gone, because the last one to hold it has let go. Another try writes it anew.
+    /// `Aborted`: it was collected, because its last reference was removed. A retry writes it again.
     pub(super) async fn hold(&self, blob: Blob<'_>, lease: &str) -> Result<(), CallError> {
         match self.open(blob, lease).await? {
             Opened::Present => Ok(()),
             Opened::Ingest(_) => {
-                let gone = Status::aborted("it was removed by containerd while it was about to be used");
+                let gone = Status::aborted("containerd removed it before it could be used");
                 Err(CallError::new("Content.Write", blob.digest, &gone))
             }
         }
     }
 
-    /// Begins or continues to write a blob.
+    /// Starts or resumes writing a blob.
     pub(super) async fn open(&self, blob: Blob<'_>, lease: &str) -> Result<Opened, CallError> {
         self.open_ingest(&format!("limpet-{}", blob.digest), blob, lease).await
     }
 
-    /// Begins to write a blob whose digest is known only at its end; `reference` names the ingest.
+    /// Starts to write a blob whose digest is known only at its end; `reference` is the ingest's.
     pub(super) async fn open_unnamed(&self, reference: &str, size: u64, lease: &str) -> Result<Opened, CallError> {
         self.open_ingest(reference, Blob { digest: "", size }, lease).await
     }
@@ -218,7 +218,7 @@ impl Store {
                     return Ok(Opened::Ingest(Box::new(ingest)));
                 }
                 Err(error) if error.code == Code::AlreadyExists => return Ok(Opened::Present),
-                // The connection of an agent that was killed a moment ago: containerd lets go when it notices.
+                // The connection of an agent that was just killed: containerd releases the ingest when it notices.
                 Err(error) if error.is_locked() && attempts < LOCK_ATTEMPTS => {
                     attempts += 1;
                     tokio::time::sleep(pause).await;
@@ -261,7 +261,7 @@ impl Store {
         Ok((requests, responses, status))
     }
 
-    /// Throws away what an ingest holds.
+    /// Discards an ingest.
     pub(super) async fn abort(&self, digest: &str) -> Result<(), CallError> {
         let request = self.client.request(AbortRequest { r#ref: format!("limpet-{digest}") });
         match self.content().abort(request).await {
@@ -289,13 +289,13 @@ async fn within_deadline<T>(call: impl Future<Output = Result<T, Status>>) -> Re
     }
 }
 
-/// A blob that is being written. Dropped, it stays in containerd as far as it was written.
+/// A blob that is being written. When dropped, the bytes written so far stay in containerd.
 pub(super) struct Ingest {
     requests: mpsc::Sender<WriteContentRequest>,
     responses: Streaming<WriteContentResponse>,
     digest: String,
     size: u64,
-    /// Bytes containerd holds.
+    /// Bytes that containerd has.
     offset: u64,
     buffer: BytesMut,
     _writer: OwnedMutexGuard<()>,
@@ -307,14 +307,14 @@ impl Ingest {
         self.offset + self.buffer.len() as u64
     }
 
-    /// Begins at the first byte again.
+    /// Starts again at the first byte.
     pub(super) fn restart(&mut self) {
         // containerd truncates when a write comes for offset 0.
         self.offset = 0;
         self.buffer.clear();
     }
 
-    /// Appends; what containerd has not been given yet is kept until the next call.
+    /// Appends bytes; those not sent to containerd yet are buffered until the next call.
     pub(super) async fn write(&mut self, bytes: &[u8]) -> Result<(), CallError> {
         for part in bytes.chunks(CHUNK) {
             self.buffer.extend_from_slice(part);
@@ -325,7 +325,7 @@ impl Ingest {
         Ok(())
     }
 
-    /// Gives containerd everything that was written.
+    /// Sends all buffered bytes to containerd.
     pub(super) async fn flush(&mut self) -> Result<(), CallError> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -355,7 +355,7 @@ impl Ingest {
     }
 
     async fn send(&mut self, action: WriteAction, data: Bytes, labels: Labels) -> Result<(), CallError> {
-        // Told with every write, it would end the stream as soon as somebody else has stored the blob.
+        // Sent with every write, it would end the stream as soon as another client has stored the blob.
         let expected = if action == WriteAction::Commit { self.digest.clone() } else { String::new() };
         let request = WriteContentRequest {
             action: action.into(),
@@ -366,7 +366,7 @@ impl Ingest {
             labels,
             ..Default::default()
         };
-        // A closed channel means that the stream ended; its status says why.
+        // A closed channel means that the stream ended; its status has the reason.
         let _ = self.requests.send(request).await;
         let answer = async { self.responses.message().await?.ok_or_else(|| Status::unavailable("stream ended")) };
         let answer = within_deadline(answer).await;

@@ -1,24 +1,24 @@
-//! Indexes, manifests and configurations: read from untrusted bytes, bounded, and what follows from them.
+//! Image indexes, manifests and configurations: parsed from untrusted, bounded input, and values derived from them.
 
 use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use sha2::{Digest as _, Sha256};
 
-/// The largest manifest, index or configuration that is read: what registries accept.
+/// The largest manifest, index or configuration that is read: the limit of registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
-/// The most layers an overlay can stack.
+/// The limit of overlayfs for layers.
 pub(super) const MAX_LAYERS: usize = 127;
-/// The most entries of an index that are looked at.
+/// The limit for entries of an index.
 const MAX_MANIFESTS: usize = 1024;
-/// The largest layer: a size beyond it is a lie or a mistake.
+/// The largest layer: a larger size is an attack or a mistake.
 pub(super) const MAX_LAYER: u64 = 1 << 40;
 
-/// The media types a registry is asked for.
+/// The media types requested from a registry.
 pub(super) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
-/// What an image's name points to.
+/// The document that an image's name refers to.
 #[derive(Debug)]
 pub(super) enum Document {
     /// One entry per platform.
@@ -27,7 +27,7 @@ pub(super) enum Document {
     Manifest(Box<ImageManifest>),
 }
 
-/// The members that tell a document's kind.
+/// The members that distinguish the kinds of documents.
 #[derive(Deserialize)]
 struct Shape {
     manifests: Option<IgnoredAny>,
@@ -38,8 +38,8 @@ struct Shape {
 }
 
 impl Document {
-    /// Reads a manifest or an index; the members decide, and a document that could be both is refused, because
-    /// two readers would take it for different images.
+    /// Parses a manifest or an index; the members decide, and a document that could be both is refused, because different
+    /// clients would interpret it as different images.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let shape: Shape = serde_json::from_slice(bytes).map_err(|error| format!("manifest is not JSON: {error}"))?;
         let Shape { manifests, config, layers, fs_layers } = shape;
@@ -73,7 +73,7 @@ impl Document {
     }
 }
 
-/// Only SHA-256 is verified by every containerd, and a size must be one.
+/// Checks a descriptor: only SHA-256 is verified by every containerd, and its size must be valid.
 fn check(descriptor: &Descriptor) -> Result<(), String> {
     if descriptor.as_digest_sha256().is_none() {
         return Err(format!("unsupported digest {}", descriptor.digest()));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_told_apart_by_their_members() {
+    fn documents_are_distinguished_by_their_members() {
         let manifest = json!({"schemaVersion": 2, "config": descriptor(1), "layers": [descriptor(2)]});
         let index = json!({"schemaVersion": 2, "manifests": [descriptor(3)]});
         let parse = |value: &serde_json::Value| Document::parse(value.to_string().as_bytes());
@@ -172,9 +172,9 @@ mod tests {
             (json!({"schemaVersion": 2, "config": descriptor(1), "layers": [descriptor(1 << 50)]}), "claims"),
             (json!({"schemaVersion": 2, "manifests": [{"mediaType": "a", "size": 1, "digest": "../../etc"}]}), "index"),
         ];
-        for (value, words) in table {
+        for (value, expected) in table {
             let error = parse(&value).unwrap_err();
-            assert!(error.contains(words), "{words}: {error}");
+            assert!(error.contains(expected), "{expected}: {error}");
         }
         let deep = "[".repeat(100_000);
         assert!(Document::parse(deep.as_bytes()).is_err());

@@ -1,6 +1,6 @@
-//! What can go wrong between a Pod's `image:` and an unpacked snapshot, in kubelet's words.
+//! Errors between a Pod's `image:` and an unpacked snapshot, with kubelet's reasons.
 //!
-//! No variant carries a credential: URLs are reduced to their host before they become part of a message.
+//! No variant contains credentials: only the host of a URL becomes part of a message.
 
 use std::path::PathBuf;
 
@@ -19,27 +19,27 @@ pub struct CallError {
     pub subject: String,
     /// gRPC's code.
     pub code: Code,
-    /// containerd's own words.
+    /// containerd's message.
     pub message: String,
 }
 
 impl CallError {
-    /// Turns a gRPC status into an error that says what was being done.
+    /// Turns a gRPC status into an error that names the call.
     pub(super) fn new(operation: &'static str, subject: &str, status: &Status) -> Self {
         Self { operation, subject: subject.to_owned(), code: judged(status), message: status.message().to_owned() }
     }
 
-    /// Another writer holds the ingest; it is free again when that stream ends.
+    /// Another writer holds the ingest; it is released when that stream ends.
     pub(super) fn is_locked(&self) -> bool {
         self.code == Code::Unavailable && self.message.contains("locked")
     }
 
-    /// The file system below containerd's root has no room or no inodes left.
+    /// The file system below containerd's root has no space or no inodes left.
     pub(super) fn is_disk_full(&self) -> bool {
         self.message.contains("no space left on device") || self.message.contains("disk quota exceeded")
     }
 
-    /// What was stored does not have the expected digest or size.
+    /// The stored content does not have the expected digest or size.
     pub(super) fn is_corrupt(&self) -> bool {
         self.message.contains("unexpected commit digest")
             || self.message.contains("unexpected commit size")
@@ -47,7 +47,7 @@ impl CallError {
     }
 }
 
-/// Why an image cannot be used. Cloned to everyone who waits for the same pull.
+/// Why an image cannot be used. Cloned for all callers that wait for the same pull.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// The reference cannot be parsed; no retry helps.
@@ -58,15 +58,15 @@ pub enum ImageError {
     NotFound {
         /// The normalised reference.
         image: String,
-        /// Which host said so.
+        /// The host that answered.
         cause: String,
     },
-    /// The registry wants other credentials, or any.
+    /// The registry requires credentials, or rejected them.
     #[error("failed to pull image \"{image}\": pull access denied: {cause}")]
     Unauthorized {
         /// The normalised reference.
         image: String,
-        /// Which host said so, and whether credentials were sent.
+        /// The host that answered, and whether credentials were sent.
         cause: String,
     },
     /// No registry could be reached.
@@ -74,17 +74,17 @@ pub enum ImageError {
     Unreachable {
         /// The normalised reference.
         image: String,
-        /// The network's words, by host.
+        /// The network errors, by host.
         cause: String,
     },
-    /// The download broke off more often than it is tried again; the next pull continues where it stopped.
+    /// The download was interrupted more often than it is retried; the next pull resumes it.
     #[error("failed to pull image \"{image}\": download of {digest} broke off: {cause}")]
     Cut {
         /// The normalised reference.
         image: String,
         /// The blob.
         digest: String,
-        /// The network's words.
+        /// The network error.
         cause: String,
     },
     /// containerd's disk is full.
@@ -92,10 +92,10 @@ pub enum ImageError {
     DiskFull {
         /// The normalised reference.
         image: String,
-        /// containerd's words.
+        /// containerd's message.
         cause: String,
     },
-    /// What the registry or archive gave is not an image this node can run.
+    /// The content from the registry or archive is not an image this node can run.
     #[error("failed to pull image \"{image}\": {cause}")]
     Content {
         /// The normalised reference.
@@ -103,7 +103,7 @@ pub enum ImageError {
         /// What is wrong: digest, size, missing platform, not JSON...
         cause: String,
     },
-    /// The registry answered with something else than the protocol says, such as 500 or 429.
+    /// The registry answered with an error status, such as 500 or 429, or violated the protocol.
     #[error("failed to pull image \"{image}\": {cause}")]
     Registry {
         /// The normalised reference.
@@ -119,7 +119,7 @@ pub enum ImageError {
         /// What is wrong with it.
         cause: String,
     },
-    /// containerd failed; also while it is down.
+    /// A call to containerd failed, or it is not reachable.
     #[error("image \"{image}\": {source}")]
     Runtime {
         /// The normalised reference.
@@ -147,33 +147,33 @@ impl ImageError {
         }
     }
 
-    /// The Pod's `image:` is no image name.
+    /// Whether the Pod's `image:` is not a valid image name.
     pub fn is_invalid_name(&self) -> bool {
         matches!(self, Self::InvalidName(_))
     }
 
-    /// containerd itself did not answer: nothing is known about the image.
+    /// Whether containerd itself did not answer: nothing is known about the image.
     pub fn is_runtime_unavailable(&self) -> bool {
         use Code::{Cancelled, DeadlineExceeded, Unavailable};
         matches!(self, Self::Runtime { source, .. } if matches!(source.code, Unavailable | DeadlineExceeded | Cancelled))
     }
 
-    /// The network failed: whatever the registry has, this node cannot have it now.
+    /// Whether the network failed: the registry is not reachable now.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Cut { .. })
     }
 
-    /// Whether a later attempt can continue what this one began, so that its lease is to stay.
+    /// Whether a later attempt can resume this one, so that its lease must not be deleted.
     pub(super) fn keeps_ingests(&self) -> bool {
         matches!(self, Self::Cut { .. } | Self::Unreachable { .. } | Self::Registry { .. } | Self::Runtime { .. })
     }
 
-    /// Whether the same attempt may succeed later without anybody changing the image or its name.
+    /// Whether the same attempt may succeed later without a change of the image or its name.
     pub fn is_transient(&self) -> bool {
         self.keeps_ingests() || matches!(self, Self::DiskFull { .. })
     }
 
-    /// A failed containerd call, seen as a failure of this image.
+    /// Converts a failed containerd call to an error of this image.
     pub(super) fn call(image: &str, source: CallError) -> Self {
         let image = image.to_owned();
         if source.is_disk_full() {
@@ -185,7 +185,7 @@ impl ImageError {
         }
     }
 
-    /// A broken document or blob of this image.
+    /// An invalid document or blob of this image.
     pub(super) fn content(image: &str, cause: impl ToString) -> Self {
         Self::Content { image: image.to_owned(), cause: cause.to_string() }
     }

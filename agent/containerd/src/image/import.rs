@@ -1,4 +1,4 @@
-//! One archive into containerd: its blobs into the content store as they come, then what a pull does at its end.
+//! Imports one archive into containerd: its blobs into the content store in order, then the last steps of a pull.
 
 use std::path::Path;
 
@@ -16,10 +16,10 @@ use limpet_model::image::LocalImage;
 /// Pieces between the reader and the writer: enough to keep both busy.
 const QUEUE: usize = 4;
 
-/// The beginning of every import's lease.
+/// The prefix of every import's lease.
 pub(super) const LEASE_PREFIX: &str = "limpet-import-";
 
-/// Imports all images of an archive; `labels` are for their records, given how many there are.
+/// Imports all images of an archive; `labels` returns the labels of their records from the number of images.
 pub(super) async fn import(
     store: &Store,
     path: &Path,
@@ -30,7 +30,7 @@ pub(super) async fn import(
     store.create_lease(&lease, &name).await.map_err(|error| ImageError::call(&name, error))?;
     let result = import_leased(store, path, labels, &lease).await;
     if let Err(error) = store.delete_lease(&lease).await {
-        tracing::warn!(archive = name, %error, "lease of the import stays");
+        tracing::warn!(archive = name, %error, "the lease of the import could not be deleted");
     }
     result
 }
@@ -46,7 +46,7 @@ async fn import_leased(
     let file = path.to_owned();
     let reader = tokio::task::spawn_blocking(move || archive::read(&file, &sender));
     let contents = store_blobs(store, receiver, lease).await;
-    // containerd's failure comes first: it is why the reader stopped.
+    // containerd's failure takes precedence: it is why the reader stopped.
     let contents = contents.map_err(|error| ImageError::call(&path.display().to_string(), error))?;
     reader.await.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
     let found = contents.images().map_err(broken)?;
@@ -58,7 +58,7 @@ async fn import_leased(
     Ok(images)
 }
 
-/// Writes blobs as they come out of the archive.
+/// Writes blobs in the archive's order.
 async fn store_blobs(store: &Store, mut pieces: mpsc::Receiver<Piece>, lease: &str) -> Result<Contents, CallError> {
     let mut contents = Contents::default();
     while let Some(piece) = pieces.recv().await {
@@ -75,7 +75,7 @@ async fn store_blobs(store: &Store, mut pieces: mpsc::Receiver<Piece>, lease: &s
     Ok(contents)
 }
 
-/// Writes one blob; `None` when the archive ended in the middle of it.
+/// Writes one blob; `None` when the archive is truncated in it.
 async fn store_blob(
     store: &Store,
     pieces: &mut mpsc::Receiver<Piece>,
@@ -93,7 +93,7 @@ async fn store_blob(
         Opened::Ingest(ingest) => Some(ingest),
     };
     if let Some(ingest) = &mut ingest {
-        // A file costs nothing to read again, and what a broken download left is replaced.
+        // Reading the file again is cheap, and the ingest of an interrupted download is replaced.
         ingest.restart();
     }
     let mut layer_type = None;
@@ -122,7 +122,7 @@ async fn store_blob(
     }
 }
 
-/// What an image's record is to point to; `docker save`'s images get the manifest they lack.
+/// The target of an image's record; `docker save`'s images get the manifest they lack.
 async fn target(store: &Store, image: &Found, lease: &str) -> Result<types::Descriptor, ImageError> {
     let (config, layers) = match &image.target {
         Target::Blob(descriptor) => {

@@ -1,4 +1,5 @@
-//! What is on this node: from an image's name to its configuration and snapshot, and the records that keep it all.
+//! Images in containerd: resolves an image's name to its configuration and snapshot, and writes the records and labels
+//! that protect them from garbage collection.
 
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::{
@@ -16,10 +17,10 @@ use super::platform::HostPlatform;
 use super::unpack::Layer;
 use limpet_model::image::LocalImage;
 
-/// How many indexes may stand between a name and its manifest.
+/// How many indexes may be between a name and its manifest.
 pub(super) const MAX_DEPTH: usize = 4;
 
-/// An image's documents, all of them here.
+/// An image's documents, all of them in the content store.
 #[derive(Debug)]
 pub(super) struct Resolved {
     /// Digests of the indexes, outermost first, each with the entry that was chosen.
@@ -38,13 +39,13 @@ impl Resolved {
         layers.map(|(descriptor, (diff_id, chain_id))| Layer { descriptor, diff_id, chain_id }).collect()
     }
 
-    /// The snapshot containers are made from.
+    /// The chain id of the image's snapshot.
     fn chain_id(&self) -> &str {
-        // A configuration without layers is refused when it is read.
+        // A configuration without layers is refused when it is parsed.
         self.chain_ids.last().map_or("", String::as_str)
     }
 
-    /// What ties children to parents, or containerd collects them: labels by digest.
+    /// The garbage collection labels by digest: containerd collects content without a reference from its parent.
     fn gc_labels(&self, snapshotter: &str) -> Vec<(String, Labels)> {
         let mut labels: Vec<_> = self
             .indexes
@@ -99,7 +100,7 @@ impl Store {
             .map_err(|status| CallError::new("Images.List", filter, &status))
     }
 
-    /// Follows an image's documents. `None` when one is not here: the image is to be pulled again.
+    /// Reads an image's documents. `None` when one is missing: the image has to be pulled again.
     pub(super) async fn resolve(&self, image: &str, target: &str) -> Result<Option<Resolved>, ImageError> {
         let call = |error| ImageError::call(image, error);
         let content = |cause: String| ImageError::content(image, cause);
@@ -133,10 +134,10 @@ impl Store {
                 }
             }
         }
-        Err(content(format!("more than {MAX_DEPTH} indexes in one another")))
+        Err(content(format!("more than {MAX_DEPTH} nested indexes")))
     }
 
-    /// Whether the image behind a record is here, unpacked or to be.
+    /// Whether the image of a record is complete, unpacked or not.
     pub(super) async fn holds(&self, name: &str, digest: &str) -> Result<bool, ImageError> {
         let call = |error| ImageError::call(name, error);
         let Some(resolved) = self.resolve(name, digest).await? else { return Ok(false) };
@@ -153,7 +154,7 @@ impl Store {
         Ok(true)
     }
 
-    /// The image behind a record, unpacked if its snapshot is gone but its layers are here.
+    /// The image of a record; unpacks it if its snapshot is missing but its layers exist.
     pub(super) async fn local(&self, name: &str, digest: &str) -> Result<Option<LocalImage>, ImageError> {
         let call = |error| ImageError::call(name, error);
         let Some(resolved) = self.resolve(name, digest).await? else { return Ok(None) };
@@ -161,17 +162,17 @@ impl Store {
             if !self.has_layers(&resolved).await.map_err(call)? {
                 return Ok(None);
             }
-            tracing::info!(image = name, "content is here, its snapshot is not: unpacking");
+            tracing::info!(image = name, "the image's content exists, its snapshot does not: unpacking");
             let lease = lease_id("unpack", name);
             self.create_lease(&lease, name).await.map_err(call)?;
-            let unpacked = self.anchor_and_unpack(&resolved, &lease).await;
+            let unpacked = self.reference_and_unpack(&resolved, &lease).await;
             self.delete_lease(&lease).await.map_err(call)?;
             unpacked.map_err(call)?;
         }
         Ok(Some(resolved.into_local(name, digest)))
     }
 
-    /// The last steps of a pull or an import, once all content is here under `lease`: references, snapshots, the record.
+    /// The last steps of a pull or an import, once all content is stored under `lease`: references, snapshots, the record.
     pub(super) async fn finish(
         &self,
         name: &str,
@@ -182,13 +183,13 @@ impl Store {
         let call = |error| ImageError::call(name, error);
         let resolved = self.resolve(name, &target.digest).await?;
         let resolved = resolved.ok_or_else(|| ImageError::content(name, "a part of it is missing"))?;
-        self.anchor_and_unpack(&resolved, lease).await.map_err(call)?;
+        self.reference_and_unpack(&resolved, lease).await.map_err(call)?;
         self.record(name, target, labels).await.map_err(call)?;
         Ok(resolved.into_local(name, &target.digest))
     }
 
-    async fn anchor_and_unpack(&self, resolved: &Resolved, lease: &str) -> Result<(), CallError> {
-        // The references come first: they keep layers that another image has unpacked already.
+    async fn reference_and_unpack(&self, resolved: &Resolved, lease: &str) -> Result<(), CallError> {
+        // The references come first: they protect layers that another image has unpacked already.
         for (digest, labels) in resolved.gc_labels(&self.snapshotter) {
             self.label(&digest, labels).await?;
         }
@@ -204,7 +205,7 @@ impl Store {
             Err(status) if status.code() == Code::AlreadyExists => {}
             Err(status) => return Err(CallError::new("Images.Create", name, &status)),
         }
-        // Labels that others set, such as the pin, stay.
+        // Labels of other clients, such as the pin, are not changed.
         let request =
             UpdateImageRequest { image: Some(image), update_mask: Some(FieldMask { paths }), ..Default::default() };
         let updated = self.images().update(self.client.request(request)).await;

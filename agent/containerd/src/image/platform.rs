@@ -1,8 +1,8 @@
-//! Which manifest of an index is for this node.
+//! Selects the manifest of an index for this node.
 
 use oci_spec::image::{Descriptor, Platform};
 
-/// The node's platform, as image indexes write it.
+/// The node's platform, in the form of image indexes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPlatform {
     /// Go's name of the architecture: `amd64`, `arm64`, `arm`.
@@ -12,7 +12,7 @@ pub(super) struct HostPlatform {
 }
 
 impl HostPlatform {
-    /// The platform this program was built for; the kernel tells the version of a 32-bit ARM.
+    /// The platform this program was built for; the kernel reports the version of a 32-bit ARM.
     pub(super) fn current() -> Self {
         Self::from_names(std::env::consts::ARCH, &rustix::system::uname().machine().to_string_lossy())
     }
@@ -37,14 +37,14 @@ impl HostPlatform {
         Self { architecture, arm_version }
     }
 
-    /// How well `platform` suits, smaller is better; `None`: not at all.
+    /// How well `platform` matches, smaller is better; `None`: not at all.
     fn rank(&self, platform: &Platform) -> Option<u8> {
         if platform.os().to_string() != "linux" || platform.architecture().to_string() != self.architecture {
             return None;
         }
         let variant = platform.variant().as_deref().filter(|v| !v.is_empty());
         match (self.architecture, variant) {
-            // Without a variant v7 and v8 are meant; an older version runs too, a newer one may not.
+            // Without a variant v7 and v8 are assumed; an older version runs too, a newer one may not.
             ("arm", variant) => self.arm_gap(variant.unwrap_or("v7")),
             ("arm64", variant) => self.arm_gap(variant.unwrap_or("v8")),
             (_, None) => Some(0),
@@ -59,7 +59,7 @@ impl HostPlatform {
         self.arm_version.checked_sub(version)
     }
 
-    /// The manifest for this node; entries without a platform are taken only when no other suits.
+    /// The manifest for this node; entries without a platform are used only when no other matches.
     pub(super) fn choose<'a>(&self, manifests: &'a [Descriptor]) -> Option<&'a Descriptor> {
         let ranked = manifests.iter().filter_map(|descriptor| match descriptor.platform() {
             Some(platform) => self.rank(platform).map(|rank| (rank, descriptor)),

@@ -1,7 +1,7 @@
-//! The directory of image archives: imported at start and when they appear.
+//! Imports the image archives of a directory, at start and when they appear.
 //!
-//! Which archive was imported stands on the images' records in containerd, so a start with unchanged archives reads none
-//! of them. Events of the directory are hints; each leads to one listing.
+//! Labels on the images' records in containerd show which archive was imported, so a start with unchanged archives reads
+//! none of them. Events of the directory are hints; each leads to one listing.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,24 +18,24 @@ use super::error::{CallError, ImageError};
 use super::{Images, document, import};
 use limpet_host::path_watch::PathWatch;
 
-/// Pauses between attempts while containerd is away or the disk is full.
+/// Pauses between attempts while containerd is not reachable or the disk is full.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Between two looks at a directory that cannot be watched.
+/// The interval of listing a directory that cannot be watched.
 const UNWATCHED: Duration = Duration::from_secs(20);
-/// The label that keeps an image from every collector.
+/// The label that protects an image from garbage collectors.
 const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
 
-/// What came of an archive.
+/// The result of importing an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ArchiveEvent {
-    /// Its images are here now.
+    /// Its images were imported.
     Imported {
         /// The archive.
         path: PathBuf,
         /// The images' names, normalised.
         images: Vec<String>,
     },
-    /// It could not be imported; it is tried again when the file changes, or by itself when that may help.
+    /// The import failed; it is retried when the file changes, and without a change if the failure is transient.
     Failed {
         /// The archive.
         path: PathBuf,
@@ -44,40 +44,40 @@ pub enum ArchiveEvent {
     },
 }
 
-/// A file as it is now: another size or time is another archive.
+/// The identity of a file: another size or time is another archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp(String);
 
-/// What one listing of the directory came to.
+/// The result of one listing of the directory.
 #[derive(Debug, Default)]
 struct Scan {
-    /// containerd answered, or was not needed.
+    /// containerd answered, or no call was needed.
     answered: bool,
-    /// Something failed that may succeed later.
+    /// A transient failure occurred.
     retry: bool,
 }
 
 impl Images {
-    /// Waits until the archives that were there at the start have been imported, or have failed. Needs
-    /// `import_archives` to run.
+    /// Waits until the archives that existed at the start have been imported, or have failed. `import_archives` must be
+    /// running.
     pub async fn archives_ready(&self) {
         let mut ready = self.inner.ready.subscribe();
         // Fails only when the sender is gone, and `self` holds it.
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
-    /// The normalised names of all images that have come by archives since the agent runs, and every change of them.
+    /// The normalised names of all images imported from archives since the agent started, and every change of them.
     pub fn imported(&self) -> watch::Receiver<Arc<HashSet<String>>> {
         self.inner.imported.subscribe()
     }
 
-    /// Imports the archives (`*.tar`, `*.tar.gz`, `*.tgz`, `*.tar.zst`) of the configured directory, which is made if it
+    /// Imports the archives (`*.tar`, `*.tar.gz`, `*.tgz`, `*.tar.zst`) of the configured directory, which is created if it
     /// is missing, and those that appear there, until `stop`. Their images are pinned.
     pub async fn import_archives(&self, stop: CancellationToken) {
         self.import_archives_with(stop, |_| {}).await;
     }
 
-    /// The same; `report` hears of each archive.
+    /// The same; `report` is called for each archive.
     pub async fn import_archives_with(&self, stop: CancellationToken, report: impl Fn(ArchiveEvent)) {
         let stopped = stop.cancelled();
         tokio::select! {
@@ -101,7 +101,7 @@ impl Images {
             if scan.answered {
                 self.inner.ready.send_replace(true);
             }
-            let look_again = match (scan.retry, &watch) {
+            let rescan = match (scan.retry, &watch) {
                 (true, _) => Some(pause),
                 (false, None) => Some(UNWATCHED),
                 (false, Some(_)) => None,
@@ -114,7 +114,7 @@ impl Images {
                         watch = None;
                     }
                 },
-                () = after(look_again) => {
+                () = after(rescan) => {
                     pause = (pause * 2).min(RETRY.1);
                     if watch.is_none() {
                         watch = open(dir).await.ok();
@@ -124,17 +124,17 @@ impl Images {
         }
     }
 
-    /// Lets go of what an import that was cut off by a crash left in containerd; the archive is read anew.
+    /// Deletes the leases of imports that a crash interrupted; their archives are read again.
     async fn sweep_imports(&self) {
         let store = &self.inner.store;
         for (lease, _) in store.leases(import::LEASE_PREFIX).await.unwrap_or_default() {
             if let Err(error) = store.delete_lease(&lease).await {
-                tracing::warn!(lease, %error, "lease of an interrupted import stays");
+                tracing::warn!(lease, %error, "the lease of an interrupted import could not be deleted");
             }
         }
     }
 
-    /// Imports what is new; `tried` remembers what is settled.
+    /// Imports new archives; `tried` are those that were imported or have failed permanently.
     async fn scan(&self, dir: &Path, tried: &mut HashMap<PathBuf, Stamp>, report: &impl Fn(ArchiveEvent)) -> Scan {
         let listed = {
             let dir = dir.to_owned();
@@ -153,7 +153,7 @@ impl Images {
             if tried.get(&path) == Some(&stamp) {
                 continue;
             }
-            let outcome = match self.imported_before(&path, &stamp).await {
+            let result = match self.imported_before(&path, &stamp).await {
                 Ok(true) => {
                     tried.insert(path, stamp);
                     continue;
@@ -164,17 +164,17 @@ impl Images {
                     return Scan { answered: false, retry: true };
                 }
             };
-            let retry = outcome.as_ref().is_err_and(ImageError::is_transient);
+            let retry = result.as_ref().is_err_and(ImageError::is_transient);
             scan.retry |= retry;
             if !retry {
                 tried.insert(path.clone(), stamp);
             }
-            report(told(path, outcome));
+            report(archive_event(path, result));
         }
         scan
     }
 
-    /// Whether all images of this very file are here.
+    /// Whether all images of this file exist.
     async fn imported_before(&self, path: &Path, stamp: &Stamp) -> Result<bool, CallError> {
         let key = label_key(path);
         let records = self.inner.store.list_images(&format!("labels.\"{key}\"")).await?;
@@ -204,8 +204,8 @@ impl Images {
     }
 }
 
-fn told(path: PathBuf, outcome: Result<Vec<String>, ImageError>) -> ArchiveEvent {
-    match outcome {
+fn archive_event(path: PathBuf, result: Result<Vec<String>, ImageError>) -> ArchiveEvent {
+    match result {
         Ok(images) => {
             tracing::info!(archive = %path.display(), ?images, "image archive imported and pinned");
             ArchiveEvent::Imported { path, images }
@@ -217,15 +217,15 @@ fn told(path: PathBuf, outcome: Result<Vec<String>, ImageError>) -> ArchiveEvent
     }
 }
 
-/// The label on an image's record that tells which file of this name it came from.
+/// The label on an image's record that names the archive it was imported from.
 fn label_key(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let digest = document::sha256(name.as_bytes());
     format!("limpet.io/archive.{}", digest.get(7..23).unwrap_or_default())
 }
 
-/// Resolves when the directory may have changed; never when it is not watched. Armed anew before the next look: nothing
-/// falls between.
+/// Resolves when the directory may have changed; never when it is not watched. Armed again before the next listing, so no
+/// change is missed.
 async fn changed(watch: Option<&mut PathWatch>) -> io::Result<()> {
     match watch {
         Some(watch) => {
@@ -243,7 +243,7 @@ async fn after(pause: Option<Duration>) {
     }
 }
 
-/// Makes the directory and watches it.
+/// Creates the directory and watches it.
 async fn open(dir: &Path) -> io::Result<PathWatch> {
     tokio::fs::create_dir_all(dir).await?;
     PathWatch::complete_files(dir)
@@ -253,13 +253,13 @@ async fn open(dir: &Path) -> io::Result<PathWatch> {
 fn archives(dir: &Path) -> io::Result<Vec<(PathBuf, Stamp)>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir(dir) {
-        // Gone: its parent is watched, and when it is back it is looked into.
+        // Removed: its parent is watched, and it is listed when it exists again.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
         entries => entries?,
     };
     for entry in entries {
         let entry = entry?;
-        // One that vanished since is not there.
+        // The file was removed since the listing.
         let Ok(metadata) = std::fs::metadata(entry.path()) else { continue };
         if metadata.is_file() && is_archive(&entry.file_name().to_string_lossy()) {
             let stamp = format!("{}-{}.{:09}", metadata.size(), metadata.mtime(), metadata.mtime_nsec());

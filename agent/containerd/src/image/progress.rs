@@ -1,4 +1,4 @@
-//! How far a pull is, told at most once a second and without a timer: only bytes that arrive move it.
+//! The progress of a pull, reported at most once a second and without a timer: only arriving bytes update it.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -13,14 +13,14 @@ const PACE: Duration = Duration::from_secs(1);
 /// The least time between two lines in the log.
 const LOG_PACE: Duration = Duration::from_secs(10);
 
-/// How much of an image is here.
+/// How much of an image was downloaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// Bytes of compressed layers that containerd holds, those of earlier attempts included.
+    /// Bytes of compressed layers in containerd, those of earlier attempts included.
     pub done: u64,
     /// Bytes in all; 0 until the manifest is read.
     pub total: u64,
-    /// All bytes are here and the layers are being unpacked.
+    /// All bytes were downloaded and the layers are being unpacked.
     pub unpacking: bool,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for PullProgress {
     }
 }
 
-/// Adds up what the layers of one pull report.
+/// Sums up the progress of one pull's layers.
 #[derive(Debug)]
 pub(super) struct Meter {
     image: String,
@@ -60,29 +60,29 @@ impl Meter {
         self.change(Instant::now(), true, |progress| progress.total = total);
     }
 
-    /// All is here.
+    /// All layers are downloaded.
     pub(super) fn unpacking(&self) {
         self.change(Instant::now(), true, |progress| progress.unpacking = true);
     }
 
-    /// Changes the state and reports it, if `at` is late enough after the last report or the change is a turn of the pull.
-    fn change(&self, at: Instant, turn: bool, change: impl FnOnce(&mut PullProgress)) {
+    /// Changes the state and reports it, if `at` is late enough after the last report or the change is a new phase.
+    fn change(&self, at: Instant, new_phase: bool, change: impl FnOnce(&mut PullProgress)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state.progress);
-        if turn || state.reported.is_none_or(|last| at.duration_since(last) >= PACE) {
+        if new_phase || state.reported.is_none_or(|last| at.duration_since(last) >= PACE) {
             state.reported = Some(at);
             self.out.send_replace(state.progress);
         }
-        // A pull shorter than the pace has its beginning and its end in the log, no more.
+        // Only the beginning and the end of a pull shorter than the interval are logged.
         let logged = *state.logged.get_or_insert(at);
         if at.duration_since(logged) >= LOG_PACE {
             state.logged = Some(at);
             let PullProgress { done, total, unpacking } = state.progress;
-            tracing::info!(image = self.image, done, total, unpacking, "image pull goes on");
+            tracing::info!(image = self.image, done, total, unpacking, "image pull in progress");
         }
     }
 
-    /// The share of one blob.
+    /// A meter for one blob.
     pub(super) fn blob(&self) -> BlobMeter<'_> {
         BlobMeter { meter: self, counted: 0 }
     }
@@ -96,7 +96,7 @@ pub(super) struct BlobMeter<'a> {
 }
 
 impl BlobMeter<'_> {
-    /// So many bytes of the blob are here; fewer than before when it begins again.
+    /// Sets the bytes of the blob that were downloaded; fewer than before when it starts again.
     pub(super) fn set(&mut self, bytes: u64) {
         self.set_at(Instant::now(), bytes);
     }
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_come_once_a_second_and_add_up() {
+    fn progress_is_reported_once_a_second_and_summed_up() {
         let (out, mut seen) = watch::channel(PullProgress::default());
         let meter = Meter::new("demo", out);
         meter.begin(100);

@@ -1,7 +1,7 @@
-//! One pull: from a registry into containerd's content store, and on to snapshots and a record.
+//! One pull: from a registry into containerd's content store, then to snapshots and an image record.
 //!
-//! Everything is made under one lease, whose id follows from the image's name. A pull that breaks off leaves lease and
-//! ingests behind, and the next one, also of a later agent, goes on where it stopped.
+//! Everything is created under one lease, whose id is derived from the image's name. An interrupted pull leaves lease and
+//! ingests, and the next one, also after a restart of the agent, resumes it.
 
 use std::time::Duration;
 
@@ -22,25 +22,25 @@ use limpet_model::image::LocalImage;
 
 /// Layers that are downloaded at once.
 const PARALLEL_LAYERS: usize = 3;
-/// Attempts in a row that may bring less than `PROGRESS` before a download is given up.
+/// Attempts in a row with less than `PROGRESS` before a download fails.
 const ATTEMPTS: u32 = 5;
-/// What counts as progress.
+/// Bytes that count as progress.
 const PROGRESS: u64 = 1 << 20;
 /// The first pause between attempts; each is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The beginning of every pull's lease.
+/// The prefix of every pull's lease.
 pub(super) const LEASE_PREFIX: &str = "limpet-pull-";
 
 /// Why a download ended early.
 enum Broken {
-    /// The network: try again from here.
+    /// The network: try again from this offset.
     Cut(String),
     /// Anything else.
     For(ImageError),
 }
 
-/// One image on its way.
+/// The pull of one image.
 struct Pull<'a> {
     store: &'a Store,
     session: Session,
@@ -48,7 +48,7 @@ struct Pull<'a> {
     lease: String,
 }
 
-/// Pulls an image, or what is missing of it.
+/// Pulls an image, or the missing parts of it.
 pub(super) async fn pull(
     store: &Store,
     session: Session,
@@ -64,8 +64,8 @@ pub(super) async fn pull(
     if result.as_ref().err().is_none_or(|error| !error.keeps_ingests())
         && let Err(error) = store.delete_lease(&pull.lease).await
     {
-        // What it holds is in use or small; the next pull of this image takes it over.
-        tracing::warn!(image, %error, "lease of the pull stays");
+        // Its content is in use or small; the next pull of this image reuses the lease.
+        tracing::warn!(image, %error, "the lease of the pull could not be deleted");
     }
     result
 }
@@ -85,7 +85,7 @@ impl Pull<'_> {
         self.store.finish(self.image(), &target, Labels::new(), &self.lease).await
     }
 
-    /// Stores indexes, manifest and configuration; returns the manifest, and what the image's record is to point to.
+    /// Stores indexes, manifest and configuration; returns the manifest, and the target of the image's record.
     async fn documents(&self, top: Fetched) -> Result<(Box<ImageManifest>, types::Descriptor), ImageError> {
         let image = self.image();
         let content = |cause: String| ImageError::content(image, cause);
@@ -121,7 +121,7 @@ impl Pull<'_> {
                 }
             }
         }
-        Err(content(format!("more than {MAX_DEPTH} indexes in one another")))
+        Err(content(format!("more than {MAX_DEPTH} nested indexes")))
     }
 
     async fn put(&self, digest: &str, bytes: &[u8]) -> Result<(), ImageError> {
@@ -129,7 +129,7 @@ impl Pull<'_> {
         put.map_err(|error| ImageError::call(self.image(), error))
     }
 
-    /// Where content came from, as containerd's own clients note it.
+    /// The source of content, in the labels of containerd's own clients.
     fn source_labels(&self) -> Labels {
         let name = &self.session.name;
         Labels::from([(format!("containerd.io/distribution.source.{}", name.host), name.repository.clone())])
@@ -159,11 +159,11 @@ impl Pull<'_> {
             self.fill(&mut ingest, layer, &mut meter).await?;
             match ingest.commit(self.source_labels()).await {
                 Ok(Completed::Stored) => return Ok(()),
-                // Opened again, so that the lease holds it.
+                // Opened again, so that the lease protects it.
                 Ok(Completed::Appeared) => {}
                 Err(error) if error.is_corrupt() => {
                     self.store.abort(&digest).await.map_err(call)?;
-                    // What an earlier attempt left may have suffered in a power cut: once more, from the beginning.
+                    // The ingest of an earlier attempt may be damaged by a power cut: start again from the beginning.
                     if !resumed || scratch {
                         return Err(call(error));
                     }
@@ -174,7 +174,7 @@ impl Pull<'_> {
         }
     }
 
-    /// Downloads until the ingest holds all bytes, through a few cut connections.
+    /// Downloads until the ingest has all bytes, over several connections if some are lost.
     async fn fill(&self, ingest: &mut Ingest, layer: &Descriptor, meter: &mut BlobMeter<'_>) -> Result<(), ImageError> {
         let (mut strikes, mut pause) = (0, PAUSE);
         loop {
@@ -192,7 +192,7 @@ impl Pull<'_> {
             if strikes >= ATTEMPTS {
                 return Err(ImageError::Cut { image, digest, cause });
             }
-            tracing::info!(image, digest, offset = ingest.offset(), cause, "download broke off, trying again");
+            tracing::info!(image, digest, offset = ingest.offset(), cause, "download interrupted, trying again");
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
@@ -210,23 +210,23 @@ impl Pull<'_> {
             Err(ImageError::Unreachable { cause, .. }) => return Err(Broken::Cut(cause)),
             Err(error) => return Err(Broken::For(error)),
         };
-        // A registry without ranges begins at the beginning: what is here already is passed over.
+        // A registry without ranges starts at the beginning: bytes that are stored already are skipped.
         let mut skip = ingest.offset() - download.offset.min(ingest.offset());
         while ingest.offset() < size {
             match download.chunk().await {
                 Ok(Some(chunk)) => {
                     let passed = skip.min(chunk.len() as u64);
                     skip -= passed;
-                    // Not more than the manifest promised, whatever is sent.
+                    // Never more than the size in the manifest.
                     let left = (chunk.len() as u64).min(passed + size - ingest.offset());
                     let new = chunk.get(passed as usize..left as usize).unwrap_or_default();
                     ingest.write(new).await.map_err(call)?;
                     meter.set(ingest.offset());
                 }
                 ended => {
-                    // What came is kept before anything else.
+                    // First store the received bytes.
                     ingest.flush().await.map_err(call)?;
-                    let cause = ended.err().unwrap_or_else(|| "the registry ended it early".to_owned());
+                    let cause = ended.err().unwrap_or_else(|| "the registry closed it early".to_owned());
                     return Err(Broken::Cut(cause));
                 }
             }
@@ -235,7 +235,7 @@ impl Pull<'_> {
     }
 }
 
-/// The media type for the record: what the document says of itself, else what the registry called it.
+/// The media type for the record: the document's own, else the registry's.
 fn media_type(document: &Document, sent: &str) -> String {
     let (own, usual) = match document {
         Document::Index(index) => (index.media_type(), "application/vnd.oci.image.index.v1+json"),

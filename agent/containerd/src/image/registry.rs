@@ -1,7 +1,7 @@
-//! A registry and its mirrors, asked for one image: the distribution protocol over HTTP.
+//! A client of a registry and its mirrors for one image: the OCI distribution protocol over HTTP.
 //!
-//! The hosts of `certs.d` are asked in order; the one that gave the manifest is asked first for the rest. A session lives
-//! as long as its pull: an idle agent holds no connection, no certificate store and no password.
+//! The hosts of `certs.d` are tried in order; the one that served the manifest is tried first for the rest. A session
+//! lives as long as its pull: an idle agent has no connection, no certificate store and no password in memory.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,10 +19,10 @@ use limpet_model::image_name::ImageName;
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a registry may send nothing before the connection counts as cut.
+/// How long a registry may send nothing before the connection counts as lost.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why one host did not give what it was asked for.
+/// Why one host did not answer a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) kind: Kind,
@@ -72,7 +72,7 @@ pub(super) struct Session {
     preferred: AtomicUsize,
 }
 
-/// A document and what the registry calls it.
+/// A document with its media type and digest from the registry.
 #[derive(Debug)]
 pub(super) struct Fetched {
     pub(super) bytes: Vec<u8>,
@@ -80,22 +80,22 @@ pub(super) struct Fetched {
     pub(super) media_type: String,
 }
 
-/// A blob on its way.
+/// A blob being downloaded.
 pub(super) struct Download {
     response: Response,
-    /// The first byte that comes, counted from the blob's beginning.
+    /// The offset of the first byte in the blob.
     pub(super) offset: u64,
 }
 
 impl Download {
     /// The next piece; `None` at the end.
     pub(super) async fn chunk(&mut self) -> Result<Option<bytes::Bytes>, String> {
-        self.response.chunk().await.map_err(words)
+        self.response.chunk().await.map_err(error_text)
     }
 }
 
 impl Session {
-    /// Reads `certs.d` and the certificates it names. Blocks. `turn`: which of several credentials is used.
+    /// Reads `certs.d` and the certificates it names. Blocks. `turn`: which of several credentials to use.
     pub(super) fn prepare(
         name: ImageName,
         certs_d: &std::path::Path,
@@ -104,8 +104,8 @@ impl Session {
     ) -> Result<Self, ImageError> {
         let mut hosts = Vec::new();
         for endpoint in certs::endpoints(certs_d, &name.host)? {
-            // Credentials are found by the image's name, as kubelet and containerd do, also for the hosts that certs.d
-            // names for it; a mirror that has credentials of its own gets those.
+            // Credentials are selected by the image's name, as kubelet and containerd do, also for the hosts of certs.d;
+            // a mirror with credentials of its own gets those.
             let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
             let credentials = own.or_else(|| keyring.find(&name.host, &name.repository, turn)).cloned();
             let http = http_client(&endpoint)?;
@@ -161,7 +161,7 @@ impl Session {
         }
     }
 
-    /// Begins to download a blob at `offset`; the answer may begin earlier when the registry knows no ranges.
+    /// Starts to download a blob at `offset`; the answer may begin earlier when the registry does not support ranges.
     pub(super) async fn blob(&self, digest: &str, offset: u64) -> Result<Download, ImageError> {
         let mut hosts = self.attempts(false);
         while let Some(host) = hosts.next() {
@@ -179,11 +179,11 @@ impl Session {
             StatusCode::PARTIAL_CONTENT => range_start(response.headers()).filter(|start| *start <= offset),
             _ => Some(0),
         };
-        let refused = || Failure::new(Kind::Registry, "answered with another range than it was asked for");
+        let refused = || Failure::new(Kind::Registry, "answered with another range than requested");
         Ok(Download { response, offset: begins.ok_or_else(refused)? })
     }
 
-    /// The hosts that may be asked, the one that answered last first.
+    /// The hosts to try, the one that answered last first.
     fn attempts(&self, by_tag: bool) -> Attempts<'_> {
         let preferred = self.preferred.load(Ordering::Relaxed);
         let order = std::iter::once(preferred).chain((0..self.hosts.len()).filter(|i| *i != preferred));
@@ -195,7 +195,7 @@ impl Session {
         Attempts { session: self, order, current: 0, failures: Vec::new() }
     }
 
-    /// One GET, with one login when the host wants it.
+    /// One GET, with one login if the host requires it.
     async fn get(&self, host: &Host, path: &str, accept: Option<&str>, offset: u64) -> Result<Response, Failure> {
         let mut url = format!("{}/{path}", host.endpoint.base);
         if host.endpoint.mirror {
@@ -218,7 +218,7 @@ impl Session {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Kind::Unauthorized,
             _ => Kind::Registry,
         };
-        let with = if kind == Kind::Unauthorized { host.login.words() } else { "" };
+        let with = if kind == Kind::Unauthorized { host.login.description() } else { "" };
         Err(Failure::new(kind, format!("{status}{with}")))
     }
 }
@@ -232,13 +232,13 @@ async fn send(host: &Host, url: &str, accept: Option<&str>, offset: u64) -> Resu
         request = request.header(RANGE, format!("bytes={offset}-"));
     }
     let response = host.login.sign(request).send().await;
-    response.map_err(|error| Failure::new(Kind::Unreachable, words(error)))
+    response.map_err(|error| Failure::new(Kind::Unreachable, error_text(error)))
 }
 
-/// One question on its way from host to host.
+/// One request that is tried on each host.
 struct Attempts<'a> {
     session: &'a Session,
-    /// Indexes of the hosts not asked yet, the next at the end.
+    /// Indexes of the hosts not tried yet, the next at the end.
     order: Vec<usize>,
     current: usize,
     failures: Vec<(usize, Failure)>,
@@ -267,19 +267,19 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// What is reported when every host failed: the last of the file, the registry itself, decides the kind, because a mirror
-/// without the image proves nothing; all causes are told.
+/// The failure when every host failed: the last of the file, the registry itself, decides the kind, because a mirror
+/// without the image proves nothing; all causes are reported.
 fn together(mut failures: Vec<(usize, Failure)>) -> Failure {
     failures.sort_by_key(|(i, _)| *i);
     let Some((_, last)) = failures.last() else {
-        return Failure::new(Kind::Registry, "no host in certs.d may be asked for it");
+        return Failure::new(Kind::Registry, "no host in certs.d has the capability to serve it");
     };
     let causes: Vec<&str> = failures.iter().map(|(_, failure)| failure.cause.as_str()).collect();
     Failure::new(last.kind, causes.join("; "))
 }
 
-/// An error's own words with those of its causes, without the URL: it may be signed.
-pub(super) fn words(error: reqwest::Error) -> String {
+/// An error's message with those of its causes, without the URL, which may be signed.
+pub(super) fn error_text(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
@@ -293,10 +293,12 @@ pub(super) fn words(error: reqwest::Error) -> String {
     text
 }
 
-/// Reads an answer that has no business being large.
+/// Reads a response body up to a limit.
 pub(super) async fn read_bounded(mut response: Response, limit: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| Failure::new(Kind::Unreachable, words(error)))? {
+    while let Some(chunk) =
+        response.chunk().await.map_err(|error| Failure::new(Kind::Unreachable, error_text(error)))?
+    {
         if bytes.len() as u64 + chunk.len() as u64 > limit {
             return Err(Failure::new(Kind::Content, format!("answer is larger than {limit} bytes")));
         }
@@ -328,7 +330,7 @@ fn http_client(endpoint: &Endpoint) -> Result<reqwest::Client, ImageError> {
     let read = |path: &PathBuf| {
         std::fs::read(path).map_err(|error| ImageError::Config { path: path.clone(), cause: error.to_string() })
     };
-    let broken = |path: &PathBuf, error| ImageError::Config { path: path.clone(), cause: words(error) };
+    let broken = |path: &PathBuf, error| ImageError::Config { path: path.clone(), cause: error_text(error) };
     let mut authorities = Vec::new();
     for path in &endpoint.ca {
         let pem = read(path)?;
@@ -355,7 +357,7 @@ fn http_client(endpoint: &Endpoint) -> Result<reqwest::Client, ImageError> {
         builder
     };
     let full = builder().tls_certs_merge(authorities.iter().cloned()).build();
-    // A box without certificate authorities still pulls over plain HTTP; over TLS the handshake will say what is missing.
+    // A node without certificate authorities can still pull over plain HTTP; over TLS the handshake fails.
     full.or_else(|_| builder().tls_certs_only(authorities.iter().cloned()).build())
-        .map_err(|error| ImageError::Config { path: endpoint.base.clone().into(), cause: words(error) })
+        .map_err(|error| ImageError::Config { path: endpoint.base.clone().into(), cause: error_text(error) })
 }

@@ -1,4 +1,4 @@
-//! How a pull proves who it is: `Basic`, and `Bearer` with a token from the realm that the registry names.
+//! Authentication of a pull: `Basic`, and `Bearer` with a token from the registry's realm.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,18 +10,18 @@ use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 
 use super::auth::Credentials;
-use super::registry::{Failure, Kind, read_bounded, words};
+use super::registry::{Failure, Kind, error_text, read_bounded};
 
-/// The largest token, with what is around it.
+/// The largest answer of a token server.
 const MAX_ANSWER: u64 = 256 << 10;
 
-/// One host's login: what it may be told, and what it has accepted so far.
+/// One host's login: the credentials, and the header it has accepted so far.
 pub(super) struct Login {
     credentials: Option<Credentials>,
     authorization: Mutex<Option<HeaderValue>>,
 }
 
-/// What a registry asks for.
+/// A registry's authentication challenge.
 #[derive(Debug, PartialEq, Eq)]
 enum Challenge {
     Basic,
@@ -42,11 +42,11 @@ impl Login {
     }
 
     /// Whether credentials were sent, for the message of a refusal.
-    pub(super) fn words(&self) -> &'static str {
+    pub(super) fn description(&self) -> &'static str {
         if self.credentials.is_some() { " with the node's credentials" } else { " without credentials" }
     }
 
-    /// Adds what the host has accepted before.
+    /// Adds the header that the host has accepted before.
     pub(super) fn sign(&self, request: RequestBuilder) -> RequestBuilder {
         match &*self.authorization.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(value) => request.header(AUTHORIZATION, value.clone()),
@@ -54,7 +54,7 @@ impl Login {
         }
     }
 
-    /// Answers a 401. `plain`: the registry itself speaks plain HTTP, so its realm may, too.
+    /// Answers a 401. `plain`: the registry itself uses plain HTTP, so its realm may, too.
     pub(super) async fn answer(
         &self,
         http: &reqwest::Client,
@@ -66,19 +66,19 @@ impl Login {
         let value = match (challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = scope.unwrap_or_else(|| format!("repository:{repository}:pull"));
-                let realm = Url::parse(&realm).map_err(|_| unauthorized(" by a realm that is no URL"))?;
-                // A password never crosses the network more openly than the registry itself is asked.
+                let realm = Url::parse(&realm).map_err(|_| unauthorized(" by a realm that is not a URL"))?;
+                // A password is never sent less securely than requests to the registry itself.
                 if realm.scheme() != "https" && !(plain && realm.scheme() == "http") {
                     return Err(unauthorized(" by a realm without TLS"));
                 }
                 let request = token_request(http, realm, service.as_deref(), &scope, credentials.as_ref());
-                format!("Bearer {}", fetch_token(request, self.words()).await?)
+                format!("Bearer {}", fetch_token(request, self.description()).await?)
             }
             (Some(Challenge::Basic), Some(Credentials::Password { user, password })) => basic(user, password),
             (Some(Challenge::Basic), Some(Credentials::IdentityToken(_))) => {
-                return Err(unauthorized(": wants a password, and the node has an identity token"));
+                return Err(unauthorized(": requires a password, and the node has an identity token"));
             }
-            _ => return Err(unauthorized(self.words())),
+            _ => return Err(unauthorized(self.description())),
         };
         let mut value: HeaderValue = value.parse().map_err(|_| unauthorized(" by an unusable token"))?;
         value.set_sensitive(true);
@@ -143,7 +143,7 @@ fn token_request(
 async fn fetch_token(request: RequestBuilder, with: &str) -> Result<String, Failure> {
     let response = request.send().await;
     let response =
-        response.map_err(|error| Failure::new(Kind::Unreachable, format!("token server: {}", words(error))))?;
+        response.map_err(|error| Failure::new(Kind::Unreachable, format!("token server: {}", error_text(error))))?;
     let status = response.status();
     match status {
         StatusCode::OK => {}
@@ -155,10 +155,10 @@ async fn fetch_token(request: RequestBuilder, with: &str) -> Result<String, Fail
     let bytes = read_bounded(response, MAX_ANSWER).await?;
     // serde's message could quote the token.
     let answer: TokenAnswer = serde_json::from_slice(&bytes)
-        .map_err(|_| Failure::new(Kind::Registry, "token server: the answer is no token"))?;
+        .map_err(|_| Failure::new(Kind::Registry, "token server: the answer is invalid"))?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
     if token.is_empty() {
-        Err(Failure::new(Kind::Registry, "token server: the answer holds no token"))
+        Err(Failure::new(Kind::Registry, "token server: the answer contains no token"))
     } else {
         Ok(token)
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_are_understood() {
+    fn challenges_are_parsed() {
         let bearer = |service: Option<&str>, scope: Option<&str>| Challenge::Bearer {
             realm: "https://auth.example/token".into(),
             service: service.map(Into::into),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_asked_for_in_either_way() {
+    fn tokens_are_requested_by_get_and_by_post() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder().tls_certs_only([]).build().unwrap();
         let realm = || Url::parse("https://auth.example/token?a=b").unwrap();

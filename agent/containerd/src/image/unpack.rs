@@ -1,4 +1,4 @@
-//! From layers in the content store to snapshots: one committed snapshot per layer, its key the chain id.
+//! Unpacks layers of the content store into snapshots: one committed snapshot per layer, whose key is the chain id.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tonic::Code;
 use super::content::{Labels, Store};
 use super::error::CallError;
 
-/// How long one layer may take: gigabytes on a slow card.
+/// How long one layer may take: gigabytes on a slow SD card.
 const APPLY_DEADLINE: Duration = Duration::from_secs(3600);
 
 /// A layer, and the snapshot it becomes.
@@ -23,7 +23,7 @@ const APPLY_DEADLINE: Duration = Duration::from_secs(3600);
 pub(super) struct Layer<'a> {
     /// The compressed layer.
     pub(super) descriptor: &'a Descriptor,
-    /// Digest of the layer when unpacked.
+    /// The digest of the uncompressed layer.
     pub(super) diff_id: &'a str,
     /// The snapshot's key.
     pub(super) chain_id: &'a str,
@@ -34,7 +34,7 @@ impl Store {
         SnapshotsClient::new(self.client.channel())
     }
 
-    /// Whether a snapshot is there and whole.
+    /// Whether a committed snapshot exists.
     pub(super) async fn has_snapshot(&self, key: &str) -> Result<bool, CallError> {
         let (snapshotter, key) = (self.snapshotter.to_string(), key.to_owned());
         let request = self.client.request(StatSnapshotRequest { snapshotter, key: key.clone() });
@@ -59,7 +59,7 @@ impl Store {
     }
 
     async fn unpack_layer(&self, layer: &Layer<'_>, parent: &str, lease: &str) -> Result<(), CallError> {
-        // The same key after a crash: what it holds is of unknown worth and goes.
+        // The key is the same after a crash: its content is unknown then, and removed.
         let key = format!("limpet-unpack-{}", layer.chain_id);
         let mounts = match self.prepare(&key, parent, lease).await {
             Err(error) if error.code == Code::AlreadyExists => {
@@ -80,7 +80,7 @@ impl Store {
             return Ok(());
         }
         if let Err(error) = self.remove_snapshot(&key).await {
-            tracing::debug!(%error, "half unpacked snapshot stays until the next attempt");
+            tracing::debug!(%error, "a partly unpacked snapshot is not removed until the next attempt");
         }
         unpacked
     }
@@ -106,7 +106,7 @@ impl Store {
             size: i64::try_from(layer.descriptor.size()).unwrap_or(i64::MAX),
             ..Default::default()
         };
-        // The snapshot must be on disk before it is committed: after a power cut nobody looks into it again.
+        // The snapshot must be on disk before it is committed: after a power cut it is not verified again.
         let message = ApplyRequest { diff: Some(diff), mounts, sync_fs: true, ..Default::default() };
         let mut request = self.client.leased_request(message, lease);
         request.set_timeout(APPLY_DEADLINE);
@@ -116,8 +116,8 @@ impl Store {
         if unpacked == layer.diff_id {
             return Ok(());
         }
-        let words = format!("layer unpacks to {unpacked}, its configuration says {}", layer.diff_id);
-        Err(CallError::new("Diff.Apply", &digest, &tonic::Status::data_loss(words)))
+        let message = format!("layer unpacks to {unpacked}, its configuration has {}", layer.diff_id);
+        Err(CallError::new("Diff.Apply", &digest, &tonic::Status::data_loss(message)))
     }
 
     async fn commit_snapshot(&self, name: &str, key: &str, lease: &str) -> Result<(), CallError> {

@@ -9,26 +9,26 @@ pub enum LogStream {
     Stderr,
 }
 
-/// A line of a log file, taken apart.
+/// A parsed line of a log file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry<'a> {
     /// RFC 3339, with fractions and any offset: other runtimes write local time.
     pub(super) time: &'a [u8],
     pub(super) stream: LogStream,
-    /// The text goes on in the stream's next entry.
+    /// The text continues in the stream's next entry.
     pub(super) partial: bool,
     pub(super) text: &'a [u8],
 }
 
-/// The longest start of a line that decides what entry it is: time, stream and tag.
+/// The longest header of an entry: time, stream and tag.
 pub(super) const HEADER_LIMIT: usize = 64;
 
 impl<'a> Entry<'a> {
-    /// Takes apart a line without its newline; `None` for what is no entry, such as the remains of a power cut.
+    /// Parses a line without its newline; `None` for an invalid one, such as a fragment after a power cut.
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let (time, rest) = split(line)?;
         let (stream, rest) = split(rest)?;
-        // Tags are separated by colons and the first says whether the line is complete.
+        // Tags are separated by colons and the first shows whether the line is complete.
         let (tags, text) = split(rest).unwrap_or((rest, b""));
         let is_time = time.len() >= 20 && time[4] == b'-' && time[10] == b'T' && time[0].is_ascii_digit();
         let stream = match stream {
@@ -44,7 +44,7 @@ impl<'a> Entry<'a> {
         is_time.then_some(Self { time, stream, partial, text })
     }
 
-    /// The entry's time; `None` when it is no time.
+    /// The entry's time; `None` when it is invalid.
     pub(super) fn timestamp(&self) -> Option<jiff::Timestamp> {
         std::str::from_utf8(self.time).ok()?.parse().ok()
     }
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takes_lines_of_all_writers_apart() {
+    fn lines_of_all_writers_are_parsed() {
         for (line, stream, partial, text) in [
             ("2026-01-02T03:04:05.678901234Z stdout F a b", LogStream::Stdout, false, "a b"),
             ("2026-01-02T03:04:05.6+02:00 stderr P a", LogStream::Stderr, true, "a"),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_entry() {
+    fn invalid_lines_are_refused() {
         for line in [
             "",
             "text",

@@ -1,4 +1,4 @@
-//! Learns from the kernel that a log goes on, and when its writer is done with it.
+//! Watches a log with inotify, and detects when its writer is done.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use tokio::time::timeout;
 
 use limpet_host::path_watch::PathWatch;
 
-/// A writer that is silent for so long after its container's end has written what there was.
+/// A writer that is silent for so long after its container's exit has written everything.
 const QUIET: Duration = Duration::from_millis(200);
-/// And one that is not silent is not waited for longer: processes that outlive their container can go on for ever.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest wait for a writer that is not silent: processes that outlive their container may write forever.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Notices every change of a log and of the files rotated from it.
+/// Reports every change of a log and of the files rotated from it.
 #[derive(Debug)]
 pub(super) struct LogWatch {
     directory: PathBuf,
@@ -36,7 +36,7 @@ impl LogWatch {
     /// Returns once something has changed since the watch began, or since the last call. Safe to drop and call again.
     ///
     /// # Errors
-    /// `NotFound` when the directory is gone.
+    /// `NotFound` when the directory was removed.
     pub(super) async fn changed(&mut self) -> io::Result<()> {
         self.watch.changed().await?;
         self.watch.arm()?;
@@ -44,23 +44,23 @@ impl LogWatch {
     }
 }
 
-/// Waits, after a container's end, until the log at `path` holds its last line: its writer has ended, or is silent.
-/// A container's exit is known some milliseconds before its last output is in the file.
+/// Waits, after a container's exit, until the log at `path` contains its last line: its writer has exited, or is silent.
+/// A container's exit is reported some milliseconds before its last output is in the file.
 pub async fn settle(path: &Path) {
     let Ok(mut watch) = LogWatch::new(path) else {
-        if !writer_ended(path) {
-            // Nobody tells when it is written to: it gets the time in which a writer falls silent.
+        if !writer_exited(path) {
+            // Changes of the log are not reported: wait for the silence period instead.
             tokio::time::sleep(QUIET).await;
         }
         return;
     };
-    let quiet = async { while !writer_ended(path) && matches!(timeout(QUIET, watch.changed()).await, Ok(Ok(()))) {} };
-    // Running out of patience is an answer too.
-    let _ = timeout(PATIENCE, quiet).await;
+    let quiet = async { while !writer_exited(path) && matches!(timeout(QUIET, watch.changed()).await, Ok(Ok(()))) {} };
+    // A timeout is fine too.
+    let _ = timeout(MAX_WAIT, quiet).await;
 }
 
-/// Whether nobody holds the writer's lock on the file.
-fn writer_ended(path: &Path) -> bool {
+/// Whether no process holds the writer's lock on the file.
+fn writer_exited(path: &Path) -> bool {
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .and_then(|file| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared))
         != Err(Errno::WOULDBLOCK)

@@ -1,4 +1,4 @@
-//! Where a container's log is: kubelet's layout, so that collectors and node tools find what they know.
+//! Paths of container logs: kubelet's layout, so that log collectors and node tools find them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use limpet_model::pod::{PodRecord, PodUid};
 
-/// Longest file name; kubelet cuts its links' names to it.
+/// Longest file name; kubelet truncates its links' names to it.
 const NAME_LIMIT: usize = 255;
 
-/// The two directories logs are found in.
+/// The two directories of logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogPaths {
     /// kubelet's `podLogsDir`: `/var/log/pods`.
@@ -21,7 +21,7 @@ pub struct LogPaths {
 }
 
 impl LogPaths {
-    /// These directories.
+    /// Paths in these directories.
     pub fn new(pods: PathBuf, containers: PathBuf) -> Self {
         Self { pods, containers }
     }
@@ -44,16 +44,16 @@ impl LogPaths {
     /// kubelet's link to a container's log: `<containers>/<pod>_<namespace>_<container>-<container id>.log`.
     pub fn link_path(&self, record: &PodRecord, container: &str, container_id: &str) -> PathBuf {
         let mut name = format!("{}_{}_{container}-{container_id}", record.key.name(), record.key.namespace());
-        // All of it is ASCII by Kubernetes' rules for names.
+        // The name is ASCII by Kubernetes' rules for names.
         name.truncate(NAME_LIMIT - ".log".len());
         name.push_str(".log");
         self.containers.join(name)
     }
 
-    /// Makes a container's link, also over one that is there.
+    /// Creates a container's link, replacing an existing one.
     ///
     /// # Errors
-    /// When the directory or the link cannot be made.
+    /// When the directory or the link cannot be created.
     pub fn create_link(
         &self,
         record: &PodRecord,
@@ -68,23 +68,23 @@ impl LogPaths {
         Ok(link)
     }
 
-    /// Removes a container's link, if there is one. What cannot be removed is said in the agent's log.
+    /// Removes a container's link, if it exists. A failure is logged.
     pub fn remove_link(&self, record: &PodRecord, container: &str, container_id: &str) {
-        told(record.uid.as_str(), remove_file(&self.link_path(record, container, container_id)));
+        log_failure(record.uid.as_str(), remove_file(&self.link_path(record, container, container_id)));
     }
 
-    /// Removes one attempt's log, with what was rotated from it, and its link.
+    /// Removes one attempt's log, with the files rotated from it, and its link.
     pub fn remove_attempt(&self, record: &PodRecord, container: &str, attempt: u32, container_id: &str) {
         self.remove_link(record, container, container_id);
-        told(record.uid.as_str(), remove_log(&self.log_path(record, container, attempt)));
+        log_failure(record.uid.as_str(), remove_log(&self.log_path(record, container, attempt)));
     }
 
-    /// Removes every log of a pod that is gone, and the links to them.
+    /// Removes every log of a removed pod, and the links to them.
     pub fn remove_pod_logs(&self, record: &PodRecord) {
-        told(record.uid.as_str(), self.remove_directory(&self.pod_log_dir(record)));
+        log_failure(record.uid.as_str(), self.remove_directory(&self.pod_log_dir(record)));
     }
 
-    /// The same for a pod of which nothing but the UID is known any more.
+    /// The same for a pod of which only the UID is known.
     pub fn remove_logs_of(&self, uid: &PodUid) {
         let removed = list(&self.pods).and_then(|directories| {
             directories
@@ -92,7 +92,7 @@ impl LogPaths {
                 .filter(|directory| pod_uid(directory) == Some(uid.as_str()))
                 .try_for_each(|directory| self.remove_directory(directory))
         });
-        told(uid.as_str(), removed);
+        log_failure(uid.as_str(), removed);
     }
 
     /// Removes a pod's directory and the links into it.
@@ -109,28 +109,28 @@ impl LogPaths {
     }
 }
 
-/// Old logs that stay cost room and nothing else, so no pod waits for their removal.
-fn told(uid: &str, removed: io::Result<()>) {
+/// Logs a failed removal. Old logs only take up disk space, so no pod waits for their removal.
+fn log_failure(uid: &str, removed: io::Result<()>) {
     if let Err(error) = removed {
-        tracing::warn!(uid, %error, "old logs stay");
+        tracing::warn!(uid, %error, "old logs could not be removed");
     }
 }
 
 /// Removes one attempt's log: the file at `path` and those rotated from it.
 ///
 /// # Errors
-/// The first file that is there and cannot be removed.
+/// The first file that exists and cannot be removed.
 pub fn remove_log(path: &Path) -> io::Result<()> {
     generations(path)?.iter().try_for_each(|file| remove_file(file))
 }
 
-/// The highest attempt of which there is a log in a container's directory. It survives reboots, so restart counts go
-/// on from it, as kubelet's do.
+/// The highest attempt with a log in a container's directory. Logs survive reboots, so restart counts continue from it,
+/// as in kubelet.
 pub fn newest_attempt(directory: &Path) -> Option<u32> {
     list(directory).ok()?.iter().filter_map(|path| attempt(path.file_name()?)).max()
 }
 
-/// The highest attempt below `attempt` of which there is a log: what `--previous` shows.
+/// The highest attempt below `current` with a log, which `--previous` shows.
 pub fn previous_attempt(directory: &Path, current: u32) -> Option<u32> {
     list(directory).ok()?.iter().filter_map(|path| attempt(path.file_name()?)).filter(|found| *found < current).max()
 }
@@ -146,8 +146,8 @@ fn pod_uid(directory: &Path) -> Option<&str> {
     directory.file_name()?.to_str()?.splitn(3, '_').nth(2)
 }
 
-/// The files of one log, oldest first: those rotated from `path`, then `path`. Packed and half-made ones, which
-/// only kubelet makes, are left out.
+/// The files of one log, oldest first: those rotated from `path`, then `path`. Compressed and temporary ones, which only
+/// kubelet creates, are left out.
 pub(super) fn generations(path: &Path) -> io::Result<Vec<PathBuf>> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(Vec::new()) };
     let mut files: Vec<_> = list(directory)?
@@ -164,15 +164,15 @@ pub(super) fn generations(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What `look` finds in the files of one log, which are told to it oldest first. A rotation meanwhile would lead a name to
-/// another file than the one that was listed: then it looks again. Each time takes the writing of a whole file.
+/// Calls `search` with the files of one log, oldest first. After a rotation meanwhile a name may refer to another file than
+/// the listed one: then it is called again. Rotations are rare, as each follows the writing of a whole file.
 ///
 /// # Errors
-/// What `look` fails with, or the directory cannot be listed.
-pub(super) fn among_generations<T>(path: &Path, look: impl Fn(&[PathBuf]) -> io::Result<T>) -> io::Result<T> {
+/// The error of `search`, or the directory cannot be listed.
+pub(super) fn among_generations<T>(path: &Path, search: impl Fn(&[PathBuf]) -> io::Result<T>) -> io::Result<T> {
     let mut files = generations(path)?;
     loop {
-        let found = look(&files);
+        let found = search(&files);
         let now = generations(path)?;
         if now == files {
             return found;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_made_replaced_and_removed() {
+    fn links_are_created_replaced_and_removed() {
         let root = tempfile::tempdir().unwrap();
         let (paths, record) = (paths(root.path()), record("abc"));
         paths.create_link(&record, "app", "id", 0).unwrap();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_logs_go_with_their_links_and_leave_others_alone() {
+    fn a_pods_logs_are_removed_with_their_links_and_no_others() {
         let root = tempfile::tempdir().unwrap();
         let paths = paths(root.path());
         for uid in ["abc", "abcd", "b_c"] {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_a_log_removes_what_was_rotated_from_it() {
+    fn removing_a_log_removes_its_rotated_files() {
         let root = tempfile::tempdir().unwrap();
         for name in ["1.log", "1.log.20260102-150405", "11.log", "1.logs"] {
             fs::write(root.path().join(name), "").unwrap();

@@ -1,7 +1,7 @@
 //! Reads container logs for `limpet logs` and kubelet's `/containerLogs`: whole, from the end, or as they are written.
 //!
-//! All files of a log are one log: rotated ones are read first, and a rotation while following loses nothing,
-//! because a file is left only after its successor exists and nothing more is in it.
+//! All files of a log are one log: rotated ones are read first, and a rotation while following loses no line, because the
+//! reader leaves a file only after its successor exists and all of it was read.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -18,36 +18,36 @@ use super::paths::{among_generations, generations};
 use super::render::Render;
 use super::start;
 
-/// What is read at once, and about how much is handed on at once.
+/// Bytes read at once, and about how many are returned at once.
 const CHUNK: usize = 64 << 10;
-/// Longest line; entries are far shorter, so a longer one is no entry.
+/// Longest line; entries are far shorter, so a longer line is invalid.
 const LINE_LIMIT: usize = 256 << 10;
-/// kubelet's `FallbackToLogsOnError`: so many lines, and of them so many bytes.
+/// kubelet's limits for `FallbackToLogsOnError`: lines, and bytes of these lines.
 const TERMINATION_LINES: u64 = 80;
 const TERMINATION_BYTES: usize = 2_048;
 
-/// What of a log is wanted. The default is all that is there.
+/// The part of a log to read. The default is all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// Go on with what is written until the container has finished.
+    /// Continue with new lines until the container has finished.
     pub follow: bool,
-    /// The newest so many lines only.
+    /// Only so many of the newest lines.
     pub tail_lines: Option<u64>,
-    /// Lines of this time or later only.
+    /// Only lines of this time or later.
     pub since: Option<jiff::Timestamp>,
     /// Each line begins with its time.
     pub timestamps: bool,
-    /// End after so many bytes of output.
+    /// Stop after so many bytes of output.
     pub limit_bytes: Option<u64>,
-    /// One stream only.
+    /// Only this stream.
     pub stream: Option<LogStream>,
 }
 
-/// Reads the log whose newest file is `path`. `finished` says that the container has ended, which ends a following
-/// reader once all is read; others end where the log ends.
+/// Reads the log whose newest file is `path`. `finished` reports that the container has exited, which ends a following
+/// reader once all is read; other readers stop at the end of the log.
 ///
 /// # Errors
-/// The stream's first item is `NotFound` when there is no such log; any item may be a read error, the last one then.
+/// The stream's first item is `NotFound` when there is no such log; any item may be a read error, which is the last item.
 pub fn read(
     path: PathBuf,
     options: ReadOptions,
@@ -73,19 +73,19 @@ enum State {
     Reading(Box<Reading>),
 }
 
-/// A log being read, and what says that there is more.
+/// A log being read, and the watch that reports new lines.
 struct Reading {
     path: PathBuf,
-    /// `None` once all is handed on.
+    /// `None` once all was returned.
     files: Option<Files>,
-    /// `None` when what is there now is all that is wanted.
+    /// `None` when new lines are not requested.
     follow: Option<LogWatch>,
     finished: watch::Receiver<bool>,
 }
 
 impl Reading {
     async fn start(path: PathBuf, options: ReadOptions, finished: watch::Receiver<bool>) -> io::Result<Self> {
-        // Before the first read: what is written after it is told of.
+        // Created before the first read: later writes are reported.
         let follow = if options.follow { Some(LogWatch::new(&path)?) } else { None };
         let files = blocking({
             let path = path.clone();
@@ -123,9 +123,9 @@ impl Reading {
         let Some(watch) = &mut self.follow else { return };
         let finished = &mut self.finished;
         let go_on = tokio::select! {
-            // An error is the directory's end: what is open is read, and that is all.
+            // An error means that the directory was removed: only the open file is still read.
             changed = watch.changed() => changed.is_ok(),
-            // A sender that is gone cannot say that the container goes on. The guard is dropped in the block.
+            // A dropped sender counts as finished. The guard is dropped in the block.
             () = async { drop(finished.wait_for(|finished| *finished).await) } => {
                 settle(&self.path).await;
                 false
@@ -141,9 +141,9 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-/// The end of a container's log for its status' message: at most 80 lines and 2,048 bytes
-/// (`terminationMessagePolicy: FallbackToLogsOnError`). To be called after the container's exit; waits until its last
-/// line is in the log.
+/// The end of a container's log for its status message: at most 80 lines and 2,048 bytes
+/// (`terminationMessagePolicy: FallbackToLogsOnError`). Call it after the container's exit; it waits until the last line
+/// is in the log.
 ///
 /// # Errors
 /// When there is no log or it cannot be read.
@@ -166,30 +166,30 @@ fn last_bytes(path: PathBuf) -> io::Result<String> {
             break;
         }
     }
-    // A character that was cut at the front is left out rather than shown as damaged, so the limit holds.
+    // A truncated first character is left out rather than replaced, so the limit holds.
     let cut = end.iter().take(3).take_while(|byte| (0x80..0xC0).contains(*byte)).count();
     Ok(String::from_utf8_lossy(&end[cut..]).into_owned())
 }
 
-/// What reading on gave.
+/// The result of one read.
 enum Step {
-    /// Some text; there may be more.
+    /// Text; there may be more.
     Text(Bytes),
-    /// The last text, perhaps none.
+    /// The last text, may be empty.
     End(Bytes),
-    /// Nothing now.
+    /// Nothing to read now.
     Wait,
 }
 
-/// The files of a log, read one after the other. Blocks.
+/// The files of a log, read in order. Blocks.
 struct Files {
     path: PathBuf,
     file: File,
     /// A newer file exists, so this one gets no more.
     superseded: bool,
-    /// The start of a line whose end is not read yet, in front of what is read next.
+    /// The start of a line whose end is not read yet, followed by the next read.
     buffer: Vec<u8>,
-    /// The line in the buffer is too long to be one and is passed over.
+    /// The line in the buffer is too long to be valid and is skipped.
     overlong: bool,
     render: Render,
 }
@@ -202,7 +202,7 @@ impl Files {
         Ok(Self { path, file, superseded: false, buffer: Vec::new(), overlong: false, render })
     }
 
-    /// Reads until there is a chunk of text, or nothing left; with `last`, nothing left is the end.
+    /// Reads until there is a chunk of text, or nothing left; with `last`, that is the end.
     fn next(&mut self, last: bool) -> io::Result<Step> {
         loop {
             if self.render.is_full() {
@@ -227,10 +227,10 @@ impl Files {
 
     /// Reads once; false at the end of the file.
     fn read(&mut self) -> io::Result<bool> {
-        let kept = self.buffer.len();
-        self.buffer.resize(kept + CHUNK, 0);
-        let count = self.file.read(&mut self.buffer[kept..]);
-        self.buffer.truncate(kept + count.as_ref().copied().unwrap_or(0));
+        let start = self.buffer.len();
+        self.buffer.resize(start + CHUNK, 0);
+        let count = self.file.read(&mut self.buffer[start..]);
+        self.buffer.truncate(start + count.as_ref().copied().unwrap_or(0));
         if count? == 0 {
             return Ok(false);
         }
@@ -249,18 +249,18 @@ impl Files {
         Ok(true)
     }
 
-    /// At the end of a file: goes on to the next one; false when there is none. Before a file is left it is read once
-    /// more, because its writer may have written between its end and its renaming.
+    /// At the end of a file: continues with the next one; false when there is none. Before a file is left it is read once
+    /// more, because its writer may have written between the last read and the rename.
     fn advance(&mut self) -> io::Result<bool> {
-        let here = self.file.metadata()?;
-        if here.len() < self.file.stream_position()? {
-            // Someone cut it short to make room.
+        let current = self.file.metadata()?;
+        if current.len() < self.file.stream_position()? {
+            // The file was truncated to free disk space.
             self.buffer.clear();
             self.file.seek(SeekFrom::Start(0))?;
-            return Ok(here.len() > 0);
+            return Ok(current.len() > 0);
         }
-        let identity = (here.dev(), here.ino());
-        // What has the newest one's name has no successor: nothing is listed for each line that is followed.
+        let identity = (current.dev(), current.ino());
+        // The file with the newest name has no successor: this avoids listing the directory for each new line.
         if std::fs::metadata(&self.path).is_ok_and(|newest| (newest.dev(), newest.ino()) == identity) {
             return Ok(false);
         }
@@ -275,8 +275,8 @@ impl Files {
     }
 }
 
-/// The file after the one with that identity; the oldest there is when that one is gone.
-fn successor(names: &[PathBuf], here: (u64, u64)) -> io::Result<Option<File>> {
+/// The file after the one with that identity; the oldest one if that was removed.
+fn successor(names: &[PathBuf], current: (u64, u64)) -> io::Result<Option<File>> {
     let mut oldest = None;
     let mut found = false;
     for path in names {
@@ -288,7 +288,7 @@ fn successor(names: &[PathBuf], here: (u64, u64)) -> io::Result<Option<File>> {
         if found {
             return Ok(Some(file));
         }
-        found = (metadata.dev(), metadata.ino()) == here;
+        found = (metadata.dev(), metadata.ino()) == current;
         oldest = oldest.or(Some(file));
     }
     Ok(if found { None } else { oldest })

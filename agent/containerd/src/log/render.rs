@@ -1,9 +1,9 @@
-//! Entries of a log file become what its reader asked for: filtered, joined, with or without times, cut at a limit.
+//! Converts log entries to the requested output: filtered, joined, with or without times, truncated at a limit.
 
 use super::entry::{Entry, LogStream};
 use super::reader::ReadOptions;
 
-/// How much of one line is held back until its end is known. A longer line is handed on in pieces.
+/// How much of one line is buffered until its end is known. A longer line is returned in pieces.
 const LINE_LIMIT: usize = 1 << 20;
 
 /// Turns lines of a log file into text. Pure: bytes in, bytes out.
@@ -12,13 +12,13 @@ pub(super) struct Render {
     timestamps: bool,
     since: Option<jiff::Timestamp>,
     stream: Option<LogStream>,
-    /// Bytes still wanted; `None`: all.
+    /// Bytes up to the limit; `None`: no limit.
     remaining: Option<u64>,
     lines: [Line; 2],
     out: Vec<u8>,
 }
 
-/// A stream's line of which not all parts have come. Streams interleave, so each has its own.
+/// A stream's incomplete line. Streams interleave, so each has its own.
 #[derive(Debug, Default)]
 struct Line {
     open: bool,
@@ -38,7 +38,7 @@ impl Render {
         }
     }
 
-    /// Takes one line of the file, without its newline. What is no entry is passed over.
+    /// Adds one line of the file, without its newline. An invalid line is skipped.
     pub(super) fn push(&mut self, line: &[u8]) {
         let Some(entry) = Entry::parse(line) else { return };
         let index = usize::from(entry.stream == LogStream::Stderr);
@@ -61,7 +61,7 @@ impl Render {
         }
     }
 
-    /// Whether a line that begins with `entry` is asked for. A time that is none is older than any.
+    /// Whether a line that begins with `entry` is requested. An invalid time is older than any.
     fn wants(&self, entry: &Entry<'_>) -> bool {
         self.stream.is_none_or(|stream| stream == entry.stream)
             && self.since.is_none_or(|since| entry.timestamp().is_some_and(|time| time >= since))
@@ -83,24 +83,24 @@ impl Render {
         line.bytes.clear();
     }
 
-    /// Hands on lines whose end will not come.
+    /// Returns lines that will not be completed.
     pub(super) fn finish(&mut self) {
         for index in 0..2 {
             self.emit(index);
         }
     }
 
-    /// Bytes ready to be taken.
+    /// The number of output bytes.
     pub(super) fn ready(&self) -> usize {
         self.out.len()
     }
 
-    /// Takes what is ready.
+    /// Takes the output.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }
 
-    /// Whether the limit is reached and nothing more can come.
+    /// Whether the limit is reached, so that no output follows.
     pub(super) fn is_full(&self) -> bool {
         self.remaining == Some(0)
     }
@@ -129,7 +129,7 @@ torn
     }
 
     #[test]
-    fn gives_what_is_asked_for() {
+    fn entries_are_filtered_joined_and_limited() {
         let all = ReadOptions::default();
         for (options, text) in [
             (all.clone(), "one\ntwo\nbetween\nthree\nend"),
@@ -148,7 +148,7 @@ torn
     }
 
     #[test]
-    fn an_endless_line_is_handed_on_in_pieces() {
+    fn an_endless_line_is_returned_in_pieces() {
         let mut render = Render::new(&ReadOptions::default());
         let part = [b"2026-01-01T00:00:01Z stdout P ".as_slice(), &[b'x'; 16 << 10]].concat();
         (0..200).for_each(|_| render.push(&part));

@@ -1,4 +1,4 @@
-//! Where reading begins: so many lines before the end, or at a time, without reading all that came before.
+//! Finds where reading begins, a number of lines before the end or at a time, without reading everything before.
 
 use std::fs::File;
 use std::io;
@@ -9,13 +9,13 @@ use super::entry::{Entry, HEADER_LIMIT, LogStream};
 use super::paths::among_generations;
 use super::reader::ReadOptions;
 
-/// What is read at once while looking backwards.
+/// Bytes read at once while searching backwards.
 const BLOCK: usize = 32 << 10;
 
-/// Opens the file of the log at `path` in which reading begins, and gives the offset of the first line.
+/// Opens the file of the log at `path` in which reading begins, and returns the offset of the first line.
 ///
 /// # Errors
-/// `NotFound` when there is no file of it.
+/// `NotFound` when the log has no file.
 pub(super) fn find(path: &Path, options: &ReadOptions) -> io::Result<(File, u64)> {
     among_generations(path, |files| find_in(files, options))
 }
@@ -25,7 +25,7 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> 
     let mut oldest = None;
     for file in files.iter().rev() {
         let file = match File::open(file) {
-            // Rotated away since it was listed.
+            // Removed by a rotation since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
@@ -41,7 +41,7 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> 
     oldest.map(|file| (file, 0)).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no log file"))
 }
 
-/// Whether all files before this one are too old to be of interest.
+/// Whether all files before this one are older than requested.
 fn begins_before(file: &File, since: jiff::Timestamp) -> bool {
     let mut head = [0; HEADER_LIMIT];
     let length = file.read_at(&mut head, 0).unwrap_or(0);
@@ -57,15 +57,15 @@ struct Backwards {
 }
 
 impl Backwards {
-    /// Looks through one file; the offset where reading is to begin if that is in this file.
+    /// Searches one file; the offset where reading has to begin if that is in this file.
     ///
-    /// Lines are counted by their last part, so that a line of many parts is one.
+    /// Lines are counted by their last part, so that a line of many parts counts once.
     fn scan(&mut self, file: &File) -> io::Result<Option<u64>> {
         let Some(wanted) = self.wanted else { return Ok(None) };
         let mut end = file.metadata()?.len();
-        // Where the lines counted so far begin; what follows the last newline is no line yet.
+        // Where the lines counted so far begin; text after the last newline is not a line yet.
         let mut begin = None;
-        // The block before `end`, and the start of what follows it: a header may lie across the border.
+        // The block before `end`, and the start of the next: a header may cross the boundary.
         let mut block = vec![0; BLOCK + HEADER_LIMIT];
         let mut carried = 0;
         while end > 0 {
@@ -80,7 +80,7 @@ impl Backwards {
             for index in newlines.chain(first) {
                 let line = start + index as u64;
                 let Some(next) = begin.replace(line) else {
-                    // The very end of the file, or an unfinished line.
+                    // The end of the file, or an unfinished line.
                     if wanted == 0 {
                         return Ok(Some(line));
                     }
@@ -101,14 +101,14 @@ impl Backwards {
     }
 
     fn counts(&self, header: &[u8]) -> bool {
-        // The header ends within the line or the line's text is cut, neither matters here.
+        // The header ends within the line or the line's text is truncated; neither matters here.
         let header = header.split(|byte| *byte == b'\n').next().unwrap_or(header);
         Entry::parse(header)
             .is_some_and(|entry| !entry.partial && self.stream.is_none_or(|stream| stream == entry.stream))
     }
 }
 
-/// Reads as much as there is: a file that was cut short meanwhile leaves zeros, which are no lines.
+/// Reads what exists: a file that was truncated meanwhile leaves zeros, which are not lines.
 fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buffer.is_empty() {
         match file.read_at(buffer, offset)? {

@@ -1,9 +1,9 @@
-//! The logger: a tiny process beside each container that writes its output as a CRI log and rotates it.
+//! The logger: a small process beside each container that writes its output as a CRI log and rotates it.
 //!
-//! containerd's shim starts limpet's own executable for a `binary://` URI, with the container's stdout and stderr
-//! as file descriptors 3 and 4. So no line depends on the agent being there, and no line wakes it. The process
-//! lives as long as the container: it must stay small (fixed buffers, one thread, no allocation for a line),
-//! and it must never end early, because a pipe without a reader kills who writes to it.
+//! containerd's shim starts limpet's executable for a `binary://` URI, with the container's stdout and stderr as file
+//! descriptors 3 and 4. So logging does not depend on the agent, and no line wakes it. The process lives as long as the
+//! container: it must stay small (fixed buffers, one thread, no allocation per line), and it must never exit early,
+//! because SIGPIPE kills a process that writes to a pipe without a reader.
 
 mod file;
 mod stamp;
@@ -28,16 +28,16 @@ use crate::log::LogRotation;
 const ARGUMENT: &str = "logger";
 /// Longest text of one log line; longer ones are written in parts (CRI).
 const PART: usize = 16 << 10;
-/// What is read of one stream before it is cut into lines: one part and what follows it.
+/// The input buffer of one stream: one part and further bytes.
 const INPUT: usize = PART + (4 << 10);
 /// Log lines collected for one write.
 const OUTPUT: usize = 32 << 10;
 /// `2026-01-02T03:04:05.678901234Z stdout F `.
 const HEADER: usize = STAMP_LENGTH + 10;
-/// How often lost lines are told of while the container is silent. There is no event for a disk that has room again.
+/// How often reporting lost lines is retried while the container is silent. No event reports that a disk has space again.
 const RETRY: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// What a logger needs to know.
+/// The configuration of a logger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterConfig {
     /// When to rotate, and how many files to keep.
@@ -47,7 +47,7 @@ pub struct WriterConfig {
 }
 
 impl WriterConfig {
-    /// Reads `<max size>:<max files>:<path>`; `None` when it is anything else.
+    /// Parses `<max size>:<max files>:<path>`; `None` when it is invalid.
     pub fn parse(value: &OsStr) -> Option<Self> {
         let mut parts = value.as_bytes().splitn(3, |byte| *byte == b':');
         let max_size = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
@@ -57,9 +57,9 @@ impl WriterConfig {
     }
 }
 
-/// The URI to give to containerd as a task's stdout and stderr, so that `executable` logs to `log_path`.
+/// The URI for a task's stdout and stderr in containerd, so that `executable` logs to `log_path`.
 ///
-/// It has one query parameter only: the shim makes arguments of them in random order.
+/// It has only one query parameter: the shim converts parameters to arguments in random order.
 pub fn uri(executable: &Path, rotation: LogRotation, log_path: &Path) -> String {
     let mut uri = String::from("binary://");
     escape(&mut uri, executable.as_os_str().as_bytes());
@@ -69,7 +69,7 @@ pub fn uri(executable: &Path, rotation: LogRotation, log_path: &Path) -> String 
     uri
 }
 
-/// Percent-encodes all that Go's URL parser could read as something else, in a path as in a query.
+/// Percent-encodes all characters that Go's URL parser could misinterpret, in a path as in a query.
 fn escape(uri: &mut String, bytes: &[u8]) {
     for byte in bytes {
         match byte {
@@ -82,7 +82,7 @@ fn escape(uri: &mut String, bytes: &[u8]) {
 
 /// The value of the `logger` argument if this process was started as a logger.
 ///
-/// To be asked first of all in `main`: `if let Some(value) = writer::invoked() { return writer::main(&value); }`.
+/// Call it first in `main`: `if let Some(value) = writer::invoked() { return writer::main(&value); }`.
 pub fn invoked() -> Option<OsString> {
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next()?;
@@ -92,17 +92,17 @@ pub fn invoked() -> Option<OsString> {
 
 /// Runs the process as a logger until the container's streams end.
 ///
-/// Reports readiness on descriptor 5, without which the shim waits. Exits with 2 when `value` is not what [`uri`]
-/// makes, with 1 when it was not started by a shim.
+/// Reports readiness on descriptor 5, for which the shim waits. Exits with 2 when `value` was not created by [`uri`], with
+/// 1 when it was not started by a shim.
 pub fn main(value: &OsStr) -> ExitCode {
     let Some(config) = WriterConfig::parse(value) else {
         eprintln!("limpet logger: expected <max size>:<max files>:<path>; it is started by containerd");
         return ExitCode::from(2);
     };
     block_signals();
-    // Otherwise the shim's bundle directory would be kept busy.
+    // Otherwise the shim's bundle directory would stay busy.
     let _ = rustix::process::chdir("/");
-    // Opening them anew gives descriptors that are ours to own; the inherited ones stay open unused.
+    // Opening them again returns owned descriptors; the inherited ones stay open unused.
     let streams = inherited(3, OFlags::RDONLY).and_then(|out| Ok((out, inherited(4, OFlags::RDONLY)?)));
     let Ok((stdout, stderr)) = streams else {
         eprintln!("limpet logger: descriptors 3 and 4 are not pipes; it is started by containerd");
@@ -110,19 +110,19 @@ pub fn main(value: &OsStr) -> ExitCode {
     };
     run(stdout, stderr, config, |contended| {
         if contended {
-            end_predecessor();
+            kill_predecessor();
         }
         if let Ok(ready) = inherited(5, OFlags::WRONLY) {
-            // A shim that does not wait for it is no reason to end.
+            // A shim that does not wait for it is no reason to exit.
             let _ = rustix::io::write(&ready, b"1");
         }
     });
     ExitCode::SUCCESS
 }
 
-/// Ends the logger of an earlier try to create this container: a shim whose `Tasks.Create` was broken off keeps its end
-/// of that logger's pipes open, and nothing will ever come through them.
-fn end_predecessor() {
+/// Kills the logger of an earlier attempt to create this container: a shim whose `Tasks.Create` was interrupted holds the
+/// other end of that logger's pipes open, without ever writing to them.
+fn kill_predecessor() {
     if let Ok(id) = std::env::var("CONTAINER_ID") {
         limpet_host::orphan_processes::end_others("CONTAINER_ID", &id);
     }
@@ -133,17 +133,17 @@ fn inherited(number: u8, access: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path.as_slice(), access | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The shim sends SIGTERM before the last lines are read, and a terminal's or a service's signals are not meant for
-/// the logger. Rust itself ignores SIGPIPE.
+/// Blocks signals: the shim sends SIGTERM before the last lines are read, and a terminal's or a service's signals must not
+/// stop the logger. Rust itself ignores SIGPIPE.
 fn block_signals() {
     use nix::sys::signal::{SigSet, Signal};
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE].into_iter().collect();
-    // It fails for an invalid mask only.
+    // It only fails for an invalid mask.
     let _ = signals.thread_block();
 }
 
-/// Writes what comes from both streams until both have ended; calls `ready` once the file is open, and says
-/// whether another process holds its lock.
+/// Writes the output of both streams until both are closed; calls `ready` once the file is open, with whether another
+/// process holds its lock.
 pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl FnOnce(bool)) {
     let mut log = Log {
         file: LogFile::open(config.path, config.rotation),
@@ -164,22 +164,22 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     }
 }
 
-/// Waits until a stream can be read or has ended, and says which; `None` once both have ended.
+/// Waits until streams are readable or closed, and returns which; `None` once both are closed.
 fn wait(streams: &[Stream; 2], retry: bool) -> Option<[bool; 2]> {
     let mut polls: Vec<_> =
         streams.iter().filter_map(|stream| stream.pipe.as_ref()).map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
     if polls.is_empty() {
         return None;
     }
-    // An error is an interruption, and then nothing is readable.
+    // An error is an interrupted call, and then no stream is readable.
     let _ = rustix::event::poll(&mut polls, retry.then_some(&RETRY));
     let mut readable = polls.iter().map(|poll| !poll.revents().is_empty());
     Some(streams.each_ref().map(|stream| stream.pipe.is_some() && readable.next().unwrap_or(false)))
 }
 
-/// One of the container's output streams and what of it is not yet a whole line.
+/// One of the container's output streams, with its incomplete line.
 struct Stream {
-    /// `None` once it has ended.
+    /// `None` once it is closed.
     pipe: Option<OwnedFd>,
     name: &'static [u8; 6],
     buffer: Vec<u8>,
@@ -191,7 +191,7 @@ impl Stream {
         Self { pipe: Some(pipe), name, buffer: vec![0; INPUT], filled: 0 }
     }
 
-    /// Reads once. The buffer always has room: `cut` leaves at most one part in it.
+    /// Reads once. The buffer always has space: `cut` leaves at most one part in it.
     fn read(&mut self) {
         let Some(pipe) = &self.pipe else { return };
         match rustix::io::read(pipe, &mut self.buffer[self.filled..]) {
@@ -202,7 +202,7 @@ impl Stream {
         }
     }
 
-    /// Hands whole lines on, and parts of a line that is too long; at the end of the stream also the rest.
+    /// Passes on whole lines, and parts of a line that is too long; at the end of the stream also the rest.
     fn cut(&mut self, log: &mut Log) {
         let mut start = 0;
         while start < self.filled {
@@ -231,7 +231,7 @@ impl Stream {
     }
 }
 
-/// Log lines on their way into the file.
+/// Log lines to be written to the file.
 struct Log {
     file: LogFile,
     lines: Vec<u8>,
@@ -255,7 +255,7 @@ impl Log {
         }
     }
 
-    /// Writes what is collected; also called with nothing collected, to tell of losses.
+    /// Writes the collected lines; also called without any, to report lost lines.
     fn flush(&mut self) {
         if !self.lines.is_empty() || self.file.has_losses() {
             self.file.append(&self.lines, &self.stamp);

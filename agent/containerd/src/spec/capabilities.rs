@@ -5,7 +5,7 @@ use oci_spec::runtime::{Capabilities, Capability, LinuxCapabilities};
 
 use super::SpecError;
 
-/// What containerd gives a container that asks for nothing.
+/// containerd's capabilities for a container that configures none.
 const DEFAULT: [Capability; 14] = [
     Capability::AuditWrite,
     Capability::Chown,
@@ -73,7 +73,7 @@ pub(super) fn from_mask(mask: u64) -> Capabilities {
     BY_NUMBER.iter().enumerate().filter(|(bit, _)| mask >> bit & 1 == 1).map(|(_, capability)| *capability).collect()
 }
 
-/// Whether a container is to have all there are, before some may be dropped.
+/// Whether a container gets all capabilities, before some may be dropped.
 pub(super) fn asks_for_all(context: Option<&SecurityContext>) -> bool {
     context.is_some_and(|context| {
         let add = context.capabilities.as_ref().and_then(|wanted| wanted.add.as_deref()).unwrap_or_default();
@@ -81,7 +81,7 @@ pub(super) fn asks_for_all(context: Option<&SecurityContext>) -> bool {
     })
 }
 
-/// A container's set. `all` is what `ALL` and `privileged` stand for: as much as containerd has itself.
+/// A container's set. `all` is the set of `ALL` and `privileged`: as much as containerd has itself.
 ///
 /// # Errors
 /// When a capability to add is unknown.
@@ -93,7 +93,7 @@ pub(super) fn granted(context: Option<&SecurityContext>, all: &Capabilities) -> 
     let Some(wanted) = &context.capabilities else { return Ok(Capabilities::from(DEFAULT)) };
     let (add, drop) = (wanted.add.as_deref().unwrap_or_default(), wanted.drop.as_deref().unwrap_or_default());
     let names_all = |list: &[String]| list.iter().any(|name| is_all(name));
-    // `ALL` first, so that single names still add to it or take from it.
+    // `ALL` first, so that single names still add to it or remove from it.
     let mut set = match (names_all(add), names_all(drop)) {
         (_, true) => Capabilities::new(),
         (true, false) => all.clone(),
@@ -103,7 +103,7 @@ pub(super) fn granted(context: Option<&SecurityContext>, all: &Capabilities) -> 
         set.insert(parse(name).ok_or_else(|| SpecError::Capability(name.clone()))?);
     }
     for name in drop.iter().filter(|name| !is_all(name)) {
-        // What is unknown was not granted either.
+        // An unknown capability was not granted either.
         parse(name).map(|capability| set.remove(&capability));
     }
     Ok(set)
@@ -144,7 +144,8 @@ mod tests {
         let all = Capabilities::from([Capability::SysAdmin, Capability::Chown, Capability::Bpf]);
         let default = Capabilities::from(DEFAULT);
         let with = |extra| default.iter().copied().chain([extra]).collect::<Capabilities>();
-        let without = |gone| default.iter().copied().filter(|capability| *capability != gone).collect::<Capabilities>();
+        let without =
+            |dropped| default.iter().copied().filter(|capability| *capability != dropped).collect::<Capabilities>();
         let cases = [
             (serde_json::json!({}), default.clone()),
             (serde_json::json!({"capabilities": {}}), default.clone()),

@@ -9,10 +9,10 @@ use super::{SpecError, SpecInput, expansion};
 use limpet_model::object::{Entry, ObjectKind, ObjectRecord};
 use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
-/// What containerd gives a container whose image names no `PATH`.
+/// containerd's `PATH` for a container whose image has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Variables in order; setting one again changes it in its place. Some may be secret: they are not printed.
+/// Variables in order; setting one again changes it in its position. Some may be secret: they are not printed.
 #[derive(Default)]
 pub(super) struct Variables(Vec<(String, String)>);
 
@@ -29,11 +29,11 @@ impl Variables {
     }
 }
 
-/// The Pod's own variables: what references in the command may name. First those of `envFrom` in their order, then
+/// The Pod's own variables, to which references in the command may refer. First those of `envFrom` in their order, then
 /// those of `env`; the later wins.
 ///
 /// # Errors
-/// When a variable takes its value from a place that is not there.
+/// When the source of a variable's value does not exist.
 pub(super) fn pod_variables(input: &SpecInput<'_>, host: &HostInput) -> Result<Variables, SpecError> {
     let mut variables = Variables::default();
     for source in input.container.env_from.iter().flatten() {
@@ -56,7 +56,7 @@ pub(super) fn pod_variables(input: &SpecInput<'_>, host: &HostInput) -> Result<V
     Ok(variables)
 }
 
-/// `process.env`: what the runtime sets, then the image, then the Pod; the later wins.
+/// `process.env`: the runtime's variables, then the image's, then the Pod's; the later wins.
 pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String> {
     let mut all = Variables::default();
     all.set("PATH", DEFAULT_PATH.to_owned());
@@ -78,7 +78,7 @@ pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String>
     all.0.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// A variable's value; `None` when it comes from something optional that is absent.
+/// A variable's value; `None` when its source is optional and missing.
 fn value_of(
     variable: &EnvVar,
     before: &Variables,
@@ -118,7 +118,7 @@ fn object_value(source: &EnvVarSource, variable: &str, input: &SpecInput<'_>) ->
     }
 }
 
-/// The object of that name; `None` when it may be missing and is.
+/// The object of that name; `None` when it is optional and missing.
 fn find<'a>(
     input: &SpecInput<'a>,
     kind: ObjectKind,
@@ -131,7 +131,7 @@ fn find<'a>(
     }
 }
 
-/// A value as a variable may have it: text without a zero byte.
+/// A value that a variable may have: text without a zero byte.
 fn text(object: &ObjectRecord, key: &str, entry: &Entry) -> Result<String, SpecError> {
     let text = entry.bytes.expose_text().filter(|text| !text.contains('\0'));
     text.map(str::to_owned).ok_or_else(|| SpecError::NoText { object: object.key.clone(), key: key.to_owned() })

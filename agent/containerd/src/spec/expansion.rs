@@ -2,14 +2,14 @@
 
 use super::SpecError;
 
-/// The longest string the kernel passes to a program (`MAX_ARG_STRLEN`). References to references grow
-/// exponentially, so every result is held to it.
+/// The longest string the kernel passes to a program (`MAX_ARG_STRLEN`). References to references grow exponentially, so
+/// every result is limited to it.
 const MAX_LENGTH: usize = 128 * 1024;
 
-/// Replaces every `$(NAME)` that `lookup` knows.
+/// Replaces every `$(NAME)` for which `lookup` has a value.
 ///
-/// An unknown name, an unclosed `$(` and a lone `$` stay as they are; `$$` becomes `$`, so `$$(NAME)` escapes a
-/// reference. What a reference gives is not expanded again.
+/// An unknown name, an unclosed `$(` and a single `$` are not changed; `$$` becomes `$`, so `$$(NAME)` escapes a reference.
+/// The value of a reference is not expanded again.
 ///
 /// # Errors
 /// When the result is longer than the kernel passes to a program.

@@ -1,4 +1,4 @@
-//! What a spec needs to know of the host at the moment it is made: containerd's capabilities, devices, a seccomp profile.
+//! Facts of the host for a spec, read when it is built: containerd's capabilities, devices, a seccomp profile.
 
 use std::fs;
 use std::io::Read;
@@ -17,31 +17,31 @@ const MAX_PROFILE: u64 = 1 << 20;
 /// Most devices given to a privileged container.
 const MAX_DEVICES: usize = 16_384;
 
-/// Directories and files of `/dev` a container has its own of.
+/// Directories and files of `/dev` of which a container has its own.
 const OWN_DEVICES: [&str; 8] = ["pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"];
 
-/// The host, as far as one container's spec depends on it.
+/// The facts of the host on which one container's spec depends.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostInput {
-    /// containerd's capabilities: all that `ALL` and `privileged` can mean; empty for a container that has neither.
+    /// containerd's capabilities, to which `ALL` and `privileged` expand; empty for a container with neither.
     pub capabilities: Capabilities,
     /// The host's devices; empty unless the container is privileged.
     pub devices: Vec<LinuxDevice>,
     /// The parsed profile of a container with a `Localhost` one.
     pub seccomp: Option<LinuxSeccomp>,
-    /// Processors, for `resourceFieldRef: limits.cpu` of a container without that limit.
+    /// The number of CPUs, for `resourceFieldRef: limits.cpu` of a container without that limit.
     pub cpus: u64,
     /// The kernel can limit swap.
     pub swap_limit: bool,
-    /// Directories under `/sys` that tell of the processor's temperature, hidden from containers.
+    /// Directories under `/sys` that expose the CPU temperature, hidden from containers.
     pub thermal_paths: Vec<String>,
 }
 
 impl HostInput {
-    /// Reads what the container of `input` needs: small files of `/proc` and `/sys`, and its profile or `/dev` if asked for.
+    /// Reads the facts for the container of `input`: small files of `/proc` and `/sys`, and its profile or `/dev` if needed.
     ///
     /// # Errors
-    /// When `/proc`, `/dev` or the profile cannot be read, or the profile is none.
+    /// When `/proc`, `/dev` or the profile cannot be read, or the profile is invalid.
     pub fn read(input: &SpecInput<'_>) -> Result<Self, SpecError> {
         let privileged = super::is_privileged(input.container);
         let context = input.container.security_context.as_ref();
@@ -64,8 +64,8 @@ impl HostInput {
     }
 }
 
-/// The capabilities of containerd, whose child the container will be; as far as it cannot be seen, the agent's own, which
-/// are fewer.
+/// The capabilities of containerd, whose child the container will be; if they cannot be read, the agent's own, which are
+/// fewer.
 fn runtime_capabilities(socket: &Path) -> Result<Capabilities, SpecError> {
     let containerd = peer::pid(socket).ok().flatten();
     let status = containerd.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok());
@@ -89,7 +89,7 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
     while let Some(directory) = left.pop() {
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            // A device may be unplugged while the others are listed.
+            // A device may be removed while the others are listed.
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => continue,
             Err(source) => return Err(SpecError::read(&directory, source)),
         };
@@ -145,12 +145,12 @@ fn read_profile(directory: &Path, name: &str) -> Result<LinuxSeccomp, SpecError>
     serde_json::from_slice(&text).map_err(|source| SpecError::Profile { path, source })
 }
 
-/// Whether a limit on swap can be set: v1 kernels count swap only when told to at boot.
+/// Whether a limit on swap can be set: with v1 the kernel counts swap only with a boot parameter.
 fn swap_limit(cgroup_v2: bool) -> bool {
     if !cgroup_v2 {
         return Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
     }
-    // The root has no such file; any child does, or none.
+    // The root has no such file; either all children have it or none.
     let children = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
     children.into_iter().any(|child| child.path().join("memory.swap.max").exists())
 }
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_are_those_of_who_listens_and_devices_are_the_host_s() {
+    fn capabilities_are_those_of_the_listener_and_devices_are_the_hosts() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("containerd.sock");
         let unseen = runtime_capabilities(&socket).unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_is_read_from_its_directory_alone() {
+    fn a_profile_is_read_only_from_its_directory() {
         let directory = std::env::temp_dir().join(format!("limpet-seccomp-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         fs::write(directory.join("good.json"), r#"{"defaultAction":"SCMP_ACT_LOG","syscalls":[]}"#).unwrap();

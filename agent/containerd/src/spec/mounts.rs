@@ -1,4 +1,4 @@
-//! What is mounted in a container: the kernel's file systems and `/dev`, then volumes.
+//! The mounts of a container: the kernel's file systems and `/dev`, then volumes.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -8,7 +8,7 @@ use oci_spec::runtime::Mount;
 use super::SpecInput;
 use limpet_host::volume::{self, Propagation};
 
-/// `spec.mounts`. A volume at the place of a default mount replaces it; one at `/dev` replaces all below it.
+/// `spec.mounts`. A volume at the path of a default mount replaces it; one at `/dev` replaces all below it.
 pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
     let shm = volume::Mount {
         host_path: input.sandbox.shm.clone(),
@@ -21,11 +21,11 @@ pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
     let below_taken_dev = |path: &Path| taken.contains(dev) && path != dev && path.starts_with(dev);
     let free = |path: &Path| !taken.contains(path) && !below_taken_dev(path);
     let mut binds: Vec<&volume::Mount> = input.mounts.iter().collect();
-    // A pod's shm is kept even on a volume at `/dev`: only a volume at `/dev/shm` itself replaces it.
+    // A pod's shm is mounted even on a volume at `/dev`: only a volume at `/dev/shm` itself replaces it.
     if !taken.contains(Path::new("/dev/shm")) {
         binds.push(&shm);
     }
-    // Parents first, so that none hides what is mounted inside it.
+    // Parents first, so that none hides a mount below it.
     binds.sort_by_key(|mount| clean(&mount.container_path).components().count());
     default_mounts(privileged)
         .into_iter()
@@ -34,7 +34,7 @@ pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
         .collect()
 }
 
-/// `linux.rootfsPropagation`, when a mount has to reach in or out; `None` is private.
+/// `linux.rootfsPropagation`, when a mount has to propagate; `None` is private.
 pub(super) fn rootfs_propagation(mounts: &[volume::Mount]) -> Option<String> {
     let strongest = mounts.iter().map(|mount| mount.propagation).max_by_key(|propagation| *propagation as u8)?;
     match strongest {

@@ -1,4 +1,4 @@
-//! The container's first process: what it runs, as whom, with which rights.
+//! The container's init process: arguments, user, environment and capabilities.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use limpet_model::pod::compute_resources::oom_score_adj;
 /// `process`, with `granted` as its capabilities.
 ///
 /// # Errors
-/// When there is nothing to run, or a reference in it cannot be followed.
+/// When there is no command, or a reference in it cannot be resolved.
 pub(super) fn process(input: &SpecInput<'_>, host: &HostInput, granted: Capabilities) -> Result<Process, SpecError> {
     let variables = environment::pod_variables(input, host)?;
     let context = input.container.security_context.as_ref();
@@ -51,24 +51,24 @@ fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Resul
         if args.is_empty() {
             args = image.and_then(|config| config.cmd().clone()).unwrap_or_default();
         }
-        // Some builders write an entrypoint of one empty word for none.
+        // Some builders write an entrypoint of one empty string for none.
         command = image
             .and_then(|config| config.entrypoint().clone())
-            .filter(|entrypoint| !matches!(entrypoint.as_slice(), [word] if word.is_empty()))
+            .filter(|entrypoint| !matches!(entrypoint.as_slice(), [only] if only.is_empty()))
             .unwrap_or_default();
     }
     command.append(&mut args);
     if command.is_empty() { Err(SpecError::NoCommand) } else { Ok(command) }
 }
 
-/// The Pod's, else the image's, else `/`; always absolute, as runtimes want it.
+/// The Pod's, else the image's, else `/`; always absolute, as runtimes require.
 fn working_directory(input: &SpecInput<'_>) -> PathBuf {
     let image = input.image.config.config().as_ref().and_then(|config| config.working_dir().as_deref());
     let pod = input.container.working_dir.as_deref().filter(|directory| !directory.is_empty());
     Path::new("/").join(pod.or(image).unwrap_or_default())
 }
 
-/// A profile the node has loaded under that name; others are not applied.
+/// The AppArmor profile; it must be loaded on the node under that name.
 fn apparmor(input: &SpecInput<'_>) -> Option<String> {
     if is_privileged(input.container) {
         return None;

@@ -1,4 +1,4 @@
-//! A container's requests and limits as its OCI document carries them.
+//! A container's requests and limits as OCI resources.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
 use limpet_model::pod::compute_resources::{CPU_PERIOD, cpu_quota, cpu_shares};
 use limpet_model::pod::qos::{CPU, MEMORY, limit, request};
 
-/// What a container's cgroup is to allow. `swap` tells whether the kernel can limit swap; if so, there is none.
+/// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none.
 pub(super) fn container_resources(container: &Container, cgroup_v2: bool, swap: bool) -> LinuxResources {
     let empty = ResourceRequirements::default();
     let wanted = container.resources.as_ref().unwrap_or(&empty);
@@ -29,7 +29,7 @@ pub(super) fn container_resources(container: &Container, cgroup_v2: bool, swap: 
         resources.set_memory(Some(memory));
     }
     if cgroup_v2 {
-        // One process of a container killed for memory ends them all.
+        // The OOM killer kills all processes of a container together.
         resources.set_unified(Some(HashMap::from([("memory.oom.group".to_owned(), "1".to_owned())])));
     }
     resources

@@ -1,13 +1,13 @@
-//! What systemd is told of a container's scope, so that a shutdown of the host ends a pod as its removal would: the
-//! agent goes first and starts nothing again, every process gets SIGTERM and the pod's grace, and containerd goes last.
+//! Properties of a container's systemd scope, so that a shutdown of the host stops a pod like its removal would: the
+//! agent stops first and restarts nothing, every process gets SIGTERM and the pod's grace period, and containerd stops last.
 //!
-//! runc hands annotations with this prefix on as properties of the scope, their values in GVariant's text form.
+//! runc passes annotations with this prefix as properties of the scope, their values in GVariant's text format.
 
 use super::SpecInput;
 
 /// runc's prefix.
 const PROPERTY: &str = "org.systemd.property.";
-/// What stays until the containers have ended; a unit of this name need not exist.
+/// The unit that runs until the containers have exited; it need not exist.
 const RUNTIME_UNIT: &str = "containerd.service";
 
 /// The annotations; none when containers have no scopes.
@@ -18,14 +18,14 @@ pub(super) fn annotations(input: &SpecInput<'_>) -> Vec<(String, String)> {
     }
     let grace_micros = input.pod.grace_seconds().saturating_mul(1_000_000);
     let property = |name: &str, value: String| (format!("{PROPERTY}{name}"), value);
-    // A unit is stopped after those that are to start after it.
+    // systemd stops a unit after those that are ordered after it.
     let mut properties =
         vec![property("TimeoutStopUSec", format!("uint64 {grace_micros}")), property("After", unit_list(RUNTIME_UNIT))];
     properties.extend(node.service.as_deref().map(|service| property("Before", unit_list(service))));
     properties
 }
 
-/// An array of one string; names of units hold backslashes for what they escape.
+/// An array of one string; escaped unit names contain backslashes.
 fn unit_list(unit: &str) -> String {
     format!("['{}']", unit.replace('\\', r"\\").replace('\'', r"\'"))
 }

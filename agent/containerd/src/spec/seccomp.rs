@@ -1,7 +1,7 @@
 //! Which seccomp profile a container gets, and the one called `RuntimeDefault`.
 //!
-//! The default is the same policy containerd has: everything an ordinary program needs is allowed, what reaches
-//! into the kernel or other processes only with the capability for it, the rest fails with `EPERM`.
+//! The default is containerd's policy: calls of ordinary programs are allowed, calls that affect the kernel or other
+//! processes only with the capability for them, all others fail with `EPERM`.
 
 use oci_spec::runtime::{
     Arch, Capabilities, Capability, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompArgBuilder,
@@ -10,7 +10,7 @@ use oci_spec::runtime::{
 
 use super::{SpecError, SpecInput};
 
-/// A profile as the Pod names it.
+/// A profile as the Pod configures it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Profile<'a> {
     /// None.
@@ -39,8 +39,8 @@ pub(super) fn profile_of<'a>(input: &SpecInput<'a>) -> Profile<'a> {
     }
 }
 
-/// System calls that are always allowed, by what they are about; `*32`, `*64` and `*_time64` are their forms on
-/// other word sizes, and names an architecture lacks are skipped by the runtime.
+/// System calls that are always allowed, by subject; `*32`, `*64` and `*_time64` are their forms on other word sizes, and
+/// the runtime skips names that an architecture does not have.
 const ALLOWED: &[&str] = &[
     // files and directories
     "access chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 \
@@ -80,7 +80,7 @@ const ALLOWED: &[&str] = &[
     "kill pause restart_syscall rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn \
      rt_sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 rt_tgsigqueueinfo sigaltstack sigprocmask sigreturn \
      tgkill tkill",
-    // who the process is
+    // credentials
     "capget capset getegid getegid32 geteuid geteuid32 getgid getgid32 getgroups getgroups32 getresgid getresgid32 \
      getresuid getresuid32 getuid getuid32 setfsgid setfsgid32 setfsuid setfsuid32 setgid setgid32 setgroups \
      setgroups32 setregid setregid32 setresgid setresgid32 setresuid setresuid32 setreuid setreuid32 setuid \
@@ -96,7 +96,7 @@ const ALLOWED: &[&str] = &[
      shmget",
     // others
     "getrandom",
-    // looking into other processes of the same user: safe since Linux 4.8
+    // inspecting other processes of the same user: safe since Linux 4.8
     "process_vm_readv process_vm_writev ptrace",
 ];
 
@@ -122,13 +122,13 @@ const WITH_CAPABILITY: &[(Capability, &str)] = &[
     (Capability::Perfmon, "perf_event_open"),
 ];
 
-/// Execution domains a program may choose: Linux, 32-bit Linux, without address randomisation too, and "tell me".
+/// Execution domains a program may choose: Linux, 32-bit Linux, without address randomisation too, and a query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// `CLONE_NEW*` of mount, cgroup, UTS, IPC, user, PID and network namespaces.
 const CLONE_NEW: u64 = 0x7e02_0000;
 
-/// `AF_VSOCK`: reaches the hypervisor and other machines past the pod's network.
+/// `AF_VSOCK`: reaches the hypervisor and other machines, bypassing the pod's network.
 const AF_VSOCK: u64 = 40;
 
 /// `ENOSYS`: makes libraries fall back from `clone3`, whose flags a filter cannot see, to `clone`.
@@ -137,7 +137,7 @@ const ENOSYS: u32 = 38;
 /// The default profile for a process with these capabilities on an architecture (`std::env::consts::ARCH`).
 ///
 /// # Errors
-/// Never for the tables above; the argument filters are made by a fallible builder.
+/// Never for the tables above; the argument filters are created by a fallible builder.
 pub(super) fn runtime_default(capabilities: &Capabilities, arch: &str) -> Result<LinuxSeccomp, SpecError> {
     use LinuxSeccompOperator::{ScmpCmpEq, ScmpCmpMaskedEq, ScmpCmpNe};
     let mut rules: Vec<LinuxSyscall> = ALLOWED.iter().map(|names| allow(names)).collect();
@@ -160,7 +160,7 @@ pub(super) fn runtime_default(capabilities: &Capabilities, arch: &str) -> Result
     let granted = WITH_CAPABILITY.iter().filter(|(capability, _)| capabilities.contains(capability));
     rules.extend(granted.map(|(_, names)| allow(names)));
     if !capabilities.contains(&Capability::SysAdmin) {
-        // New processes and threads, but not in new namespaces. s390x has the arguments the other way round.
+        // New processes and threads, but not in new namespaces. s390x has the arguments in reverse order.
         let flags = if arch == "s390x" { 1 } else { 0 };
         rules.push(allow_if("clone", argument(flags, ScmpCmpMaskedEq, CLONE_NEW, Some(0))?));
         let mut clone3 = allow("clone3");
@@ -175,7 +175,7 @@ pub(super) fn runtime_default(capabilities: &Capabilities, arch: &str) -> Result
     Ok(profile)
 }
 
-/// The word sizes a processor runs; the runtime adds the native one where none is named.
+/// The ABIs of a CPU; the runtime adds the native one where none is listed.
 fn architectures(arch: &str) -> Vec<Arch> {
     match arch {
         "x86_64" => vec![Arch::ScmpArchX86_64, Arch::ScmpArchX86, Arch::ScmpArchX32],

@@ -1,4 +1,4 @@
-//! A whole input to change piece by piece, and what the document as a whole must say.
+//! A complete input that tests modify, and tests of the whole document.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_model::sandbox::Namespaces;
 
-/// Everything a spec is made of, with plain defaults.
+/// All inputs of a spec, with plain defaults.
 pub(crate) struct Fixture {
     pub(crate) pod: PodRecord,
     pub(crate) image: LocalImage,
@@ -166,7 +166,7 @@ fn a_plain_container_is_confined() {
 }
 
 #[test]
-fn a_scope_ends_after_the_agent_and_before_containerd_within_its_grace() {
+fn a_scope_stops_after_the_agent_and_before_containerd_within_its_grace_period() {
     let spec = json!({"terminationGracePeriodSeconds": 45, "containers": [{"name": "c"}]});
     let mut fixture = Fixture::of_pod(spec, json!({"Cmd": ["run"]}));
     fixture.node.systemd_cgroup = true;
@@ -180,7 +180,7 @@ fn a_scope_ends_after_the_agent_and_before_containerd_within_its_grace() {
 }
 
 #[test]
-fn a_privileged_container_is_not() {
+fn a_privileged_container_is_not_confined() {
     let mut fixture = Fixture::new(
         json!({"securityContext": {"privileged": true, "seccompProfile": {"type": "RuntimeDefault"}}}),
         json!({"Cmd": ["run"]}),
@@ -200,10 +200,10 @@ fn a_privileged_container_is_not() {
     let kinds: Vec<&str> =
         spec["linux"]["namespaces"].as_array().unwrap().iter().map(|ns| ns["type"].as_str().unwrap()).collect();
     assert!(!kinds.contains(&"cgroup"));
-    for place in ["/sys", "/sys/fs/cgroup"] {
+    for path in ["/sys", "/sys/fs/cgroup"] {
         let mounts = spec["mounts"].as_array().unwrap();
-        let mount = mounts.iter().find(|mount| mount["destination"] == place).unwrap();
-        assert!(mount["options"].as_array().unwrap().contains(&json!("rw")), "{place}");
+        let mount = mounts.iter().find(|mount| mount["destination"] == path).unwrap();
+        assert!(mount["options"].as_array().unwrap().contains(&json!("rw")), "{path}");
     }
 }
 
@@ -281,7 +281,7 @@ fn propagation_reaches_the_root() {
 }
 
 #[test]
-fn the_spec_is_made_on_this_host() {
+fn the_spec_is_built_on_this_host() {
     let fixture = Fixture::new(json!({"securityContext": {"privileged": true}}), json!({"Cmd": ["run"]}));
     let spec = serde_json::to_value(build(&fixture.input()).unwrap()).unwrap();
     let devices = spec["linux"]["devices"].as_array().unwrap();

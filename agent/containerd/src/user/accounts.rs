@@ -1,8 +1,8 @@
-//! Reads `/etc/passwd` and `/etc/group` of an image that nobody has vouched for.
+//! Reads `/etc/passwd` and `/etc/group` of an untrusted image.
 //!
-//! The image's snapshot is mounted read-only in a mount namespace of a thread of its own, which ends with the thread:
-//! nothing is left behind, whatever happens. The kernel resolves the two paths inside the image
-//! (`RESOLVE_IN_ROOT`), so a link in it can only lead to something else in it.
+//! The image's snapshot is mounted read-only in the mount namespace of a dedicated thread, which is freed with the
+//! thread, so no mount remains. The kernel resolves the two paths inside the image (`RESOLVE_IN_ROOT`), so a symlink in it
+//! cannot leave it.
 
 use std::ffi::CString;
 use std::io::{self, Read};
@@ -17,13 +17,13 @@ use rustix::thread::UnshareFlags;
 /// Largest account file read: some ten thousand users.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The kernel takes mount options of less than a page.
+/// The kernel's limit for mount options: less than a page.
 const MAX_OPTIONS: usize = 4_095;
 
-/// Where the snapshot is mounted in the thread's namespace. Every system has it, and the thread needs nothing there.
+/// The mount point of the snapshot in the thread's namespace. Every system has it, and the thread does not use it.
 const MOUNT_POINT: &str = "/proc";
 
-/// One mount of a snapshot, as containerd's `Snapshots.Prepare`, `View` and `Mounts` give it.
+/// One mount of a snapshot, as containerd's `Snapshots.Prepare`, `View` and `Mounts` return it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotMount {
     /// `overlay` or `bind`.
@@ -34,7 +34,7 @@ pub struct SnapshotMount {
     pub options: Vec<String>,
 }
 
-/// An image's account files; `None` for one that is not there.
+/// An image's account files; `None` for a missing one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Accounts {
     /// `/etc/passwd`.
@@ -46,15 +46,15 @@ pub struct Accounts {
 /// Reads the account files of a snapshot. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors
-/// When the snapshot cannot be mounted, or a file is there and cannot be read: it is no file, or is too large.
+/// When the snapshot cannot be mounted, or an existing file cannot be read: it is no regular file, or is too large.
 pub fn read_accounts(mounts: &[SnapshotMount]) -> io::Result<Accounts> {
     let layers = layers(mounts)?;
-    // A new thread: the namespace must not be that of a thread that goes on to do something else.
+    // A new thread: a thread that is reused must not stay in the namespace.
     let reader = std::thread::Builder::new().name("accounts".to_owned()).spawn(move || read_in_namespace(&layers))?;
     reader.join().map_err(|_| io::Error::other("the thread reading the image's accounts panicked"))?
 }
 
-/// The snapshot's directories, topmost first. Only what can be read matters: an upper layer is one more layer here.
+/// The snapshot's directories, topmost first. They are only read, so an upper layer is treated as one more layer.
 fn layers(mounts: &[SnapshotMount]) -> io::Result<Vec<PathBuf>> {
     let unsupported = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
     let [mount] = mounts else {
@@ -73,7 +73,7 @@ fn layers(mounts: &[SnapshotMount]) -> io::Result<Vec<PathBuf>> {
 
 fn read_in_namespace(layers: &[PathBuf]) -> io::Result<Accounts> {
     // SAFETY: only the mount namespace (and with it root and working directory) is unshared, not the table of file
-    // descriptors, and this thread ends with this function.
+    // descriptors, and this thread exits with this function.
     #[allow(unsafe_code)]
     unsafe {
         rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)?;
@@ -91,7 +91,7 @@ fn mount_layers(layers: &[PathBuf]) -> io::Result<()> {
     let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
     if let [only] = layers {
         mount_bind(only, MOUNT_POINT)?;
-        // Flags take hold of a bind mount in a second step. NODEV: opening a device can have effects.
+        // Flags of a bind mount are only set by a remount. NODEV: opening a device can have side effects.
         return Ok(mount_remount(MOUNT_POINT, MountFlags::BIND | flags, c"")?);
     }
     let (directory, options) = overlay_options(layers)?;
@@ -99,7 +99,7 @@ fn mount_layers(layers: &[PathBuf]) -> io::Result<()> {
     Ok(mount("overlay", MOUNT_POINT, "overlay", flags, options.as_c_str())?)
 }
 
-/// Where to stand, and the overlay's options as seen from there: many layers only fit with relative paths.
+/// The working directory, and the overlay's options relative to it: many layers only fit with relative paths.
 fn overlay_options(layers: &[PathBuf]) -> io::Result<(PathBuf, CString)> {
     let mut base = layers.first().and_then(|layer| layer.parent()).unwrap_or(Path::new("/")).to_owned();
     while !layers.iter().all(|layer| layer.starts_with(&base)) && base.pop() {}
@@ -112,10 +112,10 @@ fn overlay_options(layers: &[PathBuf]) -> io::Result<(PathBuf, CString)> {
     Ok((base, CString::new(options)?))
 }
 
-/// A file of the image, with the image as root for every link on the way; `None` when there is none.
+/// A file of the image, with the image as root for every symlink on the path; `None` when it is missing.
 fn read_inside(root: &OwnedFd, path: &str) -> io::Result<Option<String>> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    // NONBLOCK: a pipe in the file's place must not hold the thread.
+    // NONBLOCK: a FIFO instead of the file must not block the thread.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match openat2(root, path, flags, Mode::empty(), resolve) {
         Ok(file) => file,
@@ -138,25 +138,25 @@ fn of_path(path: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("/{path} of the image: {error}"))
 }
 
-/// Account files by chain id: they never change, and most images of a node are started again and again.
+/// Account files by chain id: they never change, and most images of a node are started repeatedly.
 ///
-/// Bounded by bytes; the oldest entry makes room.
+/// Bounded by bytes; the oldest entry is evicted.
 #[derive(Debug, Default)]
 pub struct AccountsCache {
     entries: Mutex<Vec<(Arc<str>, Arc<Accounts>)>>,
 }
 
 impl AccountsCache {
-    /// Most bytes kept, in all.
+    /// The size limit.
     const MAX_BYTES: usize = 256 << 10;
 
-    /// What is known of this chain of layers.
+    /// The cached files of this chain id.
     pub fn get(&self, chain_id: &str) -> Option<Arc<Accounts>> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.iter().find(|(known, _)| known.as_ref() == chain_id).map(|(_, accounts)| accounts.clone())
     }
 
-    /// Keeps what was read, unless it is larger than the cache.
+    /// Caches account files, unless they are larger than the cache.
     pub fn put(&self, chain_id: Arc<str>, accounts: Arc<Accounts>) {
         if weight(&accounts) > Self::MAX_BYTES {
             return;

@@ -40,8 +40,8 @@ fn users_and_groups_resolve() {
         ("its number", request("33"), user(33, 34, &[10, 34, 50], "/var/www")),
         ("a name and a group", request("www:video"), user(33, 44, &[10, 44, 50], "/var/www")),
         ("a name and a number", request("www:7"), user(33, 7, &[7, 10, 50], "/var/www")),
-        ("numbers nobody knows", request("1000:2000"), user(1000, 2000, &[2000], "")),
-        ("a number nobody knows", request("1000"), user(1000, 0, &[0], "")),
+        ("unknown numbers", request("1000:2000"), user(1000, 2000, &[2000], "")),
+        ("an unknown number", request("1000"), user(1000, 0, &[0], "")),
         ("an empty group", request("www:"), user(33, 34, &[10, 34, 50], "/var/www")),
         ("the Pod's user", of_pod(Some(1000), None, "www:video"), user(1000, 0, &[0], "")),
         ("the Pod's known user", of_pod(Some(33), None, ""), user(33, 34, &[10, 34, 50], "/var/www")),
@@ -76,7 +76,7 @@ fn images_without_account_files_have_numbers_only() {
 }
 
 #[test]
-fn non_root_is_verified_in_kubelets_words() {
+fn non_root_is_verified_with_kubelets_messages() {
     let of = |run_as_user: Option<i64>, image: &str| {
         let request = UserRequest { run_as_user, run_as_non_root: true, ..request(image) };
         resolve(&request, Some(PASSWD), Some(GROUP)).map_err(|error| error.to_string())

@@ -1,5 +1,5 @@
-//! A registry that wants a bearer token and knows no ranges, with its token server, in a few lines: docker-registry has
-//! neither a token server nor a way to be without ranges.
+//! A minimal registry that requires a bearer token and does not support ranges, with its token server: docker-registry has
+//! no token server and always supports ranges.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use crate::made::{MANIFEST, Made};
 struct Inner {
     made: Made,
     address: String,
-    /// The `Authorization` header the token server wants; `None`: anybody may have a token.
+    /// The `Authorization` header that the token server requires; `None`: it issues tokens to any client.
     login: Option<&'static str>,
     asked: Mutex<Vec<String>>,
 }

@@ -1,4 +1,4 @@
-//! Images made for a test: two layers, one of them of any size and not compressible.
+//! Generated test images: two layers, one of them of any size and not compressible.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// A blob and what is known of it.
+/// A blob with its digest.
 #[derive(Debug, Clone)]
 pub(crate) struct Blob {
     pub(crate) digest: String,
@@ -60,7 +60,7 @@ fn layer(files: &[(&str, &[u8], u32)]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-/// Bytes that no compressor makes smaller, the same for the same seed.
+/// Incompressible bytes, the same for the same seed.
 fn noise(seed: &str, size: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(size + 32);
     let mut state = Sha256::digest(seed);
@@ -73,7 +73,7 @@ fn noise(seed: &str, size: usize) -> Vec<u8> {
 }
 
 impl Made {
-    /// An image unlike that of any other `seed`, with `size` bytes of noise.
+    /// An image that is unique for its `seed`, with `size` bytes of noise.
     pub(crate) fn new(seed: &str, size: usize) -> Self {
         let busybox = ["/bin/busybox", "/usr/bin/busybox"].iter().find_map(|path| std::fs::read(path).ok());
         let busybox = busybox.unwrap_or_else(|| b"#!/bin/sh\n".to_vec());
@@ -128,7 +128,7 @@ impl Made {
         sha256(format!("{} {}", ids[0], ids[1]).as_bytes())
     }
 
-    /// As `docker save` wrote it before version 25, one layer behind a link.
+    /// In the format of `docker save` before version 25, one layer behind a link.
     pub(crate) fn docker_save(&self, path: &Path, name: &str) {
         let mut tar = tar::Builder::new(std::fs::File::create(path).unwrap());
         let mut add = |name: &str, bytes: &[u8]| {
@@ -151,7 +151,7 @@ impl Made {
         tar.finish().unwrap();
     }
 
-    /// As an OCI layout: the image is the index, of which one manifest is there.
+    /// As an OCI layout: the image is the index, of which one manifest exists.
     pub(crate) fn oci_layout(&self, path: &Path, name: &str) {
         let mut tar = tar::Builder::new(std::fs::File::create(path).unwrap());
         let mut add = |name: &str, bytes: &[u8]| {
@@ -171,7 +171,7 @@ impl Made {
     }
 }
 
-/// An entry for a machine this is not, whose manifest nobody has.
+/// An entry for another platform, whose manifest does not exist.
 pub(crate) fn foreign() -> Value {
     json!({"mediaType": MANIFEST, "digest": sha256(b"foreign"), "size": 7,
         "platform": {"os": "linux", "architecture": "s390x"}})

@@ -1,4 +1,4 @@
-//! A containerd of a test's own, and looks into it.
+//! A private containerd for a test, and inspection of its state.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub(crate) struct Node {
     tmpfs: bool,
 }
 
-/// A directory of this process's own that nobody has used.
+/// A new directory of this process.
 pub(crate) fn fresh_dir(what: &str) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -112,7 +112,7 @@ impl Node {
         child.kill().unwrap();
         child.wait().unwrap();
         *child = boot(&self.dir);
-        // The old connection's end may be noticed only by the next call, which then fails.
+        // The loss of the old connection may be noticed only by the next call, which then fails.
         *self.client.lock().unwrap() = Client::new(&self.dir.join("sock"));
     }
 
@@ -120,13 +120,13 @@ impl Node {
         self.client.lock().unwrap().clone()
     }
 
-    /// Gives the disk another size.
+    /// Resizes the disk.
     pub(crate) fn resize(&self, bytes: u64) {
         let root = self.dir.join("root");
         rustix::mount::mount_remount(&root, MountFlags::empty(), format!("size={bytes}")).unwrap();
     }
 
-    /// What an agent that was started just now knows.
+    /// The images of an agent that has just started.
     pub(crate) fn images(&self) -> Images {
         Images::new(
             self.client(),
@@ -143,7 +143,7 @@ impl Node {
         self.dir.join("images")
     }
 
-    /// A place on the same file system as the archives, not watched.
+    /// A path on the same file system as the archives, not watched.
     pub(crate) fn scratch(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -197,7 +197,7 @@ impl Node {
         ContentClient::new(self.client().channel()).delete(self.client().request(request)).await.unwrap();
     }
 
-    /// Leaves the beginning of a download behind, as an agent that was cut off does.
+    /// Leaves the beginning of a download, as an interrupted agent does.
     pub(crate) async fn leave_ingest(&self, blob: &Blob, bytes: &[u8]) {
         let message = |action: WriteAction, data: &[u8]| WriteContentRequest {
             action: action.into(),
@@ -219,7 +219,7 @@ impl Node {
         image.labels.get("io.cri-containerd.pinned").is_some_and(|value| value == "pinned")
     }
 
-    /// The file is in the unpacked image.
+    /// Asserts that the file is in the unpacked image.
     pub(crate) async fn assert_file(&self, chain_id: &str, path: &str) {
         let key = format!("look-{}", chain_id.len() + path.len());
         let request = ViewSnapshotRequest {
@@ -242,7 +242,7 @@ fn mount_tmpfs(at: &Path, bytes: u64, flags: MountFlags) {
     rustix::mount::mount("limpet-test", at, "tmpfs", flags, Some(options.as_c_str())).unwrap();
 }
 
-/// Starts containerd and waits for it to say that it is up.
+/// Starts containerd and waits until it logs that it is ready.
 fn boot(dir: &Path) -> Child {
     let mut child = containerd()
         .arg("--config")
@@ -254,7 +254,7 @@ fn boot(dir: &Path) -> Child {
     let mut log = BufReader::new(child.stderr.take().unwrap());
     let mut lines = String::new();
     while !lines.contains("containerd successfully booted") {
-        assert!(log.read_line(&mut lines).unwrap() > 0, "containerd ended: {lines}");
+        assert!(log.read_line(&mut lines).unwrap() > 0, "containerd exited: {lines}");
     }
     std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
     child

@@ -1,4 +1,4 @@
-//! A TCP proxy before a registry that cuts connections, and remembers what was asked for.
+//! A TCP proxy before a registry that cuts connections, and records the requests.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
 struct State {
-    /// A connection is cut when it has served so many bytes.
+    /// A connection is cut after so many bytes.
     limit: u64,
     /// How many connections are still to be cut.
     cuts: usize,
@@ -53,12 +53,12 @@ impl Proxy {
         self.cut.notified().await;
     }
 
-    /// Bytes given to clients.
+    /// Bytes sent to clients.
     pub(crate) fn served(&self) -> u64 {
         self.state.lock().unwrap().served
     }
 
-    /// Where each request for a blob began.
+    /// The offset of each request for a blob.
     pub(crate) fn offsets(&self, digest: &str) -> Vec<u64> {
         let state = self.state.lock().unwrap();
         let wanted = state.requests.iter().filter(|request| request.contains(&format!("/blobs/{digest} ")));

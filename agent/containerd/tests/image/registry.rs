@@ -1,4 +1,4 @@
-//! A docker-registry of a test's own, on loopback.
+//! A private docker-registry for a test, on loopback.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ impl Registry {
         Self::start_with(Some((USER, PASSWORD)), false)
     }
 
-    /// Starts one that speaks TLS with a certificate nobody knows.
+    /// Starts one that uses TLS with an untrusted certificate.
     pub(crate) async fn start_tls() -> Result<Self, String> {
         Self::start_with(None, true)
     }
@@ -81,13 +81,13 @@ impl Registry {
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let address = loop {
             let mut line = String::new();
-            assert!(log.read_line(&mut line).unwrap() > 0, "docker-registry ended");
+            assert!(log.read_line(&mut line).unwrap() > 0, "docker-registry exited");
             if let Some((_, rest)) = line.split_once("listening on 127.0.0.1:") {
                 let port: String = rest.chars().take_while(char::is_ascii_digit).collect();
                 break format!("127.0.0.1:{port}");
             }
         };
-        // Read on, or the registry stops at a full pipe.
+        // Keep reading, or the registry blocks on a full pipe.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder().tls_certs_only([]).tls_danger_accept_invalid_certs(true).build().unwrap();
@@ -96,7 +96,7 @@ impl Registry {
         Ok(Self { address, scheme, dir, child, login, http })
     }
 
-    /// The certificate of one that speaks TLS.
+    /// The certificate of one that uses TLS.
     pub(crate) fn certificate(&self) -> PathBuf {
         self.dir.join("cert.pem")
     }
@@ -138,7 +138,7 @@ impl Registry {
         self.push_manifest(repository, tag, MANIFEST, &made.manifest.bytes).await;
     }
 
-    /// Pushes it behind an index whose other entry leads nowhere: nobody may follow it.
+    /// Pushes it behind an index whose other entry does not exist and must not be requested.
     pub(crate) async fn push_index(&self, repository: &str, tag: &str, made: &Made) {
         self.push_blobs(repository, made).await;
         self.push_manifest(repository, &made.manifest.digest, MANIFEST, &made.manifest.bytes).await;
@@ -152,7 +152,7 @@ impl Registry {
         self.push_unchecked(repository, tag, index.to_string().as_bytes());
     }
 
-    /// The registry refuses an index whose manifests it lacks, so it is laid into its files.
+    /// Writes an index into the registry's files, since it refuses an index whose manifests are missing.
     fn push_unchecked(&self, repository: &str, tag: &str, bytes: &[u8]) {
         let digest = made::sha256(bytes);
         let hex = &digest[7..];

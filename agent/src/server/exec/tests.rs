@@ -134,7 +134,7 @@ async fn remotecommand_protocol_carries_streams_and_exit_codes() {
     let script = "command=sh&command=-c&command=sleep+4+%26+echo+done&output=1";
     let socket = node.connect(script, PROTOCOL_V5).await.unwrap();
     assert_eq!(socket.finish().await, ("done\n".to_owned(), String::new(), Ok(0)));
-    node.container.all_cleared().await;
+    node.container.all_cleaned_up().await;
 }
 
 #[tokio::test]
@@ -146,13 +146,13 @@ async fn a_process_is_killed_with_its_client_and_with_the_agent() {
     let mut socket = node.connect(&script, PROTOCOL_V5).await.unwrap();
     socket.expect("ready").await;
     drop(socket);
-    node.container.all_cleared().await;
+    node.container.all_cleaned_up().await;
 
     let mut socket = node.connect(&script, PROTOCOL_V5).await.unwrap();
     socket.expect("ready").await;
     node.stop.cancel();
     assert_eq!(socket.finish().await.2, Err("none came".to_owned()));
-    node.container.all_cleared().await;
+    node.container.all_cleaned_up().await;
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn limpet_exec_exits_with_the_commands_exit_code() {
     ] {
         assert_eq!(node.limpet_exec(line).await.unwrap_err().to_string(), expected, "{line:?}");
     }
-    node.container.all_cleared().await;
+    node.container.all_cleaned_up().await;
 }
 
 #[tokio::test]

@@ -39,12 +39,12 @@ fn text(files: &mut Files) -> String {
                 all.extend_from_slice(&text);
                 return String::from_utf8(all).unwrap();
             }
-            Step::Wait => unreachable!("reading to the end waits for nothing"),
+            Step::Wait => unreachable!("reading to the end does not wait"),
         }
     }
 }
 
-/// Entries numbered so, one a second.
+/// Entries with these numbers, one per second.
 fn lines(numbers: std::ops::Range<u32>) -> String {
     numbers.map(|n| format!("2026-01-01T00:{:02}:{:02}.5Z stdout F line {n}\n", n / 60, n % 60)).collect()
 }
@@ -74,7 +74,7 @@ fn all_files_are_one_log() {
 }
 
 #[test]
-fn the_tail_reaches_over_files() {
+fn the_tail_may_span_files() {
     let log = rotated();
     for count in [0, 1, 4, 5, 6, 15, 16, 34, 35, 36, 1_000] {
         assert_eq!(log.read(&tail(count)), expected(35u32.saturating_sub(count as u32)..35), "{count}");
@@ -83,7 +83,7 @@ fn the_tail_reaches_over_files() {
 
 #[test]
 fn the_tail_is_found_at_every_position_in_a_block() {
-    // Lines of all lengths, so that headers and newlines meet the borders between blocks everywhere.
+    // Lines of all lengths, so that headers and newlines cross block boundaries at every position.
     let text: String =
         (0..800u32).map(|n| format!("2026-01-01T00:00:00Z stdout F {n} {}\n", "x".repeat(n as usize % 211))).collect();
     let log = Log::new(&[("0.log", &text)]);
@@ -108,7 +108,7 @@ fn the_tail_counts_lines_not_parts_nor_other_streams_nor_damage() {
 }
 
 #[test]
-fn a_time_skips_what_came_before() {
+fn lines_before_since_are_skipped() {
     let log = rotated();
     for (time, first) in [("00:00:00.5", 0), ("00:00:12", 12), ("00:00:29.5", 29), ("00:00:34.6", 35)] {
         let since = Some(format!("2026-01-01T{time}Z").parse().unwrap());
@@ -117,13 +117,13 @@ fn a_time_skips_what_came_before() {
 }
 
 #[test]
-fn an_endless_line_is_passed_over() {
+fn an_endless_line_is_skipped() {
     let text = format!("{}{}\n{}", lines(0..1), "x".repeat(3 * LINE_LIMIT), lines(1..2));
     assert_eq!(Log::new(&[("0.log", &text)]).read(&ReadOptions::default()), expected(0..2));
 }
 
 #[test]
-fn a_log_that_is_not_there_is_not_found() {
+fn a_missing_log_is_not_found() {
     let log = Log::new(&[]);
     assert_eq!(Files::open(log.path(), &tail(3)).map(|_| ()).unwrap_err().kind(), io::ErrorKind::NotFound);
 }
@@ -139,11 +139,11 @@ async fn termination_messages_are_the_last_lines_and_bytes() {
 }
 
 #[tokio::test]
-async fn following_through_many_rotations_loses_nothing_and_ends_with_the_container() {
+async fn following_through_many_rotations_loses_no_line_and_stops_with_the_container() {
     let log = Log::new(&[]);
     let (out_reader, mut stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
-    // So many files that none is removed before it is read.
+    // Enough files that none is removed before it is read.
     let config = WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 1_000 }, path: log.path() };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
@@ -168,7 +168,7 @@ async fn following_through_many_rotations_loses_nothing_and_ends_with_the_contai
 }
 
 #[tokio::test]
-async fn following_reads_what_is_written_after_the_container_is_known_to_have_finished() {
+async fn following_reads_lines_written_after_the_container_has_finished() {
     let log = Log::new(&[]);
     let (out_reader, mut stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
@@ -188,7 +188,7 @@ async fn following_reads_what_is_written_after_the_container_is_known_to_have_fi
 }
 
 #[tokio::test]
-async fn following_ends_when_the_directory_goes() {
+async fn following_stops_when_the_directory_is_removed() {
     let log = Log::new(&[("0.log", &lines(0..1))]);
     let (_finish, finished) = watch::channel(false);
     let mut stream = Box::pin(read(log.path(), ReadOptions { follow: true, ..ReadOptions::default() }, finished));

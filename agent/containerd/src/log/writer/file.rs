@@ -1,4 +1,4 @@
-//! The file a container's log is written to: opened, appended, rotated, and survived when the disk is full.
+//! The file of a container's log: opens, appends and rotates it, and handles a full disk.
 
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use crate::log::LogRotation;
 
 /// The newest file of one container's log.
 ///
-/// While it is open it is locked: a reader that can lock it knows that its writer has ended.
+/// While it is open it is locked: a reader that can lock it knows that its writer has exited.
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
@@ -23,14 +23,14 @@ pub(super) struct LogFile {
     file: Option<OwnedFd>,
     locked: bool,
     size: u64,
-    /// The file ends in the middle of a line: the next write begins a new one.
+    /// The file ends with a partial line: the next write starts a new one.
     torn: bool,
     lost: Loss,
     /// Second and number of the newest rotated file.
     last_rotation: Option<([u8; 15], i64)>,
 }
 
-/// Lines that could not be written since the last that could.
+/// Lines that could not be written since the last successful write.
 #[derive(Debug, Default)]
 struct Loss {
     lines: u64,
@@ -38,11 +38,11 @@ struct Loss {
 }
 
 impl LogFile {
-    /// Opens or makes the file and the directories above it. When that fails it is tried again at the next write.
+    /// Opens or creates the file and the directories above it. A failure is retried at the next write.
     pub(super) fn open(path: PathBuf, rotation: LogRotation) -> Self {
         let (lost, last_rotation) = (Loss::default(), None);
         let mut file = Self { path, rotation, file: None, locked: false, size: 0, torn: false, lost, last_rotation };
-        // What fails here fails again at the first write, where there are lines to count.
+        // A failure here occurs again at the first write, where there are lines to count.
         let _ = file.reopen();
         file
     }
@@ -52,19 +52,19 @@ impl LogFile {
         self.file.is_some() && !self.locked
     }
 
-    /// Whether lines are lost that the log does not yet tell of.
+    /// Whether lines were lost that are not yet reported in the log.
     pub(super) fn has_losses(&self) -> bool {
         self.lost.lines > 0
     }
 
-    /// How much still fits before the file is rotated, in bytes.
+    /// How many bytes can still be written before the file is rotated.
     pub(super) fn room(&self) -> u64 {
         self.rotation.max_size.saturating_sub(self.size)
     }
 
     /// Appends whole lines with one write, then rotates if the file has reached its size.
     ///
-    /// What cannot be written is dropped and counted; the first write that works again says how much it was.
+    /// Lines that cannot be written are dropped and counted; the next successful write reports how many.
     pub(super) fn append(&mut self, lines: &[u8], stamp: &Stamp) {
         if let Err(cause) = self.prepare(stamp) {
             return self.lose(lines, cause);
@@ -78,11 +78,11 @@ impl LogFile {
         }
     }
 
-    /// Makes the file ready for a whole line: it is open, it is still in its directory, its last line is ended,
-    /// and losses are told.
+    /// Prepares the file for a whole line: it is open, it is still in its directory, its last line is complete, and losses are
+    /// reported.
     fn prepare(&mut self, stamp: &Stamp) -> Result<(), Errno> {
         match self.file.as_ref().map(rustix::fs::fstat) {
-            // The size is the file's own: someone may have cut it short to make room.
+            // The size is read from the file: it may have been truncated to free disk space.
             Some(Ok(stat)) if stat.st_nlink > 0 => self.size = u64::try_from(stat.st_size).unwrap_or(0),
             _ => self.reopen()?,
         }
@@ -118,7 +118,7 @@ impl LogFile {
             }
             other => other?,
         };
-        // The lock only tells readers that the writer lives; without it they wait a moment longer.
+        // The lock only shows readers that the writer is running; without it they wait a little longer.
         self.locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK);
         self.size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         self.torn = self.size > 0 && !self.ends_with_newline();
@@ -126,7 +126,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Whether what a predecessor left is a whole line; after a power cut it may not be.
+    /// Whether the existing file ends with a whole line; after a power cut it may not.
     fn ends_with_newline(&self) -> bool {
         let mut last = [0];
         rustix::fs::open(&self.path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
@@ -134,7 +134,7 @@ impl LogFile {
             .is_ok_and(|_| last == *b"\n")
     }
 
-    /// Writes all of `bytes`, or says how much was written and why no more.
+    /// Writes all of `bytes`, or returns how much was written and the error.
     fn write(&mut self, bytes: &[u8]) -> Result<(), (usize, Errno)> {
         let Some(file) = &self.file else { return Err((0, Errno::BADF)) };
         let mut written = 0;
@@ -152,29 +152,28 @@ impl LogFile {
         Ok(())
     }
 
-    /// Counts `rest`, the end of a batch, as lost; a line of which a part is in the file is among them.
+    /// Counts `rest`, the end of a batch, as lost, a partly written line included.
     fn lose(&mut self, rest: &[u8], cause: Errno) {
         self.lost.lines += rest.iter().filter(|byte| **byte == b'\n').count() as u64;
         self.lost.cause = Some(cause);
     }
 
-    /// Renames the file away as kubelet does, begins a new one and removes the oldest.
-    /// A rename that fails leaves everything as it is: the file grows on and nothing is lost.
+    /// Renames the file as kubelet does, starts a new one and removes the oldest.
+    /// A failed rename changes nothing: the file keeps growing and no line is lost.
     fn rotate(&mut self, stamp: &Stamp) {
         let Some(target) = self.rotated_path(stamp) else { return };
         if rustix::fs::rename(&self.path, &target).is_err() {
             return;
         }
-        // Failing to open the new file is found and counted by the next write.
+        // A failure to open the new file is detected and counted by the next write.
         let _ = self.reopen();
         self.prune();
     }
 
     /// `0.log.20260102-150405`; with `-001` and so on when several are rotated within a second, which sorts after it.
     ///
-    /// A name sorts after the one before it, also when the clock is set back: readers and `prune` go by names, and
-    /// the name of a file that is gone is not free again. `None`: too many for one second, the file grows until the
-    /// next.
+    /// A name sorts after the one before it, also when the clock is set back: readers and `prune` sort by name, and the name
+    /// of a removed file is not reused. `None`: too many for one second, the file grows until the next.
     fn rotated_path(&mut self, stamp: &Stamp) -> Option<PathBuf> {
         loop {
             let now = (stamp.file_suffix(), 0);
@@ -193,7 +192,7 @@ impl LogFile {
                 digits(&mut ending[1..], number);
                 name.push(OsStr::from_bytes(&ending));
             }
-            // A predecessor that crashed in this very second may have taken it.
+            // A predecessor that crashed in the same second may have used it.
             match rustix::fs::statat(CWD, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Err(Errno::NOENT) => return Some(name.into()),
                 Err(_) => return None,
@@ -208,7 +207,7 @@ impl LogFile {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let keep = self.rotation.max_files.saturating_sub(1) as usize;
         loop {
-            // Opened anew for each pass: a raw directory is read once.
+            // Opened again for each pass: a raw directory can be read only once.
             let Ok(directory) = rustix::fs::open(directory, flags, Mode::empty()) else { return };
             let Some(oldest) = oldest_beyond(&directory, name.as_bytes(), keep) else { return };
             if rustix::fs::unlinkat(&directory, oldest, AtFlags::empty()).is_err() {
@@ -218,11 +217,11 @@ impl LogFile {
     }
 }
 
-/// Room for the longest notice.
+/// The length of the longest notice.
 const NOTICE_LENGTH: usize = 160;
 
 impl Loss {
-    /// Spells the line that tells of the loss into `buffer`; returns its length.
+    /// Formats the line that reports the loss into `buffer`; returns its length.
     fn notice(&self, stamp: &Stamp, buffer: &mut [u8; NOTICE_LENGTH]) -> usize {
         let mut count = [0; 20];
         let cause: &[u8] = match self.cause {

@@ -1,4 +1,4 @@
-//! Time as log lines and file names spell it, without allocation and without a time zone database.
+//! Timestamps in the format of log lines and file names, without allocation and without a time zone database.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ pub(super) const STAMP_LENGTH: usize = 30;
 /// The last second of the year 9999: later ones have no RFC 3339 form.
 const LAST_SECOND: i64 = 253_402_300_799;
 
-/// A moment, spelled as a log line spells it.
+/// A timestamp in the format of log lines.
 #[derive(Debug, Clone)]
 pub(super) struct Stamp {
     seconds: i64,
@@ -19,12 +19,12 @@ pub(super) struct Stamp {
 impl Stamp {
     /// The wall clock's time.
     pub(super) fn now() -> Self {
-        // Before 1970 there is nothing to spell: the epoch will do.
+        // Times before 1970 are not supported: use the epoch.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(i64::try_from(now.as_secs()).unwrap_or(LAST_SECOND), now.subsec_nanos())
     }
 
-    /// The moment `seconds` and `nanoseconds` after the epoch; seconds outside 1970 to 9999 are clamped.
+    /// The time `seconds` and `nanoseconds` after the epoch; seconds outside 1970 to 9999 are clamped.
     pub(super) fn new(seconds: i64, nanoseconds: u32) -> Self {
         let seconds = seconds.clamp(0, LAST_SECOND);
         let (year, month, day) = civil(seconds / 86_400);
@@ -40,7 +40,7 @@ impl Stamp {
         Self { seconds, nanoseconds, text }
     }
 
-    /// One nanosecond later. Collectors take two equal lines with one time for one line sent twice.
+    /// One nanosecond later. Log collectors treat two equal lines with the same time as duplicates.
     pub(super) fn advance(&mut self) {
         if self.nanoseconds >= 999_999_999 {
             *self = Self::new(self.seconds + 1, 0);
@@ -61,7 +61,7 @@ impl Stamp {
         &self.text
     }
 
-    /// `20260102-150405`, kubelet's ending of a rotated file.
+    /// `20260102-150405`, kubelet's suffix of a rotated file.
     pub(super) fn file_suffix(&self) -> [u8; 15] {
         let mut suffix = *b"00000000-000000";
         for (to, from) in
@@ -73,9 +73,9 @@ impl Stamp {
     }
 }
 
-/// Writes `value` into all of `place`, zeros in front.
-pub(super) fn digits(place: &mut [u8], mut value: i64) {
-    for digit in place.iter_mut().rev() {
+/// Writes `value` into all of `buffer`, with leading zeros.
+pub(super) fn digits(buffer: &mut [u8], mut value: i64) {
+    for digit in buffer.iter_mut().rev() {
         *digit = b'0' + (value % 10) as u8;
         value /= 10;
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spells_times_as_rfc_3339() {
+    fn times_are_formatted_as_rfc_3339() {
         for (seconds, nanoseconds, text) in [
             (0, 0, "1970-01-01T00:00:00.000000000Z"),
             (951_782_400, 5, "2000-02-29T00:00:00.000000005Z"),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_the_time_library_on_every_day() {
+    fn every_day_agrees_with_the_time_library() {
         for day in 0..60_000 {
             let ours = Stamp::new(day * 86_400 + 61, 0);
             let theirs = jiff::Timestamp::from_second(day * 86_400 + 61).unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn advances_by_a_nanosecond_also_over_the_second() {
+    fn advance_carries_into_the_next_second() {
         let mut stamp = Stamp::new(59, 999_999_998);
         stamp.advance();
         assert_eq!(stamp.text(), b"1970-01-01T00:00:59.999999999Z");

@@ -1,4 +1,4 @@
-//! The logger as containerd uses it: two pipes in, a log file out.
+//! Tests of the logger as containerd uses it: two pipes in, a log file out.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use limpet_tests::need::need;
 
 use super::*;
 
-/// A logger on a thread of its own, fed by hand.
+/// A logger on a thread of its own, with input from the test.
 struct Logger {
     stdout: std::io::PipeWriter,
     stderr: std::io::PipeWriter,
@@ -36,7 +36,7 @@ impl Logger {
     }
 }
 
-/// Stream, tag and text of each line of a file; panics at a line that is none.
+/// Stream, tag and text of each line of a file; panics at an invalid line.
 fn entries(path: &Path) -> Vec<(String, String, Vec<u8>)> {
     fs::read(path).unwrap().split_inclusive(|byte| *byte == b'\n').map(entry).collect()
 }
@@ -61,7 +61,7 @@ fn rotated(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn uri_survives_gos_parser_and_carries_the_configuration() {
+fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
     let rotation = LogRotation { max_size: 10 << 20, max_files: 5 };
     let uri = uri(Path::new("/usr/bin/limpet"), rotation, Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"));
     assert_eq!(
@@ -71,7 +71,7 @@ fn uri_survives_gos_parser_and_carries_the_configuration() {
 }
 
 #[test]
-fn configuration_is_read_back() {
+fn the_configuration_is_parsed_from_the_uri() {
     let rotation = LogRotation { max_size: 7, max_files: 2 };
     assert_eq!(
         WriterConfig::parse(OsStr::new("7:2:/a:b/0.log")),
@@ -83,7 +83,7 @@ fn configuration_is_read_back() {
 }
 
 #[test]
-fn writes_cri_lines_and_flushes_the_last_partial_one() {
+fn cri_lines_and_the_last_partial_one_are_written() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pod/container/0.log");
     let mut logger = Logger::start(&path, 1 << 20, 5);
@@ -98,7 +98,7 @@ fn writes_cri_lines_and_flushes_the_last_partial_one() {
 }
 
 #[test]
-fn cuts_long_lines_into_parts_of_16_kib() {
+fn long_lines_are_split_into_parts_of_16_kib() {
     let directory = tempfile::tempdir().unwrap();
     for length in [PART - 1, PART, PART + 1, 2 * PART, 3 * PART + 5, 200_000] {
         let path = directory.path().join(format!("{length}.log"));
@@ -116,7 +116,7 @@ fn cuts_long_lines_into_parts_of_16_kib() {
 }
 
 #[test]
-fn no_two_lines_have_one_time() {
+fn no_two_lines_have_the_same_time() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut logger = Logger::start(&path, 1 << 20, 5);
@@ -128,7 +128,7 @@ fn no_two_lines_have_one_time() {
 }
 
 #[test]
-fn rotates_at_the_size_keeps_the_newest_files_and_loses_no_line() {
+fn rotation_retains_the_newest_files_and_loses_no_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut logger = Logger::start(&path, 10_000, 4);
@@ -150,7 +150,7 @@ fn rotates_at_the_size_keeps_the_newest_files_and_loses_no_line() {
 }
 
 #[test]
-fn one_file_means_one_file() {
+fn max_files_of_one_leaves_one_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut logger = Logger::start(&path, 1_000, 1);
@@ -160,7 +160,7 @@ fn one_file_means_one_file() {
 }
 
 #[test]
-fn goes_on_in_a_file_that_exists_and_ends_its_torn_line() {
+fn an_existing_file_is_appended_and_its_torn_line_completed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     fs::write(&path, "2026-01-02T03:04:05.678901234Z stdout F whole\n2026-01-02T03:04").unwrap();
@@ -175,7 +175,7 @@ fn goes_on_in_a_file_that_exists_and_ends_its_torn_line() {
 }
 
 #[test]
-fn makes_the_directory_again_when_it_vanishes() {
+fn a_removed_directory_is_created_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pod/container/0.log");
     let mut logger = Logger::start(&path, 1 << 20, 5);
@@ -186,7 +186,7 @@ fn makes_the_directory_again_when_it_vanishes() {
 }
 
 #[test]
-fn a_link_in_the_files_place_is_not_followed() {
+fn a_symlink_instead_of_the_file_is_not_followed() {
     let directory = tempfile::tempdir().unwrap();
     let victim = directory.path().join("victim");
     fs::write(&victim, "").unwrap();
@@ -198,12 +198,12 @@ fn a_link_in_the_files_place_is_not_followed() {
 }
 
 #[test]
-fn counts_what_it_cannot_write_and_says_so_once_it_can() {
+fn lost_lines_are_counted_and_reported_in_the_log() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("0.log");
     let mut file = LogFile::open(path.clone(), LogRotation { max_size: 1 << 20, max_files: 5 });
     let stamp = Stamp::new(0, 0);
-    // A directory in its place is a file that cannot be opened.
+    // A directory at its path cannot be opened as a file.
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     file.append(b"one\ntwo\n", &stamp);
@@ -219,12 +219,12 @@ fn counts_what_it_cannot_write_and_says_so_once_it_can() {
 }
 
 #[test]
-fn a_full_disk_ends_neither_the_logger_nor_its_lines() {
+fn the_logger_survives_a_full_disk() {
     let Some(disk) = SmallDisk::mount() else { return };
     let path = disk.0.path().join("0.log");
     let mut logger = Logger::start(&path, 1 << 30, 5);
-    // More than the disk holds; every write returns, so the container never waits. What is still in the pipe when
-    // room is made fits.
+    // More than the disk holds; every write returns, so the container never waits. The rest in the pipe fits after space
+    // is freed.
     let line = [b"x".repeat(99).as_slice(), b"\n"].concat();
     for _ in 0..3_000 {
         logger.stdout.write_all(&line.repeat(10)).unwrap();
@@ -250,11 +250,11 @@ fn names_of_rotated_files_sort_by_age_even_when_the_clock_is_set_back() {
     assert_eq!(contents.concat(), "100\n100\n200\n150\n150\n201\n");
 }
 
-/// A file system of 1 MiB that ends with the test.
+/// A file system of 1 MiB that is unmounted with the test.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None`, and a word why, where mounting is not allowed.
+    /// `None`, with a message why, where mounting is not allowed.
     fn mount() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let options = c"size=1m";

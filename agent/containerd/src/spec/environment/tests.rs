@@ -21,7 +21,7 @@ fn value(definition: Value) -> Result<String, SpecError> {
 }
 
 #[test]
-fn the_later_wins_in_its_place() {
+fn a_later_value_replaces_the_earlier_in_its_position() {
     let cases = [
         (
             json!({}),
@@ -52,7 +52,7 @@ fn the_later_wins_in_its_place() {
 }
 
 #[test]
-fn values_refer_to_what_came_before_in_the_pod() {
+fn values_refer_to_earlier_variables_of_the_pod() {
     let list = json!([
         {"name": "A", "value": "1"}, {"name": "B", "value": "$(A)-$(C)-$(IMAGE)"}, {"name": "C", "value": "$(B)"},
         {"name": "D"},
@@ -143,7 +143,7 @@ fn values_of_objects() {
     let table: &[(Value, Result<&[&str], &str>)] = &[
         (json!({"env": [key("configMap", "m", "a.b", false)]}), Ok(&["V=1"])),
         (json!({"env": [key("secret", "s", "B", false)]}), Ok(&["V=2"])),
-        // A value from an object is not expanded; one that names it later is, with it.
+        // A value from an object is not expanded; a later variable that refers to it is.
         (
             json!({"env": [{"name": "X", "value": "x"}, key("configMap", "m", "B", false), {"name": "W", "value": "$(V)"}]}),
             Ok(&["X=x", "V=$(X)", "W=$(X)"]),

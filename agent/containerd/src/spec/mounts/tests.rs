@@ -33,7 +33,7 @@ fn a_volume_replaces_a_default() {
     assert_eq!(
         destinations(vec![volume("/dev", false)]),
         ["/proc", "/sys", "/sys/fs/cgroup", "/dev", "/dev/shm"],
-        "all below /dev goes with it"
+        "all mounts below /dev are replaced with it"
     );
     let own_shm = destinations(vec![volume("/dev/./shm/", false)]);
     assert_eq!(own_shm.iter().filter(|path| path.starts_with("/dev/") && path.contains("shm")).count(), 1);
@@ -41,7 +41,7 @@ fn a_volume_replaces_a_default() {
 }
 
 #[test]
-fn options_say_access_and_propagation() {
+fn options_contain_access_and_propagation() {
     let cases = [
         (false, Propagation::Private, ["rbind", "rprivate", "rw"]),
         (true, Propagation::HostToContainer, ["rbind", "rslave", "ro"]),

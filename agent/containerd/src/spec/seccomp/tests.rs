@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::spec::tests::Fixture;
 
-/// Names allowed without looking at arguments.
+/// Names allowed without conditions on arguments.
 fn allowed(profile: &LinuxSeccomp) -> BTreeSet<&str> {
     let rules = profile.syscalls().iter().flatten();
     rules
@@ -17,7 +17,7 @@ fn allowed(profile: &LinuxSeccomp) -> BTreeSet<&str> {
 }
 
 #[test]
-fn the_default_allows_programs_and_withholds_the_kernel() {
+fn the_default_allows_ordinary_calls_and_blocks_kernel_interfaces() {
     let profile = runtime_default(&Capabilities::new(), "x86_64").unwrap();
     assert_eq!(profile.default_action(), LinuxSeccompAction::ScmpActErrno);
     let allowed = allowed(&profile);
@@ -47,13 +47,13 @@ fn the_default_allows_programs_and_withholds_the_kernel() {
 }
 
 #[test]
-fn no_name_stands_twice() {
+fn no_name_is_listed_twice() {
     let names: Vec<&str> = ALLOWED.iter().flat_map(|names| names.split_whitespace()).collect();
     assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
 }
 
 #[test]
-fn capabilities_open_their_calls() {
+fn capabilities_allow_their_calls() {
     let cases = [
         (Capability::SysChroot, "chroot"),
         (Capability::SysAdmin, "clone3"),
@@ -71,7 +71,7 @@ fn capabilities_open_their_calls() {
 }
 
 #[test]
-fn clone_makes_no_namespaces_without_sys_admin() {
+fn clone_creates_no_namespaces_without_sys_admin() {
     for (arch, index) in [("x86_64", 0), ("aarch64", 0), ("s390x", 1)] {
         let profile = serde_json::to_value(runtime_default(&Capabilities::new(), arch).unwrap()).unwrap();
         let rules = profile["syscalls"].as_array().unwrap();

@@ -7,7 +7,7 @@ use limpet_tests::need;
 
 use super::*;
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -51,7 +51,7 @@ fn files_are_read_from_the_image() {
 }
 
 #[test]
-fn layers_show_as_one() {
+fn layers_are_merged() {
     if !may_mount() {
         return;
     }
@@ -78,7 +78,7 @@ fn layers_show_as_one() {
 }
 
 #[test]
-fn links_do_not_lead_out_of_the_image() {
+fn symlinks_do_not_leave_the_image() {
     if !may_mount() {
         return;
     }
@@ -109,7 +109,7 @@ fn links_do_not_lead_out_of_the_image() {
 }
 
 #[test]
-fn what_is_no_file_or_too_large_is_refused() {
+fn a_file_that_is_not_regular_or_too_large_is_refused() {
     if !may_mount() {
         return;
     }
@@ -161,5 +161,5 @@ fn the_cache_is_bounded_by_bytes() {
     assert!(cache.get("chain-5").is_none(), "five of 60 KiB are more than it keeps");
     cache.put("large".into(), of(1 << 20));
     assert!(cache.get("large").is_none());
-    assert!(cache.get("chain-9").is_some(), "what does not fit drives nothing out");
+    assert!(cache.get("chain-9").is_some(), "an entry that does not fit evicts nothing");
 }
