@@ -60,7 +60,7 @@ fn a_url_s_pod_outlives_its_server(node: &mut TestNode) -> Result<()> {
     node.wait_gone("side")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
     web.serve("");
-    let sources = wait_sources(node, "empty answer")?;
+    let sources = wait_sources(node, "empty response")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "{sources}");
     web.serve(&list(&[]));
     node.wait_gone("web")
