@@ -111,7 +111,7 @@ async fn orphaned_sessions_are_swept() {
     let mut ready = [0; 6];
     session.stdout.read_exact(&mut ready).await.unwrap();
     sweep(&test.client, &test.fifo_dir()).await;
-    // 128 plus SIGKILL: it was not killed by this session.
+    // 128 plus SIGKILL: the exec session did not kill it.
     assert_eq!(session.exit.wait().await.unwrap(), 137);
     test.all_cleaned_up().await;
 }

@@ -90,7 +90,13 @@ impl Supervisor {
                 // Tried again when pods change or end.
                 self.cleanup.not_forgotten = !all;
             }
-            Err(error) => tracing::error!(%error, "a clean-up job panicked"),
+            Err(error) => {
+                tracing::error!(%error, "a clean-up job panicked; orphans stay until the next start of the agent");
+                // No pod waits for a job that is gone.
+                self.cleanup.orphans.clear();
+                self.cleanup.forgetting = false;
+                self.start_waiting();
+            }
         }
     }
 
