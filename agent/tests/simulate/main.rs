@@ -4,6 +4,7 @@
 //! `cargo xtask simulate --seeds A..B` runs many; `--seed N --trace` prints the steps of one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod agent;
 mod manifests;
 mod run;
 

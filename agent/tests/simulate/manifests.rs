@@ -41,7 +41,8 @@ impl Made {
     }
 
     pub(crate) fn text(&self) -> Vec<u8> {
-        let container = |name: String, image: u32| json!({ "name": name, "image": format!("app:{image}"), "imagePullPolicy": "IfNotPresent" });
+        let generation = json!([{ "name": "GENERATION", "value": self.generation.to_string() }]);
+        let container = |name: String, image: u32| json!({ "name": name, "image": format!("app:{image}"), "imagePullPolicy": "IfNotPresent", "env": generation });
         let inits: Vec<Value> = (0..self.inits).map(|index| container(format!("init-{index}"), 0)).collect();
         let mains: Vec<Value> =
             self.images.iter().enumerate().map(|(index, image)| container(format!("main-{index}"), *image)).collect();
@@ -54,7 +55,7 @@ impl Made {
         }
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": self.name, "annotations": { "generation": self.generation.to_string() } },
+            "metadata": { "name": self.name },
             "spec": spec,
         });
         pod.to_string().into_bytes()

@@ -1,36 +1,19 @@
 //! One run: a node, the lives of its agents, what befalls them, and what must hold at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::World;
-use limpet::merge_loop;
-use limpet::reporter::Reporter;
-use limpet::server::Health as AgentHealth;
-use limpet::status::event::Events;
-use limpet::status::metrics::Metrics;
-use limpet::worker::WorkerContext;
-use limpet::worker::supervisor::{Intake, Supervisor};
-use limpet_core::merge::Desired;
-use limpet_core::merge::slot::Slots;
-use limpet_core::source::Health;
 use limpet_core::source::view::{Contents, View};
-use limpet_core::status::observed::Observed;
-use limpet_host::network::NetworkStatus;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::source::SourceKind;
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 
+use crate::agent::{Agent, NODE, pass};
 use crate::manifests::Made;
 
-const NODE: &str = "node";
 /// After the last fault: longer than the longest back-off, deadline and grace together.
 const SETTLE: Duration = Duration::from_secs(1_800);
 
@@ -51,14 +34,6 @@ pub(crate) fn run(seed: u64, trace: bool) -> Report {
         node.settle().await;
         node.report()
     })
-}
-
-/// One life of the agent.
-struct Agent {
-    tasks: JoinSet<()>,
-    stop: CancellationToken,
-    slots: Arc<Slots>,
-    desired: Desired,
 }
 
 struct Node {
@@ -168,10 +143,8 @@ impl Node {
     }
 
     fn publish(&mut self) {
-        if let Some(snapshot) = self.view.settle(true, Health::Good)
-            && let Some(agent) = &self.agent
-        {
-            agent.slots.publish(SourceKind::File, snapshot);
+        if let Some(agent) = &self.agent {
+            agent.publish(&mut self.view);
         }
     }
 
@@ -188,7 +161,7 @@ impl Node {
     async fn disconnect(&mut self) {
         self.note("containerd is gone".to_owned());
         self.world().connected = false;
-        self.tell(LifecycleEvent::Disconnected);
+        self.send(LifecycleEvent::Disconnected);
         let away = Duration::from_millis(self.rng.u64(0..30_000));
         self.pass(away).await;
         self.connect();
@@ -197,10 +170,10 @@ impl Node {
     fn connect(&mut self) {
         self.note("containerd is back".to_owned());
         self.world().connected = true;
-        self.tell(LifecycleEvent::Connected);
+        self.send(LifecycleEvent::Connected);
     }
 
-    fn tell(&self, event: LifecycleEvent) {
+    fn send(&self, event: LifecycleEvent) {
         if let Some(events) = &self.world().events {
             events.try_send(event).unwrap();
         }
@@ -216,9 +189,8 @@ impl Node {
 
     async fn stop_agent(&mut self) {
         self.note("the agent is stopped".to_owned());
-        if let Some(mut agent) = self.agent.take() {
-            agent.stop.cancel();
-            while agent.tasks.join_next().await.is_some() {}
+        if let Some(agent) = self.agent.take() {
+            agent.stop().await;
         }
         self.world().events = None;
         self.be_away().await;
@@ -237,66 +209,19 @@ impl Node {
     }
 
     async fn end_agent(&mut self) {
-        if let Some(mut agent) = self.agent.take() {
-            agent.tasks.shutdown().await;
+        if let Some(agent) = self.agent.take() {
+            agent.kill().await;
         }
         self.world().events = None;
     }
 
     fn start_agent(&mut self) {
         self.note("the agent starts".to_owned());
-        let (slots, desired, stop) = (Arc::<Slots>::default(), Desired::default(), CancellationToken::new());
-        let (merging, merged) = mpsc::channel(1);
-        let (events, lifecycle) = mpsc::channel(1_024);
-        let mut tasks = JoinSet::new();
-        tasks.spawn(merge_loop::run(Arc::clone(&slots), desired.clone(), merging, stop.clone()));
-        let (health, heartbeat) = AgentHealth::new();
-        let (network_status, network) = watch::channel(NetworkStatus::Ready { name: "sim".to_owned() });
-        let (archives, images) = watch::channel(Arc::default());
-        let reporter = Reporter {
-            max_pods: 110,
-            runtime_endpoint: "/simulated".into(),
-            node_name: NODE.to_owned(),
-            node_addresses: vec![IpAddr::from([10, 0, 0, 1])],
-            network: network.clone(),
-            events: Events::default(),
-            metrics: Metrics::new(NODE),
-            observed: Observed::default(),
-            health,
-        };
-        let context = WorkerContext {
-            executor: Arc::new(FakeExecutor::new(Arc::clone(&self.world))),
-            reporter: Arc::new(reporter),
-            followed: Arc::default(),
-        };
-        let supervisor = Supervisor::new(context, vec![SourceKind::File], true, stop.clone());
-        tasks.spawn(async move {
-            supervisor.run(Intake { merged, lifecycle, network, images, heartbeat }).await;
-            drop((network_status, archives));
-        });
-        if self.world().connected {
-            events.try_send(LifecycleEvent::Connected).unwrap();
-        }
-        self.world().events = Some(events);
-        slots.publish(SourceKind::File, self.view.snapshot());
-        if let Some(snapshot) = self.view.settle(true, Health::Good) {
-            slots.publish(SourceKind::File, snapshot);
-        }
-        self.agent = Some(Agent { tasks, stop, slots, desired });
+        self.agent = Some(Agent::start(&self.world, &mut self.view));
     }
 
-    /// Lets virtual time pass, in which processes exit when they are due.
     async fn pass(&mut self, time: Duration) {
-        let until = Instant::now() + time;
-        let due_changed = Arc::clone(&self.world().due_changed);
-        while Instant::now() < until {
-            let next = self.world().exit_due().map_or(until, |next| next.min(until));
-            tokio::select! {
-                biased;
-                () = due_changed.notified() => {}
-                () = sleep_until(next) => {}
-            }
-        }
+        pass(&self.world, time).await;
     }
 
     /// No more faults: everything comes to rest.
@@ -307,14 +232,15 @@ impl Node {
             self.connect();
         }
         // A reading that finds what was missed, as after a reconnection.
-        self.tell(LifecycleEvent::Disconnected);
-        self.tell(LifecycleEvent::Connected);
+        self.send(LifecycleEvent::Disconnected);
+        self.send(LifecycleEvent::Connected);
         self.pass(SETTLE).await;
         self.check();
     }
 
     fn check(&mut self) {
-        let desired = self.agent.as_ref().unwrap().desired.load();
+        let agent = self.agent.as_ref().unwrap();
+        let (desired, observed) = (agent.desired.load(), agent.observed.load());
         let mut world = self.world.lock().unwrap();
         let mut found = Vec::new();
         let wanted: BTreeSet<String> = desired.pods.values().map(|record| record.uid.to_string()).collect();
@@ -323,6 +249,9 @@ impl Node {
         }
         for uid in world.pods().difference(&wanted) {
             found.push(format!("orphan: something of {uid} is left"));
+        }
+        if !observed.pods.keys().eq(desired.pods.keys()) {
+            found.push(format!("{} pods have a status, {} are desired", observed.pods.len(), desired.pods.len()));
         }
         let running = world.what_runs();
         for record in desired.pods.values().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {

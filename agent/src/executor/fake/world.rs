@@ -1,6 +1,6 @@
 //! What is true of the simulated node, and what must never happen on it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::pin::Pin;
@@ -57,6 +57,19 @@ pub struct World {
     pub due_changed: Arc<Notify>,
     /// Init containers succeed, and the others run for ever.
     calm: bool,
+    /// What processes do, where it is not left to the seed.
+    pub behaviour: Option<Behaviour>,
+    /// What becomes of the next calls of a name, before chance decides.
+    pub faults: VecDeque<(&'static str, Fault)>,
+}
+
+/// What a test has the processes of containers do.
+#[derive(Debug, Clone, Copy)]
+pub struct Behaviour {
+    /// After how long they exit by themselves, and with which code.
+    pub exits: Option<(Duration, i32)>,
+    /// After how long SIGTERM ends them; `None`: they ignore it.
+    pub obeys: Option<Duration>,
 }
 
 impl fmt::Debug for World {
@@ -84,6 +97,8 @@ impl World {
             due: Vec::new(),
             due_changed: Arc::default(),
             calm: false,
+            behaviour: None,
+            faults: VecDeque::new(),
         }
     }
 
@@ -111,13 +126,15 @@ impl World {
             true => Duration::from_millis(self.rng.u64(0..8_000)),
             false => Duration::from_millis(self.rng.u64(0..40)),
         };
-        let fault = match self.rng.u32(0..1_000) < self.fault_rate {
+        let drawn = match self.rng.u32(0..1_000) < self.fault_rate {
             false => Fault::None,
             true => *self
                 .rng
                 .choice(&[Fault::Before, Fault::LostAnswer, Fault::LostAnswer, Fault::Hang])
                 .unwrap_or(&Fault::None),
         };
+        let scripted = self.faults.iter().position(|(call, _)| *call == name);
+        let fault = scripted.and_then(|at| self.faults.remove(at)).map_or(drawn, |(_, fault)| fault);
         self.note(|| format!("call {name} takes {delay:?} {fault:?}"));
         (delay, fault)
     }
@@ -185,7 +202,7 @@ impl World {
             has_snapshot: true,
             restart_policy: policy,
             kill_at: None,
-            obeys: self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..3_000))),
+            obeys: self.draw_obedience(),
         };
         self.note(|| format!("start {} {}/{} pid {pid}", short(&id), record.key, slot.name));
         self.containers.insert(id.clone(), container);
@@ -194,8 +211,19 @@ impl World {
         (id, Task::Running { pid }, now.wall)
     }
 
+    fn draw_obedience(&mut self) -> Option<Duration> {
+        match self.behaviour {
+            Some(behaviour) => behaviour.obeys,
+            None => self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..3_000))),
+        }
+    }
+
     /// Some processes exit by themselves.
     fn draw_life(&mut self, pid: u32, init: bool) {
+        if let Some(behaviour) = self.behaviour {
+            self.due.extend(behaviour.exits.map(|(after, code)| (Instant::now() + after, pid, code)));
+            return self.due_changed.notify_one();
+        }
         let exits = init || (!self.calm && self.rng.u32(0..3) == 0);
         if exits {
             let after = Duration::from_millis(self.rng.u64(0..20_000));
