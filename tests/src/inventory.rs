@@ -1,6 +1,6 @@
 //! Everything pods need of a node, listed: what is there before and not after, or the other way round, was left behind.
 //!
-//! A namespace has no list of its own that tells whose it is. It lives as long as a process in it, a mount that pins it
+//! No list names the owner of a namespace. It lives as long as a process in it, a mount that pins it
 //! or a descriptor that holds it, and these are here.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -155,7 +155,7 @@ impl Proxy {
         self.passage.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many bytes the registry has said so far.
+    /// The size of the registry's log so far.
     pub fn bytes(&self) -> u64 {
         self.passage.said.load(Ordering::SeqCst)
     }

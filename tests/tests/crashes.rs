@@ -107,7 +107,7 @@ fn a_second_agent_is_refused_by_name(node: &mut TestNode) -> Result<()> {
 
 fn containerd_may_come_after_the_agent(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
-    wait::until_true(wait::SOON, "word of the missing containerd", || {
+    wait::until_true(wait::SOON, "a report of the missing containerd", || {
         node.agent.log().contains("containerd is not there, waiting for it")
     })?;
     ensure!(!node.agent.log().contains("containerd is there"), "{}", node.agent.log());

@@ -88,7 +88,7 @@ fn a_wrong_password_is_said(node: &mut TestNode) -> Result<()> {
     let web = node.wait_pod("web", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
     ensure!(waits(&web).1.contains("pull access denied"), "{}", web["status"]);
     let said = format!("{}{}{}", node.events()?, node.agent.log(), web["status"]);
-    ensure!(!said.contains("not-it"), "the password is told: {said}");
+    ensure!(!said.contains("not-it"), "the output contains the password: {said}");
     write_auth_file(node, registry::PASSWORD)?;
     node.wait_running("web").map(drop)
 }

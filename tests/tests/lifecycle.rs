@@ -24,11 +24,11 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A pod that writes into `/shared`, a directory of the node's: when it starts, when it is told to end, when it ends.
+/// A pod that writes into `/shared`, a directory of the node's: when it starts, when it gets SIGTERM, when it ends.
 fn diary(node: &TestNode, name: &str, env: &str) -> Result<Value> {
     fs::create_dir_all(node.dir().join("shared"))?;
     let script = "echo start $DAY >> /shared/diary; \
-        trap 'echo told $DAY >> /shared/diary; sleep 1; echo end $DAY >> /shared/diary; exit 0' TERM; \
+        trap 'echo TERM $DAY >> /shared/diary; sleep 1; echo end $DAY >> /shared/diary; exit 0' TERM; \
         sleep 100000 & wait";
     let container = with(
         shell("main", script),
@@ -144,7 +144,7 @@ fn an_edit_of_the_environment_makes_a_new_pod(node: &mut TestNode) -> Result<()>
         pod["metadata"]["uid"] != before["metadata"]["uid"] && container(pod, "main")["state"]["running"].is_object()
     })?;
     wait::until_true(wait::SOON, "the second entry", || read_diary(node).ends_with("start 2\n"))?;
-    ensure!(read_diary(node) == "start 1\ntold 1\nend 1\nstart 2\n", "{}", read_diary(node));
+    ensure!(read_diary(node) == "start 1\nTERM 1\nend 1\nstart 2\n", "{}", read_diary(node));
     ensure!(container(&after, "main")["restartCount"] == 0, "{}", after["status"]);
     ensure!(node.pods()?.len() == 1);
     Ok(())
@@ -160,7 +160,7 @@ fn deletion_gives_the_grace_and_leaves_nothing(node: &mut TestNode) -> Result<()
     for name in ["web", "stubborn"] {
         node.wait_gone(name)?;
     }
-    ensure!(read_diary(node) == "start 1\ntold 1\nend 1\n", "{}", read_diary(node));
+    ensure!(read_diary(node) == "start 1\nTERM 1\nend 1\n", "{}", read_diary(node));
     node.wait_nothing_runs()
 }
 

@@ -94,7 +94,7 @@ fn two_files_that_claim_one_pod_are_both_told(node: &mut TestNode) -> Result<()>
     node.apply(&simple("web", IDLE))?;
     let before = node.wait_running("web")?;
     node.drop_text("zzz.yaml", &simple("web", "echo second; sleep 100000").to_string())?;
-    wait::until_true(wait::SOON, "the winner to be told", || {
+    wait::until_true(wait::SOON, "a report on the winner", || {
         described(node, "web").is_ok_and(|text| text.contains("file zzz.yaml also defines this pod"))
     })?;
     let sources = node.agent.cli(&["sources"])?.success()?;
@@ -117,7 +117,7 @@ fn of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first(node: &mut
     node.apply(&with_uid("web"))?;
     let first = node.wait_running("web")?;
     node.apply(&with_uid("zoo"))?;
-    wait::until_true(wait::SOON, "the second to be told", || {
+    wait::until_true(wait::SOON, "a report on the second", || {
         described(node, "zoo").is_ok_and(|text| text.contains("not run: its uid"))
     })?;
     ensure!(node.containerd.tasks()?.len() == 1, "both run");
@@ -179,14 +179,14 @@ fn what_diff_says_is_what_happens(node: &mut TestNode) -> Result<()> {
     let said = node.agent.cli(&["diff", "--prune", "-f", &staged, "-o", "json"])?;
     ensure!(said.code == Some(1), "{said:?}");
     let said: Value = serde_json::from_str(&said.stdout)?;
-    let told: Vec<String> = said["pods"].as_array().into_iter().flatten().map(change).collect();
+    let forecast: Vec<String> = said["pods"].as_array().into_iter().flatten().map(change).collect();
     let wanted = [
         format!("{} starts [] []", node.full_name("fresh")),
         format!(r#"{} updates ["proxy"] ["web"]"#, node.full_name("gateway")),
         format!("{} recreates [] []", node.full_name("modbus")),
         format!("{} stops [] []", node.full_name("old")),
     ];
-    ensure!(told == wanted, "{told:?}");
+    ensure!(forecast == wanted, "{forecast:?}");
     ensure!(said["pods"][1]["images"][0]["present"] == true, "{said}");
     let page = node.agent.cli(&["diff", "--prune", "-f", &staged])?.stdout;
     for line in [

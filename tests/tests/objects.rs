@@ -1,5 +1,5 @@
 //! ConfigMaps and Secrets beside the pods: environment, files that change under a running container, pods that wait
-//! for them, registry passwords; and that nothing a person can read tells a Secret's value.
+//! for them, registry passwords; and that no output contains a Secret's value.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -171,7 +171,7 @@ fn a_secret_lies_in_memory_and_is_told_nowhere(node: &mut TestNode) -> Result<()
     let uid = running["metadata"]["uid"].as_str().context("a uid")?;
     let dir = node.agent.settings().root().join("pods").join(uid).join("volumes/kubernetes.io~secret/conf");
     ensure!(fs::metadata(dir.join("a")).is_ok(), "{}", dir.display());
-    // A version of it that is refused, and one that a pod cannot use, are told without it too.
+    // A version of it that is refused, and one that a pod cannot use, are reported without it too.
     node.drop_text(
         "bad.yaml",
         &format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: bad}}\ndata: {{a: {VALUE}}}\n"),
@@ -300,7 +300,7 @@ fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     node.apply(&pull(registry::PASSWORD))?;
     node.wait_running("web")?;
     let said = format!("{}{}", node.events()?, node.agent.log());
-    ensure!(!said.contains(registry::PASSWORD), "the password is told");
+    ensure!(!said.contains(registry::PASSWORD), "the output contains the password");
     Ok(())
 }
 
@@ -349,7 +349,7 @@ fn pushed_objects_serve_pushed_pods_and_survive_a_crash(node: &mut TestNode) -> 
     let refused = node.agent.cli_with_input(&["apply", "-f", "-"], broken.as_bytes())?;
     ensure!(refused.code == Some(1) && refused.stderr.contains("data.b: is not base64"), "{refused:?}");
     let said = format!("{}{}{}{refused:?}{sources}", node.events()?, node.agent.log(), deleted.stdout);
-    ensure!(!said.contains(VALUE), "the value is told");
+    ensure!(!said.contains(VALUE), "the output contains the value");
 
     let both = [&web, &map("second")].map(ToString::to_string).join("\n---\n");
     let said = node.agent.cli_with_input(&["delete", "-f", "-"], both.as_bytes())?.success()?;

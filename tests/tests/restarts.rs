@@ -186,7 +186,7 @@ fn who_ended_a_container_is_told_where_the_kernel_tells(node: &mut TestNode) -> 
         let log = node.agent.log();
         log.contains("\"program\":\"signal_sent\"").then(|| log.contains("\"hook\":\"signal_generate\",\"failure\""))
     };
-    if wait::until(wait::SOON, "word of the BPF programs", loaded)? {
+    if wait::until(wait::SOON, "the BPF programs to be loaded", loaded)? {
         need::kernel_lacks("it does not take the program");
         return Ok(());
     }

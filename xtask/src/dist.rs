@@ -15,7 +15,7 @@ const GLIBC_LEAST: (u32, u32) = (2, 34);
 /// without gain: identical functions folded (0.9 %).
 const FLAGS: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "relocation-model=static"];
 /// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The compiler makes
-/// them whatever it is told, for the debug information in the standard library.
+/// them whatever its options are, for the debug information in the standard library.
 const LINKED_WITHOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
 
 /// Builds it, and returns where it is.

@@ -59,7 +59,7 @@ fn write_module(work: &Path) -> Result<()> {
     let name = format!("k8s.io/kubernetes@v{VERSION}");
     let said = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
     let said: Value = serde_json::from_str(&said).context("go mod download")?;
-    let path = |key: &str| said[key].as_str().map(PathBuf::from).with_context(|| format!("go told no {key}"));
+    let path = |key: &str| said[key].as_str().map(PathBuf::from).with_context(|| format!("go list printed no {key}"));
     let staging = VERSION.split_once('.').map(|(_, rest)| format!("v0.{rest}")).unwrap_or_default();
     let module: String = fs::read_to_string(path("GoMod")?)?
         .lines()

@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
     /// The major version of containerd to test with; without it the machine's own, or 1.7.
     #[arg(long, value_name = "MAJOR", value_parser = clap::value_parser!(u32).range(1..=2))]
     containerd: Option<u32>,
-    /// What `cargo test` is to be told: `-p limpet-tests --test logs -- rotated`.
+    /// Arguments for `cargo test`: `-p limpet-tests --test logs -- rotated`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }

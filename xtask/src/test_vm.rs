@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// Also the long ones: every power cut three times, and the main end-to-end suites inside the machine.
     #[arg(long)]
     all: bool,
-    /// What the tests are to be told: part of a name, `--nocapture`.
+    /// Arguments for the tests: part of a name, `--nocapture`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }

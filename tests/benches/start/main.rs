@@ -1,7 +1,7 @@
 //! How long the steps in the life of a pod take: of limpet and, with `--kubelet`, of a real kubelet on the same
 //! containerd; and of the floor, the same containerd calls made directly, for what can be compared with it.
 //!
-//! The process in the container tells of its start and its end through a FIFO, the same way for all. The contenders take
+//! The process in the container reports its start and its end through a FIFO, the same way for all. The contenders take
 //! turns of a few runs each, so that a machine that grows slower or faster does so for all of them.
 
 mod cycle;

@@ -13,7 +13,7 @@ use super::{PARENT, Place};
 use crate::containerd::NAMESPACE;
 use crate::{cni, process, wait};
 
-/// How long the kernel gets to end processes and to let go of what they held.
+/// How long the kernel gets to end processes and to release what they held.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Ends and removes everything of the node; returns what would not go.

@@ -75,7 +75,7 @@ impl Due {
             if attempt > 0 {
                 self.previous.insert(container_id(&uid, name, attempt - 1));
             }
-            // An attempt whose id containerd does not let go of has left no record: it is the one before that, then.
+            // An attempt whose id containerd does not release has left no record: it is the one before that, then.
             let last = container["lastState"]["terminated"]["containerID"].as_str();
             self.previous.extend(last.and_then(|id| id.strip_prefix("containerd://")).map(str::to_owned));
         }

@@ -75,8 +75,9 @@ pub(crate) fn a_stopped_shim_holds_up_its_own_pod_only(node: &mut TestNode) -> R
         let table = rig.node.agent.cli(&["pods"])?.success()?;
         Ok(table + &rig.node.agent.cli(&["describe", &full])?.success()?)
     };
-    let told = || said().is_ok_and(|text| text.matches("Tasks.Kill").count() >= 2);
-    wait::until_true(wait::SOON, "word of the call that hangs", told).with_context(|| format!("{:?}", said()))?;
+    let reported = || said().is_ok_and(|text| text.matches("Tasks.Kill").count() >= 2);
+    wait::until_true(wait::SOON, "a report of the call that hangs", reported)
+        .with_context(|| format!("{:?}", said()))?;
     for phase in [Phase::Start, Phase::Image, Phase::Crash, Phase::Recreate, Phase::Delete] {
         other.begin(rig.node, phase)?;
         let done = || rig.node.pods().and_then(|pods| other.judge(&pods, rig.node));
@@ -104,8 +105,8 @@ pub(crate) fn a_shim_that_does_not_tell_of_an_end_is_named(node: &mut TestNode) 
     signal_pid(shim, Signal::STOP);
     signal_pid(task.pid, Signal::KILL);
     let table = || rig.node.agent.cli(&["pods"])?.success();
-    let told = || table().is_ok_and(|text| text.contains("container main has ended, and its shim has not said so"));
-    wait::until_true(wait::SOON, "word of the shim", told).with_context(|| format!("{:?}", table()))?;
+    let reported = || table().is_ok_and(|text| text.contains("container main has ended, and its shim has not said so"));
+    wait::until_true(wait::SOON, "a report of the shim", reported).with_context(|| format!("{:?}", table()))?;
     signal_pid(shim, Signal::CONT);
     silent.lenient = true;
     rig.node.wait_pod("silent", "restarted", |pod| container(pod, "main")["restartCount"] == 1)?;

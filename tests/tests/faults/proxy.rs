@@ -22,7 +22,7 @@ use crate::fault::{Harm, Moment, Target};
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// Something to do to a process at the time of the request that is hit; it is told the agent's process id.
+/// Something to do to a process at the time of the request that is hit; it gets the agent's process id.
 pub(crate) type Blow = Arc<dyn Fn(u32) + Send + Sync>;
 
 /// What is to happen once.

@@ -1,6 +1,6 @@
-//! Stands in front of a CNI plugin: calls the real one, and does harm before or after when told to.
+//! Stands in front of a CNI plugin: calls the real one, and does harm before or after where the plan has it.
 //!
-//! A shell script, told by files in a directory: `plan` holds the call that is hit and what happens; it notes each call
+//! A shell script, controlled by files in a directory: `plan` holds the call that is hit and what happens; it notes each call
 //! in `calls` and the hit in `struck`. The agent is the parent of the plugin that it calls.
 
 use std::fs;
@@ -52,7 +52,7 @@ while [ ! -e "$2/go-on" ]; do sleep 0.05; done
 "$1"
 "#;
 
-/// What the script of one node is told by.
+/// The files that control the script of one node.
 #[derive(Debug, Clone)]
 pub(crate) struct Wrapper {
     dir: PathBuf,

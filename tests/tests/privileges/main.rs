@@ -83,13 +83,13 @@ fn without_capabilities_what_runs_is_looked_after(node: &mut TestNode) -> Result
     relabel(node, "web", manifest, "second")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
     ensure_inotify_alone(node)?;
-    for told in [
+    for line in [
         "no CAP_SYS_ADMIN: no new pod starts",
         "no CAP_BPF: ",
         "who changes a manifest is not known",
         "no BPF programs: victims of OOM kills",
     ] {
-        wait_log(node, told)?;
+        wait_log(node, line)?;
     }
     // What cannot be done is said of the pod, and done as soon as it can be.
     node.apply(&simple("db", IDLE))?;
@@ -125,10 +125,10 @@ fn without_system_calls(node: &mut TestNode, errno: i32) -> Result<()> {
         main["restartCount"] == 1 && main["state"]["running"].is_object()
     })?;
     ensure_inotify_alone(node)?;
-    for told in
+    for line in
         ["pidfd_open is refused", "who changes a manifest is not known", "no BPF programs: victims of OOM kills"]
     {
-        wait_log(node, told)?;
+        wait_log(node, line)?;
     }
     // What runs is taken over, although no process of it can be held.
     let id = container_id(&node.wait_running("web")?, "main")?;
@@ -153,8 +153,8 @@ fn without_inotify_everything_is_found_by_looking(node: &mut TestNode) -> Result
     ensure!(sources.contains("reading every 20 s"), "{sources}");
     relabel(node, "web", manifest, "second")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
-    for told in ["file source has no change notifications", "image archives are looked for every 20 s"] {
-        wait_log(node, told)?;
+    for line in ["file source has no change notifications", "image archives are looked for every 20 s"] {
+        wait_log(node, line)?;
     }
     node.remove("web")?;
     node.wait_gone("web")

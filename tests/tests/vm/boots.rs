@@ -132,7 +132,7 @@ pub(crate) fn a_boot_without_servers(machine: &Machine) -> Result<()> {
     let mut guest = machine.boot(guest.power_cut())?;
     running(&mut guest, "fetched")?;
     base_is_back(&mut guest)?;
-    guest.until(SOON, "the URL to be told as unreachable", "limpet sources -o json", |text| {
+    guest.until(SOON, "the URL to be reported as unreachable", "limpet sources -o json", |text| {
         let sources: Vec<Value> = serde_json::from_str(text).ok()?;
         let url = sources.iter().find(|source| source["source"] == "http")?;
         (url["health"] == "unavailable" && url["place"] == "http://127.0.0.1:8080/pods").then_some(())

@@ -1,4 +1,4 @@
-//! Who changed a manifest, told by BPF programs, and the guard over the manifests: both need a kernel and a cgroup v2 of
+//! Who changed a manifest, named by BPF programs, and the guard over the manifests: both need a kernel and a cgroup v2 of
 //! their own.
 
 use anyhow::{Result, ensure};
@@ -19,7 +19,7 @@ const ATTEMPTS: [(&str, &str); 5] = [
 ];
 
 /// With the programs of this kernel: the actor of each change is known, the guard refuses pods and outlives the agent,
-/// and goes when it is told to.
+/// and goes on command.
 pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     let mut writer = shell("writer", image::V1, IDLE);
@@ -33,8 +33,9 @@ pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
     ensure!(container_id(&running(&mut guest, "writer")?, "writer")? == id, "restarted by the guard's start");
     attempts_are_refused(&mut guest, &|script| format!("limpet exec writer -- sh -c '{script}'"))?;
     guest.until(SOON, "the refusals", "limpet events", |text| {
-        let told = text.lines().any(|line| line.contains("ManifestGuardRefused") && line.contains("writer-gateway"));
-        told.then_some(())
+        let reported =
+            text.lines().any(|line| line.contains("ManifestGuardRefused") && line.contains("writer-gateway"));
+        reported.then_some(())
     })?;
     // Those outside of pods are not refused.
     guest.run("cd /etc/limpet/manifests && echo '# seen' >> once.yaml && touch notes.txt && rm notes.txt")?;

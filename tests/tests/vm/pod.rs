@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// How long an emulated machine may take for what takes a second elsewhere.
 pub(crate) const SOON: Duration = Duration::from_secs(240);
 
-/// Runs until it is told to end.
+/// Runs until SIGTERM.
 pub(crate) const IDLE: &str = "trap 'exit 0' TERM; sleep 100000 & wait";
 
 /// The commands that put a pod's manifest into the directory.
