@@ -112,6 +112,15 @@ fn effects_on_pods() {
             &["web-edge1: restarts [] keeps [web proxy] spec.tolerations"],
         ),
         (
+            "resources that change the QoS class",
+            vec![file("w.yaml", &base)],
+            vec![file("w.yaml", &base.replace("name: web, image", "name: web, resources: {limits: {cpu: 1}}, image"))],
+            false,
+            &[
+                "web-edge1: recreates (its QoS class changes from BestEffort to Burstable) 30s spec.containers[web].resources.limits.cpu",
+            ],
+        ),
+        (
             "the host's network and an image",
             vec![file("w.yaml", &base)],
             vec![file("w.yaml", &web("proxy:2", ", hostNetwork: true"))],

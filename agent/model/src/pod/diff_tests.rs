@@ -58,6 +58,15 @@ fn each_edit_is_named_and_only_some_need_a_new_pod() {
         ("/spec/containers/0/resources/limits/memory", json!("1Gi"), "resources of container web", false),
         // Equal with defaults; different as authored, which determines the container's fingerprint.
         ("/spec/containers/0/resources/requests", json!({ "memory": "64Mi" }), "resources of container web", false),
+        ("/spec/containers/1/resources", json!({ "requests": { "cpu": "1" } }), "resources of container proxy", false),
+        // Another QoS class: its cgroup cannot move.
+        ("/spec/containers/0/resources", Value::Null, "resources of container web", true),
+        (
+            "/spec/containers/0/resources",
+            json!({ "limits": { "nvidia.com/gpu": 1 } }),
+            "resources of container web",
+            true,
+        ),
         ("/spec/activeDeadlineSeconds", json!(9), "activeDeadlineSeconds", false),
         ("/spec/tolerations", json!([{ "key": "a", "operator": "Exists" }]), "tolerations", false),
         ("/spec/containers/0/imagePullPolicy", json!("Always"), "container web", true),
@@ -96,7 +105,7 @@ fn several_edits_are_all_named_and_a_container_is_restarted_once() {
     let mut manifest = base();
     manifest["metadata"]["labels"] = json!({ "app": "shop" });
     manifest["spec"]["containers"][0]["image"] = json!("web:2");
-    manifest["spec"]["containers"][0]["resources"] = json!({});
+    manifest["spec"]["containers"][0]["resources"] = json!({ "limits": { "memory": "1Gi" } });
     manifest["spec"]["initContainers"][0]["image"] = json!("tool:2");
     let (old, new) = (record(&base(), "web.yaml"), record(&manifest, "web.yaml"));
     let diff = PodDiff::between(&old, &new);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::pod::qos::{QosClass, qos_class};
 use crate::pod::{PodKey, PodUid};
 use crate::source::SourceKind;
 
@@ -54,9 +55,16 @@ impl PodRecord {
     }
 
     /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,
-    /// so the fingerprint decides as well.
+    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup lies in that of its class.
     pub fn is_same_incarnation(&self, other: &Self) -> bool {
-        self.uid == other.uid && self.immutable_fingerprint == other.immutable_fingerprint
+        self.uid == other.uid
+            && self.immutable_fingerprint == other.immutable_fingerprint
+            && self.qos_class() == other.qos_class()
+    }
+
+    /// Its quality-of-service class.
+    pub fn qos_class(&self) -> QosClass {
+        qos_class(self.spec())
     }
 
     /// Whether its source requests its graceful deletion.
