@@ -18,6 +18,7 @@ use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, P
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
@@ -89,6 +90,7 @@ pub fn image() -> ImageState {
 /// The pod with its sandbox ready and its images present.
 pub fn ready(mut pod: PodState) -> PodState {
     pod.sandbox = SandboxState::Ready(sandbox(&[]));
+    pod.cgroup.set = Some(pod_limits(pod.record.spec()));
     pod.containers.iter_mut().for_each(|slot| slot.image = image());
     pod
 }

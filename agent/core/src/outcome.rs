@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use super::plan::Action;
 use super::state::{
-    Busy, CONFIG_ERROR, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState, RetryState,
-    SandboxState, Stopping,
+    Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox,
+    PodState, RetryState, SandboxState, Stopping,
 };
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::pod::compute_resources::pod_limits;
 
 /// Why an action did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub enum Outcome {
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
     /// Of [`Action::UpdateVolumes`].
     VolumesUpdated(Result<(), Failure>),
+    /// Of [`Action::UpdateCgroup`].
+    CgroupUpdated(Result<(), Failure>),
     /// Of [`Action::ReleaseSandbox`].
     SandboxReleased(Result<(), Failure>),
     /// Of [`Action::EnsureImage`].
@@ -135,7 +138,9 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         Action::PrepareSandbox => {
             pod.sandbox = SandboxState::Preparing;
             pod.volumes.writing = pod.volumes_version();
+            pod.cgroup = CgroupState { setting: Some(pod_limits(pod.record.spec())), ..CgroupState::default() };
         }
+        Action::UpdateCgroup(limits) => pod.cgroup.setting = Some(*limits),
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
         Action::ReleaseSandbox | Action::TearDown => pod.sandbox = SandboxState::Releasing,
         Action::EnsureImage(index) => {
@@ -166,14 +171,17 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             pod.sandbox = SandboxState::Ready(sandbox);
             pod.retry = None;
             volumes_updated(pod, Ok(()), now);
+            cgroup_updated(pod, Ok(()), now);
         }
         Outcome::SandboxPrepared(Err(failure)) => {
             // Objects that changed during the attempt are not the cause of its failure.
             let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
             sandbox_failed(pod, failure, now);
+            pod.cgroup = CgroupState::default();
             pod.retry.take_if(|_| edited);
         }
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
+        Outcome::CgroupUpdated(result) => cgroup_updated(pod, result, now),
         Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },
         Outcome::TornDown(Ok(())) => pod.sandbox = SandboxState::Gone,
         Outcome::SandboxReleased(Err(failure)) | Outcome::TornDown(Err(failure)) => sandbox_failed(pod, failure, now),
@@ -229,6 +237,15 @@ fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
     match result {
         Ok(()) => (volumes.written, volumes.retry) = (writing, None),
         Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
+    }
+}
+
+fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
+    let cgroup = &mut pod.cgroup;
+    let setting = cgroup.setting.take();
+    match result {
+        Ok(()) => (cgroup.set, cgroup.retry) = (setting, None),
+        Err(failure) => cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono)),
     }
 }
 

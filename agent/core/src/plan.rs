@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState};
 use ending::{clear, end, release, terminate};
+use limpet_model::pod::compute_resources::PodLimits;
 
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
@@ -34,6 +35,8 @@ pub enum Action {
     PrepareSandbox,
     /// Rewrite the volumes whose files come from objects or from the pod itself.
     UpdateVolumes,
+    /// Set the limits of the pod's cgroup.
+    UpdateCgroup(PodLimits),
     /// Find the image, or pull it, as the pull policy says.
     EnsureImage(usize),
     /// Start the container's next attempt.
@@ -172,6 +175,7 @@ fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     }
     let wanted = wanted(pod);
     prepare(&mut plan, pod, conditions, now);
+    cgroup(&mut plan, pod, now);
     volumes(&mut plan, pod, now);
     for index in 0..pod.containers.len() {
         container(&mut plan, pod, index, wanted.contains(&index), now);
@@ -243,6 +247,15 @@ fn prepare(plan: &mut Plan, pod: &PodState, conditions: NodeConditions, now: Ins
     }
 }
 
+/// Plans the limits of the pod's cgroup after an edit of resources, and once after an adoption.
+fn cgroup(plan: &mut Plan, pod: &PodState, now: Instant) {
+    let Some(limits) = pod.due_cgroup_limits() else { return };
+    match &pod.cgroup.retry {
+        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
+        _ => plan.push(Action::UpdateCgroup(limits)),
+    }
+}
+
 /// Plans an update of the volume files made from edited objects. Containers keep running.
 fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.volumes_are_due() {
@@ -283,7 +296,8 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: I
         return;
     }
     let image_ready = image(plan, pod, index, now);
-    if let (true, SandboxState::Ready(_), false) = (image_ready, &pod.sandbox, pod.awaits_objects()) {
+    let admitted = pod.cgroup_admits() && !pod.awaits_objects();
+    if let (true, SandboxState::Ready(_), true) = (image_ready, &pod.sandbox, admitted) {
         plan.push(Action::Start(index));
     } else {
         clear(plan, index, slot, true, now);
@@ -302,7 +316,7 @@ fn due(slot: &ContainerSlot) -> Option<Instant> {
 /// Replaces a container with an edited image or limit: pulls first, so that a failed pull stops nothing.
 fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     let slot = &pod.containers[index];
-    if image(plan, pod, index, now) {
+    if image(plan, pod, index, now) && pod.cgroup_lets_replace() {
         let grace = Duration::from_secs(pod.record.grace_seconds());
         terminate(plan, index, slot, grace, KillCause::DefinitionChanged, now);
     }

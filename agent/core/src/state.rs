@@ -2,6 +2,7 @@
 //!
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
+mod cgroup;
 mod slot;
 
 use std::collections::HashSet;
@@ -13,6 +14,7 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use std::time::Instant;
 
 use crate::backoff;
+pub use cgroup::CgroupState;
 use limpet_model::image_name::normalize;
 use limpet_model::object::{PodObjects, references};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
@@ -153,6 +155,8 @@ pub struct PodState {
     refers: bool,
     /// The volumes made from them.
     pub volumes: VolumesState,
+    /// The limits of its cgroup.
+    pub cgroup: CgroupState,
 }
 
 impl PodState {
@@ -170,6 +174,7 @@ impl PodState {
             refers: !references(&record).is_empty(),
             objects: None,
             volumes: VolumesState::default(),
+            cgroup: CgroupState::default(),
             record,
             start_time: now,
             sandbox: SandboxState::Absent { dirty: false },
@@ -204,6 +209,7 @@ impl PodState {
     fn clear_pauses(&mut self) {
         self.retry = None;
         self.volumes.retry = None;
+        self.cgroup.retry = None;
         // That it failed stays known: its shim may be lost.
         for retry in self.containers.iter_mut().filter_map(|slot| slot.retry.as_mut()) {
             retry.retry_at = retry.retry_at.checked_sub(retry.pause).unwrap_or(retry.retry_at);

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
 use self::limits::{GroupLimits, REQUIRED_CONTROLLERS};
-use limpet_model::pod::compute_resources::{cpu_shares, pod_cpu_request, pod_limits};
+use limpet_model::pod::compute_resources::{PodLimits, cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
 
@@ -184,6 +184,15 @@ impl Cgroups {
     /// # Errors
     /// When a cgroup cannot be created, or a limit cannot be set.
     pub async fn ensure_pod(&self, pod: &PodRecord) -> Result<(), CgroupError> {
+        self.update_pod(pod, &pod_limits(pod.spec())).await
+    }
+
+    /// The same with these limits instead of the pod's own. What runs in the cgroup keeps running; the kernel refuses a CPU
+    /// quota below that of a cgroup in it (v1).
+    ///
+    /// # Errors
+    /// When a cgroup cannot be created, or a limit cannot be set.
+    pub async fn update_pod(&self, pod: &PodRecord, limits: &PodLimits) -> Result<(), CgroupError> {
         let spec = pod.spec();
         let class = qos_class(spec);
         let (request, layout) = (pod_cpu_request(spec), &self.shared.layout);
@@ -194,7 +203,7 @@ impl Cgroups {
             QosClass::BestEffort => GroupLimits::weighing(cpu_shares(0)),
             QosClass::Guaranteed => GroupLimits::default(),
         };
-        let own = GroupLimits::of_pod(&pod_limits(spec), self.shared.pod_pids_limit);
+        let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit);
         self.apply(vec![(layout.level(class), level), (layout.pod(class, &pod.uid), own)]).await?;
         self.begin_oom_account(&pod.uid);
         Ok(())

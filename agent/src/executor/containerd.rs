@@ -78,6 +78,7 @@ impl ContainerdExecutor {
         match action {
             Action::PrepareSandbox => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
+            Action::UpdateCgroup(limits) => Outcome::CgroupUpdated(self.update_cgroup(&pod, &limits).await),
             Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),
             Action::TearDown => Outcome::TornDown(self.tear_down(&pod).await),
             Action::EnsureImage(index) => {

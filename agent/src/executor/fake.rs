@@ -94,10 +94,14 @@ impl FakeExecutor {
         let uid = pod.record.uid.clone();
         match action {
             Action::PrepareSandbox => {
-                let made = self.done("PrepareSandbox", |world| world.create_sandbox(&uid)).await;
+                let made = self.done("PrepareSandbox", |world| world.create_sandbox(&pod.record)).await;
                 Outcome::SandboxPrepared(made.map(|()| sandbox()))
             }
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
+            Action::UpdateCgroup(limits) => {
+                let update = |world: &mut World| world.set_cgroup(&uid, limits);
+                Outcome::CgroupUpdated(self.done("UpdateCgroup", update).await)
+            }
             Action::ReleaseSandbox => {
                 Outcome::SandboxReleased(self.done("ReleaseSandbox", |world| world.remove_sandbox(&uid)).await)
             }

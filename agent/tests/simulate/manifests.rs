@@ -14,7 +14,12 @@ pub(crate) struct Made {
     generation: u32,
     /// The image of each main container.
     images: Vec<u32>,
+    /// The CPU limit of each main container in millicores; 0: none.
+    cpus: Vec<u32>,
 }
+
+/// Limits to choose from; none is rare, since a pod in which it changes the QoS class is made anew.
+const CPUS: [u32; 6] = [100, 200, 300, 400, 500, 0];
 
 impl Made {
     pub(crate) fn new(rng: &mut fastrand::Rng, name: String) -> Self {
@@ -27,6 +32,7 @@ impl Made {
             grace: rng.u32(1..10),
             generation: 0,
             images: vec![0; mains],
+            cpus: (0..mains).map(|_| CPUS[rng.usize(..CPUS.len())]).collect(),
         }
     }
 
@@ -34,7 +40,10 @@ impl Made {
         // In place only where the policy restarts: what an edit of other pods means is decided by their state.
         if self.policy == "Always" && rng.bool() {
             let index = rng.usize(0..self.mains);
-            self.images[index] += 1;
+            match rng.bool() {
+                true => self.images[index] += 1,
+                false => self.cpus[index] = CPUS[rng.usize(..CPUS.len())],
+            }
         } else {
             self.generation += 1;
         }
@@ -42,10 +51,18 @@ impl Made {
 
     pub(crate) fn text(&self) -> Vec<u8> {
         let generation = json!([{ "name": "GENERATION", "value": self.generation.to_string() }]);
-        let container = |name: String, image: u32| json!({ "name": name, "image": format!("app:{image}"), "imagePullPolicy": "IfNotPresent", "env": generation });
-        let inits: Vec<Value> = (0..self.inits).map(|index| container(format!("init-{index}"), 0)).collect();
-        let mains: Vec<Value> =
-            self.images.iter().enumerate().map(|(index, image)| container(format!("main-{index}"), *image)).collect();
+        let container = |name: String, image: u32, cpu: u32| {
+            let mut container = json!({
+                "name": name, "image": format!("app:{image}"), "imagePullPolicy": "IfNotPresent", "env": generation,
+            });
+            if cpu > 0 {
+                container["resources"] = json!({ "limits": { "cpu": format!("{cpu}m") } });
+            }
+            container
+        };
+        let inits: Vec<Value> = (0..self.inits).map(|index| container(format!("init-{index}"), 0, 50)).collect();
+        let main = |index: usize| container(format!("main-{index}"), self.images[index], self.cpus[index]);
+        let mains: Vec<Value> = (0..self.mains).map(main).collect();
         let mut spec = json!({
             "restartPolicy": self.policy, "terminationGracePeriodSeconds": self.grace, "hostNetwork": true,
             "containers": mains,

@@ -8,6 +8,7 @@ use limpet::executor::fake::world::World;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
+use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::source::SourceKind;
 use tokio::time::Instant;
 
@@ -262,6 +263,10 @@ impl Node {
                 if count != 1 {
                     found.push(format!("{}/{} runs {count} times", record.key, container.name));
                 }
+            }
+            let limits = world.cgroup(&record.uid);
+            if limits != Some(pod_limits(record.spec())) {
+                found.push(format!("{} has a cgroup of {limits:?}", record.key));
             }
         }
         if world.under_way > 0 {

@@ -13,7 +13,7 @@ pub(super) const KILL_AGAIN: Duration = Duration::from_secs(10);
 /// Terminates the pod: SIGTERM, SIGKILL after the grace period, teardown.
 pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
     let mut plan = Plan::default();
-    let mut alive = false;
+    let mut alive = pod.is_updating();
     for (index, slot) in pod.containers.iter().enumerate() {
         if slot.busy.is_some() {
             alive = true;
@@ -82,7 +82,7 @@ pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     if !plan.actions.is_empty() {
         return plan.step();
     }
-    let busy = pod.containers.iter().any(|slot| slot.busy.is_some());
+    let busy = pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some());
     match (&pod.sandbox, &pod.retry) {
         (_, Some(retry)) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
         (SandboxState::Ready(_) | SandboxState::Absent { dirty: true }, _) if !busy => {

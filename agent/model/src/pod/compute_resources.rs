@@ -47,6 +47,19 @@ pub struct PodLimits {
     pub memory: Option<i64>,
 }
 
+impl PodLimits {
+    /// The smallest limits that allow both these and `other`, with the CPU shares of `other`: shares are a weight, and
+    /// bind nothing below.
+    pub fn raised_to(&self, other: &Self) -> Self {
+        let higher = |a: Option<i64>, b: Option<i64>| Some(a?.max(b?));
+        Self {
+            cpu_shares: other.cpu_shares,
+            cpu_quota: higher(self.cpu_quota, other.cpu_quota),
+            memory: higher(self.memory, other.memory),
+        }
+    }
+}
+
 /// A pod's limits (kubelet's `ResourceConfigForPod`): the pod has a limit if every container has one.
 pub fn pod_limits(spec: &PodSpec) -> PodLimits {
     if qos_class(spec) == QosClass::BestEffort {

@@ -14,11 +14,14 @@ use limpet_host::orphan_processes;
 use limpet_host::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
+use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 
 const FAILED: &str = "FailedCreatePodSandBox";
+/// kubelet's reason when the cgroup of a pod cannot be set up.
+const FAILED_POD_CGROUP: &str = "FailedCreatePodContainer";
 
 fn sandbox_failure(error: impl std::fmt::Display) -> Failure {
     Failure { reason: FAILED, message: format!("Failed to create pod sandbox: {error}"), transient: false }
@@ -95,6 +98,17 @@ impl ContainerdExecutor {
         }
     }
 
+    /// Sets the limits of the pod's cgroup; containers in it keep running.
+    pub(super) async fn update_cgroup(&self, pod: &PodState, limits: &PodLimits) -> Result<(), Failure> {
+        let updated = self.cgroups.update_pod(&pod.record, limits).await;
+        updated.map_err(|error| {
+            let message = format!("unable to set the limits of the pod's cgroup: {error}");
+            tracing::warn!(pod = %pod.record.key, message, "the pod's cgroup stays as it was");
+            self.reporter.event(pod, None, EventType::Warning, FAILED_POD_CGROUP, message.clone());
+            Failure { reason: FAILED_POD_CGROUP, message, transient: false }
+        })
+    }
+
     async fn attach(&self, record: &PodRecord, sandbox: &Sandbox) -> Result<PodAddresses, Failure> {
         let Some(netns) = &sandbox.namespaces.network else {
             return Ok(PodAddresses { ips: self.node.addresses.clone() });
@@ -125,10 +139,6 @@ impl ContainerdExecutor {
     pub(super) async fn existing_sandbox(&self, record: &PodRecord) -> Option<Arc<PodSandbox>> {
         let hostname = pod_hostname(record, &self.config.cluster_domain).ok()?;
         let request = self.sandbox_request(record, &hostname.kernel, &[]);
-        // Its requests count for its QoS class from now on.
-        if let Err(error) = self.cgroups.ensure_pod(record).await {
-            tracing::warn!(pod = %record.key, %error, "the cgroup of a pod that was found running");
-        }
         let sandbox = self.sandboxes.find(&request).await.ok()??;
         let addresses = if record.host_network() {
             PodAddresses { ips: self.node.addresses.clone() }

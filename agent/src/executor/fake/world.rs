@@ -11,7 +11,9 @@ use jiff::Timestamp;
 use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, FoundContainer, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
-use limpet_model::pod::PodUid;
+use limpet_model::pod::compute_resources::{PodLimits, cpu_quota, pod_limits};
+use limpet_model::pod::qos::{CPU, limit};
+use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::{ProcessHandle, Processes};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
@@ -24,6 +26,7 @@ struct Container {
     recorded: Recorded,
     task: Option<Task>,
     has_snapshot: bool,
+    cpu_quota: Option<i64>,
     restart_policy: String,
     /// When SIGKILL may come at the earliest.
     kill_at: Option<std::time::Instant>,
@@ -44,6 +47,8 @@ pub struct World {
     containers: BTreeMap<ContainerId, Container>,
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
     sandboxes: BTreeSet<String>,
+    /// The limits of each pod's cgroup, by UID.
+    cgroups: BTreeMap<String, PodLimits>,
     next_pid: u32,
     /// Calls under way.
     pub under_way: usize,
@@ -90,6 +95,7 @@ impl World {
             containers: BTreeMap::new(),
             alive: BTreeMap::new(),
             sandboxes: BTreeSet::new(),
+            cgroups: BTreeMap::new(),
             next_pid: 100,
             under_way: 0,
             violations: Vec::new(),
@@ -144,12 +150,31 @@ impl World {
         self.rng.bool()
     }
 
-    pub(super) fn create_sandbox(&mut self, uid: &PodUid) {
-        self.sandboxes.insert(uid.to_string());
+    pub(super) fn create_sandbox(&mut self, record: &PodRecord) {
+        self.sandboxes.insert(record.uid.to_string());
+        self.set_cgroup(&record.uid, pod_limits(record.spec()));
+    }
+
+    /// Sets a pod's limits, which must not be below those of a container whose cgroup is there.
+    pub(super) fn set_cgroup(&mut self, uid: &PodUid, limits: PodLimits) {
+        self.cgroups.insert(uid.to_string(), limits);
+        let of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
+        let above = of_pod.filter(|(_, one)| one.task.is_some() && exceeds(one.cpu_quota, &limits));
+        let above: Vec<String> = above.map(|(id, _)| short(id)).collect();
+        self.note(|| format!("cgroup of {uid} {limits:?}"));
+        if !above.is_empty() {
+            self.violate(format!("the cgroup of {uid} is below those of {}", above.join(", ")));
+        }
+    }
+
+    /// The limits of a pod's cgroup.
+    pub fn cgroup(&self, uid: &PodUid) -> Option<PodLimits> {
+        self.cgroups.get(uid.as_str()).copied()
     }
 
     pub(super) fn remove_sandbox(&mut self, uid: &PodUid) {
         self.sandboxes.remove(uid.as_str());
+        self.cgroups.remove(uid.as_str());
         let in_it =
             self.containers.iter().find(|(_, one)| one.recorded.identity.uid == uid.as_str() && is_running(one));
         if let Some((id, _)) = in_it {
@@ -163,7 +188,7 @@ impl World {
     }
 
     pub(super) fn traces(&self) -> HashSet<PodUid> {
-        self.sandboxes.iter().map(|uid| PodUid::new(uid.as_str())).collect()
+        self.sandboxes.iter().chain(self.cgroups.keys()).map(|uid| PodUid::new(uid.as_str())).collect()
     }
 
     /// Starts the container's next attempt, or takes over what an earlier call started.
@@ -200,6 +225,7 @@ impl World {
             recorded: Recorded { identity, state, manifest: Arc::clone(&record.manifest) },
             task: Some(Task::Running { pid }),
             has_snapshot: true,
+            cpu_quota: container_quota(pod, slot),
             restart_policy: policy,
             kill_at: None,
             obeys: self.draw_obedience(),
@@ -253,6 +279,9 @@ impl World {
                     found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
                 }
             }
+        }
+        if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
+            found.push(format!("{} starts above the cgroup of its pod", short(id)));
         }
         if !self.sandboxes.contains(uid) {
             found.push(format!("{} starts without a sandbox", short(id)));
@@ -389,6 +418,7 @@ impl World {
         }
         self.containers.values_mut().for_each(|one| one.task = None);
         self.sandboxes.clear();
+        self.cgroups.clear();
         self.due.clear();
     }
 
@@ -405,7 +435,7 @@ impl World {
     /// The UIDs of pods that have anything on the node.
     pub fn pods(&self) -> BTreeSet<String> {
         let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
-        containers.chain(self.sandboxes.iter().cloned()).collect()
+        containers.chain(self.sandboxes.iter().cloned()).chain(self.cgroups.keys().cloned()).collect()
     }
 }
 
@@ -416,6 +446,17 @@ impl Container {
             _ => self.recorded.state.exit.as_ref().map(|exit| exit.code),
         }
     }
+}
+
+/// The CPU quota of a container.
+fn container_quota(pod: &PodState, slot: &ContainerSlot) -> Option<i64> {
+    let resources = pod.container_spec(&slot.name)?.resources.as_ref()?;
+    cpu_quota(limit(resources, CPU).milli())
+}
+
+/// Whether the kernel refuses a container's quota in a pod with these limits (cgroup v1).
+fn exceeds(quota: Option<i64>, pod: &PodLimits) -> bool {
+    quota.zip(pod.cpu_quota).is_some_and(|(container, pod)| container > pod)
 }
 
 fn is_running(container: &Container) -> bool {

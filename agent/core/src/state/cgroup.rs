@@ -1,0 +1,62 @@
+//! The limits of the pod's cgroup, and when a change of them is due. Part of [`super`].
+//!
+//! A container never has more than its pod: the pod's cgroup grows before a container with higher limits starts, and
+//! shrinks once nothing is left of containers with other limits.
+
+use super::{Busy, ContainerSlot, Life, PodState, RetryState, SandboxState};
+use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
+
+/// The state of the pod's cgroup.
+#[derive(Debug, Clone, Default)]
+pub struct CgroupState {
+    /// The limits it was set to last; `None`: not known.
+    pub set: Option<PodLimits>,
+    /// The limits being set.
+    pub setting: Option<PodLimits>,
+    /// Why they could not be set.
+    pub retry: Option<RetryState>,
+}
+
+impl PodState {
+    /// The limits to set now, if the pod's cgroup has others and may have these.
+    pub fn due_cgroup_limits(&self) -> Option<PodLimits> {
+        if !matches!(self.sandbox, SandboxState::Ready(_)) || self.cgroup.setting.is_some() {
+            return None;
+        }
+        let wanted = pod_limits(self.record.spec());
+        let due = match self.cgroup.set {
+            _ if !self.containers.iter().any(has_other_version) => wanted,
+            Some(set) => set.raised_to(&wanted),
+            None => return None,
+        };
+        (self.cgroup.set != Some(due)).then_some(due)
+    }
+
+    /// Whether the pod's cgroup is known to allow what its containers are to have.
+    pub fn cgroup_admits(&self) -> bool {
+        let wanted = pod_limits(self.record.spec());
+        self.cgroup.set.is_some_and(|set| set.raised_to(&wanted) == PodLimits { cpu_shares: wanted.cpu_shares, ..set })
+    }
+
+    /// Whether a running container may be stopped for its successor: not while the pod's cgroup could not hold that one.
+    pub fn cgroup_lets_replace(&self) -> bool {
+        self.cgroup.set.is_none() || self.cgroup_admits()
+    }
+
+    /// Whether an action that writes below the pod's cgroup or volumes is in progress; neither is removed before its end.
+    pub fn is_updating(&self) -> bool {
+        self.cgroup.setting.is_some() || self.volumes.writing.is_some()
+    }
+}
+
+/// Whether something may be left of an instance with other limits. The cgroup of an exited one goes when it is reaped.
+fn has_other_version(slot: &ContainerSlot) -> bool {
+    let instances = slot.instance.iter().chain(&slot.previous).chain(&slot.stale);
+    matches!(slot.busy, Some(Busy::Starting(_)))
+        || instances
+            .filter(|instance| instance.fingerprint != slot.fingerprint)
+            .any(|instance| !matches!(instance.life, Life::Exited { reaped: true, .. }))
+}
+
+#[cfg(test)]
+mod tests;
