@@ -268,7 +268,8 @@ impl Volumes {
     }
 
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,
-    /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here.
+    /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here. So is a
+    /// hostPath that is missing again, by its type.
     /// [`Self::prepare`] must have succeeded. Accesses few files, so it does not block for long.
     pub fn mounts(
         &self,

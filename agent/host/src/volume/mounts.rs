@@ -16,7 +16,8 @@ use limpet_model::pod::PodRecord;
 /// The path of the termination message in the container, unless it names another.
 const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 
-/// Creates the container's own files (termination message, subPaths) and lists its mounts.
+/// Creates the container's own files (termination message, subPaths), and its hostPaths that are missing again, and lists
+/// its mounts.
 pub(super) fn of(
     pod: &PodRecord,
     container: &Container,
@@ -63,6 +64,7 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
+    preparation::ensure_host_path(volume)?;
     let (path, only_read) = preparation::location(volume, pod_dir)?;
     let host_path = match wanted.sub_path.as_deref().filter(|path| !path.is_empty()) {
         None => path,
@@ -128,7 +130,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pod = record(json!({"volumes": [
             {"name": "data", "emptyDir": {}},
-            {"name": "conf", "hostPath": {"path": "/etc/app"}},
+            {"name": "conf", "hostPath": {"path": dir.path().join("conf")}},
             {"name": "map", "configMap": {"name": "x"}},
             {"name": "disk", "nfs": {"server": "x", "path": "/"}},
         ]}));
@@ -177,14 +179,29 @@ mod tests {
         let data = "volumes/kubernetes.io~empty-dir/data";
         let wanted = rows(&[
             ("/etc", data, "rw"),
-            ("/etc/app", "/etc/app", "ro"),
-            ("/etc/resolv.conf", "/etc/app", "rw"),
+            ("/etc/app", "conf", "ro"),
+            ("/etc/resolv.conf", "conf", "rw"),
             ("/etc/hosts", "etc-hosts", "rw"),
             ("/etc/hostname", "etc-hostname", "rw"),
             ("/dev/termination-log", "containers/c/id", "rw"),
             ("/etc/app/data", data, "rw"),
         ]);
         assert_eq!(list(container).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_host_path_that_is_missing_again_is_made_or_refused_by_its_type() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/app");
+        for (kind, made) in [("DirectoryOrCreate", true), ("", true), ("FileOrCreate", true), ("Directory", false)] {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let pod = record(json!({"volumes": [{"name": "conf", "hostPath": {"path": path, "type": kind}}]}));
+            let mount = json!({"name": "c", "volumeMounts": [{"name": "conf", "mountPath": "/conf"}]});
+            let container: Container = serde_json::from_value(mount).unwrap();
+            let mounted = of(&pod, &container, "id", dir.path());
+            assert_eq!((mounted.is_ok(), path.exists()), (made, made), "{kind:?} {mounted:?}");
+            std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        }
     }
 
     #[test]

@@ -109,6 +109,12 @@ impl VolumeKind {
     }
 }
 
+/// Checks a hostPath volume again, and creates its path where the type asks for it: below `/run`, say, it may have been
+/// removed since the pod's first container started. Other volumes stay as they are.
+pub(super) fn ensure_host_path(volume: &Volume) -> Result<(), VolumeError> {
+    volume.host_path.as_ref().map_or(Ok(()), |source| HostPath::of(&volume.name, source)?.set_up())
+}
+
 /// A volume's path on the node, and whether it is read-only for containers.
 pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
     if volume.empty_dir.is_some() {
