@@ -8,7 +8,8 @@ use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
 use limpet_model::pod::compute_resources::{CPU_PERIOD, cpu_quota, cpu_shares};
 use limpet_model::pod::qos::{CPU, MEMORY, limit, request};
 
-/// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none.
+/// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none, as with kubelet's
+/// `NoSwap`. On v1 that needs a memory limit.
 pub(super) fn container_resources(container: &Container, cgroup_v2: bool, swap: bool) -> LinuxResources {
     let empty = ResourceRequirements::default();
     let wanted = container.resources.as_ref().unwrap_or(&empty);
@@ -23,14 +24,18 @@ pub(super) fn container_resources(container: &Container, cgroup_v2: bool, swap: 
     if memory_limit > 0 {
         let mut memory = LinuxMemory::default();
         memory.set_limit(Some(memory_limit));
-        if swap {
+        if swap && !cgroup_v2 {
             memory.set_swap(Some(memory_limit)); // memory and swap together: no swap
         }
         resources.set_memory(Some(memory));
     }
     if cgroup_v2 {
         // The OOM killer kills all processes of a container together.
-        resources.set_unified(Some(HashMap::from([("memory.oom.group".to_owned(), "1".to_owned())])));
+        let mut unified = HashMap::from([("memory.oom.group".to_owned(), "1".to_owned())]);
+        if swap {
+            unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+        }
+        resources.set_unified(Some(unified));
     }
     resources
 }

@@ -254,6 +254,18 @@ fn resources_become_cgroup_values() {
 }
 
 #[test]
+fn no_container_swaps_where_the_kernel_can_limit_it() {
+    let limited = json!({"resources": {"limits": {"memory": "64Mi"}}});
+    for (container, memory) in [(json!({}), json!(null)), (limited, json!({"limit": 67_108_864}))] {
+        let mut fixture = Fixture::new(container, json!({"Cmd": ["run"]}));
+        fixture.node.cgroup_v2 = true;
+        let resources = &fixture.spec().unwrap()["linux"]["resources"];
+        assert_eq!(resources["unified"], json!({"memory.oom.group": "1", "memory.swap.max": "0"}));
+        assert_eq!(resources["memory"], memory);
+    }
+}
+
+#[test]
 fn oom_score_stays_above_the_floor() {
     let full = json!({"resources": {"limits": {"cpu": "1", "memory": "64Mi"}}});
     let mut fixture = Fixture::new(full, json!({"Cmd": ["run"]}));
