@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
+use limpet_model::pod::PodUid;
 use limpet_model::process::Processes;
 
 use super::state::{Busy, Instance, Life, Now, PodState};
@@ -120,6 +121,11 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         (Some(Task::Created), None) => return None,
         (None, None) => {
             state.started_at?;
+            // Its shim is gone, or containerd has not found it yet: a second instance must not run beside it.
+            if let Some(pid) = processes.in_container(&PodUid::new(identity.uid.as_str()), &container.id) {
+                instance.life = Life::Running { pid, process: processes.open(pid), stopping: None };
+                return Some(instance);
+            }
             instance.pause = Duration::ZERO; // Not its fault: after a reboot it restarts at once.
             instance.end(unknown_end(now), now);
         }

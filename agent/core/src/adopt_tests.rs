@@ -62,6 +62,10 @@ impl Processes for NoHandles {
         None
     }
 
+    fn in_container(&self, _: &PodUid, _: &ContainerId) -> Option<u32> {
+        None
+    }
+
     fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
         false
     }
@@ -84,6 +88,10 @@ impl ProcessHandle for AllAlive {
 impl Processes for AllAlive {
     fn open(&self, _: u32) -> Option<Arc<dyn ProcessHandle>> {
         Some(Arc::new(Self))
+    }
+
+    fn in_container(&self, _: &PodUid, _: &ContainerId) -> Option<u32> {
+        Some(9)
     }
 
     fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
@@ -178,4 +186,18 @@ fn a_record_that_was_forgotten_since_the_state_was_read_does_not_become_the_newe
     adopt(&mut pod, read_before, &AllAlive, now());
     let slot = &pod.containers[0];
     assert_eq!((slot.instance.as_ref().unwrap().attempt, slot.stale.len(), slot.next_attempt()), (3, 1, 4));
+}
+
+#[test]
+fn a_started_container_without_a_task_is_adopted_while_its_process_lives() {
+    let mut pod = pod();
+    let removed = adopt(&mut pod, vec![container(0, started(), None)], &AllAlive, now());
+    let life = &pod.containers[0].instance.as_ref().unwrap().life;
+    assert!(matches!(life, Life::Running { pid: 9, process: Some(_), .. }) && removed.is_empty(), "{life:?}");
+    // What is known to have ended, or never ran, is not looked for.
+    let mut pod = fixtures::pod("Always", &[], &["a"]);
+    adopt(&mut pod, vec![container(0, ended(1), None)], &AllAlive, now());
+    assert!(!pod.containers[0].is_running());
+    let mut pod = fixtures::pod("Always", &[], &["a"]);
+    assert_eq!(adopt(&mut pod, vec![container(0, ContainerState::default(), None)], &AllAlive, now()).len(), 1);
 }

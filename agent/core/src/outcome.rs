@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use std::time::Instant;
 
+use super::adopt::STATUS_UNKNOWN;
 use super::plan::Action;
 use super::state::{
     Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox,
@@ -163,8 +164,8 @@ pub fn begin(pod: &mut PodState, action: &Action) {
     }
 }
 
-/// Applies an outcome. Returns the exit of a container that was reported before its start: its details are still to be
-/// collected and recorded, as for every other exit.
+/// Applies an outcome. Returns the exit of a container that was reported before its start, or in answer to a signal: its
+/// details are still to be collected and recorded, as for every other exit.
 pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(ContainerId, Exit)> {
     match outcome {
         Outcome::SandboxPrepared(Ok(sandbox)) => {
@@ -214,7 +215,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             running.into_iter().for_each(|instance| instance.oom_kills_survived = kills);
         }
         Outcome::Signalled { index, stopping, result } => {
-            signalled(&mut pod.containers[index], stopping, result, now);
+            return signalled(&mut pod.containers[index], stopping, result, now);
         }
         Outcome::Reaped { index, id, result } => reaped(&mut pod.containers[index], &id, result, now.mono),
         Outcome::Forgotten { index, ids } => {
@@ -302,18 +303,27 @@ fn started(
     }
 }
 
-fn signalled(slot: &mut ContainerSlot, stopping: Stopping, result: Result<Option<Exit>, Failure>, now: Now) {
+fn signalled(
+    slot: &mut ContainerSlot,
+    stopping: Stopping,
+    result: Result<Option<Exit>, Failure>,
+    now: Now,
+) -> Option<(ContainerId, Exit)> {
     slot.busy = None;
     match (result, &mut slot.instance) {
-        (Ok(Some(exit)), Some(instance)) if instance.is_running() => instance.end(exit, now),
-        (Ok(_), Some(Instance { life: Life::Running { stopping: current, .. }, .. })) => {
+        (Ok(Some(exit)), Some(instance)) if instance.is_running() && exit.reason == STATUS_UNKNOWN => {
+            instance.end(exit, now);
+        }
+        (Ok(exit), Some(Instance { id, life: Life::Running { stopping: current, .. }, .. })) => {
             *current = Some(stopping);
             slot.retry = None;
+            return exit.map(|exit| (id.clone(), exit));
         }
         (Ok(_), _) => {}
         // Retried after a second; the signal is what matters, the reason is in the log.
         (Err(failure), _) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
     }
+    None
 }
 
 fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failure>, now: Instant) {

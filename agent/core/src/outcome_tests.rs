@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use super::super::adopt::unknown_end;
 use super::super::fixtures::{self, exit, now, sandbox};
 use super::*;
 
@@ -116,11 +117,19 @@ fn the_newest_exited_instance_is_kept_and_older_ones_are_removed() {
 }
 
 #[test]
-fn a_kill_that_finds_the_process_gone_records_its_exit() {
-    let mut pod = pod();
-    pod.containers[0].succeed(instance(0));
-    begin(&mut pod, &Action::Kill(0));
-    let stopping = Stopping { kill_at: Instant::now(), killed_at: Some(Instant::now()) };
-    apply(&mut pod, Outcome::Signalled { index: 0, stopping, result: Ok(Some(exit(137))) }, now());
+fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends_at_once() {
+    let signalled = |exit: Exit| {
+        let mut pod = pod();
+        pod.containers[0].succeed(instance(0));
+        begin(&mut pod, &Action::Kill(0));
+        let stopping = Stopping { kill_at: Instant::now(), killed_at: Some(Instant::now()) };
+        let found = apply(&mut pod, Outcome::Signalled { index: 0, stopping, result: Ok(Some(exit)) }, now());
+        (pod, found)
+    };
+    let (pod, found) = signalled(exit(7));
+    assert_eq!(found, Some((instance(0).id, exit(7))));
+    assert!(pod.containers[0].is_running() && pod.containers[0].busy.is_none());
+    let (pod, found) = signalled(unknown_end(now()));
+    assert_eq!(found, None);
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
 }

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
 use self::limits::{GroupLimits, REQUIRED_CONTROLLERS};
+use crate::process;
 use limpet_model::pod::compute_resources::{PodLimits, cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
@@ -266,6 +267,15 @@ impl Cgroups {
             outcome
         })
         .await
+    }
+
+    /// The first process of a container, or another one in its cgroups; `None`: none is there. Reads small files.
+    pub fn process_of(&self, uid: &PodUid, container_id: &str) -> Option<u32> {
+        let groups = CLASSES.map(|class| self.shared.layout.container_directory(class, uid, container_id));
+        let paths = groups.iter().flat_map(|group| self.shared.hierarchies.all_paths(group));
+        let found = paths.filter_map(|path| files::processes(&path).ok()).find(|found| !found.is_empty())?;
+        let pids = || found.iter().filter_map(|pid| u32::try_from(*pid).ok());
+        pids().find(|pid| process::is_init(*pid)).or_else(|| pids().min())
     }
 
     /// The pods that have a cgroup in any hierarchy, orphans of an earlier run included.

@@ -6,12 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
 use limpet_model::container::ContainerId;
-use limpet_model::process::{ProcessHandle, Processes};
+use limpet_model::process::{EndedProcess, ProcessHandle};
 
 /// The consequence of missing pidfds, for messages.
 pub const WITHOUT_PIDFDS: &str =
@@ -25,21 +26,26 @@ pub fn probe() -> io::Result<()> {
     Ok(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map(drop)?)
 }
 
-/// The processes of this host.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HostProcesses;
-
-impl Processes for HostProcesses {
-    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
-        let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        Some(Arc::new(PidfdHandle(Arc::new(pidfd))))
+/// A handle to the process that has `pid` now, [`EndedProcess`] if none has; `None`: the kernel has no pidfds.
+pub fn open(pid: u32) -> Option<Arc<dyn ProcessHandle>> {
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => Some(Arc::new(PidfdHandle(Arc::new(pidfd)))),
+        Err(Errno::SRCH) => Some(Arc::new(EndedProcess)),
+        Err(_) => None,
     }
+}
 
-    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
-        let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        is_named(&cgroups, container.as_str())
-    }
+/// Whether the process `pid` is in the container's cgroup.
+pub fn is_in_container(pid: u32, container: &ContainerId) -> bool {
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    is_named(&cgroups, container.as_str())
+}
+
+/// Whether the process `pid` is the first of its pid namespace.
+pub(crate) fn is_init(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
 }
 
 /// A process by its pidfd.
@@ -98,14 +104,14 @@ mod tests {
         ] {
             assert_eq!(is_named(&cgroups, &id), is, "{cgroups}");
         }
-        assert!(!HostProcesses.is_in_container(std::process::id(), &ContainerId::new(id)) && probe().is_ok());
+        assert!(!is_in_container(std::process::id(), &ContainerId::new(id)) && probe().is_ok());
     }
 
     #[tokio::test]
     async fn an_exit_is_reported_once_and_stays_reported() {
         let mut child =
             Command::new("sh").args(["-c", "read -r line"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let process = HostProcesses.open(child.id()).unwrap();
+        let process = open(child.id()).unwrap();
         let mut waiting = Arc::clone(&process).ended();
         assert!(futures_util::poll!(waiting.as_mut()).is_pending() && process.is_alive());
         drop(child.stdin.take());
@@ -113,5 +119,14 @@ mod tests {
         assert!(!process.is_alive());
         process.ended().await.unwrap();
         child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_gone_has_ended() {
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let process = open(child.id()).unwrap();
+        assert!(!process.is_alive());
+        process.ended().await.unwrap();
     }
 }

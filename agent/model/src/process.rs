@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::container::ContainerId;
+use crate::pod::PodUid;
 
 /// SIGKILL, which the OOM killer also sends.
 pub const SIGKILL: u32 = 9;
@@ -55,10 +56,27 @@ pub trait ProcessHandle: fmt::Debug + Send + Sync {
     fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
 }
 
+/// The handle of a process that had exited before it could be opened.
+#[derive(Debug, Clone, Copy)]
+pub struct EndedProcess;
+
+impl ProcessHandle for EndedProcess {
+    fn is_alive(&self) -> bool {
+        false
+    }
+
+    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
 /// Looks up processes.
 pub trait Processes {
-    /// A handle to the process that has `pid` now, if the kernel supports handles.
+    /// A handle to the process that has `pid` now, [`EndedProcess`] if none has; `None`: the kernel has no handles.
     fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>>;
+
+    /// The first process of the container, or another one in its cgroup; `None`: nothing of it runs.
+    fn in_container(&self, pod: &PodUid, container: &ContainerId) -> Option<u32>;
 
     /// Whether the process `pid` is in the container's cgroup: for processes without a handle.
     fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool;

@@ -107,7 +107,7 @@ impl ContainerdExecutor {
         let slot = &pod.containers[index];
         self.reporter.report_killing(pod, slot, cause);
         let stopping = Stopping { kill_at: clock::now().mono + grace, killed_at: None };
-        let result = self.signal(slot, Signal::TERM, false).await;
+        let result = self.signal(pod, slot, Signal::TERM, false).await;
         Outcome::Signalled { index, stopping, result }
     }
 
@@ -115,35 +115,46 @@ impl ContainerdExecutor {
         let slot = &pod.containers[index];
         tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
         let now = clock::now().mono;
-        let mut result = self.signal(slot, Signal::KILL, true).await;
+        let mut result = self.signal(pod, slot, Signal::KILL, true).await;
         let again = matches!(
             slot.instance.as_ref().map(|instance| &instance.life),
             Some(Life::Running { stopping: Some(Stopping { killed_at: Some(_), .. }), .. })
         );
-        if again && result.is_ok() {
-            result = self.unseen_end(slot).await;
+        if again && matches!(result, Ok(None)) {
+            result = self.unseen_end(pod, slot, Signal::KILL).await;
         }
         Outcome::Signalled { index, stopping: Stopping { kill_at: now, killed_at: Some(now) }, result }
     }
 
-    /// A SIGKILL that brought no end: perhaps the end was there, and its event was lost.
-    async fn unseen_end(&self, slot: &ContainerSlot) -> Result<Option<Exit>, Failure> {
+    /// A signal that met no process, or a SIGKILL that brought no end: perhaps the end was there, and its event was lost.
+    /// What lives on without a task is killed with its cgroup, once SIGKILL is due.
+    async fn unseen_end(&self, pod: &PodState, slot: &ContainerSlot, signal: Signal) -> Result<Option<Exit>, Failure> {
         let Some(instance) = &slot.instance else { return Ok(None) };
         let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
-        Ok(match task {
-            None => Some(unknown_end(clock::now())),
-            Some(Task::Stopped { code, at }) => Some(seen_end(code, at)),
-            Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => None,
-        })
+        let lives = || self.cgroups.process_of(&pod.record.uid, instance.id.as_str()).is_some();
+        match task {
+            None if lives() && signal == Signal::KILL => self.clear_cgroup(pod, &instance.id).await,
+            None => {}
+            Some(Task::Stopped { code, at }) => return Ok(Some(seen_end(code, at))),
+            Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => return Ok(None),
+        }
+        Ok((!lives()).then(|| unknown_end(clock::now())))
     }
 
-    async fn signal(&self, slot: &ContainerSlot, signal: Signal, all: bool) -> Result<Option<Exit>, Failure> {
+    async fn signal(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        signal: Signal,
+        all: bool,
+    ) -> Result<Option<Exit>, Failure> {
         let Some(instance) = &slot.instance else { return Ok(None) };
-        let signal = u32::try_from(signal.as_raw()).unwrap_or(9);
-        self.timed("stop_container", self.containers.kill(&instance.id, signal, all))
-            .await
-            .map(|()| None)
-            .map_err(|error| failure("FailedKillPod", &error))
+        let number = u32::try_from(signal.as_raw()).unwrap_or(9);
+        let sent = self.timed("stop_container", self.containers.kill(&instance.id, number, all)).await;
+        match sent.map_err(|error| failure("FailedKillPod", &error))? {
+            true => Ok(None),
+            false => self.unseen_end(pod, slot, signal).await,
+        }
     }
 
     /// Writes an end down, then deletes what is left of the process: task and snapshot. The record stays.
@@ -167,10 +178,11 @@ impl ContainerdExecutor {
         Outcome::Reaped { index, id: instance.id.clone(), result }
     }
 
-    /// The cgroup of a container that never ran goes with it, as it does by itself when the OCI runtime is not killed.
+    /// The cgroup of a container that never ran, or lost its task, goes with what is in it, as it does by itself when OCI
+    /// runtime and shim are not killed.
     pub(super) async fn clear_cgroup(&self, pod: &PodState, id: &ContainerId) {
         if let Err(error) = self.cgroups.clear_container(&pod.record.uid, id.as_str()).await {
-            tracing::debug!(container = %id, %error, "the cgroup of a container that never ran stays until its pod ends");
+            tracing::debug!(container = %id, %error, "the cgroup of a container without a task stays until its pod ends");
         }
     }
 

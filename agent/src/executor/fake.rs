@@ -120,12 +120,15 @@ impl FakeExecutor {
             Action::Terminate(index, grace, _) => {
                 let id = newest(&pod, index);
                 let kill_at = self.now().mono + grace;
-                let result = self.done("Terminate", |world| world.terminate(id.as_ref(), kill_at)).await;
-                Outcome::Signalled {
-                    index,
-                    stopping: Stopping { kill_at, killed_at: None },
-                    result: result.map(|()| None),
-                }
+                let stopping = Stopping { kill_at, killed_at: None };
+                let met = |world: &mut World| {
+                    let met = id.as_ref().is_none_or(|id| world.is_running(id));
+                    world.terminate(id.as_ref(), kill_at);
+                    met
+                };
+                let result = self.done("Terminate", met).await;
+                let result = result.map(|met| id.filter(|_| !met).and_then(|id| self.exit_of(&id)));
+                Outcome::Signalled { index, stopping, result }
             }
             Action::Kill(index) => self.kill(&pod, index).await,
             Action::Reap(index) => self.reap(index, pod.containers[index].instance.as_ref()).await,

@@ -129,14 +129,21 @@ pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
 
 /// Kills every process in a group and below it.
 pub(super) fn kill(path: &Path) -> Result<(), CgroupError> {
-    for group in with_all_below(path)? {
-        let processes = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-        for pid in processes.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)) {
-            // A process that has just exited needs no signal.
-            let _ = kill_process(pid, Signal::KILL);
-        }
+    for pid in processes(path)?.into_iter().filter_map(Pid::from_raw) {
+        // A process that has just exited needs no signal.
+        let _ = kill_process(pid, Signal::KILL);
     }
     Ok(())
+}
+
+/// The processes in a group and below it; none when it does not exist.
+pub(super) fn processes(path: &Path) -> Result<Vec<i32>, CgroupError> {
+    let mut found = Vec::new();
+    for group in with_all_below(path)? {
+        let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+    }
+    Ok(found)
 }
 
 /// Fails when a process is in a group or below it.

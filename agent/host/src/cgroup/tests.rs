@@ -132,6 +132,8 @@ async fn a_group_with_processes_is_busy() {
     fs::write(path.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
     let of_pod = cgroups.shared.layout.pod(QosClass::BestEffort, &pod.uid);
     assert!(matches!(cgroups.exists_idle(&of_pod).await, Err(CgroupError::Busy(_))));
+    assert_eq!(cgroups.process_of(&pod.uid, "c1"), Some(sleeper.id()));
+    assert_eq!(cgroups.process_of(&pod.uid, "c2"), None);
     let outcome = cgroups.remove_pod(&pod.uid).await;
     assert!(matches!(&outcome, Err(CgroupError::Busy(busy)) if *busy == path), "{outcome:?}");
     sleeper.kill().unwrap();

@@ -20,11 +20,10 @@ use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, RetryState};
 use limpet_host::orphan_processes;
-use limpet_host::process::HostProcesses;
+use limpet_host::process;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit};
 use limpet_model::image::LocalImage;
-use limpet_model::process::Processes as _;
 
 /// kubelet's exit code for a container whose process could not be started.
 const START_ERROR_CODE: i32 = 128;
@@ -292,7 +291,7 @@ impl ContainerdExecutor {
     async fn started(&self, start: &Start<'_>, pid: u32, began: Instant, created: Duration) -> Instance {
         let now = Timestamp::now();
         let took = began.elapsed();
-        let process = HostProcesses.open(pid);
+        let process = process::open(pid);
         let state = ContainerState { started_at: Some(now), exit: None };
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
             tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its start is not written down");

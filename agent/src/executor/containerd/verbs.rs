@@ -7,10 +7,10 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use limpet_core::outcome::Outcome;
 use limpet_core::plan::Action;
 use limpet_core::state::{Instance, Now, PodSandbox, PodState};
-use limpet_host::process::HostProcesses;
+use limpet_host::process;
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::pod::{PodRecord, PodUid};
-use limpet_model::process::Processes;
+use limpet_model::process::{ProcessHandle, Processes};
 
 use super::ContainerdExecutor;
 use crate::clock;
@@ -52,7 +52,7 @@ impl Executor for ContainerdExecutor {
     }
 
     fn processes(&self) -> &dyn Processes {
-        &HostProcesses
+        self
     }
 
     fn list(self: Arc<Self>, first: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>> {
@@ -77,5 +77,19 @@ impl Executor for ContainerdExecutor {
 
     fn forget_pulls(self: Arc<Self>, wanted: HashSet<String>) -> BoxFuture<'static, bool> {
         async move { self.forget_unwanted_pulls(&wanted).await }.boxed()
+    }
+}
+
+impl Processes for ContainerdExecutor {
+    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
+        process::open(pid)
+    }
+
+    fn in_container(&self, pod: &PodUid, container: &ContainerId) -> Option<u32> {
+        self.cgroups.process_of(pod, container.as_str())
+    }
+
+    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
+        process::is_in_container(pid, container)
     }
 }

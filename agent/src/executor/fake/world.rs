@@ -14,7 +14,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::compute_resources::{PodLimits, cpu_quota, pod_limits};
 use limpet_model::pod::qos::{CPU, limit};
 use limpet_model::pod::{PodRecord, PodUid};
-use limpet_model::process::{ProcessHandle, Processes};
+use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
@@ -347,6 +347,10 @@ impl World {
         self.due.iter().map(|(at, ..)| *at).min()
     }
 
+    pub(super) fn is_running(&self, id: &ContainerId) -> bool {
+        self.containers.get(id).is_some_and(is_running)
+    }
+
     pub(super) fn task(&self, id: &ContainerId) -> Option<Task> {
         self.containers.get(id)?.task
     }
@@ -490,8 +494,15 @@ pub(super) struct WorldProcesses(pub(super) Arc<Mutex<World>>);
 impl Processes for WorldProcesses {
     fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
         let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, alive) = world.alive.get(&pid)?;
-        Some(Arc::new(Handle(alive.subscribe())))
+        Some(match world.alive.get(&pid) {
+            Some((_, alive)) => Arc::new(Handle(alive.subscribe())),
+            None => Arc::new(EndedProcess),
+        })
+    }
+
+    fn in_container(&self, _: &PodUid, container: &ContainerId) -> Option<u32> {
+        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        world.alive.iter().find(|(_, (id, _))| id == container).map(|(pid, _)| *pid)
     }
 
     fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
