@@ -26,8 +26,10 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
     found.sort_by_key(|container| container.recorded.identity.attempt);
     for container in found {
         let identity = &container.recorded.identity;
-        let Some(slot) =
-            pod.containers.iter_mut().find(|slot| slot.name == identity.container && slot.init == identity.init)
+        let Some(slot) = pod
+            .containers
+            .iter_mut()
+            .find(|slot| slot.name == identity.container && slot.role.is_init_container() == identity.init)
         else {
             continue;
         };

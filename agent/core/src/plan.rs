@@ -13,6 +13,7 @@ use std::time::Instant;
 use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState};
 use ending::{clear, end, release, terminate};
 use limpet_model::pod::compute_resources::PodLimits;
+use limpet_model::pod::Role;
 
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
@@ -110,21 +111,31 @@ pub fn plan(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     }
 }
 
-/// Whether the pod has finished: no container runs and its restart policy restarts none.
+/// Whether the pod has finished: no container that it waits for runs, and its restart policy restarts none.
 pub fn is_finished(pod: &PodState) -> bool {
-    if pod.containers.iter().any(|slot| slot.is_running() || matches!(slot.busy, Some(Busy::Starting(_)))) {
+    let mut awaited = pod.containers.iter().filter(|slot| holds_back_completion(slot.role));
+    if awaited.any(|slot| slot.is_running() || matches!(slot.busy, Some(Busy::Starting(_)))) {
         return false;
     }
-    init_failed(pod) || mains(pod).all(|(_, slot)| slot.instance.is_some() && !wants_restart(pod, slot))
+    init_failed(pod) || mains(pod).all(|slot| slot.instance.is_some() && !wants_restart(pod, slot))
+}
+
+/// Whether a pod is not finished while a container of that role runs. The others are stopped once it is.
+fn holds_back_completion(role: Role) -> bool {
+    match role {
+        Role::Init | Role::Main => true,
+        Role::Sidecar | Role::Ephemeral => false,
+    }
 }
 
 /// Whether an init container failed for good.
 pub fn init_failed(pod: &PodState) -> bool {
-    !mains_began(pod) && restart_policy(pod) == "Never" && inits(pod).any(|(_, slot)| failed(slot))
+    let failed = |slot: &ContainerSlot| slot.role == Role::Init && exit_code(slot).is_some_and(|code| code != 0);
+    !mains_began(pod) && restart_policy(pod) == "Never" && pod.containers.iter().any(failed)
 }
 
-fn failed(slot: &ContainerSlot) -> bool {
-    slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code != 0)
+fn exit_code(slot: &ContainerSlot) -> Option<i32> {
+    slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code)
 }
 
 /// The pod's restart policy; `Always` by default.
@@ -134,32 +145,42 @@ pub fn restart_policy(pod: &PodState) -> &str {
 
 /// Whether an exited container is to be restarted.
 pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
-    let Some(exit) = slot.instance.as_ref().and_then(Instance::exit) else { return false };
+    let Some(code) = exit_code(slot) else { return false };
+    let always = match slot.role {
+        Role::Sidecar => return true,
+        Role::Ephemeral => return false,
+        Role::Init => code != 0,
+        Role::Main => true,
+    };
     match restart_policy(pod) {
         "Never" => false,
-        "OnFailure" => exit.code != 0,
-        _ => !slot.init || exit.code != 0,
+        "OnFailure" => code != 0,
+        _ => always,
     }
 }
 
-fn inits(pod: &PodState) -> impl Iterator<Item = (usize, &ContainerSlot)> {
-    pod.containers.iter().enumerate().filter(|(_, slot)| slot.init)
-}
-
-fn mains(pod: &PodState) -> impl Iterator<Item = (usize, &ContainerSlot)> {
-    pod.containers.iter().enumerate().filter(|(_, slot)| !slot.init)
+fn mains(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
+    pod.containers.iter().filter(|slot| slot.role == Role::Main)
 }
 
 /// Once a regular container was started, initialisation counts as complete (kubelet-semantics 4.3).
 pub fn mains_began(pod: &PodState) -> bool {
-    mains(pod).any(|(_, slot)| slot.instance.is_some() || matches!(slot.busy, Some(Busy::Starting(_))))
+    mains(pod).any(|slot| slot.instance.is_some() || matches!(slot.busy, Some(Busy::Starting(_))))
 }
 
 /// Whether initialisation is complete.
 pub fn is_initialized(pod: &PodState) -> bool {
-    mains_began(pod)
-        || inits(pod)
-            .all(|(_, slot)| slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 0))
+    mains_began(pod) || pod.containers.iter().all(|slot| !holds_back_next(slot))
+}
+
+/// Whether the containers after it in the order of initialisation have to wait for it: for an init container's success, for
+/// a sidecar's start.
+pub fn holds_back_next(slot: &ContainerSlot) -> bool {
+    match slot.role {
+        Role::Init => exit_code(slot) != Some(0),
+        Role::Sidecar => !slot.is_running(),
+        Role::Main | Role::Ephemeral => false,
+    }
 }
 
 /// The pod is to run.
@@ -211,17 +232,20 @@ fn may_have_lost_shim(pod: &PodState) -> bool {
         && (pod.outlived_connection || pod.containers.iter().any(disturbed))
 }
 
-/// The containers that should have a running instance now: one init container, or all the others.
+/// The containers that should have a running instance now: an init container in its turn, sidecars from theirs on, regular
+/// containers once the pod is initialised.
 fn wanted(pod: &PodState) -> Vec<usize> {
-    if !is_initialized(pod) {
-        let next = inits(pod)
-            .find(|(_, slot)| slot.instance.as_ref().and_then(Instance::exit).is_none_or(|exit| exit.code != 0));
-        return next.map(|(index, _)| index).into_iter().collect();
-    }
-    mains(pod)
-        .filter(|(_, slot)| slot.instance.is_none() || slot.is_running() || wants_restart(pod, slot))
-        .map(|(index, _)| index)
-        .collect()
+    let turn = match is_initialized(pod) {
+        true => None,
+        false => pod.containers.iter().position(holds_back_next),
+    };
+    let runs_now = |(index, slot): &(usize, &ContainerSlot)| match slot.role {
+        Role::Init => turn == Some(*index),
+        Role::Sidecar => turn.is_none_or(|turn| *index <= turn),
+        Role::Main => turn.is_none() && (slot.instance.is_none() || slot.is_running() || wants_restart(pod, slot)),
+        Role::Ephemeral => slot.instance.is_none() || slot.is_running(),
+    };
+    pod.containers.iter().enumerate().filter(runs_now).map(|(index, _)| index).collect()
 }
 
 /// The containers that are recreated because their image or resources changed.
@@ -349,6 +373,8 @@ fn always_pulls(pod: &PodState, slot: &ContainerSlot) -> bool {
     pod.container_spec(&slot.name).and_then(|spec| spec.image_pull_policy.as_deref()) == Some("Always")
 }
 
+#[cfg(test)]
+mod role_tests;
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;

@@ -18,7 +18,7 @@ pub use cgroup::CgroupState;
 use limpet_model::image_name::normalize;
 use limpet_model::object::{PodObjects, references};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
-use limpet_model::pod::{Fingerprint, PodDiff, PodRecord};
+use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life, Stopping};
@@ -143,7 +143,7 @@ pub struct PodState {
     pub retry: Option<RetryState>,
     /// The call that an action has been waiting for too long.
     pub hanging: Option<String>,
-    /// Init containers in order, then the others in order.
+    /// Init containers and sidecars in order, then the others in order.
     pub containers: Vec<ContainerSlot>,
     /// It outlived a connection to containerd, or an agent: a forgotten shim may be running.
     pub outlived_connection: bool,
@@ -162,14 +162,10 @@ pub struct PodState {
 impl PodState {
     /// A pod of which nothing runs.
     pub fn new(record: Arc<PodRecord>, now: Timestamp) -> Self {
-        let spec = record.spec();
         let authored = Authored::of(&record.manifest);
-        let slot = |container: &Container, init| {
-            ContainerSlot::new(&container.name, init, fingerprint(&authored, &container.name))
-        };
-        let mut containers: Vec<ContainerSlot> =
-            spec.init_containers.iter().flatten().map(|container| slot(container, true)).collect();
-        containers.extend(spec.containers.iter().map(|container| slot(container, false)));
+        let containers = Role::assign(record.spec())
+            .map(|(name, role)| ContainerSlot::new(name, role, fingerprint(&authored, name)))
+            .collect();
         Self {
             refers: !references(&record).is_empty(),
             objects: None,

@@ -74,7 +74,7 @@ pub struct ContainerIdentity {
     pub uid: String,
     /// The container's name.
     pub container: String,
-    /// Whether it is an init container.
+    /// Whether it is one of `spec.initContainers`.
     pub init: bool,
     /// How many starts came before this one.
     pub attempt: u32,

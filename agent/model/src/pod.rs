@@ -18,6 +18,7 @@ pub mod key;
 pub mod qos;
 pub mod quantity;
 pub mod record;
+pub mod role;
 pub mod strict;
 mod totals;
 pub(crate) mod unsupported;
@@ -30,6 +31,7 @@ pub use edit::{Edit, edits};
 pub use fault::{Fault, Reason, Severity};
 pub use key::{PodKey, PodUid};
 pub use record::{Fingerprint, PodRecord};
+pub use role::Role;
 pub use validate::{is_dns_label, is_dns_subdomain};
 pub(crate) use yaml::join as field_path;
 

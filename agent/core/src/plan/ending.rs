@@ -73,13 +73,18 @@ fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
     }
 }
 
-/// The pod has finished: record the exits, then release the sandbox.
+/// The pod has finished: stop what it did not wait for, record the exits, then release the sandbox.
 pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     let mut plan = Plan::default();
+    let grace = Duration::from_secs(pod.record.grace_seconds());
     for (index, slot) in pod.containers.iter().enumerate().filter(|(_, slot)| slot.busy.is_none()) {
-        clear(&mut plan, index, slot, true, now);
+        if slot.is_running() {
+            terminate(&mut plan, index, slot, grace, KillCause::PodEnds, now);
+        } else {
+            clear(&mut plan, index, slot, true, now);
+        }
     }
-    if !plan.actions.is_empty() {
+    if !plan.actions.is_empty() || pod.containers.iter().any(ContainerSlot::is_running) {
         return plan.step();
     }
     let busy = pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some());

@@ -11,6 +11,7 @@ use crate::backoff;
 use crate::state::{Now, RetryState};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::pod::Role;
 use limpet_model::process::ProcessHandle;
 use limpet_model::process::{ProcessName, Sender};
 
@@ -145,8 +146,8 @@ pub enum Busy {
 pub struct ContainerSlot {
     /// Its name.
     pub name: String,
-    /// Whether it is an init container.
-    pub init: bool,
+    /// Its role in the pod.
+    pub role: Role,
     /// Hash of image and resources as desired.
     pub fingerprint: String,
     /// The newest attempt.
@@ -177,10 +178,10 @@ pub struct ContainerSlot {
 
 impl ContainerSlot {
     /// A container of which nothing is known yet.
-    pub fn new(name: &str, init: bool, fingerprint: String) -> Self {
+    pub fn new(name: &str, role: Role, fingerprint: String) -> Self {
         Self {
             name: name.to_owned(),
-            init,
+            role,
             fingerprint,
             instance: None,
             previous: None,

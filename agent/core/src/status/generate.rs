@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::plan::{self, NodeConditions};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
 use limpet_model::container::Exit;
+use limpet_model::pod::Role;
 
 /// The status of `pod` now.
 ///
@@ -28,15 +29,15 @@ pub fn generate(
     before: Option<&PodStatus>,
 ) -> PodStatus {
     let phase = phase(pod);
-    let statuses = |init: bool| -> Vec<ContainerStatus> {
-        pod.containers
-            .iter()
-            .filter(|slot| slot.init == init)
-            .map(|slot| container_status(pod, slot, conditions, now))
-            .collect()
-    };
-    let init_statuses = statuses(true);
-    let mut main_statuses = statuses(false);
+    let (mut init_statuses, mut main_statuses, mut ephemeral_statuses) = (Vec::new(), Vec::new(), Vec::new());
+    for slot in &pod.containers {
+        let list = match slot.role {
+            Role::Init | Role::Sidecar => &mut init_statuses,
+            Role::Main => &mut main_statuses,
+            Role::Ephemeral => &mut ephemeral_statuses,
+        };
+        list.push(container_status(pod, slot, conditions, now));
+    }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
     let pod_ips = pod_ips(pod, node_ips);
     PodStatus {
@@ -45,6 +46,7 @@ pub fn generate(
         host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
         init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
         container_statuses: Some(main_statuses),
+        ephemeral_container_statuses: (!ephemeral_statuses.is_empty()).then_some(ephemeral_statuses),
         pod_ip: pod_ips.first().map(IpAddr::to_string),
         pod_ips: (!pod_ips.is_empty()).then(|| pod_ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
         phase: Some(phase),
@@ -64,7 +66,7 @@ fn pod_ips(pod: &PodState, node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 /// The pod's phase: kubelet's checks in kubelet's order.
 fn phase(pod: &PodState) -> String {
-    let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| !slot.init).collect();
+    let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| slot.role == Role::Main).collect();
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
     let phase = if plan::init_failed(pod) {
         "Failed"
@@ -83,10 +85,11 @@ fn phase(pod: &PodState) -> String {
 fn container_status(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> ContainerStatus {
     let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
     let state = state(pod, slot, conditions, now);
-    let ready = match &slot.instance {
-        Some(instance) if slot.init => instance.exit().is_some_and(|exit| exit.code == 0),
-        Some(instance) => instance.is_running(),
-        None => false,
+    let ready = match slot.role {
+        Role::Init => !plan::holds_back_next(slot),
+        Role::Sidecar | Role::Main => slot.is_running(),
+        // Nothing asks whether it is ready; kubelet leaves it so.
+        Role::Ephemeral => false,
     };
     // A waiting container reports its last exit as `lastState`; a terminated one reports it as `state`.
     let last = match (&slot.instance, &slot.previous) {
@@ -157,7 +160,7 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now
         );
         return ("CrashLoopBackOff".to_owned(), message);
     }
-    if !slot.init && !plan::is_initialized(pod) {
+    if slot.role == Role::Main && !plan::is_initialized(pod) {
         return ("PodInitializing".to_owned(), String::new());
     }
     let message = match &pod.retry {
@@ -196,7 +199,7 @@ fn pod_conditions(
     let uninitialized: Vec<&str> = if plan::is_initialized(pod) {
         Vec::new()
     } else {
-        pod.containers.iter().filter(|slot| slot.init && !init_done(slot)).map(|slot| slot.name.as_str()).collect()
+        pod.containers.iter().filter(|slot| plan::holds_back_next(slot)).map(|slot| slot.name.as_str()).collect()
     };
     let ended = match phase {
         "Succeeded" => Some("PodCompleted"),
@@ -220,10 +223,6 @@ fn pod_conditions(
     .into_iter()
     .map(|(name, verdict)| condition(name, verdict, now, before))
     .collect()
-}
-
-fn init_done(slot: &ContainerSlot) -> bool {
-    slot.instance.as_ref().and_then(Instance::exit).is_some_and(|exit| exit.code == 0)
 }
 
 #[derive(Debug, Clone)]

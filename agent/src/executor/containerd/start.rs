@@ -102,7 +102,7 @@ impl ContainerdExecutor {
         let objects = pod.objects.clone().unwrap_or_default();
         // The semaphore is never closed; without a permit the start goes on all the same.
         let _permit = self.starts.acquire().await.ok();
-        let container_type = if slot.init { ContainerType::InitContainer } else { ContainerType::Container };
+        let container_type = ContainerType::of(slot.role);
         self.reporter.metrics.container_start_begun(container_type);
         let began = Instant::now();
         match self.timed("start_container", self.run(&start)).await {
@@ -258,7 +258,7 @@ impl ContainerdExecutor {
             pod: record.key.name().to_owned(),
             uid: record.uid.to_string(),
             container: start.slot.name.clone(),
-            init: start.slot.init,
+            init: start.slot.role.is_init_container(),
             attempt: start.attempt,
             source: record.source.to_string(),
             origin: record.origin.to_string(),

@@ -13,7 +13,7 @@ use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Ex
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::compute_resources::{PodLimits, cpu_quota, pod_limits};
 use limpet_model::pod::qos::{CPU, limit};
-use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
@@ -209,7 +209,7 @@ impl World {
             pod: record.key.name().to_owned(),
             uid: record.uid.to_string(),
             container: slot.name.clone(),
-            init: slot.init,
+            init: slot.role.is_init_container(),
             attempt: slot.next_attempt(),
             source: record.source.to_string(),
             origin: record.origin.to_string(),
@@ -233,7 +233,7 @@ impl World {
         self.note(|| format!("start {} {}/{} pid {pid}", short(&id), record.key, slot.name));
         self.containers.insert(id.clone(), container);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
-        self.draw_life(pid, slot.init);
+        self.draw_life(pid, slot.role == Role::Init);
         (id, Task::Running { pid }, now.wall)
     }
 
@@ -273,7 +273,7 @@ impl World {
                 let again = match one.restart_policy.as_str() {
                     "Never" => true,
                     "OnFailure" => code == Some(0),
-                    _ => slot.init && code == Some(0),
+                    _ => slot.role == Role::Init && code == Some(0),
                 };
                 if again {
                     found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));

@@ -4,15 +4,28 @@ use std::fmt::Write as _;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
-use limpet_model::pod::Fault;
+use limpet_model::pod::{Fault, Role};
 
 /// The type of a container, as in kubelet's label `container_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContainerType {
     /// A regular container.
     Container,
-    /// An init container.
+    /// An init container, or a sidecar.
     InitContainer,
+    /// An ephemeral container.
+    EphemeralContainer,
+}
+
+impl ContainerType {
+    /// The label of containers with that role; kubelet counts a sidecar as the init container it is in the spec.
+    pub fn of(role: Role) -> Self {
+        match role {
+            Role::Init | Role::Sidecar => Self::InitContainer,
+            Role::Main => Self::Container,
+            Role::Ephemeral => Self::EphemeralContainer,
+        }
+    }
 }
 
 /// The kinds of changes that the merge emits.
@@ -82,7 +95,9 @@ macro_rules! label_values {
     };
 }
 
-label_values!(ContainerType { Container => "container", InitContainer => "init_container" });
+label_values!(ContainerType {
+    Container => "container", InitContainer => "init_container", EphemeralContainer => "ephemeral_container",
+});
 label_values!(MergeChange {
     Added => "added", Updated => "updated", Deleting => "deleting", Removed => "removed", Reconciled => "reconciled",
 });

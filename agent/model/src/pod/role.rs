@@ -1,0 +1,68 @@
+//! The roles that a pod's containers have in its life.
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+
+/// What a container is for; decides its order, whether it restarts, and what waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Runs to completion before the next of the init containers and the regular ones start.
+    Init,
+    /// An init container with `restartPolicy: Always`: it starts in the init containers' order, and runs beside the others.
+    Sidecar,
+    /// A regular container.
+    Main,
+    /// Added to a running pod for debugging; never restarted.
+    Ephemeral,
+}
+
+impl Role {
+    /// The containers of `spec` with their roles: init containers and sidecars in their order, then regular and ephemeral
+    /// ones.
+    pub fn assign(spec: &PodSpec) -> impl Iterator<Item = (&str, Self)> {
+        let inits = spec.init_containers.iter().flatten().map(|one| (one.name.as_str(), Self::of_init(one)));
+        let mains = spec.containers.iter().map(|one| (one.name.as_str(), Self::Main));
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (one.name.as_str(), Self::Ephemeral));
+        inits.chain(mains).chain(ephemeral)
+    }
+
+    fn of_init(container: &Container) -> Self {
+        if container.restart_policy.as_deref() == Some("Always") { Self::Sidecar } else { Self::Init }
+    }
+
+    /// Whether the container is one of `spec.initContainers`.
+    pub fn is_init_container(self) -> bool {
+        match self {
+            Self::Init | Self::Sidecar => true,
+            Self::Main | Self::Ephemeral => false,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_list_and_the_restart_policy_of_a_container_give_its_role() {
+        let spec: PodSpec = serde_json::from_value(json!({
+            "initContainers": [{ "name": "migrate" }, { "name": "proxy", "restartPolicy": "Always" },
+                { "name": "never", "restartPolicy": "Never" }],
+            "containers": [{ "name": "app", "restartPolicy": "Always" }],
+            "ephemeralContainers": [{ "name": "debug" }],
+        }))
+        .unwrap();
+        let roles: Vec<_> = Role::assign(&spec).collect();
+        let expected = [
+            ("migrate", Role::Init),
+            ("proxy", Role::Sidecar),
+            ("never", Role::Init),
+            ("app", Role::Main),
+            ("debug", Role::Ephemeral),
+        ];
+        assert_eq!(roles, expected);
+        assert!(Role::Sidecar.is_init_container() && !Role::Ephemeral.is_init_container());
+    }
+}
