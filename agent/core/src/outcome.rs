@@ -8,7 +8,7 @@ use super::adopt::STATUS_UNKNOWN;
 use super::plan::Action;
 use super::state::{
     Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox,
-    PodState, RetryState, SandboxState, Stopping,
+    PodState, RetryState, SandboxState, StopPhase,
 };
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
@@ -95,13 +95,15 @@ pub enum Outcome {
         /// The number of OOM kills so far.
         kills: u64,
     },
-    /// Of [`Action::Terminate`] and [`Action::Kill`].
-    Signalled {
+    /// Of [`Action::Stop`].
+    Stopped {
         /// The container.
         index: usize,
-        /// The state of its termination.
-        stopping: Stopping,
-        /// Whether the signal was delivered. An exit: the process was gone already, a missed exit.
+        /// The instance; `None`: there was none.
+        id: Option<ContainerId>,
+        /// The phase whose action was performed.
+        phase: StopPhase,
+        /// Whether it was done. An exit: the process was gone already, a missed exit.
         result: Result<Option<Exit>, Failure>,
     },
     /// Of [`Action::Reap`] and [`Action::ReapPrevious`].
@@ -155,8 +157,10 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             slot.busy = Some(Busy::Starting(id));
             slot.objects_changed = false;
         }
-        Action::Terminate(index, ..) | Action::Kill(index) => {
-            pod.containers[*index].busy = Some(Busy::Signalling);
+        Action::Stop(index, entered, _) => {
+            if let Some(Instance { life: Life::Running { stopping, .. }, .. }) = &mut pod.containers[*index].instance {
+                *stopping = Some(*entered);
+            }
         }
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) => {
             pod.containers[*index].busy = Some(Busy::Reaping);
@@ -214,8 +218,8 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             let running = pod.containers[index].instance.as_mut().filter(|one| one.id == id && one.is_running());
             running.into_iter().for_each(|instance| instance.oom_kills_survived = kills);
         }
-        Outcome::Signalled { index, stopping, result } => {
-            return signalled(&mut pod.containers[index], stopping, result, now);
+        Outcome::Stopped { index, id, phase, result } => {
+            return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);
         }
         Outcome::Reaped { index, id, result } => reaped(&mut pod.containers[index], &id, result, now.mono),
         Outcome::Forgotten { index, ids } => {
@@ -303,25 +307,33 @@ fn started(
     }
 }
 
-fn signalled(
+fn stopped(
     slot: &mut ContainerSlot,
-    stopping: Stopping,
+    id: Option<&ContainerId>,
+    phase: StopPhase,
     result: Result<Option<Exit>, Failure>,
     now: Now,
 ) -> Option<(ContainerId, Exit)> {
-    slot.busy = None;
-    match (result, &mut slot.instance) {
-        (Ok(Some(exit)), Some(instance)) if instance.is_running() && exit.reason == STATUS_UNKNOWN => {
-            instance.end(exit, now);
-        }
-        (Ok(exit), Some(Instance { id, life: Life::Running { stopping: current, .. }, .. })) => {
-            *current = Some(stopping);
+    // A call that hung may be answered after the instance has ended, or has a successor.
+    let instance = slot.instance.as_mut().filter(|one| Some(&one.id) == id)?;
+    let Life::Running { stopping: Some(stopping), .. } = &mut instance.life else { return None };
+    match result {
+        Ok(Some(exit)) if exit.reason == STATUS_UNKNOWN => instance.end(exit, now),
+        Ok(Some(exit)) => {
             slot.retry = None;
-            return exit.map(|exit| (id.clone(), exit));
+            return Some((instance.id.clone(), exit));
         }
-        (Ok(_), _) => {}
-        // Retried after a second; the signal is what matters, the reason is in the log.
-        (Err(failure), _) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
+        _ if stopping.phase != phase => {}
+        Ok(None) => {
+            stopping.done(now.mono);
+            slot.retry = None;
+        }
+        // Retried after a second; what matters is that it is done, the reason is in the log.
+        Err(failure) => {
+            let retry = RetryState::transient(failure.reason, failure.message, now.mono);
+            stopping.repeat_at = Some(retry.retry_at);
+            slot.retry = Some(retry);
+        }
     }
     None
 }

@@ -3,6 +3,9 @@
 use super::super::adopt::unknown_end;
 use super::super::fixtures::{self, exit, now, sandbox};
 use super::*;
+use crate::plan::KillCause;
+use crate::state::Stopping;
+use std::time::Duration;
 
 fn pod() -> PodState {
     fixtures::pod("Always", &[], &["a"])
@@ -118,18 +121,19 @@ fn the_newest_exited_instance_is_kept_and_older_ones_are_removed() {
 
 #[test]
 fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends_at_once() {
-    let signalled = |exit: Exit| {
+    let stopped = |exit: Exit| {
         let mut pod = pod();
         pod.containers[0].succeed(instance(0));
-        begin(&mut pod, &Action::Kill(0));
-        let stopping = Stopping { kill_at: Instant::now(), killed_at: Some(Instant::now()) };
-        let found = apply(&mut pod, Outcome::Signalled { index: 0, stopping, result: Ok(Some(exit)) }, now());
+        let stopping = Stopping::begin(Duration::ZERO, Instant::now());
+        begin(&mut pod, &Action::Stop(0, stopping, KillCause::PodEnds));
+        let (id, phase) = (Some(instance(0).id), StopPhase::Kill);
+        let found = apply(&mut pod, Outcome::Stopped { index: 0, id, phase, result: Ok(Some(exit)) }, now());
         (pod, found)
     };
-    let (pod, found) = signalled(exit(7));
+    let (pod, found) = stopped(exit(7));
     assert_eq!(found, Some((instance(0).id, exit(7))));
     assert!(pod.containers[0].is_running() && pod.containers[0].busy.is_none());
-    let (pod, found) = signalled(unknown_end(now()));
+    let (pod, found) = stopped(unknown_end(now()));
     assert_eq!(found, None);
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
 }

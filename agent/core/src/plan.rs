@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use std::time::Instant;
 
-use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState};
-use ending::{clear, end, release, terminate};
+use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState, Stopping};
+use ending::{clear, end, release, stop};
 use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::pod::Role;
 
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
 
-/// Why a signal is sent; determines the event's message.
+/// Why a container is stopped; determines the event's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillCause {
     /// The pod is being terminated.
@@ -42,10 +42,8 @@ pub enum Action {
     EnsureImage(usize),
     /// Start the container's next attempt.
     Start(usize),
-    /// SIGTERM, with SIGKILL due after the grace.
-    Terminate(usize, Duration, KillCause),
-    /// SIGKILL to every process in it.
-    Kill(usize),
+    /// The action of the phase that the container's stop enters, or repeats.
+    Stop(usize, Stopping, KillCause),
     /// Record the newest instance's exit, then delete its task and snapshot.
     Reap(usize),
     /// The same for the previous instance.
@@ -188,9 +186,8 @@ fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     let mut plan = Plan::default();
     if matches!(pod.sandbox, SandboxState::Absent { .. }) && pod.containers.iter().any(ContainerSlot::is_running) {
         // The namespaces' pins are gone while containers still run in them: no container could join them.
-        for (index, slot) in pod.containers.iter().enumerate().filter(|(_, slot)| slot.busy.is_none()) {
-            let grace = Duration::from_secs(pod.record.grace_seconds());
-            terminate(&mut plan, index, slot, grace, KillCause::SandboxLost, now);
+        for (index, slot) in pod.containers.iter().enumerate() {
+            stop(&mut plan, index, slot, grace(pod), KillCause::SandboxLost, now);
         }
         return plan.step();
     }
@@ -294,16 +291,15 @@ fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
 /// One container's next action.
 fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: Instant) {
     let slot = &pod.containers[index];
+    // A stop that has begun is carried through, whatever the desired version is by now.
+    if slot.stopping().is_some() || slot.is_running() && wanted && !slot.is_current() {
+        return replace(plan, pod, index, now);
+    }
     if slot.busy.is_some() {
         return;
     }
     if slot.is_running() {
-        if wanted && !slot.is_current() {
-            replace(plan, pod, index, now);
-        } else {
-            clear(plan, index, slot, false, now);
-        }
-        return;
+        return clear(plan, index, slot, false, now);
     }
     if !wanted {
         // The image of a container that starts later is pulled already; an exited container is only cleaned up.
@@ -340,10 +336,14 @@ fn due(slot: &ContainerSlot) -> Option<Instant> {
 /// Replaces a container with an edited image or limit: pulls first, so that a failed pull stops nothing.
 fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     let slot = &pod.containers[index];
-    if image(plan, pod, index, now) && pod.cgroup_lets_replace() {
-        let grace = Duration::from_secs(pod.record.grace_seconds());
-        terminate(plan, index, slot, grace, KillCause::DefinitionChanged, now);
+    if image(plan, pod, index, now) && pod.cgroup_lets_replace() || slot.stopping().is_some() {
+        stop(plan, index, slot, grace(pod), KillCause::DefinitionChanged, now);
     }
+}
+
+/// The pod's own grace period.
+fn grace(pod: &PodState) -> Duration {
+    Duration::from_secs(pod.record.grace_seconds())
 }
 
 /// Whether the image is ready for the container's next attempt; plans to get it unless that is in progress.
@@ -375,6 +375,8 @@ fn always_pulls(pod: &PodState, slot: &ContainerSlot) -> bool {
 
 #[cfg(test)]
 mod role_tests;
+#[cfg(test)]
+mod stop_tests;
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;

@@ -3,8 +3,7 @@
 use jiff::Timestamp;
 
 use super::super::fixtures::{self, READY, exit, image, instance, pod, ready, record, version};
-use super::super::state::{Now, RetryState, Stopping};
-use super::ending::KILL_AGAIN;
+use super::super::state::{Now, RetryState};
 use super::*;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::PodUid;
@@ -30,6 +29,10 @@ fn reaped(pod: &mut PodState, index: usize) {
     if let Some(Instance { life: Life::Exited { reaped, .. }, .. }) = &mut pod.containers[index].instance {
         *reaped = true;
     }
+}
+
+fn stop(index: usize, cause: KillCause, now: Instant) -> Action {
+    Action::Stop(index, Stopping::begin(Duration::from_secs(30), now), cause)
 }
 
 fn actions(pod: &PodState, now: Instant) -> Vec<Action> {
@@ -167,7 +170,7 @@ fn an_edited_image_is_pulled_before_the_old_process_is_terminated() {
     pod.containers[1].image = ImageState::Failed(retry);
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(10))), "the old one keeps running");
     pod.containers[1].image = image();
-    assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::DefinitionChanged)]);
+    assert_eq!(actions(&pod, now), [stop(1, KillCause::DefinitionChanged, now)]);
 }
 
 #[test]
@@ -212,29 +215,6 @@ fn an_image_with_pull_policy_always_is_resolved_at_each_start() {
 }
 
 #[test]
-fn a_pod_is_terminated_by_sigterm_then_sigkill_then_teardown() {
-    let now = Instant::now();
-    let mut pod = ready(pod("Always", &[], &["a"]));
-    running(&mut pod, 0);
-    pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
-    assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(3), KillCause::PodEnds)]);
-    let stop = |pod: &mut PodState, stopping| {
-        pod.containers[0].instance.as_mut().unwrap().life =
-            Life::Running { pid: 1, process: None, stopping: Some(stopping) };
-    };
-    let kill_at = now + Duration::from_secs(3);
-    stop(&mut pod, Stopping { kill_at, killed_at: None });
-    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(kill_at)));
-    assert_eq!(actions(&pod, kill_at), [Action::Kill(0)]);
-    stop(&mut pod, Stopping { kill_at, killed_at: Some(kill_at) });
-    assert_eq!(plan(&pod, READY, kill_at), Step::Wait(Some(kill_at + KILL_AGAIN)));
-    exited(&mut pod, 0, 137, now);
-    assert_eq!(actions(&pod, now), [Action::TearDown]);
-    pod.sandbox = SandboxState::Gone;
-    assert_eq!(plan(&pod, READY, now), Step::Finished);
-}
-
-#[test]
 fn a_terminating_pod_waits_for_actions_in_progress() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
@@ -250,7 +230,7 @@ fn containers_that_outlived_their_sandbox_are_terminated_first() {
     let mut pod = ready(pod("Always", &[], &["a"]));
     running(&mut pod, 0);
     pod.sandbox = SandboxState::Absent { dirty: true };
-    assert_eq!(actions(&pod, now), [Action::Terminate(0, Duration::from_secs(30), KillCause::SandboxLost)]);
+    assert_eq!(actions(&pod, now), [stop(0, KillCause::SandboxLost, now)]);
 }
 
 #[test]

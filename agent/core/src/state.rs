@@ -4,6 +4,7 @@
 
 mod cgroup;
 mod slot;
+mod stop;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
-pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life, Stopping};
+pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
+pub use stop::{KILL_AGAIN, StopPhase, Stopping};
 
 /// kubelet's reason when a volume cannot be mounted.
 pub const FAILED_MOUNT: &str = "FailedMount";

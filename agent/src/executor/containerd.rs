@@ -8,7 +8,6 @@ mod start;
 mod verbs;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::sync::Semaphore;
@@ -28,7 +27,7 @@ use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::exit_cause::judge;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
-use limpet_core::state::{ContainerSlot, Instance, Life, PodState, SandboxState, Stopping};
+use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase};
 use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
 use limpet_host::sandbox::Sandboxes;
@@ -95,41 +94,39 @@ impl ContainerdExecutor {
                 Some(sandbox) => Outcome::SandboxLost { index, sandbox },
                 None => self.start(&pod, index).await,
             },
-            Action::Terminate(index, grace, cause) => self.terminate(&pod, index, grace, cause).await,
-            Action::Kill(index) => self.kill(&pod, index).await,
+            Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping.phase, cause).await,
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => self.forget(&pod, index).await,
         }
     }
 
-    async fn terminate(&self, pod: &PodState, index: usize, grace: Duration, cause: KillCause) -> Outcome {
+    /// The action of one phase of a container's stop.
+    async fn stop(&self, pod: &PodState, index: usize, phase: StopPhase, cause: KillCause) -> Outcome {
         let slot = &pod.containers[index];
-        self.reporter.report_killing(pod, slot, cause);
-        let stopping = Stopping { kill_at: clock::now().mono + grace, killed_at: None };
-        let result = self.signal(pod, slot, Signal::TERM, false).await;
-        Outcome::Signalled { index, stopping, result }
-    }
-
-    async fn kill(&self, pod: &PodState, index: usize) -> Outcome {
-        let slot = &pod.containers[index];
-        tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
-        let now = clock::now().mono;
-        let mut result = self.signal(pod, slot, Signal::KILL, true).await;
-        let again = matches!(
-            slot.instance.as_ref().map(|instance| &instance.life),
-            Some(Life::Running { stopping: Some(Stopping { killed_at: Some(_), .. }), .. })
-        );
-        if again && matches!(result, Ok(None)) {
-            result = self.unseen_end(pod, slot, Signal::KILL).await;
-        }
-        Outcome::Signalled { index, stopping: Stopping { kill_at: now, killed_at: Some(now) }, result }
+        let Some(instance) = &slot.instance else {
+            return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
+        };
+        let result = match phase {
+            StopPhase::Signal => {
+                self.reporter.report_killing(pod, slot, cause);
+                self.signal(pod, instance, Signal::TERM, false).await
+            }
+            StopPhase::Kill => {
+                tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
+                let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
+                match self.signal(pod, instance, Signal::KILL, true).await {
+                    Ok(None) if again => self.unseen_end(pod, instance, Signal::KILL).await,
+                    result => result,
+                }
+            }
+        };
+        Outcome::Stopped { index, id: Some(instance.id.clone()), phase, result }
     }
 
     /// A signal that met no process, or a SIGKILL that brought no end: perhaps the end was there, and its event was lost.
     /// What lives on without a task is killed with its cgroup, once SIGKILL is due.
-    async fn unseen_end(&self, pod: &PodState, slot: &ContainerSlot, signal: Signal) -> Result<Option<Exit>, Failure> {
-        let Some(instance) = &slot.instance else { return Ok(None) };
+    async fn unseen_end(&self, pod: &PodState, instance: &Instance, signal: Signal) -> Result<Option<Exit>, Failure> {
         let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
         let lives = || self.cgroups.process_of(&pod.record.uid, instance.id.as_str()).is_some();
         match task {
@@ -144,16 +141,15 @@ impl ContainerdExecutor {
     async fn signal(
         &self,
         pod: &PodState,
-        slot: &ContainerSlot,
+        instance: &Instance,
         signal: Signal,
         all: bool,
     ) -> Result<Option<Exit>, Failure> {
-        let Some(instance) = &slot.instance else { return Ok(None) };
         let number = u32::try_from(signal.as_raw()).unwrap_or(9);
         let sent = self.timed("stop_container", self.containers.kill(&instance.id, number, all)).await;
         match sent.map_err(|error| failure("FailedKillPod", &error))? {
             true => Ok(None),
-            false => self.unseen_end(pod, slot, signal).await,
+            false => self.unseen_end(pod, instance, signal).await,
         }
     }
 

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::Action;
-use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, Stopping};
+use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, StopPhase};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -66,7 +66,7 @@ impl FakeExecutor {
         let _under_way = world::UnderWay::new(&self.world);
         tokio::time::sleep(delay).await;
         let failure = |transient| Failure { reason: "Simulated", message: format!("{name} failed"), transient };
-        if !self.world().connected {
+        if !self.world().is_connected() {
             return Err(failure(true));
         }
         match fault {
@@ -117,20 +117,7 @@ impl FakeExecutor {
                 }
             }
             Action::Start(index) => self.start(&pod, index).await,
-            Action::Terminate(index, grace, _) => {
-                let id = newest(&pod, index);
-                let kill_at = self.now().mono + grace;
-                let stopping = Stopping { kill_at, killed_at: None };
-                let met = |world: &mut World| {
-                    let met = id.as_ref().is_none_or(|id| world.is_running(id));
-                    world.terminate(id.as_ref(), kill_at);
-                    met
-                };
-                let result = self.done("Terminate", met).await;
-                let result = result.map(|met| id.filter(|_| !met).and_then(|id| self.exit_of(&id)));
-                Outcome::Signalled { index, stopping, result }
-            }
-            Action::Kill(index) => self.kill(&pod, index).await,
+            Action::Stop(index, stopping, _) => self.stop(&pod, index, stopping.phase).await,
             Action::Reap(index) => self.reap(index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => {
@@ -159,20 +146,30 @@ impl FakeExecutor {
         Outcome::Started { index, result }
     }
 
-    async fn kill(&self, pod: &PodState, index: usize) -> Outcome {
-        let now = self.now();
-        let instance = pod.containers[index].instance.as_ref();
-        let again = matches!(
-            instance.map(|instance| &instance.life),
-            Some(Life::Running { stopping: Some(Stopping { killed_at: Some(_), .. }), .. })
-        );
-        let id = newest(pod, index);
-        let result = self.done("Kill", |world| world.kill(id.as_ref(), now.mono)).await;
-        let result = result.map(|()| match (again, id) {
-            (true, Some(id)) => self.exit_of(&id),
-            _ => None,
-        });
-        Outcome::Signalled { index, stopping: Stopping { kill_at: now.mono, killed_at: Some(now.mono) }, result }
+    async fn stop(&self, pod: &PodState, index: usize, phase: StopPhase) -> Outcome {
+        let slot = &pod.containers[index];
+        let Some(id) = slot.instance.as_ref().map(|instance| instance.id.clone()) else {
+            return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
+        };
+        let result = match phase {
+            StopPhase::Signal => {
+                self.world().begin_stop(&id, Duration::from_secs(pod.record.grace_seconds()));
+                let met = |world: &mut World| {
+                    let met = world.is_running(&id);
+                    world.terminate(&id);
+                    met
+                };
+                let met = self.done("Terminate", met).await;
+                met.map(|met| if met { None } else { self.exit_of(&id) })
+            }
+            StopPhase::Kill => {
+                self.world().begin_kill(&id);
+                let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
+                let killed = self.done("Kill", |world| world.kill(&id)).await;
+                killed.map(|()| if again { self.exit_of(&id) } else { None })
+            }
+        };
+        Outcome::Stopped { index, id: Some(id), phase, result }
     }
 
     /// The exit of a container whose task has stopped, or is gone.
@@ -268,10 +265,6 @@ impl Executor for FakeExecutor {
     fn forget_pulls(self: Arc<Self>, _: HashSet<String>) -> BoxFuture<'static, bool> {
         async { true }.boxed()
     }
-}
-
-fn newest(pod: &PodState, index: usize) -> Option<ContainerId> {
-    pod.containers[index].instance.as_ref().map(|instance| instance.id.clone())
 }
 
 fn sandbox() -> Arc<PodSandbox> {

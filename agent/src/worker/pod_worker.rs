@@ -416,7 +416,7 @@ impl PodWorker {
 /// The container that an action is about.
 fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
     let index = match action {
-        Action::Start(index) | Action::Terminate(index, ..) | Action::Kill(index) => index,
+        Action::Start(index) | Action::Stop(index, ..) => index,
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) => index,
         _ => return None,
     };

@@ -74,10 +74,10 @@ impl Agent {
             drop((network_status, archives));
         });
         let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
-        if world.connected {
+        if world.is_connected() {
             events.try_send(LifecycleEvent::Connected).unwrap();
         }
-        world.events = Some(events);
+        world.begin_agent(events);
         drop(world);
         let agent = Self { tasks, stop, slots, desired, observed };
         agent.slots.publish(SourceKind::File, view.snapshot());

@@ -161,7 +161,7 @@ impl Node {
     /// containerd restarts.
     async fn disconnect(&mut self) {
         self.note("containerd is gone".to_owned());
-        self.world().connected = false;
+        self.world().set_connected(false);
         self.send(LifecycleEvent::Disconnected);
         let away = Duration::from_millis(self.rng.u64(0..30_000));
         self.pass(away).await;
@@ -170,7 +170,7 @@ impl Node {
 
     fn connect(&mut self) {
         self.note("containerd is back".to_owned());
-        self.world().connected = true;
+        self.world().set_connected(true);
         self.send(LifecycleEvent::Connected);
     }
 
@@ -229,7 +229,7 @@ impl Node {
     async fn settle(&mut self) {
         self.note("no more faults".to_owned());
         self.world().calm_down();
-        if !self.world().connected {
+        if !self.world().is_connected() {
             self.connect();
         }
         // A reading that finds what was missed, as after a reconnection.

@@ -1,26 +1,19 @@
-//! Termination of containers and pods: the next signal, cleanup of exited instances, teardown.
+//! Termination of containers and pods: the phases of a stop, cleanup of exited instances, teardown.
 
 use std::time::Duration;
 
 use std::time::Instant;
 
 use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, Stopping};
-use super::{Action, KillCause, Plan, Step};
+use super::{Action, KillCause, Plan, Step, grace};
 
-/// How long after an ineffective SIGKILL the next one follows.
-pub(super) const KILL_AGAIN: Duration = Duration::from_secs(10);
-
-/// Terminates the pod: SIGTERM, SIGKILL after the grace period, teardown.
+/// Terminates the pod: stops its containers, then tears it down.
 pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
     let mut plan = Plan::default();
     let mut alive = pod.is_updating();
     for (index, slot) in pod.containers.iter().enumerate() {
-        if slot.busy.is_some() {
-            alive = true;
-        } else if slot.is_running() {
-            alive = true;
-            terminate(&mut plan, index, slot, ending.grace, KillCause::PodEnds, now);
-        }
+        alive |= slot.busy.is_some() || slot.is_running();
+        stop(&mut plan, index, slot, ending.grace, KillCause::PodEnds, now);
     }
     if !plan.actions.is_empty() || alive {
         return plan.step();
@@ -35,8 +28,8 @@ pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
     }
 }
 
-/// The next signal for a container that is being terminated, if one is due.
-pub(super) fn terminate(
+/// Stops a container that runs: its stop begins, or goes on. No other action in progress, and no failed one, holds it back.
+pub(super) fn stop(
     plan: &mut Plan,
     index: usize,
     slot: &ContainerSlot,
@@ -45,20 +38,14 @@ pub(super) fn terminate(
     now: Instant,
 ) {
     let Some(Instance { life: Life::Running { stopping, .. }, .. }) = &slot.instance else { return };
-    if held_back(plan, slot, now) {
-        return;
-    }
-    match stopping {
-        None => plan.push(Action::Terminate(index, grace, cause)),
-        Some(Stopping { kill_at, killed_at: None }) => {
-            // A later command may have a shorter grace period, never a longer one.
-            let kill_at = (*kill_at).min(now + grace);
-            if now >= kill_at { plan.push(Action::Kill(index)) } else { plan.wake_at(kill_at) }
-        }
-        Some(Stopping { killed_at: Some(killed_at), .. }) => {
-            let again = *killed_at + KILL_AGAIN;
-            if now >= again { plan.push(Action::Kill(index)) } else { plan.wake_at(again) }
-        }
+    let next = match stopping {
+        None => Some((now, Stopping::begin(grace, now))),
+        Some(stopping) => stopping.within(grace).next(now),
+    };
+    match next {
+        Some((due, stopping)) if due <= now => plan.push(Action::Stop(index, stopping, cause)),
+        Some((due, _)) => plan.wake_at(due),
+        None => {}
     }
 }
 
@@ -76,11 +63,9 @@ fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
 /// The pod has finished: stop what it did not wait for, record the exits, then release the sandbox.
 pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     let mut plan = Plan::default();
-    let grace = Duration::from_secs(pod.record.grace_seconds());
-    for (index, slot) in pod.containers.iter().enumerate().filter(|(_, slot)| slot.busy.is_none()) {
-        if slot.is_running() {
-            terminate(&mut plan, index, slot, grace, KillCause::PodEnds, now);
-        } else {
+    for (index, slot) in pod.containers.iter().enumerate() {
+        stop(&mut plan, index, slot, grace(pod), KillCause::PodEnds, now);
+        if slot.busy.is_none() && !slot.is_running() {
             clear(&mut plan, index, slot, true, now);
         }
     }

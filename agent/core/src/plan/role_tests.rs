@@ -74,7 +74,10 @@ fn a_sidecar_does_not_hold_back_completion_and_is_stopped_then() {
     assert!(!is_finished(&pod) && is_initialized(&pod));
     exited(&mut pod, 3, 0, now);
     assert!(is_finished(&pod));
-    assert_eq!(actions(&pod, now), [Action::Terminate(1, Duration::from_secs(30), KillCause::PodEnds)]);
+    assert_eq!(
+        actions(&pod, now),
+        [Action::Stop(1, Stopping::begin(Duration::from_secs(30), now), KillCause::PodEnds)]
+    );
     exited(&mut pod, 1, 1, now);
     assert!(is_finished(&pod), "the exit code of a sidecar counts for nothing");
     assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);

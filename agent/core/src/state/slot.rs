@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use std::time::Instant;
 
 use crate::backoff;
-use crate::state::{Now, RetryState};
+use crate::state::{Now, RetryState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
@@ -34,15 +34,6 @@ pub enum ImageState {
     Failed(RetryState),
 }
 
-/// The progress of a container's termination.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stopping {
-    /// When SIGKILL follows.
-    pub kill_at: Instant,
-    /// When SIGKILL was sent last.
-    pub killed_at: Option<Instant>,
-}
-
 /// Whether a container's process is running.
 #[derive(Debug, Clone)]
 pub enum Life {
@@ -52,7 +43,7 @@ pub enum Life {
         pid: u32,
         /// A reference to the process itself, where the kernel gives one.
         process: Option<Arc<dyn ProcessHandle>>,
-        /// Set once it is being terminated.
+        /// Set once it is being stopped.
         stopping: Option<Stopping>,
     },
     /// It exited.
@@ -130,13 +121,11 @@ impl Instance {
     }
 }
 
-/// The action in progress on a container; one at a time.
+/// The action in progress on a container; one at a time, beside the phases of its stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Busy {
     /// Its next attempt is being started, under this id.
     Starting(ContainerId),
-    /// A signal is being sent.
-    Signalling,
     /// An exited instance is being cleaned up.
     Reaping,
 }
@@ -217,6 +206,14 @@ impl ContainerSlot {
     /// Whether the newest instance runs.
     pub fn is_running(&self) -> bool {
         self.instance.as_ref().is_some_and(Instance::is_running)
+    }
+
+    /// The stop of the newest instance, if it runs and is being stopped.
+    pub fn stopping(&self) -> Option<Stopping> {
+        match &self.instance.as_ref()?.life {
+            Life::Running { stopping, .. } => *stopping,
+            Life::Exited { .. } => None,
+        }
     }
 
     /// Whether the instance that runs, or ran last, is the desired version.

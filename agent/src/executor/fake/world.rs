@@ -20,6 +20,9 @@ use tokio::time::Instant;
 
 use super::{Fault, wall_at};
 
+/// How late a SIGKILL may be.
+const LATE: Duration = Duration::from_secs(1);
+
 /// One container of the node.
 #[derive(Debug)]
 struct Container {
@@ -28,10 +31,22 @@ struct Container {
     has_snapshot: bool,
     cpu_quota: Option<i64>,
     restart_policy: String,
-    /// When SIGKILL may come at the earliest.
-    kill_at: Option<std::time::Instant>,
+    /// Its stop, once that has begun.
+    stop: Option<Stop>,
     /// How its process takes SIGTERM: after how long it exits; `None`: it ignores it.
     obeys: Option<Duration>,
+}
+
+/// A container's stop, as its pod's grace period has it.
+#[derive(Debug)]
+struct Stop {
+    /// When SIGKILL may come at the earliest: the grace after the first stop of any agent.
+    may_kill_at: Instant,
+    /// When SIGKILL has to come: the grace after this agent began to stop it, unless it is disturbed meanwhile.
+    must_kill_at: Instant,
+    /// The undisturbed time in which the stop began.
+    quiet: u32,
+    killed: bool,
 }
 
 /// The simulated node.
@@ -41,7 +56,9 @@ pub struct World {
     /// Of a thousand calls so many fail, and so many are late.
     pub fault_rate: u32,
     /// The runtime answers.
-    pub connected: bool,
+    connected: bool,
+    /// Counts the times in which neither the agent nor the runtime goes away.
+    quiet: u32,
     /// Where the agent of now hears of events.
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
@@ -91,6 +108,7 @@ impl World {
             begun: Instant::now(),
             fault_rate: 0,
             connected: true,
+            quiet: 0,
             events: None,
             containers: BTreeMap::new(),
             alive: BTreeMap::new(),
@@ -111,6 +129,23 @@ impl World {
     /// The virtual time.
     pub fn now(&self) -> Now {
         Now { mono: Instant::now().into_std(), wall: wall_at(self.begun) }
+    }
+
+    /// Whether the runtime answers.
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+
+    /// The runtime answers from now on, or does not.
+    pub fn set_connected(&mut self, connected: bool) {
+        self.connected = connected;
+        self.quiet += 1;
+    }
+
+    /// Where an agent that starts hears of events.
+    pub fn begin_agent(&mut self, events: mpsc::Sender<LifecycleEvent>) {
+        self.events = Some(events);
+        self.quiet += 1;
     }
 
     /// Notes a step.
@@ -227,7 +262,7 @@ impl World {
             has_snapshot: true,
             cpu_quota: container_quota(pod, slot),
             restart_policy: policy,
-            kill_at: None,
+            stop: None,
             obeys: self.draw_obedience(),
         };
         self.note(|| format!("start {} {}/{} pid {pid}", short(&id), record.key, slot.name));
@@ -289,9 +324,37 @@ impl World {
         found.into_iter().for_each(|what| self.violate(what));
     }
 
-    pub(super) fn terminate(&mut self, id: Option<&ContainerId>, kill_at: std::time::Instant) {
-        let Some((id, one)) = id.and_then(|id| Some((id, self.containers.get_mut(id)?))) else { return };
-        one.kill_at = Some(one.kill_at.map_or(kill_at, |known| known.min(kill_at)));
+    /// The agent begins to stop a container, or tries again.
+    pub(super) fn begin_stop(&mut self, id: &ContainerId, grace: Duration) {
+        let quiet = self.quiet;
+        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
+        let kill_at = Instant::now() + grace;
+        match &mut one.stop {
+            Some(stop) if stop.quiet == quiet => {}
+            Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at, quiet),
+            None => one.stop = Some(Stop { may_kill_at: kill_at, must_kill_at: kill_at, quiet, killed: false }),
+        }
+    }
+
+    /// The agent is about to send SIGKILL.
+    pub(super) fn begin_kill(&mut self, id: &ContainerId) {
+        let (now, quiet) = (Instant::now(), self.quiet);
+        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
+        let wrong = match &mut one.stop {
+            Some(stop) if now >= stop.may_kill_at => {
+                let first = !std::mem::replace(&mut stop.killed, true);
+                let late = now.saturating_duration_since(stop.must_kill_at);
+                (first && stop.quiet == quiet && late > LATE).then(|| format!("{late:?} after its grace is over"))
+            }
+            _ => Some("before its grace is over".to_owned()),
+        };
+        if let Some(wrong) = wrong {
+            self.violate(format!("SIGKILL to {} {wrong}", short(id)));
+        }
+    }
+
+    pub(super) fn terminate(&mut self, id: &ContainerId) {
+        let Some(one) = self.containers.get(id) else { return };
         let obeys = one.obeys;
         if let (Some(Task::Running { pid }), Some(after)) = (one.task, obeys) {
             self.due.push((Instant::now() + after, pid, 143));
@@ -300,13 +363,8 @@ impl World {
         self.note(|| format!("SIGTERM {} obeys {obeys:?}", short(id)));
     }
 
-    pub(super) fn kill(&mut self, id: Option<&ContainerId>, decided: std::time::Instant) {
-        let Some((id, one)) = id.and_then(|id| Some((id.clone(), self.containers.get(id)?))) else { return };
-        let (task, kill_at) = (one.task, one.kill_at);
-        if kill_at.is_none_or(|kill_at| decided < kill_at) {
-            self.violate(format!("SIGKILL to {} before its grace is over", short(&id)));
-        }
-        if let Some(Task::Running { pid }) = task {
+    pub(super) fn kill(&mut self, id: &ContainerId) {
+        if let Some(Task::Running { pid }) = self.task(id) {
             self.exit(pid, 137);
         }
     }

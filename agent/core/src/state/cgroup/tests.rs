@@ -69,7 +69,7 @@ fn reap(instance: &mut Option<Instance>) {
 }
 
 fn is_terminate(action: &Action) -> bool {
-    matches!(action, Action::Terminate(0, _, KillCause::DefinitionChanged))
+    matches!(action, Action::Stop(0, _, KillCause::DefinitionChanged))
 }
 
 #[test]
