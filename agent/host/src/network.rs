@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use self::conflist::Conflist;
 use self::invoke::Plugins;
 use self::record::{NetworkNamespace, Record, Records};
-pub use self::request::{AttachRequest, PortMapping};
+pub use self::request::{AttachRequest, BandwidthLimits, PortMapping};
 use crate::orphan_processes;
 use crate::path_watch::PathWatch;
 use limpet_model::pod::PodUid;
@@ -219,7 +219,7 @@ impl Network {
             }
         }
         let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
-        warn_of_unmapped_ports(pod, &conflist);
+        warn_of_missing_capabilities(pod, &conflist);
         let mut record = Record::intent(pod, namespace, &conflist);
         self.save(pod.uid, &record, false).await?;
         match chain::add(&record, &conflist, &self.inner.plugins).await {
@@ -314,7 +314,8 @@ impl Network {
                 tracing::warn!(file = %path.display(), error = %source, "the attachment record is damaged; the pod is detached with the current CNI configuration");
                 let Ok(conflist) = self.read_config().await.0 else { return Ok(None) };
                 let unknown = NetworkNamespace { path: PathBuf::new(), inode: 0, boot_id: String::new() };
-                let pod = AttachRequest { namespace: "", name: "", uid, netns: Path::new(""), ports: Vec::new() };
+                let netns = Path::new("");
+                let pod = AttachRequest { namespace: "", name: "", uid, netns, ports: Vec::new(), bandwidth: None };
                 Ok(Some(Record::intent(&pod, unknown, &conflist)))
             }
             other => other,
@@ -352,11 +353,19 @@ fn status_of(read: &Result<Conflist, conflist::ConfigError>) -> NetworkStatus {
     }
 }
 
-fn warn_of_unmapped_ports(pod: &AttachRequest<'_>, conflist: &Conflist) {
-    if !pod.ports.is_empty() && !conflist.maps_ports() {
+fn warn_of_missing_capabilities(pod: &AttachRequest<'_>, conflist: &Conflist) {
+    let name = format_args!("{}/{}", pod.namespace, pod.name);
+    if !pod.ports.is_empty() && !conflist.has_capability("portMappings") {
         tracing::warn!(
-            pod = %format_args!("{}/{}", pod.namespace, pod.name), network = conflist.name,
+            pod = %name, network = conflist.name,
             "hostPort has no effect: no plugin of the network has the portMappings capability; add the portmap plugin"
+        );
+    }
+    if pod.bandwidth.is_some() && !conflist.has_capability("bandwidth") {
+        tracing::warn!(
+            pod = %name, network = conflist.name,
+            "the bandwidth annotations have no effect: no plugin of the network has the bandwidth capability; \
+             add the bandwidth plugin"
         );
     }
 }

@@ -19,7 +19,7 @@ pub(super) async fn add(
 ) -> Result<(Value, PodAddresses), NetworkError> {
     let mut result: Option<Value> = None;
     for index in 0..conflist.plugins.len() {
-        let stdin = conflist.stdin(index, result.as_ref(), &record.ports);
+        let stdin = conflist.stdin(index, result.as_ref(), record);
         let stdout = call(record, conflist, plugins, index, "add", &stdin).await?;
         let failed = |reason: String| failed_call(record, conflist.plugin_type(index), "add", reason);
         result = match stdout.trim_ascii() {
@@ -44,7 +44,7 @@ pub(super) async fn check(record: &Record, result: &Value, plugins: &Plugins) ->
         return Ok(());
     }
     for index in 0..conflist.plugins.len() {
-        let stdin = conflist.stdin(index, Some(result), &record.ports);
+        let stdin = conflist.stdin(index, Some(result), record);
         call(record, &conflist, plugins, index, "check", &stdin).await?;
     }
     Ok(())
@@ -57,7 +57,7 @@ pub(super) async fn del(record: &Record, plugins: &Plugins) -> Result<(), Networ
     let previous = record.result.as_ref().filter(|_| !conflist.before_0_4());
     let mut outcome = Ok(());
     for index in (0..conflist.plugins.len()).rev() {
-        let stdin = conflist.stdin(index, previous, &record.ports);
+        let stdin = conflist.stdin(index, previous, record);
         let ended = call(record, &conflist, plugins, index, "del", &stdin).await.map(drop);
         outcome = outcome.and(ended);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::PortMapping;
+use super::record::Record;
 
 /// The supported CNI versions, the newest last. Versions before 0.3.0 have no list of addresses and no `prevResult`.
 pub(super) const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -194,7 +194,7 @@ impl Conflist {
 
     /// The standard input of plugin `index`: its own configuration with the network's name and version, the result so far,
     /// and the runtime's settings for the capabilities it declares.
-    pub(super) fn stdin(&self, index: usize, previous: Option<&Value>, ports: &[PortMapping]) -> Value {
+    pub(super) fn stdin(&self, index: usize, previous: Option<&Value>, pod: &Record) -> Value {
         let mut config = self.plugins.get(index).cloned().unwrap_or_default();
         config.insert("name".to_owned(), json!(self.name));
         config.insert("cniVersion".to_owned(), json!(self.version));
@@ -203,21 +203,23 @@ impl Conflist {
             config.insert("prevResult".to_owned(), previous.clone());
         }
         let declared = config.remove("capabilities");
-        let declares =
-            |name: &str| declared.as_ref().and_then(|capabilities| capabilities.get(name)) == Some(&Value::Bool(true));
-        if declares("portMappings") && !ports.is_empty() {
-            config.insert("runtimeConfig".to_owned(), json!({ "portMappings": ports }));
+        let declares = |name: &str| is_declared(declared.as_ref(), name);
+        let mut runtime = Map::new();
+        if declares("portMappings") && !pod.ports.is_empty() {
+            runtime.insert("portMappings".to_owned(), json!(pod.ports));
+        }
+        if let Some(bandwidth) = pod.bandwidth.filter(|_| declares("bandwidth")) {
+            runtime.insert("bandwidth".to_owned(), json!(bandwidth));
+        }
+        if !runtime.is_empty() {
+            config.insert("runtimeConfig".to_owned(), Value::Object(runtime));
         }
         Value::Object(config)
     }
 
-    /// Whether a plugin declares that it can map ports of the host.
-    pub(super) fn maps_ports(&self) -> bool {
-        let declares = |plugin: &Map<String, Value>| {
-            plugin.get("capabilities").and_then(|capabilities| capabilities.get("portMappings"))
-                == Some(&Value::Bool(true))
-        };
-        self.plugins.iter().any(declares)
+    /// Whether a plugin declares the capability.
+    pub(super) fn has_capability(&self, name: &str) -> bool {
+        self.plugins.iter().any(|plugin| is_declared(plugin.get("capabilities"), name))
     }
 
     /// A plugin's `type`.
@@ -236,10 +238,15 @@ impl Conflist {
     }
 }
 
+fn is_declared(capabilities: Option<&Value>, name: &str) -> bool {
+    capabilities.and_then(|capabilities| capabilities.get(name)) == Some(&Value::Bool(true))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use limpet_model::pod::bandwidth::Bandwidth;
 
     #[test]
     fn the_first_file_in_byte_order_counts() {
@@ -340,15 +347,19 @@ mod tests {
             true,
         )
         .unwrap();
-        let ports =
-            [PortMapping { host_port: 80, container_port: 8080, protocol: "tcp".into(), host_ip: String::new() }];
+        let mut pod: Record = serde_json::from_value(json!({
+            "namespace": "default", "name": "web", "uid": "u", "conflist": null, "result": null,
+            "network_namespace": {"path": "/ns", "inode": 1, "boot_id": "b"},
+            "ports": [{"hostPort": 80, "containerPort": 8080, "protocol": "tcp", "hostIP": ""}],
+        }))
+        .unwrap();
         assert_eq!(
-            list.stdin(0, None, &ports),
+            list.stdin(0, None, &pod),
             json!({"type": "bridge", "name": "net", "cniVersion": "0.4.0", "ipam": {"type": "host-local"}})
         );
         let previous = json!({"cniVersion": "0.4.0", "ips": []});
         assert_eq!(
-            list.stdin(1, Some(&previous), &ports),
+            list.stdin(1, Some(&previous), &pod),
             json!({
                 "type": "portmap", "name": "net", "cniVersion": "0.4.0", "prevResult": previous,
                 "runtimeConfig": {"portMappings": [
@@ -356,7 +367,14 @@ mod tests {
                 ]},
             })
         );
-        assert_eq!(list.stdin(1, None, &[]).get("runtimeConfig"), None, "no runtime settings");
+        pod.ports.clear();
+        assert_eq!(list.stdin(1, None, &pod).get("runtimeConfig"), None, "no runtime settings");
+        pod.bandwidth = Some(Bandwidth { ingress: Some(10_000_000), egress: None }.into());
+        let limits =
+            json!({"ingressRate": 10_000_000, "ingressBurst": 4_294_967_295_u32, "egressRate": 0, "egressBurst": 0});
+        assert_eq!(list.stdin(1, None, &pod)["runtimeConfig"], json!({"bandwidth": limits}));
+        assert_eq!(list.stdin(0, None, &pod).get("runtimeConfig"), None, "a plugin that does not declare it");
+        assert!(list.has_capability("bandwidth") && !list.has_capability("aliases"));
         assert_eq!(parse(list.to_json(), true).unwrap(), list, "the recorded list parses to the same list");
     }
 }

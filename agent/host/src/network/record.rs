@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::conflist::{self, Conflist};
-use super::{AttachRequest, PortMapping};
+use super::{AttachRequest, BandwidthLimits, PortMapping};
 use limpet_model::pod::PodUid;
 
 /// The network namespace a pod was attached in: its path, and two fields that identify it.
@@ -46,6 +46,9 @@ pub(super) struct Record {
     pub uid: String,
     pub network_namespace: NetworkNamespace,
     pub ports: Vec<PortMapping>,
+    /// Records of earlier versions have none.
+    #[serde(default)]
+    pub bandwidth: Option<BandwidthLimits>,
     conflist: Value,
     /// The last plugin's result; `None` while an ADD is running or after it was interrupted.
     pub result: Option<Value>,
@@ -60,6 +63,7 @@ impl Record {
             uid: pod.uid.as_str().to_owned(),
             network_namespace: at,
             ports: pod.ports.clone(),
+            bandwidth: pod.bandwidth,
             conflist: conflist.to_json(),
             result: None,
         }

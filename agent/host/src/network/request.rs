@@ -5,6 +5,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::ContainerPort;
 use serde::{Deserialize, Serialize};
 
+use limpet_model::pod::bandwidth::{Bandwidth, bandwidth};
 use limpet_model::pod::{PodRecord, PodUid};
 
 /// A `hostPort`: a port of the node that is forwarded to a container's port, in the form of the `portMappings`
@@ -23,6 +24,30 @@ pub struct PortMapping {
     pub host_ip: String,
 }
 
+/// The limits of a pod's traffic, in the form of the `bandwidth` capability: bits per second, and bits at once. A rate of
+/// zero is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BandwidthLimits {
+    ingress_rate: u64,
+    ingress_burst: u64,
+    egress_rate: u64,
+    egress_burst: u64,
+}
+
+impl From<Bandwidth> for BandwidthLimits {
+    fn from(wanted: Bandwidth) -> Self {
+        // As containerd has it: the rate alone is limited.
+        let burst = |rate: Option<u64>| rate.map_or(0, |_| u64::from(u32::MAX));
+        Self {
+            ingress_rate: wanted.ingress.unwrap_or(0),
+            ingress_burst: burst(wanted.ingress),
+            egress_rate: wanted.egress.unwrap_or(0),
+            egress_burst: burst(wanted.egress),
+        }
+    }
+}
+
 /// A pod to be attached to the network.
 #[derive(Debug, Clone)]
 pub struct AttachRequest<'a> {
@@ -36,6 +61,8 @@ pub struct AttachRequest<'a> {
     pub netns: &'a Path,
     /// The pod's host ports.
     pub ports: Vec<PortMapping>,
+    /// The limits of its traffic.
+    pub bandwidth: Option<BandwidthLimits>,
 }
 
 impl<'a> AttachRequest<'a> {
@@ -58,6 +85,7 @@ impl<'a> AttachRequest<'a> {
             uid: &pod.uid,
             netns,
             ports: ports.filter_map(mapping).collect(),
+            bandwidth: pod.pod.metadata.annotations.as_ref().and_then(bandwidth).map(BandwidthLimits::from),
         }
     }
 }

@@ -23,7 +23,7 @@ fn unique_uid() -> PodUid {
 }
 
 fn pod<'a>(uid: &'a PodUid, netns: &'a Path) -> AttachRequest<'a> {
-    AttachRequest { namespace: "default", name: "web-node", uid, netns, ports: Vec::new() }
+    AttachRequest { namespace: "default", name: "web-node", uid, netns, ports: Vec::new(), bandwidth: None }
 }
 
 /// A node with one scripted plugin under two names, `one` and `two`.

@@ -4,14 +4,17 @@
 
 use serde_json::Value;
 
+use crate::pod::bandwidth::{ANNOTATIONS, rate};
 use crate::pod::{Fault, Reason};
 use crate::source::SourceKind;
 
-/// When a field counts as used. `null`, an empty text, list or map never counts.
+/// When a field counts as used. `null`, an empty text or list never counts.
 #[derive(Debug, Clone, Copy)]
 enum Used {
     /// With any value.
     Always,
+    /// Unless it is an empty map, which asks for nothing.
+    Filled,
     /// Unless it is `false`.
     True,
     /// Only when it is `false`.
@@ -20,7 +23,7 @@ enum Used {
     Unless(&'static [&'static str]),
 }
 
-use Used::{Always, False, True, Unless};
+use Used::{Always, False, Filled, True, Unless};
 
 /// Fields limpet does not act on yet. `C` stands for every container and init container.
 const REFUSED: &[(&str, Used)] = &[
@@ -28,7 +31,7 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.livenessProbe", Always),
     ("spec.C.readinessProbe", Always),
     ("spec.C.startupProbe", Always),
-    ("spec.C.lifecycle", Always),
+    ("spec.C.lifecycle", Filled),
     ("spec.initContainers[].restartPolicy", Always),
     ("spec.C.restartPolicy", Always),
     ("spec.C.restartPolicyRules", Always),
@@ -40,9 +43,6 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),
     ("spec.evictionResponders", Always),
-    // Network and names
-    ("spec.C.ports[].hostPort", Always),
-    ("spec.setHostnameAsFQDN", True),
     // Environment
     ("spec.C.env[].valueFrom.fileKeyRef", Always),
     // Volumes; every kind but emptyDir, hostPath, configMap, secret, downwardAPI and projections of the last three
@@ -85,18 +85,18 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.volumeDevices", Always),
     // Resources
     ("spec.C.resources.limits.ephemeral-storage", Always),
-    ("spec.overhead", Always),
+    ("spec.overhead", Filled),
     // Security
     ("spec.shareProcessNamespace", True),
     ("spec.hostUsers", False),
     ("spec.runtimeClassName", Always),
     ("spec.os.name", Unless(&["linux"])),
-    ("spec.securityContext.seLinuxOptions", Always),
+    ("spec.securityContext.seLinuxOptions", Filled),
     ("spec.securityContext.seLinuxChangePolicy", Always),
-    ("spec.securityContext.windowsOptions", Always),
+    ("spec.securityContext.windowsOptions", Filled),
     ("spec.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
-    ("spec.C.securityContext.seLinuxOptions", Always),
-    ("spec.C.securityContext.windowsOptions", Always),
+    ("spec.C.securityContext.seLinuxOptions", Filled),
+    ("spec.C.securityContext.windowsOptions", Filled),
     ("spec.C.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
     ("spec.C.securityContext.procMount", Unless(&["Default"])),
 ];
@@ -147,6 +147,8 @@ const NO_EFFECT: &[&str] = &[
 /// Every field of `manifest` that is rejected or has no effect for a pod of `source`.
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let local = source != SourceKind::Api;
+    // Such a pod's ports are the node's: validation has it that a hostPort is the containerPort.
+    let host_network = manifest.pointer("/spec/hostNetwork") == Some(&Value::Bool(true));
     let used = |pattern: &'static str, used: Used| {
         select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)
     };
@@ -155,11 +157,21 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
     let profiles = select(manifest, "metadata.annotations").into_iter().flat_map(apparmor);
+    let ports = used("spec.C.ports[].hostPort", Always).filter(|_| !host_network).map(refuse);
+    let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
     let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
-    let mut faults: Vec<Fault> =
-        lacking.chain(not_yet).chain(refused).chain(profiles).chain(huge).chain(disk).chain(silent).collect();
+    let mut faults: Vec<Fault> = lacking
+        .chain(not_yet)
+        .chain(refused)
+        .chain(ports)
+        .chain(profiles)
+        .chain(rates)
+        .chain(huge)
+        .chain(disk)
+        .chain(silent)
+        .collect();
     faults.dedup_by(|a, b| a.path == b.path);
     faults
 }
@@ -186,6 +198,23 @@ fn apparmor((path, annotations): (String, &Value)) -> Vec<Fault> {
     let used = annotations
         .filter(|(key, value)| key.starts_with(super::APPARMOR_ANNOTATION) && is_used(value, Unless(&["unconfined"])));
     used.map(|(key, _)| refuse(super::yaml::join(&path, key))).collect()
+}
+
+/// Bandwidth annotations that are no rate, or that have no effect because the pod shares the node's network.
+fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<Fault> {
+    let found = ANNOTATIONS.iter().filter_map(|key| Some((super::yaml::join(&path, key), annotations.get(key)?)));
+    let fault = |(path, value): (String, &Value)| {
+        if value.as_str().and_then(rate).is_none() {
+            return Some(
+                Fault::error(path, "is no rate in bits per second between 1k and 1P")
+                    .with_remedy("write a quantity such as 10M")
+                    .because(Reason::Invalid),
+            );
+        }
+        let unlimited = Fault::warning(path, "has no effect on a pod with hostNetwork").because(Reason::NoEffect);
+        host_network.then_some(unlimited)
+    };
+    found.filter_map(fault).collect()
 }
 
 /// Limits on huge pages and devices.
@@ -215,6 +244,7 @@ fn is_used(value: &Value, used: Used) -> bool {
     !empty
         && match used {
             Always => true,
+            Filled => !value.as_object().is_some_and(|fields| fields.values().all(Value::is_null)),
             True => value != &Value::Bool(false),
             False => value == &Value::Bool(false),
             Unless(texts) => !value.as_str().is_some_and(|text| texts.contains(&text)),

@@ -52,11 +52,34 @@ fn an_apparmor_profile_by_annotation_is_rejected_too() {
 fn a_field_with_its_default_is_not_used() {
     let spec = json!({
         "containers": [{"name": "a", "stdin": false, "livenessProbe": null, "envFrom": [],
-            "securityContext": {"procMount": "Default"}}],
+            "lifecycle": {}, "securityContext": {"procMount": "Default", "seLinuxOptions": {}}}],
+        "overhead": {}, "setHostnameAsFQDN": true,
         "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
         "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
     });
     assert_eq!(refused(spec), Vec::<String>::new());
+}
+
+#[test]
+fn a_host_port_on_the_hosts_network_is_the_containers_own() {
+    let ports = json!([{"name": "a", "ports": [{"containerPort": 80, "hostPort": 80}]}]);
+    assert_eq!(refused(json!({"hostNetwork": true, "containers": ports})), Vec::<String>::new());
+    assert_eq!(refused(json!({"containers": ports})), ["spec.containers[0].ports[0].hostPort"]);
+}
+
+#[test]
+fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
+    let of = |rate: &str, host_network: bool| -> Vec<(Severity, String)> {
+        let manifest = json!({
+            "metadata": {"annotations": {"kubernetes.io/egress-bandwidth": rate}},
+            "spec": {"hostNetwork": host_network},
+        });
+        check(&manifest, SourceKind::File).into_iter().map(|fault| (fault.severity, fault.path)).collect()
+    };
+    let path = "metadata.annotations[kubernetes.io/egress-bandwidth]".to_owned();
+    assert_eq!(of("10M", false), []);
+    assert_eq!(of("10M", true), [(Severity::Warning, path.clone())]);
+    assert_eq!(of("fast", false), [(Severity::Error, path)]);
 }
 
 #[test]
@@ -112,6 +135,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.resources",
         "spec.restartPolicy",
         "spec.securityContext",
+        "spec.setHostnameAsFQDN",
         "spec.subdomain",
         "spec.terminationGracePeriodSeconds",
         "spec.os",
