@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         case!(a_pod_whose_namespaces_lost_their_pins),
         case!(pins_lost_while_the_agent_is_down),
         case!(a_directory_that_containerd_left_in_a_tasks_place),
+        case!(the_logs_of_an_orphan_go_before_its_last_trace),
     ])
 }
 
@@ -200,4 +201,29 @@ fn a_directory_that_containerd_left_in_a_tasks_place(node: &mut TestNode) -> Res
     let left = node.containerd.containers()?;
     ensure!(!left.contains(&id), "{left:?}");
     std::fs::remove_dir_all(bundle).context("the directory")
+}
+
+/// What a crash in the middle of a pod's removal leaves.
+fn the_logs_of_an_orphan_go_before_its_last_trace(node: &mut TestNode) -> Result<()> {
+    node.agent.kill();
+    let (settings, uid) = (node.agent.settings(), "0123456789abcdef0123456789abcdef");
+    let pod_dir = settings.root().join("pods").join(uid);
+    let logs = settings.pod_logs().join(format!("default_gone-{}_{uid}", node.name()));
+    let others = settings.pod_logs().join("default_other_fedcba9876543210fedcba9876543210");
+    for dir in [pod_dir.join("volumes"), logs.join("main"), others.join("main")] {
+        std::fs::create_dir_all(dir)?;
+    }
+    // A mount keeps the directory from being removed.
+    rustix::mount::mount("none", &logs, c"tmpfs", rustix::mount::MountFlags::empty(), None)?;
+    let started = node.agent.start();
+    let seen = wait::until_true(wait::SOON, "logs that stay", || node.agent.log().contains("logs are left behind"));
+    let there = pod_dir.exists();
+    unmount(&logs, UnmountFlags::DETACH)?;
+    started.and(seen)?;
+    ensure!(there, "nothing says any more that the logs are an orphan's");
+    node.agent.kill();
+    node.agent.start()?;
+    wait::until_true(wait::SOON, "the removal of an orphan", || !pod_dir.exists() && !logs.exists())?;
+    ensure!(others.exists(), "the logs of a pod that is not limpet's are gone");
+    Ok(std::fs::remove_dir_all(others)?)
 }

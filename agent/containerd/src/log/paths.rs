@@ -85,14 +85,13 @@ impl LogPaths {
     }
 
     /// The same for a pod of which only the UID is known.
-    pub fn remove_logs_of(&self, uid: &PodUid) {
-        let removed = list(&self.pods).and_then(|directories| {
-            directories
-                .iter()
-                .filter(|directory| pod_uid(directory) == Some(uid.as_str()))
-                .try_for_each(|directory| self.remove_directory(directory))
-        });
-        log_failure(uid.as_str(), removed);
+    ///
+    /// # Errors
+    /// Logs exist and cannot be removed.
+    pub fn remove_logs_of(&self, uid: &PodUid) -> io::Result<()> {
+        let directories = list(&self.pods)?;
+        let mut own = directories.iter().filter(|directory| pod_uid(directory) == Some(uid.as_str()));
+        own.try_for_each(|directory| self.remove_directory(directory))
     }
 
     /// Removes a pod's directory and the links into it.
@@ -260,7 +259,8 @@ mod tests {
         }
         paths.remove_pod_logs(&record("abc"));
         paths.remove_pod_logs(&record("abc"));
-        paths.remove_logs_of(&PodUid::new("b_c"));
+        paths.remove_logs_of(&PodUid::new("b_c")).unwrap();
+        paths.remove_logs_of(&PodUid::new("b_c")).unwrap();
         assert!(!paths.pod_log_dir(&record("b_c")).exists());
         assert!(!paths.pod_log_dir(&record("abc")).exists());
         assert!(paths.pod_log_dir(&record("abcd")).exists());

@@ -208,17 +208,19 @@ impl ContainerdExecutor {
             orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
         }
         self.release(&pod.record.uid).await?;
+        // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
+        self.logs.remove_pod_logs(&pod.record);
         self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
             reason: "FailedKillPod",
             message: error.to_string(),
             transient: false,
         })?;
-        self.logs.remove_pod_logs(&pod.record);
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, took = ?began.elapsed(), "pod removed");
         Ok(())
     }
 
-    /// Every pod that has something on disk or in the kernel.
+    /// Every pod that has something on disk or in the kernel. Logs alone are none: they may be of another agent's pods; those
+    /// of limpet's go before the pod's directory.
     pub(super) async fn traces(&self) -> HashSet<PodUid> {
         let mut found: HashSet<PodUid> = HashSet::new();
         found.extend(self.network.attached());
@@ -236,9 +238,12 @@ impl ContainerdExecutor {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;
         }
+        if let Err(error) = self.logs.remove_logs_of(uid) {
+            tracing::warn!(%uid, %error, "logs are left behind, and stay for now");
+            return;
+        }
         if let Err(error) = self.volumes.remove(uid).await {
             tracing::warn!(%uid, %error, "left behind, and stays for now");
         }
-        self.logs.remove_logs_of(uid);
     }
 }
