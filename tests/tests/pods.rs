@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image::{self, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, suite};
+use limpet_tests::{TestNode, case, suite, wait};
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -24,6 +25,9 @@ fn main() -> ExitCode {
         case!(capabilities_are_dropped_and_added),
         case!(seccomp_is_as_asked),
         case!(limits_are_the_cgroups),
+        case!(the_pods_cgroup_follows_an_edit_of_resources),
+        case!(another_qos_class_makes_a_new_pod),
+        case!(a_host_path_that_was_removed_is_made_again),
     ])
 }
 
@@ -200,8 +204,8 @@ fn seccomp_is_as_asked(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The value of a cgroup file of the process `pid`: of `v1` in the hierarchy of `controller`, or of `v2`.
-fn cgroup_value(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<String> {
+/// A cgroup file of the process `pid`: `v1` in the hierarchy of `controller`, or `v2`.
+fn cgroup_file(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let of = |wanted: &str| {
         text.lines().find_map(|line| {
@@ -210,11 +214,102 @@ fn cgroup_value(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<String
             controllers.split(',').any(|one| one == wanted).then(|| path.trim_start_matches('/').to_owned())
         })
     };
-    let path = match of(controller) {
+    Ok(match of(controller) {
         Some(path) => Path::new("/sys/fs/cgroup").join(controller).join(path).join(v1),
         None => Path::new("/sys/fs/cgroup").join(of("").context("no cgroup")?).join(v2),
+    })
+}
+
+/// The value of a cgroup file of the process `pid`.
+fn cgroup_value(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<String> {
+    read_value(&cgroup_file(pid, controller, v1, v2)?)
+}
+
+fn read_value(path: &Path) -> Result<String> {
+    Ok(fs::read_to_string(path).with_context(|| format!("{}", path.display()))?.trim().to_owned())
+}
+
+/// The process of the container `main` of a pod.
+fn main_process(node: &TestNode, pod: &Value) -> Result<u32> {
+    let id = container_id(pod, "main")?;
+    Ok(node.containerd.tasks()?.iter().find(|task| task.id == id).context("no task")?.pid)
+}
+
+/// Memory limit and CPU quota of the pod's own cgroup.
+fn pod_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
+    let pid = main_process(node, pod)?;
+    let of_pod = |controller, v1, v2| {
+        let file = cgroup_file(pid, controller, v1, v2)?;
+        let pod = file.ancestors().nth(2).context("no pod's cgroup")?;
+        read_value(&pod.join(file.file_name().unwrap_or_default()))
     };
-    Ok(fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?.trim().to_owned())
+    let memory = of_pod("memory", "memory.limit_in_bytes", "memory.max")?;
+    let quota = of_pod("cpu", "cpu.cfs_quota_us", "cpu.max")?;
+    Ok((memory, quota.split(' ').next().unwrap_or_default().to_owned()))
+}
+
+/// The next instance of `main`, once it runs.
+fn next_running(node: &TestNode, before: &Value) -> Result<Value> {
+    let old = container_id(before, "main")?;
+    node.wait_pod("web", "running its next container", |pod| {
+        let runs = container(pod, "main")["state"]["running"].is_object();
+        runs && container_id(pod, "main").is_ok_and(|id| id != old)
+    })
+}
+
+fn the_pods_cgroup_follows_an_edit_of_resources(node: &mut TestNode) -> Result<()> {
+    let resources = |cpu: &str, memory: &str| {
+        let limits = json!({ "cpu": cpu, "memory": memory });
+        json!({ "resources": { "requests": { "cpu": "10m" }, "limits": limits } })
+    };
+    let mut web = run(node, resources("100m", "64Mi"), json!({}))?;
+    let wanted = |memory: u64, quota: &str| ((memory << 20).to_string(), quota.to_owned());
+    ensure!(pod_limits(node, &web)? == wanted(64, "10000"), "{:?}", pod_limits(node, &web)?);
+    for (cpu, memory, limits) in [("500m", "256Mi", wanted(256, "50000")), ("200m", "32Mi", wanted(32, "20000"))] {
+        let main = with(shell("main", IDLE), resources(cpu, memory));
+        node.apply(&pod("web", json!({ "containers": [main] })))?;
+        let after = next_running(node, &web)?;
+        ensure!(after["metadata"]["uid"] == web["metadata"]["uid"], "{after}");
+        wait::until_true(wait::SOON, "the pod's cgroup", || {
+            pod_limits(node, &after).is_ok_and(|found| found == limits)
+        })?;
+        web = after;
+    }
+    Ok(())
+}
+
+fn another_qos_class_makes_a_new_pod(node: &mut TestNode) -> Result<()> {
+    let before = run(node, json!({ "resources": { "limits": { "memory": "64Mi" } } }), json!({}))?;
+    let group = cgroup_file(main_process(node, &before)?, "memory", "tasks", "cgroup.procs")?;
+    let group = group.ancestors().nth(2).context("no pod's cgroup")?;
+    let manifest = pod("web", json!({ "containers": [shell("main", IDLE)] }));
+    let file = node.dir().join("web.json");
+    fs::write(&file, manifest.to_string())?;
+    let diff = node.agent.cli(&["diff", "-f", &file.to_string_lossy()])?.stdout;
+    ensure!(diff.contains("QoS class changes from Burstable to BestEffort"), "{diff}");
+    node.apply(&manifest)?;
+    let after = node.wait_pod("web", "best-effort", |pod| {
+        pod["status"]["qosClass"] == "BestEffort" && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
+    ensure!(container(&after, "main")["restartCount"] == 0, "{}", after["status"]);
+    let place = fs::read_to_string(format!("/proc/{}/cgroup", main_process(node, &after)?))?;
+    ensure!(place.contains("besteffort") && !group.exists(), "{place} {}", group.display());
+    Ok(())
+}
+
+fn a_host_path_that_was_removed_is_made_again(node: &mut TestNode) -> Result<()> {
+    let path = node.dir().join("run/app");
+    let volume = json!({ "name": "app", "hostPath": { "path": path, "type": "DirectoryOrCreate" } });
+    let mount = json!({ "volumeMounts": [{ "name": "app", "mountPath": "/app" }] });
+    let web = run(node, mount, json!({ "volumes": [volume] }))?;
+    fs::remove_dir_all(node.dir().join("run/app"))?;
+    let pid = Pid::from_raw(i32::try_from(main_process(node, &web)?)?).context("no process")?;
+    rustix::process::kill_process(pid, Signal::KILL)?;
+    next_running(node, &web)?;
+    sh(node, "touch /app/there")?;
+    ensure!(path.join("there").exists());
+    Ok(())
 }
 
 fn limits_are_the_cgroups(node: &mut TestNode) -> Result<()> {
