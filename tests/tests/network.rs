@@ -13,6 +13,7 @@ fn main() -> ExitCode {
     suite::run([
         case!(a_pod_reaches_another).on(|node| node.cni = true),
         case!(addresses_survive_the_agent).on(|node| node.cni = true),
+        case!(a_finished_pod_keeps_its_address).on(|node| node.cni = true),
         case!(a_pod_waits_for_the_network),
         case!(the_hosts_resolver_is_followed),
     ])
@@ -62,6 +63,33 @@ fn addresses_survive_the_agent(node: &mut TestNode) -> Result<()> {
     node.remove("web")?;
     node.agent.start()?;
     node.wait_nothing_runs()
+}
+
+fn a_finished_pod_keeps_its_address(node: &mut TestNode) -> Result<()> {
+    let go = node.dir().join("go");
+    let mut once = networked("once", "until [ -e /shared/go ]; do sleep 0.1; done");
+    once["spec"]["restartPolicy"] = json!("Never");
+    once["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "shared", "mountPath": "/shared" }]);
+    once["spec"]["volumes"] = json!([{ "name": "shared", "hostPath": { "path": node.dir() } }]);
+    node.apply(&once)?;
+    let before = address(&node.wait_running("once")?)?;
+    fs::write(go, "")?;
+    let cni = node.cni.as_ref().context("no network")?;
+    wait::until_true(wait::SOON, "the address to be given back", || cni.allocated().is_empty())?;
+    let finished = |pod: &Value| pod["status"]["phase"] == "Succeeded";
+    let after = node.wait_pod("once", "succeeded", finished)?;
+    ensure!(
+        address(&after)? == before && after["status"]["podIPs"] == json!([{ "ip": before }]),
+        "{}",
+        after["status"]
+    );
+    let start = after["status"]["startTime"].clone();
+
+    node.agent.kill();
+    node.agent.start()?;
+    let adopted = node.wait_pod("once", "succeeded", finished)?;
+    ensure!(address(&adopted)? == before && adopted["status"]["startTime"] == start, "{}", adopted["status"]);
+    Ok(())
 }
 
 fn a_pod_waits_for_the_network(node: &mut TestNode) -> Result<()> {

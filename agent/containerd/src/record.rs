@@ -81,6 +81,8 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::net::IpAddr;
+
     use jiff::Timestamp;
     use limpet_model::container::Exit;
 
@@ -102,6 +104,8 @@ mod tests {
             image_digest: "sha256:00".into(),
             log_path: "/var/log/pods/x/web/3.log".into(),
             backoff_seconds: 20,
+            pod_start: Some(Timestamp::UNIX_EPOCH),
+            pod_ips: vec![IpAddr::from([10, 0, 0, 2])],
         };
         let mut written = extensions(&identity, b"{}");
         let exit = Exit { code: 1, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };

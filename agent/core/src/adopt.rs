@@ -24,6 +24,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
     let mut found: Vec<FoundContainer> =
         found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
     found.sort_by_key(|container| container.recorded.identity.attempt);
+    take_records(pod, &found);
     for container in found {
         let identity = &container.recorded.identity;
         let Some(slot) = pod
@@ -57,6 +58,19 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
         pod.start_time = pod.start_time.min(first);
     }
     never_ran
+}
+
+/// Takes over what is recorded of the pod itself: when it started, and the addresses of its last sandbox.
+fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
+    if let Some(start) = found.iter().filter_map(|container| container.recorded.identity.pod_start).min() {
+        pod.start_time = pod.start_time.min(start);
+    }
+    let attached = found.iter().filter(|container| !container.recorded.identity.pod_ips.is_empty());
+    if pod.last_addresses.is_empty()
+        && let Some(last) = attached.max_by_key(|container| container.recorded.state.started_at)
+    {
+        pod.last_addresses = last.recorded.identity.pod_ips.clone();
+    }
 }
 
 /// A known running instance that containerd no longer has was removed without limpet, or its shim died.

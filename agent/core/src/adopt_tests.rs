@@ -36,6 +36,8 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         image_digest: "sha256:1".into(),
         log_path: String::new(),
         backoff_seconds: 40,
+        pod_start: None,
+        pod_ips: Vec::new(),
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
@@ -200,4 +202,46 @@ fn a_started_container_without_a_task_is_adopted_while_its_process_lives() {
     assert!(!pod.containers[0].is_running());
     let mut pod = fixtures::pod("Always", &[], &["a"]);
     assert_eq!(adopt(&mut pod, vec![container(0, ContainerState::default(), None)], &AllAlive, now()).len(), 1);
+}
+
+#[test]
+fn a_pod_without_sandbox_has_the_addresses_of_its_last_start() {
+    let recorded = |attempt, started: i64, ips: &[&str], pod_start| {
+        let mut one = container(attempt, ended(0), None);
+        one.recorded.state.started_at = Some(Timestamp::from_second(started).unwrap());
+        one.recorded.identity.pod_ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        one.recorded.identity.pod_start = pod_start;
+        one
+    };
+    let first = Timestamp::from_second(100).unwrap();
+    let cases: [(Vec<FoundContainer>, &[&str], i64); 4] = [
+        (vec![recorded(0, 500, &["10.0.0.2"], Some(first))], &["10.0.0.2"], 100),
+        (
+            vec![recorded(1, 700, &["10.0.0.9", "fd00::9"], None), recorded(0, 500, &["10.0.0.2"], None)],
+            &["10.0.0.9", "fd00::9"],
+            700,
+        ),
+        (vec![recorded(1, 700, &[], None), recorded(0, 500, &["10.0.0.2"], None)], &["10.0.0.2"], 700),
+        (vec![recorded(0, 500, &[], None)], &[], 500),
+    ];
+    for (found, addresses, start) in cases {
+        let mut pod = PodState::new(fixtures::record("Never", &[], &["a"]), now().wall);
+        adopt(&mut pod, found, &NoHandles, now());
+        let known: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            (known.iter().map(String::as_str).collect::<Vec<_>>(), pod.start_time.as_second()),
+            (addresses.to_vec(), start)
+        );
+    }
+}
+
+#[test]
+fn an_address_known_to_the_agent_is_not_replaced_by_a_record() {
+    let mut pod = pod();
+    pod.sandbox = crate::state::SandboxState::Ready(fixtures::sandbox(&["10.0.0.7"]));
+    pod.set_sandbox(crate::state::SandboxState::Absent { dirty: true });
+    let mut old = container(0, ended(0), None);
+    old.recorded.identity.pod_ips = vec!["10.0.0.2".parse().unwrap()];
+    adopt(&mut pod, vec![old], &NoHandles, now());
+    assert_eq!(pod.addresses(), ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
 }

@@ -145,7 +145,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         }
         Action::UpdateCgroup(limits) => pod.cgroup.setting = Some(*limits),
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
-        Action::ReleaseSandbox | Action::TearDown => pod.sandbox = SandboxState::Releasing,
+        Action::ReleaseSandbox | Action::TearDown => pod.set_sandbox(SandboxState::Releasing),
         Action::EnsureImage(index) => {
             let slot = &mut pod.containers[*index];
             slot.image = ImageState::Pulling;
@@ -208,7 +208,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             pod.containers[index].busy = None;
             // Another start may have reported this already, and the sandbox may be a new one.
             if matches!(&pod.sandbox, SandboxState::Ready(current) if Arc::ptr_eq(current, &sandbox)) {
-                pod.sandbox = SandboxState::Absent { dirty: true };
+                pod.set_sandbox(SandboxState::Absent { dirty: true });
             }
         }
         Outcome::Ended { id, exit } => {

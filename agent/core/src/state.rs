@@ -7,6 +7,7 @@ mod slot;
 mod stop;
 
 use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,6 +142,8 @@ pub struct PodState {
     pub start_time: Timestamp,
     /// Its sandbox.
     pub sandbox: SandboxState,
+    /// The addresses of its last sandbox, primary first.
+    pub last_addresses: Vec<IpAddr>,
     /// Why there is no sandbox.
     pub retry: Option<RetryState>,
     /// The call that an action has been waiting for too long.
@@ -176,12 +179,27 @@ impl PodState {
             record,
             start_time: now,
             sandbox: SandboxState::Absent { dirty: false },
+            last_addresses: Vec::new(),
             retry: None,
             hanging: None,
             containers,
             outlived_connection: false,
             ending: None,
         }
+    }
+
+    /// The addresses of its sandbox, or of the last one it had: a pod that has ended keeps them, as kubelet's do.
+    pub fn addresses(&self) -> &[IpAddr] {
+        match &self.sandbox {
+            SandboxState::Ready(sandbox) => &sandbox.addresses.ips,
+            _ => &self.last_addresses,
+        }
+    }
+
+    /// Replaces its sandbox's state; the addresses stay known.
+    pub fn set_sandbox(&mut self, sandbox: SandboxState) {
+        self.last_addresses = self.addresses().to_vec();
+        self.sandbox = sandbox;
     }
 
     /// Applies a version that can be reached in place. Returns the containers whose image or resources differ; it changes

@@ -1,6 +1,7 @@
 //! Containers: their ids, the record limpet keeps of each, and their state in containerd.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -93,6 +94,12 @@ pub struct ContainerIdentity {
     /// The back-off after its exit, in seconds (kubelet-semantics 4.5).
     #[serde(default)]
     pub backoff_seconds: u64,
+    /// The pod's `status.startTime`; `None` on a container of a limpet that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_start: Option<Timestamp>,
+    /// The pod's addresses at this start, primary first; what its status shows once it has no sandbox any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pod_ips: Vec<IpAddr>,
 }
 
 impl ContainerIdentity {

@@ -56,12 +56,10 @@ pub fn generate(
     }
 }
 
-fn pod_ips(pod: &PodState, node_ips: &[IpAddr]) -> Vec<IpAddr> {
-    match &pod.sandbox {
-        SandboxState::Ready(_) if pod.record.host_network() => node_ips.to_vec(),
-        SandboxState::Ready(sandbox) => sandbox.addresses.ips.clone(),
-        _ => Vec::new(),
-    }
+/// The addresses of its sandbox, also when that is gone; those of the node with `hostNetwork`.
+fn pod_ips<'a>(pod: &'a PodState, node_ips: &'a [IpAddr]) -> &'a [IpAddr] {
+    let had_sandbox = matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.last_addresses.is_empty();
+    if pod.record.host_network() && had_sandbox { node_ips } else { pod.addresses() }
 }
 
 /// The pod's phase: kubelet's checks in kubelet's order.

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use std::time::Instant;
@@ -108,4 +109,27 @@ fn a_condition_keeps_its_transition_time() {
     let third = generate(&pod, READY, &[], "BestEffort", later, Some(&second));
     let ready = third.conditions.unwrap().into_iter().find(|c| c.type_ == "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.last_transition_time.unwrap().0), ("False", later.wall));
+}
+
+#[test]
+fn a_pod_keeps_its_addresses_when_its_sandbox_is_released() {
+    use crate::outcome::{Outcome, apply, begin};
+    use crate::plan::Action;
+    let mut pod = pod("Never", 0, 1);
+    put(&mut pod, 0, Some(0), Duration::ZERO);
+    let ips = |pod: &PodState| status(pod).pod_ips.into_iter().flatten().map(|each| each.ip).collect::<Vec<_>>();
+    assert_eq!(ips(&pod), ["10.0.0.2"]);
+    begin(&mut pod, &Action::ReleaseSandbox);
+    assert_eq!(ips(&pod), ["10.0.0.2"], "while it is being released");
+    apply(&mut pod, Outcome::SandboxReleased(Ok(())), now());
+    assert_eq!((ips(&pod), status(&pod).pod_ip.as_deref()), (vec!["10.0.0.2".to_owned()], Some("10.0.0.2")));
+
+    // A new sandbox has its own.
+    pod.sandbox = SandboxState::Ready(sandbox(&["10.0.0.3", "fd00::3"]));
+    let lost = sandbox(&["10.0.0.3"]);
+    assert_eq!(ips(&pod), ["10.0.0.3", "fd00::3"]);
+    pod.sandbox = SandboxState::Ready(Arc::clone(&lost));
+    apply(&mut pod, Outcome::SandboxLost { index: 0, sandbox: lost }, now());
+    assert_eq!(ips(&pod), ["10.0.0.3"], "lost, and not made anew yet");
+    assert_eq!(ips(&fixtures::pod("Always", &[], &["m0"])), Vec::<String>::new(), "never had any");
 }

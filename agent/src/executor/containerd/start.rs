@@ -267,6 +267,8 @@ impl ContainerdExecutor {
             image_digest: start.image.digest.to_string(),
             log_path: self.log_path(start).to_string_lossy().into_owned(),
             backoff_seconds: start.pause.as_secs(),
+            pod_start: Some(start.pod.start_time),
+            pod_ips: start.pod.addresses().to_vec(),
         }
     }
 

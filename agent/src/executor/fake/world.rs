@@ -253,6 +253,8 @@ impl World {
             image_digest: String::new(),
             log_path: String::new(),
             backoff_seconds: slot.next_pause().as_secs(),
+            pod_start: Some(pod.start_time),
+            pod_ips: pod.addresses().to_vec(),
         };
         let state = ContainerState { started_at: Some(now.wall), exit: None };
         let policy = record.spec().restart_policy.clone().unwrap_or_default();
