@@ -13,7 +13,7 @@ use crate::status::metrics::MergeChange;
 use crate::status::metrics::Metrics;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::plan::{self, KillCause, NodeConditions};
-use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState, RetryState};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState};
 use limpet_core::status::generate::generate;
 use limpet_core::status::observed::Observed;
 use limpet_core::status::observed::{ObservedContainer, ObservedPod};
@@ -21,6 +21,7 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::verdict::PodVerdict;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -90,9 +91,20 @@ impl Reporter {
         if self.events.emit(pod, None, EventType::Warning, "OutOfpods", message.clone()) == 1 {
             tracing::warn!(pod = %record.key, message, "pod waits");
         }
-        let mut waiting = PodState::new(Arc::clone(record), now.wall);
-        waiting.retry = Some(RetryState::transient("OutOfpods", message, now.mono));
+        let known = self.observed.load().pods.get(&record.key).cloned();
+        let known =
+            known.filter(|known| known.record.uid == record.uid).and_then(|known| known.status.start_time.clone());
+        let mut waiting = PodState::new(Arc::clone(record), known.map_or(now.wall, |start| start.0));
+        waiting.verdict = Some(PodVerdict::waiting("OutOfpods", message));
         self.publish(&waiting, NodeConditions { runtime_ready: true, network_ready: true }, now);
+    }
+
+    /// The deadline of the pod has passed.
+    pub fn report_deadline(&self, pod: &PodState, verdict: &PodVerdict) {
+        let PodVerdict { reason, message, .. } = verdict;
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "the node ends the pod");
+        let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
+        self.events.emit(key, None, EventType::Normal, "DeadlineExceeded", message.clone());
     }
 
     /// The pod is gone.
@@ -255,6 +267,9 @@ fn containers(pod: &PodState) -> BTreeMap<String, ObservedContainer> {
 fn note(pod: &PodState) -> Option<String> {
     if pod.hanging.is_some() {
         return pod.hanging.clone();
+    }
+    if let Some(verdict) = &pod.verdict {
+        return Some(verdict.message.clone());
     }
     if let Some(retry) = pod.retry.as_ref().or(pod.volumes.retry.as_ref()) {
         return Some(retry.message.clone());

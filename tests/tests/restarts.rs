@@ -17,6 +17,8 @@ fn main() -> ExitCode {
         case!(a_killed_process_is_started_again),
         case!(an_init_container_may_fail_before_it_succeeds),
         case!(what_has_finished_is_not_run_again),
+        case!(a_deadline_ends_a_pod_for_good),
+        case!(a_pod_that_the_node_refuses_is_failed),
         case!(the_previous_log_is_kept),
         case!(out_of_memory_is_said_of_the_victim_alone),
         case!(who_ended_a_container_is_told_where_the_kernel_tells),
@@ -121,6 +123,58 @@ fn what_has_finished_is_not_run_again(node: &mut TestNode) -> Result<()> {
     ensure!(runs()? == before, "after a restart of both: {:?}", runs()?);
     node.wait_pod("once", "failed", failed)?;
     node.wait_running("lasting").map(drop)
+}
+
+fn a_deadline_ends_a_pod_for_good(node: &mut TestNode) -> Result<()> {
+    let shared = node.dir().join("shared");
+    fs::create_dir_all(&shared)?;
+    let spec = |seconds: u32| {
+        json!({
+            "activeDeadlineSeconds": seconds,
+            "containers": [noted("done", "exit 0"), noted("lasting", "trap 'exit 7' TERM; sleep 100000 & wait")],
+            "volumes": [{ "name": "shared", "hostPath": { "path": &shared } }],
+        })
+    };
+    node.apply(&pod("web", spec(4)))?;
+    let ended = |pod: &Value| {
+        let status = &pod["status"];
+        status["phase"] == "Failed"
+            && status["reason"] == "DeadlineExceeded"
+            && status["message"] == "Pod was active on the node longer than the specified deadline"
+    };
+    let web = node.wait_pod("web", "ended by its deadline", ended)?;
+    ensure!(container(&web, "lasting")["state"]["terminated"]["exitCode"] == 7, "{}", web["status"]);
+    ensure!(container(&web, "done")["state"]["terminated"]["exitCode"] == 0, "{}", web["status"]);
+    node.wait_event("DeadlineExceeded")?;
+    let runs = || fs::read_to_string(shared.join("runs"));
+    let before = runs()?;
+
+    // A later edit of the deadline does not bring it back, nor does a restart of the agent.
+    node.apply(&pod("web", spec(4_000)))?;
+    settle(node, "after-edit")?;
+    node.wait_pod("web", "still ended", ended)?;
+    node.agent.kill();
+    node.agent.start()?;
+    settle(node, "after-agent")?;
+    node.wait_pod("web", "still ended", ended)?;
+    ensure!(runs()? == before, "{before} became {}", runs()?);
+
+    // A new pod of that name runs.
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    node.apply(&pod("web", spec(4_000)))?;
+    node.wait_pod("web", "lasting runs", |pod| container(pod, "lasting")["ready"] == true).map(drop)
+}
+
+fn a_pod_that_the_node_refuses_is_failed(node: &mut TestNode) -> Result<()> {
+    let sysctls = json!({ "sysctls": [{ "name": "kernel.msgmax", "value": "65536" }] });
+    node.apply(&pod("web", json!({ "securityContext": sysctls, "containers": [shell("main", IDLE)] })))?;
+    let web = node.wait_pod("web", "refused", |pod| pod["status"]["phase"] == "Failed")?;
+    let status = &web["status"];
+    let message = r#"Pod was rejected: forbidden sysctl: "kernel.msgmax" not allowlisted"#;
+    ensure!(status["reason"] == "SysctlForbidden" && status["message"] == message, "{status}");
+    ensure!(status["containerStatuses"].is_null(), "{status}");
+    node.wait_event("SysctlForbidden")
 }
 
 /// Waits until the agent has taken up its work again: it runs a pod it did not know before.

@@ -85,6 +85,7 @@ mod tests {
 
     use jiff::Timestamp;
     use limpet_model::container::Exit;
+    use limpet_model::verdict::PodVerdict;
 
     use super::*;
 
@@ -109,7 +110,8 @@ mod tests {
         };
         let mut written = extensions(&identity, b"{}");
         let exit = Exit { code: 1, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };
-        let state = ContainerState { started_at: Some(Timestamp::UNIX_EPOCH), exit: Some(exit) };
+        let verdict = Some(PodVerdict::deadline_exceeded());
+        let state = ContainerState { started_at: Some(Timestamp::UNIX_EPOCH), exit: Some(exit), verdict };
         written.insert(EXTENSION_STATE.into(), state_extension(&state));
         let read = recorded(&written).unwrap();
         assert_eq!((read.identity, read.state, &*read.manifest), (identity, state, &b"{}"[..]));

@@ -60,10 +60,14 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
     never_ran
 }
 
-/// Takes over what is recorded of the pod itself: when it started, and the addresses of its last sandbox.
+/// Takes over what is recorded of the pod itself: when it started, why the node ended it, the addresses of its last
+/// sandbox.
 fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
     if let Some(start) = found.iter().filter_map(|container| container.recorded.identity.pod_start).min() {
         pod.start_time = pod.start_time.min(start);
+    }
+    if pod.verdict.is_none() {
+        pod.verdict = found.iter().find_map(|container| container.recorded.state.verdict.clone());
     }
     let attached = found.iter().filter(|container| !container.recorded.identity.pod_ips.is_empty());
     if pod.last_addresses.is_empty()

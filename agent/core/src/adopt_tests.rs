@@ -48,7 +48,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
 }
 
 fn started() -> ContainerState {
-    ContainerState { started_at: Some(Timestamp::from_second(500).unwrap()), exit: None }
+    ContainerState { started_at: Some(Timestamp::from_second(500).unwrap()), ..ContainerState::default() }
 }
 
 fn ended(code: i32) -> ContainerState {
@@ -244,4 +244,18 @@ fn an_address_known_to_the_agent_is_not_replaced_by_a_record() {
     old.recorded.identity.pod_ips = vec!["10.0.0.2".parse().unwrap()];
     adopt(&mut pod, vec![old], &NoHandles, now());
     assert_eq!(pod.addresses(), ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
+}
+
+#[test]
+fn a_recorded_verdict_ends_the_pod_that_is_adopted() {
+    let verdict = limpet_model::verdict::PodVerdict::deadline_exceeded();
+    let mut failed = container(0, ended(143), None);
+    failed.recorded.state.verdict = Some(verdict.clone());
+    let mut adopted = pod();
+    adopt(&mut adopted, vec![failed], &NoHandles, now());
+    assert_eq!(adopted.verdict, Some(verdict));
+    assert!(adopted.is_failed() && crate::plan::is_finished(&adopted), "it is not run again");
+    let mut other = pod();
+    adopt(&mut other, vec![container(0, ended(143), None)], &NoHandles, now());
+    assert_eq!(other.verdict, None);
 }

@@ -13,6 +13,7 @@ use super::state::{
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::compute_resources::pod_limits;
+use limpet_model::verdict::PodVerdict;
 
 /// Why an action did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,8 @@ impl Failure {
 pub enum Outcome {
     /// Of [`Action::PrepareSandbox`].
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
+    /// Of [`Action::PrepareSandbox`], when the node refuses the pod.
+    Refused(PodVerdict),
     /// Of [`Action::UpdateVolumes`].
     VolumesUpdated(Result<(), Failure>),
     /// Of [`Action::UpdateCgroup`].
@@ -124,6 +127,13 @@ pub enum Outcome {
         /// Whether it is gone; otherwise the next start, or the pod's teardown, removes it.
         gone: bool,
     },
+    /// Of [`Action::Discard`].
+    HalfMadeRemoved {
+        /// The container.
+        index: usize,
+        /// Whether nothing of the failed start is left.
+        result: Result<(), Failure>,
+    },
     /// Of [`Action::Forget`].
     Forgotten {
         /// The container.
@@ -162,7 +172,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
                 *stopping = Some(*entered);
             }
         }
-        Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) => {
+        Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => {
             pod.containers[*index].busy = Some(Busy::Reaping);
         }
     }
@@ -185,6 +195,12 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             pod.cgroup = CgroupState::default();
             pod.retry.take_if(|_| edited);
         }
+        Outcome::Refused(verdict) => {
+            pod.set_sandbox(SandboxState::Absent { dirty: true });
+            (pod.volumes.writing, pod.retry) = (None, None);
+            pod.cgroup = CgroupState::default();
+            pod.fail(verdict);
+        }
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::CgroupUpdated(result) => cgroup_updated(pod, result, now),
         Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },
@@ -203,6 +219,14 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             let slot = &mut pod.containers[index];
             slot.busy = None;
             slot.half_made = (!gone).then_some(id);
+        }
+        Outcome::HalfMadeRemoved { index, result } => {
+            let slot = &mut pod.containers[index];
+            slot.busy = None;
+            match result {
+                Ok(()) => (slot.half_made, slot.retry) = (None, None),
+                Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
+            }
         }
         Outcome::SandboxLost { index, sandbox } => {
             pod.containers[index].busy = None;

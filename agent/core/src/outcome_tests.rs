@@ -137,3 +137,31 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
     assert_eq!(found, None);
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
 }
+
+#[test]
+fn a_refused_pod_has_no_sandbox_and_is_not_tried_again() {
+    use crate::plan::{Step, plan};
+    use limpet_model::verdict::PodVerdict;
+    let mut pod = fixtures::pod("Always", &[], &["a"]);
+    begin(&mut pod, &Action::PrepareSandbox);
+    apply(&mut pod, Outcome::Refused(PodVerdict::rejected("SysctlForbidden", "no")), now());
+    assert!(pod.is_failed());
+    assert_eq!(plan(&pod, fixtures::READY, Instant::now()), Step::Do(vec![Action::ReleaseSandbox]));
+    begin(&mut pod, &Action::ReleaseSandbox);
+    apply(&mut pod, Outcome::SandboxReleased(Ok(())), now());
+    assert_eq!(plan(&pod, fixtures::READY, Instant::now()), Step::Wait(None));
+}
+
+#[test]
+fn what_a_failed_start_left_is_removed_or_tried_again() {
+    let mut pod = fixtures::pod("Always", &[], &["a"]);
+    let id = ContainerId::derive(&limpet_model::pod::PodUid::new("0123"), "a", 0);
+    pod.containers[0].half_made = Some(id);
+    begin(&mut pod, &Action::Discard(0));
+    let failure = Failure { reason: "FailedKillPod", message: "no answer".into(), transient: true };
+    apply(&mut pod, Outcome::HalfMadeRemoved { index: 0, result: Err(failure) }, now());
+    let slot = &pod.containers[0];
+    assert!(slot.busy.is_none() && slot.half_made.is_some() && slot.retry.is_some());
+    apply(&mut pod, Outcome::HalfMadeRemoved { index: 0, result: Ok(()) }, now());
+    assert!(pod.containers[0].half_made.is_none() && pod.containers[0].retry.is_none());
+}

@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState, Stopping};
 use ending::{clear, end, release, stop};
-use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::pod::Role;
+use limpet_model::pod::compute_resources::PodLimits;
+use limpet_model::verdict::PodVerdict;
 
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
@@ -50,6 +51,8 @@ pub enum Action {
     ReapPrevious(usize),
     /// Remove the records and logs of older instances.
     Forget(usize),
+    /// Remove what a failed start has left, a process included.
+    Discard(usize),
     /// Tear down the sandbox, keep records, logs and volumes: the pod has finished.
     ReleaseSandbox,
     /// Remove everything of the pod.
@@ -104,18 +107,26 @@ pub fn plan(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     }
     match pod.ending {
         Some(ending) => end(pod, ending, now),
-        None if is_finished(pod) => release(pod, now),
+        None if is_finished(pod) || pod.is_failed() => release(pod, now),
         None => run(pod, conditions, now),
     }
 }
 
-/// Whether the pod has finished: no container that it waits for runs, and its restart policy restarts none.
+/// The verdict that is due on a pod that has none: its deadline has passed. `None` while containerd is away, whose state
+/// may say that the pod has finished in time.
+pub fn verdict(pod: &PodState, conditions: NodeConditions, now: Instant) -> Option<PodVerdict> {
+    let counts = conditions.runtime_ready && pod.ending.is_none() && !pod.is_failed() && !is_finished(pod);
+    (counts && pod.deadline().is_some_and(|deadline| deadline <= now)).then(PodVerdict::deadline_exceeded)
+}
+
+/// Whether the pod has finished: no container that it waits for runs, and its restart policy restarts none or the node has
+/// ended it.
 pub fn is_finished(pod: &PodState) -> bool {
     let mut awaited = pod.containers.iter().filter(|slot| holds_back_completion(slot.role));
     if awaited.any(|slot| slot.is_running() || matches!(slot.busy, Some(Busy::Starting(_)))) {
         return false;
     }
-    init_failed(pod) || mains(pod).all(|slot| slot.instance.is_some() && !wants_restart(pod, slot))
+    pod.is_failed() || init_failed(pod) || mains(pod).all(|slot| slot.instance.is_some() && !wants_restart(pod, slot))
 }
 
 /// Whether a pod is not finished while a container of that role runs. The others are stopped once it is.
@@ -184,6 +195,9 @@ pub fn holds_back_next(slot: &ContainerSlot) -> bool {
 /// The pod is to run.
 fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
     let mut plan = Plan::default();
+    if let Some(deadline) = pod.deadline() {
+        plan.wake_at(deadline);
+    }
     if matches!(pod.sandbox, SandboxState::Absent { .. }) && pod.containers.iter().any(ContainerSlot::is_running) {
         // The namespaces' pins are gone while containers still run in them: no container could join them.
         for (index, slot) in pod.containers.iter().enumerate() {
@@ -247,7 +261,7 @@ fn wanted(pod: &PodState) -> Vec<usize> {
 
 /// The containers that are recreated because their image or resources changed.
 pub fn renewed(pod: &PodState) -> Vec<usize> {
-    if pod.ending.is_some() || is_finished(pod) {
+    if pod.ending.is_some() || pod.is_failed() || is_finished(pod) {
         return Vec::new();
     }
     wanted(pod).into_iter().filter(|index| !pod.containers[*index].is_current()).collect()

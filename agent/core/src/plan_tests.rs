@@ -255,3 +255,87 @@ fn a_newer_version_and_the_end_wait_for_no_pause() {
     ended.end(Duration::from_secs(30), now);
     assert!(matches!(next(&ended), Step::Wait(Some(_))));
 }
+
+/// A pod with a deadline of 60 s that has been active for as long as `active`.
+fn with_deadline(policy: &str, active: u64, now: Instant) -> PodState {
+    let mut spec = record(policy, &[], &["a"]).pod.clone();
+    spec.spec.as_mut().unwrap().active_deadline_seconds = Some(60);
+    let mut pod = ready(PodState::new(version(spec), Timestamp::UNIX_EPOCH));
+    pod.count_active(Now { mono: now, wall: Timestamp::from_second(i64::try_from(active).unwrap()).unwrap() });
+    pod
+}
+
+#[test]
+fn a_deadline_is_judged_while_the_pod_is_active() {
+    let now = Instant::now();
+    let away = NodeConditions { runtime_ready: false, ..READY };
+    let over = |prepare: &dyn Fn(&mut PodState), active, conditions| {
+        let mut pod = with_deadline("Never", active, now);
+        prepare(&mut pod);
+        verdict(&pod, conditions, now).is_some()
+    };
+    let runs = |pod: &mut PodState| running(pod, 0);
+    let ends = |pod: &mut PodState| pod.end(Duration::ZERO, Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert!(over(&runs, 60, READY) && !over(&runs, 59, READY));
+    assert!(over(&|_| {}, 60, READY), "also before its first container");
+    assert!(!over(&runs, 60, away), "it may have finished in time");
+    assert!(!over(&ends, 60, READY), "it is being terminated");
+    assert!(!over(&|pod| exited(pod, 0, 0, now), 60, READY), "it has finished");
+    assert!(!over(&|pod| pod.fail(PodVerdict::rejected("SysctlForbidden", "no")), 60, READY));
+    // Raised in time, it counts from the same start.
+    let mut raised = with_deadline("Never", 59, now);
+    let mut spec = raised.record.pod.clone();
+    spec.spec.as_mut().unwrap().active_deadline_seconds = Some(100);
+    raised.update(version(spec));
+    assert_eq!(raised.deadline(), Some(now + Duration::from_secs(41)));
+}
+
+#[test]
+fn a_jump_of_the_wall_clock_ends_no_pod() {
+    let now = Instant::now();
+    let mut pod = with_deadline("Never", 10, now);
+    let jumped = Now { mono: now, wall: Timestamp::from_second(2_000_000_000).unwrap() };
+    pod.count_active(jumped);
+    assert_eq!(pod.deadline(), Some(now + Duration::from_secs(50)));
+    // Neither does a clock that is behind.
+    let mut behind = pod.clone();
+    (behind.start_time, behind.active_since) = (jumped.wall, None);
+    behind.count_active(Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert_eq!(behind.deadline(), Some(now + Duration::from_secs(60)));
+}
+
+#[test]
+fn a_failed_pod_ends_with_its_grace_and_runs_nothing_again() {
+    let now = Instant::now();
+    let mut pod = with_deadline("Always", 10, now);
+    running(&mut pod, 0);
+    let deadline = now + Duration::from_secs(50);
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(deadline)), "an idle pod wakes at its deadline");
+    pod.fail(PodVerdict::deadline_exceeded());
+    assert_eq!(actions(&pod, now), [stop(0, KillCause::PodEnds, now)]);
+    exited(&mut pod, 0, 143, now);
+    assert_eq!(actions(&pod, now), [Action::Reap(0)], "not started again, whatever its policy");
+    reaped(&mut pod, 0);
+    assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);
+    pod.set_sandbox(SandboxState::Absent { dirty: false });
+    assert_eq!(plan(&pod, READY, now), Step::Wait(None));
+    assert!(renewed(&pod).is_empty());
+    pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
+    assert_eq!(actions(&pod, now), [Action::TearDown]);
+}
+
+#[test]
+fn a_failed_pod_removes_what_a_failed_start_left_before_its_sandbox() {
+    let now = Instant::now();
+    let mut pod = with_deadline("Always", 10, now);
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
+    pod.containers[0].busy = Some(Busy::Starting(id.clone()));
+    pod.fail(PodVerdict::deadline_exceeded());
+    assert_eq!(plan(&pod, READY, now), Step::Wait(None), "the start in progress is waited for");
+    (pod.containers[0].busy, pod.containers[0].half_made) = (None, Some(id));
+    assert_eq!(actions(&pod, now), [Action::Discard(0)]);
+    pod.containers[0].retry = Some(RetryState::transient("FailedKillPod", "no answer".into(), now));
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(1))));
+    (pod.containers[0].half_made, pod.containers[0].retry) = (None, None);
+    assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);
+}

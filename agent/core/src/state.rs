@@ -23,6 +23,7 @@ use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
+use limpet_model::verdict::PodVerdict;
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
 pub use stop::{KILL_AGAIN, StopPhase, Stopping};
 
@@ -140,6 +141,8 @@ pub struct PodState {
     pub record: Arc<PodRecord>,
     /// When limpet first saw it, or when its first container started.
     pub start_time: Timestamp,
+    /// Its start on the monotonic clock: what its deadline counts from. Set when its worker begins.
+    pub active_since: Option<Instant>,
     /// Its sandbox.
     pub sandbox: SandboxState,
     /// The addresses of its last sandbox, primary first.
@@ -152,6 +155,8 @@ pub struct PodState {
     pub containers: Vec<ContainerSlot>,
     /// It outlived a connection to containerd, or an agent: a forgotten shim may be running.
     pub outlived_connection: bool,
+    /// Why the node refuses or ends it.
+    pub verdict: Option<PodVerdict>,
     /// Set once it is being terminated.
     pub ending: Option<Ending>,
     /// The ConfigMaps and Secrets it refers to; `None`: its source has not reported them yet.
@@ -178,14 +183,42 @@ impl PodState {
             cgroup: CgroupState::default(),
             record,
             start_time: now,
+            active_since: None,
             sandbox: SandboxState::Absent { dirty: false },
             last_addresses: Vec::new(),
             retry: None,
             hanging: None,
             containers,
             outlived_connection: false,
+            verdict: None,
             ending: None,
         }
+    }
+
+    /// Whether the node has refused or ended it for good: nothing of it may run.
+    pub fn is_failed(&self) -> bool {
+        self.verdict.as_ref().is_some_and(PodVerdict::is_final)
+    }
+
+    /// Ends the pod by a decision of the node. The first decision stays.
+    pub fn fail(&mut self, verdict: PodVerdict) {
+        if !self.is_failed() {
+            self.verdict = Some(verdict);
+            self.clear_pauses();
+        }
+    }
+
+    /// Begins to count its time on the monotonic clock, unless that is done. What it was active before is taken from the
+    /// wall clock once, here: a later jump of that clock ends no pod.
+    pub fn count_active(&mut self, now: Now) {
+        let before = Duration::try_from(now.wall.duration_since(self.start_time)).unwrap_or_default();
+        self.active_since.get_or_insert_with(|| now.mono.checked_sub(before).unwrap_or(now.mono));
+    }
+
+    /// When its `activeDeadlineSeconds` have passed; `None`: it has none, or is not counted yet.
+    pub fn deadline(&self) -> Option<Instant> {
+        let seconds = self.record.spec().active_deadline_seconds?;
+        self.active_since?.checked_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default()))
     }
 
     /// The addresses of its sandbox, or of the last one it had: a pod that has ended keeps them, as kubelet's do.

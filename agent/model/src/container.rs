@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::pod::{PodKey, PodUid};
 use crate::source::SourceKind;
+use crate::verdict::PodVerdict;
 
 /// A container's id in containerd: 64 hexadecimal digits, the last 32 of them the pod's.
 ///
@@ -137,6 +138,9 @@ pub struct ContainerState {
     /// How it exited; `None`: it runs, or its exit was missed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
+    /// Why the node ended the pod, if it had when this container exited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<PodVerdict>,
 }
 
 /// A container as described by its containerd extensions.

@@ -19,3 +19,4 @@ pub mod pod;
 pub mod process;
 pub mod sandbox;
 pub mod source;
+pub mod verdict;

@@ -9,6 +9,7 @@ mod verbs;
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use rustix::process::Signal;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -32,9 +33,10 @@ use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
 use limpet_host::sandbox::Sandboxes;
 use limpet_host::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_message};
-use limpet_model::container::{ContainerId, Exit};
+use limpet_model::container::{ContainerId, ContainerState, Exit};
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::node::NodeFacts;
+use limpet_model::verdict::PodVerdict;
 
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
@@ -75,7 +77,10 @@ impl ContainerdExecutor {
     /// Does `action`, planned from `pod`.
     async fn perform_action(&self, pod: PodState, action: Action) -> Outcome {
         match action {
-            Action::PrepareSandbox => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
+            Action::PrepareSandbox => match self.admit(&pod) {
+                Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
+                Err(verdict) => Outcome::Refused(verdict),
+            },
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
             Action::UpdateCgroup(limits) => Outcome::CgroupUpdated(self.update_cgroup(&pod, &limits).await),
             Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),
@@ -98,6 +103,10 @@ impl ContainerdExecutor {
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => self.forget(&pod, index).await,
+            Action::Discard(index) => {
+                let removed = self.remove_failed_start(&pod, &pod.containers[index]).await;
+                Outcome::HalfMadeRemoved { index, result: removed }
+            }
         }
     }
 
@@ -159,8 +168,7 @@ impl ContainerdExecutor {
             return Outcome::Forgotten { index, ids: Vec::new() };
         };
         let exit = self.complete_exit(pod, &pod.containers[index], instance, exit.clone()).await;
-        let state =
-            limpet_model::container::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
+        let state = ended_state(pod, instance.started_at, &exit);
         let reaped = async {
             self.containers.write_state(&instance.id, &state).await?;
             self.containers.delete_task(&instance.id).await?;
@@ -192,8 +200,7 @@ impl ContainerdExecutor {
         exit: Exit,
     ) -> Exit {
         let exit = self.complete_exit(pod, slot, instance, exit).await;
-        let state =
-            limpet_model::container::ContainerState { started_at: instance.started_at, exit: Some(exit.clone()) };
+        let state = ended_state(pod, instance.started_at, &exit);
         if let Err(error) = self.containers.write_state(&instance.id, &state).await {
             // Its task still exists and reports the same until the exit is written at the reaping.
             tracing::debug!(pod = %pod.record.key, %error, "an end is not written down yet");
@@ -295,6 +302,12 @@ impl ContainerdExecutor {
         self.reporter.metrics.runtime_operation(operation, began.elapsed(), result.is_ok());
         result
     }
+}
+
+/// What is recorded of a container that has exited; the pod's verdict with it, if it was final by then.
+fn ended_state(pod: &PodState, started_at: Option<Timestamp>, exit: &Exit) -> ContainerState {
+    let verdict = pod.verdict.clone().filter(PodVerdict::is_final);
+    ContainerState { started_at, exit: Some(exit.clone()), verdict }
 }
 
 /// A failure of containerd's as the worker takes it.

@@ -118,12 +118,17 @@ impl FakeExecutor {
             }
             Action::Start(index) => self.start(&pod, index).await,
             Action::Stop(index, stopping, _) => self.stop(&pod, index, stopping.phase).await,
-            Action::Reap(index) => self.reap(index, pod.containers[index].instance.as_ref()).await,
-            Action::ReapPrevious(index) => self.reap(index, pod.containers[index].previous.as_ref()).await,
+            Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
+            Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => {
                 let stale: Vec<ContainerId> = pod.containers[index].stale.iter().map(|one| one.id.clone()).collect();
                 let forgotten = self.done("Forget", |world| world.remove_containers(&stale)).await;
                 Outcome::Forgotten { index, ids: forgotten.map(|()| stale).unwrap_or_default() }
+            }
+            Action::Discard(index) => {
+                let half_made = pod.containers[index].half_made.clone();
+                let removed = self.done("Discard", |world| world.remove_failed_start(half_made.as_slice())).await;
+                Outcome::HalfMadeRemoved { index, result: removed }
             }
         }
     }
@@ -174,18 +179,19 @@ impl FakeExecutor {
 
     /// The exit of a container whose task has stopped, or is gone.
     fn exit_of(&self, id: &ContainerId) -> Option<Exit> {
-        match self.world().task(id) {
+        let task = self.world().task(id);
+        match task {
             None => Some(unknown_end(self.now())),
             Some(Task::Stopped { code, at }) => Some(seen_end(code, at)),
             Some(_) => None,
         }
     }
 
-    async fn reap(&self, index: usize, instance: Option<&Instance>) -> Outcome {
+    async fn reap(&self, pod: &PodState, index: usize, instance: Option<&Instance>) -> Outcome {
         let Some((instance, exit)) = instance.and_then(|instance| Some((instance, instance.exit()?))) else {
             return Outcome::Forgotten { index, ids: Vec::new() };
         };
-        let reaped = self.done("Reap", |world| world.reap(&instance.id, exit)).await;
+        let reaped = self.done("Reap", |world| world.reap(pod, &instance.id, exit)).await;
         Outcome::Reaped { index, id: instance.id.clone(), result: reaped.map(|()| exit.clone()) }
     }
 }
@@ -199,10 +205,16 @@ impl Executor for FakeExecutor {
         async move { self.perform_action(pod, action).await }.boxed()
     }
 
-    fn record_exit(self: Arc<Self>, _: PodState, _: usize, instance: Instance, exit: Exit) -> BoxFuture<'static, Exit> {
+    fn record_exit(
+        self: Arc<Self>,
+        pod: PodState,
+        _: usize,
+        instance: Instance,
+        exit: Exit,
+    ) -> BoxFuture<'static, Exit> {
         async move {
             // A write that fails is made up for at the reaping.
-            let _ = self.done("RecordExit", |world| world.write_exit(&instance.id, &exit)).await;
+            let _ = self.done("RecordExit", |world| world.write_exit(&pod, &instance.id, &exit)).await;
             exit
         }
         .boxed()

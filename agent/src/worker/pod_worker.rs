@@ -18,7 +18,7 @@ use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::plan::{Action, NodeConditions, Step, plan};
+use limpet_core::plan::{self, Action, NodeConditions, Step, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::{FoundContainer, Task};
@@ -101,6 +101,7 @@ impl PodWorker {
             self.read(messages, now);
             self.processes.follow(self.current.as_ref(), &self.context, &self.inbox);
             let conditions = *self.conditions.borrow_and_update();
+            self.judge(conditions, now);
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, conditions, now.mono));
             if let Some(pod) = &self.current {
                 self.context.reporter.publish(pod, conditions, now);
@@ -208,6 +209,17 @@ impl PodWorker {
             .spawn(async move { (generation, watched(HANGS_AFTER, report, executor.perform(before, action)).await) });
         if let Some(index) = index {
             self.pulls.insert(index, job);
+        }
+    }
+
+    /// Ends the pod once the node has a reason to.
+    fn judge(&mut self, conditions: NodeConditions, now: Now) {
+        let Some(pod) = &mut self.current else { return };
+        pod.count_active(now);
+        if let Some(verdict) = plan::verdict(pod, conditions, now.mono) {
+            self.context.reporter.report_deadline(pod, &verdict);
+            pod.fail(verdict);
+            self.abort_pulls();
         }
     }
 
@@ -417,7 +429,7 @@ impl PodWorker {
 fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
     let index = match action {
         Action::Start(index) | Action::Stop(index, ..) => index,
-        Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) => index,
+        Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => index,
         _ => return None,
     };
     pod.containers.get(*index).map(|slot| slot.name.clone())

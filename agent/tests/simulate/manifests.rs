@@ -10,6 +10,8 @@ pub(crate) struct Made {
     inits: usize,
     mains: usize,
     grace: u32,
+    /// `activeDeadlineSeconds`.
+    deadline: Option<u32>,
     /// Changes with every edit that recreates the pod.
     generation: u32,
     /// The image of each main container.
@@ -30,6 +32,7 @@ impl Made {
             inits: if rng.u32(0..3) == 0 { rng.usize(1..3) } else { 0 },
             mains,
             grace: rng.u32(1..10),
+            deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
             images: vec![0; mains],
             cpus: (0..mains).map(|_| CPUS[rng.usize(..CPUS.len())]).collect(),
@@ -67,6 +70,9 @@ impl Made {
             "restartPolicy": self.policy, "terminationGracePeriodSeconds": self.grace, "hostNetwork": true,
             "containers": mains,
         });
+        if let Some(seconds) = self.deadline {
+            spec["activeDeadlineSeconds"] = seconds.into();
+        }
         if !inits.is_empty() {
             spec["initContainers"] = inits.into();
         }

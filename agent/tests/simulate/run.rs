@@ -260,12 +260,15 @@ impl Node {
                 let instances =
                     running.iter().filter(|(uid, name, _)| *uid == record.uid.as_str() && *name == container.name);
                 let count = instances.count();
-                if count != 1 {
+                // Every deadline is over by now.
+                let wanted = usize::from(record.spec().active_deadline_seconds.is_none());
+                if count != wanted {
                     found.push(format!("{}/{} runs {count} times", record.key, container.name));
                 }
             }
             let limits = world.cgroup(&record.uid);
-            if limits != Some(pod_limits(record.spec())) {
+            let runs = record.spec().active_deadline_seconds.is_none();
+            if runs && limits != Some(pod_limits(record.spec())) {
                 found.push(format!("{} has a cgroup of {limits:?}", record.key));
             }
         }

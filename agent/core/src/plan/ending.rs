@@ -60,19 +60,28 @@ fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
     }
 }
 
-/// The pod has finished: stop what it did not wait for, record the exits, then release the sandbox.
+/// The pod has finished, or the node has ended it: stop what runs, record the exits, remove what failed starts have left,
+/// then release the sandbox.
 pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     let mut plan = Plan::default();
     for (index, slot) in pod.containers.iter().enumerate() {
         stop(&mut plan, index, slot, grace(pod), KillCause::PodEnds, now);
-        if slot.busy.is_none() && !slot.is_running() {
+        if slot.busy.is_some() || slot.is_running() {
+            continue;
+        }
+        if slot.half_made.is_some() {
+            // A start whose answer was lost may have started its process.
+            if !held_back(&mut plan, slot, now) {
+                plan.push(Action::Discard(index));
+            }
+        } else {
             clear(&mut plan, index, slot, true, now);
         }
     }
     if !plan.actions.is_empty() || pod.containers.iter().any(ContainerSlot::is_running) {
         return plan.step();
     }
-    let busy = pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some());
+    let busy = pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some() || slot.half_made.is_some());
     match (&pod.sandbox, &pod.retry) {
         (_, Some(retry)) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
         (SandboxState::Ready(_) | SandboxState::Absent { dirty: true }, _) if !busy => {

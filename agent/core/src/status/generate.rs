@@ -16,6 +16,7 @@ use crate::plan::{self, NodeConditions};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
+use limpet_model::verdict::VerdictPhase;
 
 /// The status of `pod` now.
 ///
@@ -40,13 +41,18 @@ pub fn generate(
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
     let pod_ips = pod_ips(pod, node_ips);
+    let verdict = pod.verdict.as_ref();
+    // Of a pod that the node has refused no container waits.
+    let refused = verdict.is_some() && pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
     PodStatus {
         conditions: Some(pod_conditions(pod, &phase, &main_statuses, now.wall, before)),
         host_ip: node_ips.first().map(IpAddr::to_string),
         host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
-        init_container_statuses: (!init_statuses.is_empty()).then_some(init_statuses),
-        container_statuses: Some(main_statuses),
-        ephemeral_container_statuses: (!ephemeral_statuses.is_empty()).then_some(ephemeral_statuses),
+        init_container_statuses: (!refused && !init_statuses.is_empty()).then_some(init_statuses),
+        container_statuses: (!refused).then_some(main_statuses),
+        ephemeral_container_statuses: (!refused && !ephemeral_statuses.is_empty()).then_some(ephemeral_statuses),
+        reason: verdict.map(|verdict| verdict.reason.to_string()),
+        message: verdict.map(|verdict| verdict.message.clone()),
         pod_ip: pod_ips.first().map(IpAddr::to_string),
         pod_ips: (!pod_ips.is_empty()).then(|| pod_ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect()),
         phase: Some(phase),
@@ -64,6 +70,14 @@ fn pod_ips<'a>(pod: &'a PodState, node_ips: &'a [IpAddr]) -> &'a [IpAddr] {
 
 /// The pod's phase: kubelet's checks in kubelet's order.
 fn phase(pod: &PodState) -> String {
+    if let Some(verdict) = &pod.verdict {
+        match verdict.phase {
+            VerdictPhase::Pending => return "Pending".to_owned(),
+            // It is withheld while a container may run.
+            VerdictPhase::Failed if plan::is_finished(pod) => return "Failed".to_owned(),
+            VerdictPhase::Failed => {}
+        }
+    }
     let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| slot.role == Role::Main).collect();
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
     let phase = if plan::init_failed(pod) {
@@ -125,7 +139,7 @@ fn state(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: 
             let started_at = instance.started_at.map(Time);
             return ContainerState { running: Some(ContainerStateRunning { started_at }), ..ContainerState::default() };
         }
-        if pod.ending.is_some() || !plan::wants_restart(pod, slot) || plan::is_finished(pod) {
+        if pod.ending.is_some() || pod.is_failed() || !plan::wants_restart(pod, slot) || plan::is_finished(pod) {
             return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
         }
     }
@@ -204,13 +218,13 @@ fn pod_conditions(
         "Failed" => Some("PodFailed"),
         _ => None,
     };
-    let ready = verdict(ended, "ContainersNotReady", "unready", &unready);
+    let ready = standing(ended, "ContainersNotReady", "unready", &unready);
     let initialized = match ended {
-        Some("PodCompleted") => Verdict { holds: true, reason: Some("PodCompleted".into()), message: None },
-        _ => verdict(None, "ContainersNotInitialized", "incomplete", &uninitialized),
+        Some("PodCompleted") => Standing { holds: true, reason: Some("PodCompleted".into()), message: None },
+        _ => standing(None, "ContainersNotInitialized", "incomplete", &uninitialized),
     };
-    let scheduled = Verdict { holds: true, reason: None, message: None };
-    let sandboxed = Verdict { holds: matches!(pod.sandbox, SandboxState::Ready(_)), reason: None, message: None };
+    let scheduled = Standing { holds: true, reason: None, message: None };
+    let sandboxed = Standing { holds: matches!(pod.sandbox, SandboxState::Ready(_)), reason: None, message: None };
     [
         ("PodReadyToStartContainers", sandboxed),
         ("Initialized", initialized),
@@ -219,22 +233,22 @@ fn pod_conditions(
         ("PodScheduled", scheduled),
     ]
     .into_iter()
-    .map(|(name, verdict)| condition(name, verdict, now, before))
+    .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
 }
 
 #[derive(Debug, Clone)]
-struct Verdict {
+struct Standing {
     holds: bool,
     reason: Option<String>,
     message: Option<String>,
 }
 
-fn verdict(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -> Verdict {
+fn standing(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -> Standing {
     match ended {
-        Some(reason) => Verdict { holds: false, reason: Some(reason.to_owned()), message: None },
-        None if names.is_empty() => Verdict { holds: true, reason: None, message: None },
-        None => Verdict {
+        Some(reason) => Standing { holds: false, reason: Some(reason.to_owned()), message: None },
+        None if names.is_empty() => Standing { holds: true, reason: None, message: None },
+        None => Standing {
             holds: false,
             reason: Some(reason.to_owned()),
             message: Some(format!("containers with {adjective} status: [{}]", names.join(" "))),
@@ -242,8 +256,8 @@ fn verdict(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -
     }
 }
 
-fn condition(name: &str, verdict: Verdict, now: Timestamp, before: Option<&PodStatus>) -> PodCondition {
-    let status = if verdict.holds { "True" } else { "False" };
+fn condition(name: &str, standing: Standing, now: Timestamp, before: Option<&PodStatus>) -> PodCondition {
+    let status = if standing.holds { "True" } else { "False" };
     let known = before
         .and_then(|before| before.conditions.as_ref())
         .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == name));
@@ -254,8 +268,8 @@ fn condition(name: &str, verdict: Verdict, now: Timestamp, before: Option<&PodSt
     PodCondition {
         type_: name.to_owned(),
         status: status.to_owned(),
-        reason: verdict.reason,
-        message: verdict.message,
+        reason: standing.reason,
+        message: standing.message,
         last_transition_time: changed,
         ..PodCondition::default()
     }

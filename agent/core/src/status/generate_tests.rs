@@ -133,3 +133,38 @@ fn a_pod_keeps_its_addresses_when_its_sandbox_is_released() {
     assert_eq!(ips(&pod), ["10.0.0.3"], "lost, and not made anew yet");
     assert_eq!(ips(&fixtures::pod("Always", &[], &["m0"])), Vec::<String>::new(), "never had any");
 }
+
+#[test]
+fn a_verdict_is_the_reason_and_the_message_of_the_status() {
+    use limpet_model::verdict::PodVerdict;
+    let deadline = || PodVerdict::deadline_exceeded();
+    let rejected = || PodVerdict::rejected("SysctlForbidden", "forbidden sysctl: \"kernel.x\" not allowlisted");
+    let waiting = || PodVerdict::waiting("OutOfpods", "Node has too many pods".to_owned());
+    // The container as in `phases_follow_kubelets_table`, the verdict; phase, terminated with a code, listed containers.
+    type Case = (Option<Option<i32>>, PodVerdict, &'static str, Option<i32>, usize);
+    let cases: [Case; 6] = [
+        (None, waiting(), "Pending", None, 0),
+        (None, rejected(), "Failed", None, 0),
+        (None, deadline(), "Failed", None, 0),
+        (Some(None), deadline(), "Running", None, 1),
+        (Some(Some(143)), deadline(), "Failed", Some(143), 1),
+        (Some(Some(0)), deadline(), "Failed", Some(0), 1),
+    ];
+    for (main, verdict, phase, code, listed) in cases {
+        let mut pod = pod("Always", 0, 1);
+        if let Some(end) = main {
+            put(&mut pod, 0, end, Duration::from_secs(10));
+        }
+        pod.verdict = Some(verdict.clone());
+        let status = status(&pod);
+        assert_eq!(status.phase.as_deref(), Some(phase), "{main:?} {verdict:?}");
+        assert_eq!((status.reason.as_deref(), status.message), (Some(&*verdict.reason), Some(verdict.message)));
+        let containers = status.container_statuses.unwrap_or_default();
+        let state = containers.first().and_then(|one| one.state.as_ref()?.terminated.as_ref());
+        assert_eq!((state.map(|ended| ended.exit_code), containers.len()), (code, listed), "{main:?}");
+    }
+    assert_eq!(
+        (status(&pod("Always", 0, 1)).reason, rejected().message.starts_with("Pod was rejected: ")),
+        (None, true)
+    );
+}

@@ -38,7 +38,6 @@ const REFUSED: &[(&str, Used)] = &[
     ("spec.C.resizePolicy", Always),
     ("spec.C.stdin", True),
     ("spec.C.stdinOnce", True),
-    ("spec.activeDeadlineSeconds", Always),
     ("spec.ephemeralContainers", Always),
     ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),

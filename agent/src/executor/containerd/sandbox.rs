@@ -8,7 +8,7 @@ use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use limpet_containerd::client::calling;
 use limpet_core::outcome::Failure;
-use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState};
+use limpet_core::state::{ContainerSlot, FAILED_MOUNT, PodSandbox, PodState};
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;
 use limpet_host::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
@@ -18,6 +18,7 @@ use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
+use limpet_model::verdict::PodVerdict;
 
 const FAILED: &str = "FailedCreatePodSandBox";
 /// kubelet's reason when the cgroup of a pod cannot be set up.
@@ -32,6 +33,18 @@ fn mount_failure(error: VolumeError) -> Failure {
 }
 
 impl ContainerdExecutor {
+    /// Whether the node runs the pod at all. What it refuses would be refused at every try.
+    pub(super) fn admit(&self, pod: &PodState) -> Result<(), PodVerdict> {
+        let allowed = sysctl::check_sysctls(pod.record.spec(), &self.config.allowed_unsafe_sysctls);
+        allowed.map_err(|error| {
+            let (reason, message) = ("SysctlForbidden", error.to_string());
+            tracing::warn!(pod = %pod.record.key, reason, message, "pod rejected");
+            let verdict = PodVerdict::rejected(reason, &message);
+            self.reporter.event(pod, None, EventType::Warning, reason, message);
+            verdict
+        })
+    }
+
     /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
     pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
         self.reporter.metrics.pod_start_begun();
@@ -46,11 +59,6 @@ impl ContainerdExecutor {
 
     async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
         let record = &*pod.record;
-        sysctl::check_sysctls(record.spec(), &self.config.allowed_unsafe_sysctls).map_err(|error| Failure {
-            reason: "SysctlForbidden",
-            message: error.to_string(),
-            transient: false,
-        })?;
         let hostname = pod_hostname(record, &self.config.cluster_domain)
             .map_err(|error| Failure { reason: FAILED, message: error.to_string(), transient: false })?
             .kernel;
@@ -185,6 +193,16 @@ impl ContainerdExecutor {
         removed.map_err(|error| Failure { transient: error.may_pass(), ..stays("cgroup", &error) })
     }
 
+    /// What a failed start of a container has left goes, a process of it included.
+    pub(super) async fn remove_failed_start(&self, pod: &PodState, slot: &ContainerSlot) -> Result<(), Failure> {
+        let Some(id) = &slot.half_made else { return Ok(()) };
+        let removed = self.timed("remove_container", self.containers.remove_half_made(id)).await;
+        removed.map_err(|error| failure("FailedKillPod", &error))?;
+        self.clear_cgroup(pod, id).await;
+        self.logs.remove_link(&pod.record, &slot.name, id.as_str());
+        Ok(())
+    }
+
     /// Everything of the pod goes: containers, sandbox, volumes, logs.
     pub(super) async fn tear_down(&self, pod: &PodState) -> Result<(), Failure> {
         let began = tokio::time::Instant::now();
@@ -197,12 +215,7 @@ impl ContainerdExecutor {
                 }
                 self.logs.remove_link(&pod.record, &slot.name, instance.id.as_str());
             }
-            if let Some(id) = &slot.half_made {
-                let removed = self.timed("remove_container", self.containers.remove_half_made(id)).await;
-                removed.map_err(|error| failure("FailedKillPod", &error))?;
-                self.clear_cgroup(pod, id).await;
-                self.logs.remove_link(&pod.record, &slot.name, id.as_str());
-            }
+            self.remove_failed_start(pod, slot).await?;
         }
         if pod.outlived_connection {
             orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;

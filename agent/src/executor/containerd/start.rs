@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
-use super::{ContainerdExecutor, failure, sandbox_of};
+use super::{ContainerdExecutor, ended_state, failure, sandbox_of};
 use crate::clock;
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
@@ -294,7 +294,7 @@ impl ContainerdExecutor {
         let now = Timestamp::now();
         let took = began.elapsed();
         let process = process::open(pid);
-        let state = ContainerState { started_at: Some(now), exit: None };
+        let state = ContainerState { started_at: Some(now), ..ContainerState::default() };
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
             tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its start is not written down");
         }
@@ -328,7 +328,7 @@ impl ContainerdExecutor {
     async fn start_error(&self, start: &Start<'_>, message: String) -> Instance {
         let now = clock::now();
         let exit = Exit { code: START_ERROR_CODE, reason: START_ERROR.to_owned(), message, finished_at: now.wall };
-        let state = ContainerState { started_at: Some(now.wall), exit: Some(exit.clone()) };
+        let state = ended_state(start.pod, Some(now.wall), &exit);
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
             tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its end is not written down");
         }

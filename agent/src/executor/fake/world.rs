@@ -15,6 +15,7 @@ use limpet_model::pod::compute_resources::{PodLimits, cpu_quota, pod_limits};
 use limpet_model::pod::qos::{CPU, limit};
 use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
+use limpet_model::verdict::PodVerdict;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
@@ -256,7 +257,7 @@ impl World {
             pod_start: Some(pod.start_time),
             pod_ips: pod.addresses().to_vec(),
         };
-        let state = ContainerState { started_at: Some(now.wall), exit: None };
+        let state = ContainerState { started_at: Some(now.wall), ..ContainerState::default() };
         let policy = record.spec().restart_policy.clone().unwrap_or_default();
         let container = Container {
             recorded: Recorded { identity, state, manifest: Arc::clone(&record.manifest) },
@@ -304,6 +305,9 @@ impl World {
             let same_slot = identity.uid == uid && identity.container == slot.name;
             if is_running(one) && (same_slot || (identity.pod_key() == pod.record.key && identity.uid != uid)) {
                 found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
+            }
+            if let Some(verdict) = one.recorded.state.verdict.as_ref().filter(|_| identity.uid == uid) {
+                found.push(format!("{}/{} starts after {}", pod.record.key, slot.name, verdict.reason));
             }
             let code = one.exit_code();
             if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() {
@@ -415,14 +419,15 @@ impl World {
         self.containers.get(id)?.task
     }
 
-    pub(super) fn write_exit(&mut self, id: &ContainerId, exit: &Exit) {
+    pub(super) fn write_exit(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
         if let Some(one) = self.containers.get_mut(id) {
             one.recorded.state.exit.get_or_insert_with(|| exit.clone());
+            one.recorded.state.verdict = pod.verdict.clone().filter(PodVerdict::is_final);
         }
     }
 
-    pub(super) fn reap(&mut self, id: &ContainerId, exit: &Exit) {
-        self.write_exit(id, exit);
+    pub(super) fn reap(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
+        self.write_exit(pod, id, exit);
         if let Some(one) = self.containers.get_mut(id) {
             if is_running(one) {
                 let what = format!("{} is reaped while it runs", short(id));
@@ -441,18 +446,22 @@ impl World {
         }
     }
 
-    pub(super) fn tear_down(&mut self, pod: &PodState) {
-        let half_made: Vec<ContainerId> = pod.containers.iter().filter_map(|slot| slot.half_made.clone()).collect();
-        for id in &half_made {
-            // A start whose answer was lost: its process ends with the pod.
+    /// A start whose answer was lost: its process ends with what it left.
+    pub(super) fn remove_failed_start(&mut self, ids: &[ContainerId]) {
+        for id in ids {
             if let Some(Task::Running { pid }) = self.task(id) {
                 self.exit(pid, 137);
             }
         }
+        self.remove_containers(ids);
+    }
+
+    pub(super) fn tear_down(&mut self, pod: &PodState) {
+        let half_made: Vec<ContainerId> = pod.containers.iter().filter_map(|slot| slot.half_made.clone()).collect();
+        self.remove_failed_start(&half_made);
         let instances =
             pod.containers.iter().flat_map(|slot| slot.instance.iter().chain(&slot.previous).chain(&slot.stale));
-        let mut ids: Vec<ContainerId> = instances.map(|instance| instance.id.clone()).collect();
-        ids.extend(half_made);
+        let ids: Vec<ContainerId> = instances.map(|instance| instance.id.clone()).collect();
         self.remove_containers(&ids);
         self.remove_sandbox(&pod.record.uid);
         self.note(|| format!("torn down {} {}", pod.record.key, pod.record.uid));

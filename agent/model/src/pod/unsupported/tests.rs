@@ -118,6 +118,7 @@ fn fields_only_an_apiserver_serves_are_rejected_with_the_reason() {
 #[test]
 fn every_field_is_in_one_of_the_tables() {
     const ACTED_ON: &[&str] = &[
+        "spec.activeDeadlineSeconds",
         "spec.containers",
         "spec.initContainers",
         "spec.volumes",
