@@ -78,7 +78,11 @@ fn a_cgroup_grows_before_the_container_is_replaced() {
     assert_eq!(actions(&pod, now.mono), []);
     edit(&mut pod, &[500, 50]);
     let grow = Action::UpdateCgroup(limits(&[500, 50]));
-    assert_eq!(actions(&pod, now.mono), [grow.clone()], "nothing is stopped before its successor has room");
+    assert_eq!(
+        actions(&pod, now.mono),
+        std::slice::from_ref(&grow),
+        "nothing is stopped before its successor has room"
+    );
     begin(&mut pod, &grow);
     assert_eq!(actions(&pod, now.mono), []);
     apply(&mut pod, Outcome::CgroupUpdated(Ok(())), now);
@@ -102,7 +106,7 @@ fn a_cgroup_shrinks_when_nothing_of_the_old_container_is_left() {
     assert_eq!(actions(&pod, now.mono), [Action::ReapPrevious(0)], "its cgroup is there until it is reaped");
     reap(&mut pod.containers[0].previous);
     let shrink = Action::UpdateCgroup(limits(&[100, 50]));
-    assert_eq!(actions(&pod, now.mono), [shrink.clone()]);
+    assert_eq!(actions(&pod, now.mono), std::slice::from_ref(&shrink));
     done(&mut pod, &shrink, now);
     assert_eq!(actions(&pod, now.mono), []);
 }
@@ -134,7 +138,7 @@ fn the_cgroup_of_an_adopted_pod_is_set_once_and_follows_the_end_of_older_contain
     assert_eq!(actions(&pod, now.mono), [Action::Reap(0)], "what the cgroup allows is not known");
     reap(&mut pod.containers[0].instance);
     let update = Action::UpdateCgroup(limits(&[200]));
-    assert_eq!(actions(&pod, now.mono), [update.clone()]);
+    assert_eq!(actions(&pod, now.mono), std::slice::from_ref(&update));
     done(&mut pod, &update, now);
     assert_eq!(actions(&pod, now.mono), [Action::Start(0)]);
 }
@@ -151,4 +155,17 @@ fn a_cgroup_being_written_is_not_removed() {
     pod.volumes.writing = pod.volumes_version();
     assert_eq!(plan(&pod, READY, now.mono), Step::Wait(None), "nor are volumes");
     assert!(matches!(pod.sandbox, SandboxState::Ready(_)));
+}
+
+#[test]
+fn a_start_whose_answer_was_lost_may_have_other_limits() {
+    let (mut pod, now) = (running(&[500]), now());
+    pod.containers[0].instance = None;
+    begin(&mut pod, &Action::Start(0));
+    let failure = Failure { reason: "Lost", message: "no answer".into(), transient: true };
+    apply(&mut pod, Outcome::Started { index: 0, result: Err(failure) }, now);
+    edit(&mut pod, &[100]);
+    pod.containers[0].retry = None;
+    let weigh = Action::UpdateCgroup(mixed(&[100], &[500]));
+    assert_eq!(actions(&pod, now.mono), [weigh, Action::Start(0)]);
 }
