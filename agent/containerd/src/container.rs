@@ -12,8 +12,9 @@ use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClien
 use containerd_client::services::v1::snapshots::{ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest};
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::{
-    Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest, DeleteTaskRequest, GetRequest,
-    KillRequest, ListContainersRequest, ListTasksRequest, StartRequest, UpdateContainerRequest, WaitRequest,
+    Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest, DeleteTaskRequest,
+    GetContainerRequest, GetRequest, KillRequest, ListContainersRequest, ListTasksRequest, StartRequest,
+    UpdateContainerRequest, WaitRequest,
 };
 use containerd_client::types::Mount as SnapshotMount;
 use containerd_client::types::v1::Status as TaskStatus;
@@ -28,7 +29,7 @@ use super::record;
 use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
-use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState};
+use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Recorded};
 
 const SHIM: &str = "io.containerd.runc.v2";
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
@@ -156,6 +157,15 @@ impl Containers {
         let response = found(self.tasks().get(request).await)
             .map_err(|status| RuntimeError::of("Tasks.Get", id.as_str(), status))?;
         Ok(response.and_then(|response| response.process).map(|process| task(&process)))
+    }
+
+    /// What is recorded on one container; `None`: it does not exist, or its record cannot be read.
+    pub async fn recorded(&self, id: &ContainerId) -> Result<Option<Recorded>, RuntimeError> {
+        let request = self.client.call("Containers.Get", GetContainerRequest { id: id.to_string() });
+        let response = found(self.containers().get(request).await)
+            .map_err(|status| RuntimeError::of("Containers.Get", id.as_str(), status))?;
+        let container = response.and_then(|response| response.container);
+        Ok(container.and_then(|container| record::recorded(&container.extensions).ok()))
     }
 
     /// A fresh writable snapshot above the image. The snapshot of an earlier start that was interrupted or whose answer was

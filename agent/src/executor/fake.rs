@@ -138,7 +138,9 @@ impl FakeExecutor {
         let now = self.now();
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
         let result = started.map(|(id, task, started_at)| {
+            let fingerprint = self.world().fingerprint(&id);
             let mut instance = instance(slot, id, started_at);
+            instance.fingerprint = fingerprint.unwrap_or(instance.fingerprint);
             match task {
                 Task::Running { pid } | Task::Unknown { pid } => {
                     instance.life = Life::Running { pid, process: self.processes.open(pid), stopping: None };

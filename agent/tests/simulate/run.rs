@@ -8,6 +8,7 @@ use limpet::executor::fake::world::World;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
+use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::source::SourceKind;
 use tokio::time::Instant;
@@ -259,7 +260,14 @@ impl Node {
             for container in &record.spec().containers {
                 let instances =
                     running.iter().filter(|(uid, name, _)| *uid == record.uid.as_str() && *name == container.name);
-                let count = instances.count();
+                let count = instances.clone().count();
+                let authored = Authored::of(&record.manifest);
+                let version = authored.container(&container.name).map(AuthoredContainer::fingerprint);
+                for (_, name, fingerprint) in
+                    instances.filter(|(.., fingerprint)| Some(fingerprint) != version.as_ref())
+                {
+                    found.push(format!("{}/{name} runs version {fingerprint}, not {version:?}", record.key));
+                }
                 // Every deadline is over by now.
                 let wanted = usize::from(record.spec().active_deadline_seconds.is_none());
                 if count != wanted {

@@ -22,7 +22,7 @@ use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life
 use limpet_host::orphan_processes;
 use limpet_host::process;
 use limpet_model::container::Task;
-use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit};
+use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded};
 use limpet_model::image::LocalImage;
 
 /// kubelet's exit code for a container whose process could not be started.
@@ -51,8 +51,8 @@ enum Ran {
         /// How long its creation took.
         created: Duration,
     },
-    /// One that an earlier try had started already.
-    Before(Task),
+    /// One that an earlier try had started already, perhaps of an earlier version.
+    Before(Task, Option<Box<Recorded>>),
 }
 
 /// How far a start came before it failed.
@@ -107,7 +107,7 @@ impl ContainerdExecutor {
         let began = Instant::now();
         match self.timed("start_container", self.run(&start)).await {
             Ok(Ran::Now { pid, created }) => Ok(Box::new(self.started(&start, pid, began, created).await)),
-            Ok(Ran::Before(task)) => Ok(Box::new(self.started_before(&start, task, began).await)),
+            Ok(Ran::Before(task, recorded)) => Ok(Box::new(self.started_before(&start, task, recorded, began).await)),
             Err(StartFailure::Before(mut failure)) => {
                 failure.message = objects.redact(failure.message);
                 self.reporter.metrics.container_start_failed(container_type, failure.reason);
@@ -138,7 +138,10 @@ impl ContainerdExecutor {
         let prepared = self.containers.prepare_rootfs(&start.id, &start.image.chain_id, lease).await;
         let rootfs = match prepared.map_err(refused)? {
             Rootfs::Fresh(mounts) => mounts,
-            Rootfs::InUse(task) => return Ok(Ran::Before(task)),
+            Rootfs::InUse(task) => {
+                let recorded = self.containers.recorded(&start.id).await.map_err(refused)?;
+                return Ok(Ran::Before(task, recorded.map(Box::new)));
+            }
         };
         let mounts = self
             .volumes
@@ -310,13 +313,25 @@ impl ContainerdExecutor {
     }
 
     /// It was started by a try before this one, whose answer was lost: it is not started again, whatever it has done.
-    async fn started_before(&self, start: &Start<'_>, task: Task, began: Instant) -> Instance {
+    /// An edit since then is found by the version it was started with.
+    async fn started_before(
+        &self,
+        start: &Start<'_>,
+        task: Task,
+        recorded: Option<Box<Recorded>>,
+        began: Instant,
+    ) -> Instance {
         let (pid, end) = match task {
             Task::Created => (0, None),
             Task::Running { pid } | Task::Unknown { pid } => (pid, None),
             Task::Stopped { code, at } => (0, Some(seen_end(code, at))),
         };
         let mut instance = self.started(start, pid, began, Duration::ZERO).await;
+        if let Some(identity) = recorded.map(|recorded| recorded.identity) {
+            instance.fingerprint = identity.fingerprint;
+            instance.image = identity.image;
+            instance.image_digest = identity.image_digest;
+        }
         if let Some(exit) = end {
             let exit = self.write_exit(start.pod, start.slot, &instance, exit).await;
             instance.end(exit, clock::now());

@@ -411,6 +411,11 @@ impl World {
         self.due.iter().map(|(at, ..)| *at).min()
     }
 
+    /// The version that a container was started with.
+    pub(super) fn fingerprint(&self, id: &ContainerId) -> Option<String> {
+        Some(self.containers.get(id)?.recorded.identity.fingerprint.clone())
+    }
+
     pub(super) fn is_running(&self, id: &ContainerId) -> bool {
         self.containers.get(id).is_some_and(is_running)
     }
