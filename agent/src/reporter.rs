@@ -130,7 +130,8 @@ impl Reporter {
             KillCause::DefinitionChanged => format!("Container {} definition changed, will be restarted", slot.name),
             KillCause::SandboxLost => "Pod sandbox changed, it will be killed and re-created.".to_owned(),
         };
-        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, cause = message, "SIGTERM");
+        let signal = slot.instance.as_ref().map(|instance| instance.stop_signal).unwrap_or_default();
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, cause = message, "{signal}");
         self.event(pod, Some(&slot.name), EventType::Normal, "Killing", message);
     }
 

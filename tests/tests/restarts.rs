@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::image::{self, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, need, process, suite, wait};
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         case!(a_deadline_ends_a_pod_for_good),
         case!(a_pod_that_the_node_refuses_is_failed),
         case!(the_previous_log_is_kept),
+        case!(an_image_names_the_signal_that_ends_its_containers),
         case!(out_of_memory_is_said_of_the_victim_alone),
         case!(who_ended_a_container_is_told_where_the_kernel_tells),
     ])
@@ -200,6 +202,49 @@ fn the_previous_log_is_kept(node: &mut TestNode) -> Result<()> {
     let previous = || node.agent.cli(&["logs", "--previous", &node.full_name("web"), "-c", "main"])?.success();
     wait::until_true(wait::SOON, "the first run's log", || previous().is_ok_and(|log| log == "run 1\n"))
         .with_context(|| format!("{:?}", previous()))
+}
+
+/// The exit code tells which signal ended it.
+const TELLS_SIGNAL: &str = "trap 'exit 15' TERM; trap 'exit 42' QUIT; echo ready; sleep 100000 & wait";
+
+fn an_image_names_the_signal_that_ends_its_containers(node: &mut TestNode) -> Result<()> {
+    let image = |version: u32, signal| {
+        let name = format!("docker.io/library/quits:{version}");
+        ImageBuilder::new(&name).config("StopSignal", json!(signal)).build()
+    };
+    let images = [image(1, "SIGQUIT")?, image(2, "quit")?, image(3, "SIGNOTHING")?, image(4, "3")?];
+    let archive = node.dir().join("quits.tar");
+    image::write_oci_archive(&images.iter().collect::<Vec<_>>(), &archive)?;
+    node.containerd.import(&archive)?;
+    let run = |node: &TestNode, version: usize| {
+        let image = json!({ "image": images[version - 1].name });
+        let containers = json!([with(shell("main", TELLS_SIGNAL), image)]);
+        node.apply(&pod("web", json!({ "containers": containers, "terminationGracePeriodSeconds": 60 })))
+    };
+    let replaced = |node: &TestNode, count: usize, code: u32| {
+        node.wait_pod("web", "replaced", |pod| {
+            let main = container(pod, "main");
+            main["restartCount"] == count
+                && main["state"]["running"].is_object()
+                && main["lastState"]["terminated"]["exitCode"] == code
+        })
+    };
+    run(node, 1)?;
+    node.wait_running("web")?;
+    node.wait_logged("web", "main", "ready")?;
+    run(node, 2)?;
+    replaced(node, 1, 42)?;
+    node.wait_logged("web", "main", "ready")?;
+
+    node.agent.kill();
+    node.agent.start()?;
+    settle(node, "after-agent")?;
+    run(node, 3)?;
+    replaced(node, 2, 42)?;
+    node.wait_event("InvalidStopSignal")?;
+    node.wait_logged("web", "main", "ready")?;
+    run(node, 4)?;
+    replaced(node, 3, 15).map(drop)
 }
 
 /// Takes twice what the container may have.

@@ -85,6 +85,7 @@ mod tests {
 
     use jiff::Timestamp;
     use limpet_model::container::Exit;
+    use limpet_model::stop_signal::StopSignal;
     use limpet_model::verdict::PodVerdict;
 
     use super::*;
@@ -107,6 +108,7 @@ mod tests {
             backoff_seconds: 20,
             pod_start: Some(Timestamp::UNIX_EPOCH),
             pod_ips: vec![IpAddr::from([10, 0, 0, 2])],
+            stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
         };
         let mut written = extensions(&identity, b"{}");
         let exit = Exit { code: 1, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };
@@ -117,5 +119,13 @@ mod tests {
         assert_eq!((read.identity, read.state, &*read.manifest), (identity, state, &b"{}"[..]));
         written.remove(EXTENSION_STATE);
         assert!(recorded(&written).unwrap_err().contains(EXTENSION_STATE));
+    }
+
+    #[test]
+    fn a_container_of_an_earlier_version_has_no_stop_signal() {
+        let text = r#"{"namespace":"default","pod":"web","uid":"0","container":"web","init":false,"attempt":0,"source":"file",
+            "origin":"web.yaml","fingerprint":"","image":"web:1","image_digest":"","log_path":""}"#;
+        let identity: ContainerIdentity = serde_json::from_str(text).unwrap();
+        assert_eq!(identity.stop_signal, StopSignal::default());
     }
 }

@@ -124,6 +124,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         oom_kills_survived: 0,
         oom_victim: None,
         signalled_by: None,
+        stop_signal: identity.stop_signal,
         life: Life::Running { pid: 0, process: None, stopping: None },
     };
     match (container.task, &state.exit) {

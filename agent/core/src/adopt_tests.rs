@@ -12,6 +12,7 @@ use super::super::fixtures::{self, exit};
 use super::*;
 use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
 use limpet_model::pod::PodUid;
+use limpet_model::stop_signal::StopSignal;
 
 fn pod() -> PodState {
     fixtures::pod("Always", &[], &["a"])
@@ -38,6 +39,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         backoff_seconds: 40,
         pod_start: None,
         pod_ips: Vec::new(),
+        stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
@@ -116,6 +118,7 @@ fn a_running_task_is_adopted_with_its_attempt_and_predecessor() {
     assert_eq!((slot.instance.as_ref().unwrap().attempt, slot.previous.as_ref().unwrap().attempt), (1, 0));
     assert!(matches!(slot.previous.as_ref().unwrap().life, Life::Exited { reaped: true, .. }));
     assert_eq!(pod.start_time, Timestamp::UNIX_EPOCH);
+    assert_eq!(slot.instance.as_ref().unwrap().stop_signal.to_string(), "SIGQUIT", "as recorded");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
+use limpet_model::stop_signal::StopSignal;
 
 /// All node conditions are met.
 pub const READY: NodeConditions = NodeConditions { runtime_ready: true, network_ready: true };
@@ -109,6 +110,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         oom_kills_survived: 0,
         oom_victim: None,
         signalled_by: None,
+        stop_signal: StopSignal::default(),
         life: Life::Running { pid: 1, process: None, stopping: None },
     }
 }

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::pod::{PodKey, PodUid};
 use crate::source::SourceKind;
+use crate::stop_signal::StopSignal;
 use crate::verdict::PodVerdict;
 
 /// A container's id in containerd: 64 hexadecimal digits, the last 32 of them the pod's.
@@ -101,6 +102,9 @@ pub struct ContainerIdentity {
     /// The pod's addresses at this start, primary first; what its status shows once it has no sandbox any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ips: Vec<IpAddr>,
+    /// The signal that asks it to end; earlier versions recorded none, and sent SIGTERM.
+    #[serde(default)]
+    pub stop_signal: StopSignal,
 }
 
 impl ContainerIdentity {

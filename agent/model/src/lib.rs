@@ -19,4 +19,5 @@ pub mod pod;
 pub mod process;
 pub mod sandbox;
 pub mod source;
+pub mod stop_signal;
 pub mod verdict;

@@ -10,7 +10,6 @@ mod verbs;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use rustix::process::Signal;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -36,6 +35,7 @@ use limpet_host::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_mes
 use limpet_model::container::{ContainerId, ContainerState, Exit};
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::node::NodeFacts;
+use limpet_model::process::SIGKILL;
 use limpet_model::verdict::PodVerdict;
 
 /// Everything the actions are done with. One for the node, shared by all workers.
@@ -119,13 +119,13 @@ impl ContainerdExecutor {
         let result = match phase {
             StopPhase::Signal => {
                 self.reporter.report_killing(pod, slot, cause);
-                self.signal(pod, instance, Signal::TERM, false).await
+                self.signal(pod, instance, instance.stop_signal.number(), false).await
             }
             StopPhase::Kill => {
                 tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
                 let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
-                match self.signal(pod, instance, Signal::KILL, true).await {
-                    Ok(None) if again => self.unseen_end(pod, instance, Signal::KILL).await,
+                match self.signal(pod, instance, SIGKILL, true).await {
+                    Ok(None) if again => self.unseen_end(pod, instance, SIGKILL).await,
                     result => result,
                 }
             }
@@ -135,11 +135,11 @@ impl ContainerdExecutor {
 
     /// A signal that met no process, or a SIGKILL that brought no end: perhaps the end was there, and its event was lost.
     /// What lives on without a task is killed with its cgroup, once SIGKILL is due.
-    async fn unseen_end(&self, pod: &PodState, instance: &Instance, signal: Signal) -> Result<Option<Exit>, Failure> {
+    async fn unseen_end(&self, pod: &PodState, instance: &Instance, signal: u32) -> Result<Option<Exit>, Failure> {
         let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
         let lives = || self.cgroups.process_of(&pod.record.uid, instance.id.as_str()).is_some();
         match task {
-            None if lives() && signal == Signal::KILL => self.clear_cgroup(pod, &instance.id).await,
+            None if lives() && signal == SIGKILL => self.clear_cgroup(pod, &instance.id).await,
             None => {}
             Some(Task::Stopped { code, at }) => return Ok(Some(seen_end(code, at))),
             Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => return Ok(None),
@@ -151,11 +151,10 @@ impl ContainerdExecutor {
         &self,
         pod: &PodState,
         instance: &Instance,
-        signal: Signal,
+        signal: u32,
         all: bool,
     ) -> Result<Option<Exit>, Failure> {
-        let number = u32::try_from(signal.as_raw()).unwrap_or(9);
-        let sent = self.timed("stop_container", self.containers.kill(&instance.id, number, all)).await;
+        let sent = self.timed("stop_container", self.containers.kill(&instance.id, signal, all)).await;
         match sent.map_err(|error| failure("FailedKillPod", &error))? {
             true => Ok(None),
             false => self.unseen_end(pod, instance, signal).await,

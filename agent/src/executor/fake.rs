@@ -22,6 +22,7 @@ use limpet_model::image::LocalImage;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
+use limpet_model::stop_signal::StopSignal;
 use tokio::time::Instant;
 
 use crate::executor::{Executor, ExecutorError};
@@ -309,6 +310,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp) -> Ins
         oom_kills_survived: 0,
         oom_victim: None,
         signalled_by: None,
+        stop_signal: StopSignal::default(),
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
 }

@@ -14,6 +14,7 @@ use crate::state::{ContainerSlot, Instance, Life, PodState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::PodRecord;
+use limpet_model::stop_signal::StopSignal;
 
 /// What an update in place does to the containers of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -84,6 +85,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         oom_kills_survived: 0,
         oom_victim: None,
         signalled_by: None,
+        stop_signal: StopSignal::default(),
         life,
     }
 }

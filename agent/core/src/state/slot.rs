@@ -14,6 +14,7 @@ use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
 use limpet_model::process::ProcessHandle;
 use limpet_model::process::{ProcessName, Sender};
+use limpet_model::stop_signal::StopSignal;
 
 /// The state of a container's image.
 #[derive(Debug, Clone, Default)]
@@ -82,6 +83,8 @@ pub struct Instance {
     pub oom_victim: Option<(ProcessName, Instant)>,
     /// The sender of the last terminating signal to its first process.
     pub signalled_by: Option<Sender>,
+    /// The signal that asks it to end.
+    pub stop_signal: StopSignal,
     /// Whether it runs.
     pub life: Life,
 }

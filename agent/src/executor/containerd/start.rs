@@ -24,6 +24,7 @@ use limpet_host::process;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded};
 use limpet_model::image::LocalImage;
+use limpet_model::stop_signal::StopSignal;
 
 /// kubelet's exit code for a container whose process could not be started.
 const START_ERROR_CODE: i32 = 128;
@@ -40,6 +41,7 @@ struct Start<'a> {
     id: ContainerId,
     attempt: u32,
     pause: Duration,
+    stop_signal: StopSignal,
 }
 
 /// What runs after a start.
@@ -98,6 +100,7 @@ impl ContainerdExecutor {
             id: ContainerId::derive(&pod.record.uid, &slot.name, attempt),
             attempt,
             pause: slot.next_pause(),
+            stop_signal: self.stop_signal(pod, slot, image),
         };
         let objects = pod.objects.clone().unwrap_or_default();
         // The semaphore is never closed; without a permit the start goes on all the same.
@@ -121,6 +124,19 @@ impl ContainerdExecutor {
                 Ok(Box::new(self.start_error(&start, message).await))
             }
         }
+    }
+
+    /// The image's stop signal; SIGTERM if it names none, or none that there is.
+    fn stop_signal(&self, pod: &PodState, slot: &ContainerSlot, image: &LocalImage) -> StopSignal {
+        let Some(text) = image.config.config().as_ref().and_then(|config| config.stop_signal().as_deref()) else {
+            return StopSignal::default();
+        };
+        StopSignal::parse(text).unwrap_or_else(|| {
+            let message = format!("the stop signal of image {} is none: {text:?}; SIGTERM is sent instead", image.name);
+            tracing::warn!(pod = %pod.record.key, container = slot.name, message, "stop signal");
+            self.reporter.event(pod, Some(&slot.name), EventType::Warning, "InvalidStopSignal", message);
+            StopSignal::default()
+        })
     }
 
     /// Snapshot, container, task, process, under a lease that is given back whatever comes of it.
@@ -272,6 +288,7 @@ impl ContainerdExecutor {
             backoff_seconds: start.pause.as_secs(),
             pod_start: Some(start.pod.start_time),
             pod_ips: start.pod.addresses().to_vec(),
+            stop_signal: start.stop_signal,
         }
     }
 
@@ -288,6 +305,7 @@ impl ContainerdExecutor {
             oom_kills_survived: 0,
             oom_victim: None,
             signalled_by: None,
+            stop_signal: start.stop_signal,
             life,
         }
     }

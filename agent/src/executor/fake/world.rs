@@ -15,6 +15,7 @@ use limpet_model::pod::compute_resources::{PodLimits, cpu_quota, pod_limits};
 use limpet_model::pod::qos::{CPU, limit};
 use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
+use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::PodVerdict;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
@@ -256,6 +257,7 @@ impl World {
             backoff_seconds: slot.next_pause().as_secs(),
             pod_start: Some(pod.start_time),
             pod_ips: pod.addresses().to_vec(),
+            stop_signal: StopSignal::default(),
         };
         let state = ContainerState { started_at: Some(now.wall), ..ContainerState::default() };
         let policy = record.spec().restart_policy.clone().unwrap_or_default();
