@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::containerd::Task;
-use limpet_tests::manifest::{IDLE, pod, shell, simple};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, process, suite, wait};
 use rustix::mount::{UnmountFlags, unmount};
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         case!(containerd_killed_under_twenty_pods),
         case!(a_pod_whose_namespaces_lost_their_pins),
         case!(pins_lost_while_the_agent_is_down),
+        case!(init_containers_run_again_in_a_new_sandbox_alone),
         case!(a_directory_that_containerd_left_in_a_tasks_place),
         case!(the_logs_of_an_orphan_go_before_its_last_trace),
     ])
@@ -183,6 +184,37 @@ fn pins_lost_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
     lose_pins(node, &before)?;
     node.agent.start()?;
     is_made_anew(node, &before)
+}
+
+/// How often the init containers of `web` have run.
+fn init_runs(node: &TestNode) -> Result<String> {
+    node.exec("web", "main", &["cat", "/data/runs"])
+}
+
+fn init_containers_run_again_in_a_new_sandbox_alone(node: &mut TestNode) -> Result<()> {
+    let noting = |name, script: &str| {
+        with(shell(name, script), json!({ "volumeMounts": [{ "name": "work", "mountPath": "/data" }] }))
+    };
+    let spec = json!({
+        "initContainers": [noting("first", "echo first >> /data/runs"), noting("second", "echo second >> /data/runs")],
+        "containers": [noting("main", IDLE), shell("side", IDLE)],
+        "volumes": [{ "name": "work", "emptyDir": {} }],
+    });
+    node.apply(&pod("web", spec))?;
+    node.wait_running("web")?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.apply(&simple("after-agent", IDLE))?;
+    node.wait_running("after-agent")?;
+    let before = node.wait_running("web")?;
+    ensure!(init_runs(node)? == "first\nsecond\n", "a restart of the agent runs none again");
+
+    node.agent.kill();
+    lose_pins(node, &before)?;
+    node.agent.start()?;
+    is_made_anew(node, &before)?;
+    ensure!(init_runs(node)? == "first\nsecond\nfirst\nsecond\n", "{}", init_runs(node)?);
+    Ok(())
 }
 
 /// As a containerd leaves it that is killed in the middle of `Tasks.Create`, and refuses that task ever after.

@@ -109,6 +109,7 @@ mod tests {
             pod_start: Some(Timestamp::UNIX_EPOCH),
             pod_ips: vec![IpAddr::from([10, 0, 0, 2])],
             stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
+            sandbox: Some("1".into()),
         };
         let mut written = extensions(&identity, b"{}");
         let exit = Exit { code: 1, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };
@@ -122,10 +123,10 @@ mod tests {
     }
 
     #[test]
-    fn a_container_of_an_earlier_version_has_no_stop_signal() {
+    fn a_container_of_an_earlier_version_has_no_stop_signal_and_no_sandbox() {
         let text = r#"{"namespace":"default","pod":"web","uid":"0","container":"web","init":false,"attempt":0,"source":"file",
             "origin":"web.yaml","fingerprint":"","image":"web:1","image_digest":"","log_path":""}"#;
         let identity: ContainerIdentity = serde_json::from_str(text).unwrap();
-        assert_eq!(identity.stop_signal, StopSignal::default());
+        assert_eq!((identity.stop_signal, identity.sandbox), (StopSignal::default(), None));
     }
 }

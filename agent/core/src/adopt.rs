@@ -125,6 +125,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         oom_victim: None,
         signalled_by: None,
         stop_signal: identity.stop_signal,
+        sandbox: identity.sandbox.clone(),
         life: Life::Running { pid: 0, process: None, stopping: None },
     };
     match (container.task, &state.exit) {

@@ -111,6 +111,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         oom_victim: None,
         signalled_by: None,
         stop_signal: StopSignal::default(),
+        sandbox: None,
         life: Life::Running { pid: 1, process: None, stopping: None },
     }
 }

@@ -172,21 +172,32 @@ fn mains(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
     pod.containers.iter().filter(|slot| slot.role == Role::Main)
 }
 
-/// Once a regular container was started, initialisation counts as complete (kubelet-semantics 4.3).
-pub fn mains_began(pod: &PodState) -> bool {
-    mains(pod).any(|slot| slot.instance.is_some() || matches!(slot.busy, Some(Busy::Starting(_))))
+/// Whether a regular container was started in the present sandbox: initialisation counts as complete then.
+fn mains_began(pod: &PodState) -> bool {
+    mains(pod).any(|slot| is_in_sandbox(pod, slot) || matches!(slot.busy, Some(Busy::Starting(_))))
 }
 
-/// Whether initialisation is complete.
+/// Whether the container's newest instance was started in the pod's present sandbox.
+fn is_in_sandbox(pod: &PodState, slot: &ContainerSlot) -> bool {
+    let SandboxState::Ready(present) = &pod.sandbox else { return false };
+    slot.instance.as_ref().is_some_and(|instance| instance.sandbox == present.sandbox.id)
+}
+
+/// Whether initialisation is complete in the present sandbox. In a new one it begins anew.
 pub fn is_initialized(pod: &PodState) -> bool {
-    mains_began(pod) || pod.containers.iter().all(|slot| !holds_back_next(slot))
+    mains_began(pod) || pod.containers.iter().all(|slot| !holds_back_next(pod, slot))
+}
+
+/// Whether initialisation was ever complete.
+pub fn was_initialized(pod: &PodState) -> bool {
+    mains(pod).any(|slot| slot.instance.is_some()) || is_initialized(pod)
 }
 
 /// Whether the containers after it in the order of initialisation have to wait for it: for an init container's success, for
 /// a sidecar's start.
-pub fn holds_back_next(slot: &ContainerSlot) -> bool {
+pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
-        Role::Init => exit_code(slot) != Some(0),
+        Role::Init => !slot.has_completed() || !is_in_sandbox(pod, slot),
         Role::Sidecar => !slot.is_running(),
         Role::Main | Role::Ephemeral => false,
     }
@@ -248,7 +259,7 @@ fn may_have_lost_shim(pod: &PodState) -> bool {
 fn wanted(pod: &PodState) -> Vec<usize> {
     let turn = match is_initialized(pod) {
         true => None,
-        false => pod.containers.iter().position(holds_back_next),
+        false => pod.containers.iter().position(|slot| holds_back_next(pod, slot)),
     };
     let runs_now = |(index, slot): &(usize, &ContainerSlot)| match slot.role {
         Role::Init => turn == Some(*index),
@@ -341,7 +352,9 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: I
 /// The earliest time to start the container: after its crash back-off and the retry delay of the last failure.
 fn due(slot: &ContainerSlot) -> Option<Instant> {
     let backoff = match &slot.instance {
-        Some(Instance { life: Life::Exited { retry_at, .. }, .. }) if slot.is_current() => Some(*retry_at),
+        Some(Instance { life: Life::Exited { retry_at, .. }, .. }) if slot.is_current() && !slot.has_completed() => {
+            Some(*retry_at)
+        }
         _ => None,
     };
     backoff.max(slot.retry.as_ref().map(|retry| retry.retry_at))
@@ -387,6 +400,8 @@ fn always_pulls(pod: &PodState, slot: &ContainerSlot) -> bool {
     pod.container_spec(&slot.name).and_then(|spec| spec.image_pull_policy.as_deref()) == Some("Always")
 }
 
+#[cfg(test)]
+mod new_sandbox_tests;
 #[cfg(test)]
 mod role_tests;
 #[cfg(test)]

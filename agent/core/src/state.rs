@@ -42,7 +42,7 @@ pub struct Now {
 }
 
 /// A sandbox with its addresses.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodSandbox {
     /// Namespaces, shm, hostname.
     pub sandbox: Sandbox,

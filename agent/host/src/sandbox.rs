@@ -5,7 +5,8 @@
 //! process. A reboot removes them all; a restart of the agent removes none.
 //!
 //! A sandbox is complete when all its pins exist: they are bound last, after the namespaces are configured, so an
-//! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it.
+//! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it. The file `id` tells
+//! it from every sandbox before it.
 
 mod loopback;
 mod namespaces;
@@ -26,6 +27,9 @@ use limpet_model::sandbox::Sandbox;
 
 /// Bytes of a pod's `/dev/shm`, as in containerd's CRI plugin.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
+
+/// The file that holds a sandbox's id.
+const ID: &str = "id";
 
 /// The shared memory of a pod with `hostIPC`.
 const HOST_SHM: &str = "/dev/shm";
@@ -60,6 +64,7 @@ impl SandboxRequest<'_> {
     /// The paths of the requested sandbox below `dir`; a pure function.
     fn sandbox(&self, dir: &Path) -> Sandbox {
         Sandbox {
+            id: None,
             namespaces: Namespaces {
                 network: (!self.host_network).then(|| dir.join("net")),
                 ipc: (!self.host_ipc).then(|| dir.join("ipc")),
@@ -142,8 +147,13 @@ impl Sandboxes {
     /// The pod's sandbox, if it is complete: every pin is a namespace and the shared memory is mounted. It is after a
     /// restart of the agent, and is not after a reboot or a crash during [`Self::create`].
     pub async fn find(&self, request: &SandboxRequest<'_>) -> Result<Option<Sandbox>, SandboxError> {
-        let sandbox = request.sandbox(&self.pod_dir(request.uid));
-        Ok(self.is_whole(request.uid, &sandbox).await?.then_some(sandbox))
+        let dir = self.pod_dir(request.uid);
+        let mut sandbox = request.sandbox(&dir);
+        if !self.is_whole(request.uid, &sandbox).await? {
+            return Ok(None);
+        }
+        sandbox.id = blocking(move || read_id(&dir)).await?;
+        Ok(Some(sandbox))
     }
 
     /// Whether `sandbox`, which [`Self::find`] or [`Self::create`] returned for the pod, is still complete.
@@ -167,20 +177,22 @@ impl Sandboxes {
     /// Creates the pod's sandbox; an older or incomplete one is removed first.
     pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Sandbox, SandboxError> {
         let dir = self.pod_dir(request.uid);
-        let sandbox = request.sandbox(&dir);
+        let mut sandbox = request.sandbox(&dir);
         let settings = namespaces::NamespaceSettings::of(request);
-        let made = sandbox.clone();
         let result = on_fresh_thread(move || {
             remove_directory(&dir)?;
             make_dir(&dir)?;
-            make(&made, &settings).inspect_err(|_| {
+            let made = write_id(&dir).and_then(|id| {
+                sandbox.id = Some(id);
+                make(&sandbox, &settings)
+            });
+            made.map(|()| sandbox).inspect_err(|_| {
                 if let Err(error) = remove_directory(&dir) {
                     tracing::warn!(%error, "an incomplete sandbox could not be removed; the next attempt removes it");
                 }
             })
         });
-        result.await?;
-        Ok(sandbox)
+        result.await
     }
 
     /// Removes the pod's sandbox. Namespaces are freed when the last process in them exits. A missing sandbox is success.
@@ -225,8 +237,34 @@ fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(
     namespaces::make(&sandbox.namespaces, settings)
 }
 
+/// Gives the sandbox in `dir` an id, which is written before the first pin.
+fn write_id(dir: &Path) -> Result<String, SandboxError> {
+    let random = Path::new("/proc/sys/kernel/random/uuid");
+    let fail = |operation, path: &Path, source| SandboxError::Path { operation, path: path.to_owned(), source };
+    let id = std::fs::read_to_string(random).map_err(|source| fail("read", random, source))?.trim().to_owned();
+    let path = dir.join(ID);
+    std::fs::write(&path, &id).map_err(|source| fail("write", &path, source))?;
+    Ok(id)
+}
+
+/// The id of the sandbox in `dir`; `None` for one that an earlier version made.
+fn read_id(dir: &Path) -> Result<Option<String>, SandboxError> {
+    let path = dir.join(ID);
+    match std::fs::read_to_string(&path) {
+        Ok(id) => Ok(Some(id)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SandboxError::Path { operation: "read", path, source }),
+    }
+}
+
 /// Unmounts everything in `dir` and removes it.
 fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
+    let id = dir.join(ID);
+    ignore_not_found(std::fs::remove_file(&id)).map_err(|source| SandboxError::Path {
+        operation: "remove",
+        path: id,
+        source,
+    })?;
     for name in ["net", "uts", "ipc", "shm"] {
         let path = dir.join(name);
         detach(&path)?;

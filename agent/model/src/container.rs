@@ -105,6 +105,9 @@ pub struct ContainerIdentity {
     /// The signal that asks it to end; earlier versions recorded none, and sent SIGTERM.
     #[serde(default)]
     pub stop_signal: StopSignal,
+    /// The id of the sandbox it was started in; earlier versions recorded none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<String>,
 }
 
 impl ContainerIdentity {

@@ -24,6 +24,8 @@ impl Namespaces {
 /// A prepared sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sandbox {
+    /// Differs from that of every other sandbox; `None`: an earlier version made it.
+    pub id: Option<String>,
     /// The namespaces to join.
     pub namespaces: Namespaces,
     /// The pod's `/dev/shm`, a tmpfs of its own; the host's with `hostIPC`.

@@ -96,7 +96,7 @@ impl FakeExecutor {
         match action {
             Action::PrepareSandbox => {
                 let made = self.done("PrepareSandbox", |world| world.create_sandbox(&pod.record)).await;
-                Outcome::SandboxPrepared(made.map(|()| sandbox()))
+                Outcome::SandboxPrepared(made.map(sandbox))
             }
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
             Action::UpdateCgroup(limits) => {
@@ -138,9 +138,9 @@ impl FakeExecutor {
         let slot = &pod.containers[index];
         let now = self.now();
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
-        let result = started.map(|(id, task, started_at)| {
+        let result = started.map(|(id, task, started_at, sandbox)| {
             let fingerprint = self.world().fingerprint(&id);
-            let mut instance = instance(slot, id, started_at);
+            let mut instance = instance(slot, id, started_at, sandbox);
             instance.fingerprint = fingerprint.unwrap_or(instance.fingerprint);
             match task {
                 Task::Running { pid } | Task::Unknown { pid } => {
@@ -256,7 +256,7 @@ impl Executor for FakeExecutor {
     }
 
     fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>> {
-        async move { self.world().has_sandbox(&record.uid).then(sandbox) }.boxed()
+        async move { self.world().sandbox(&record.uid).map(sandbox) }.boxed()
     }
 
     fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>> {
@@ -282,8 +282,9 @@ impl Executor for FakeExecutor {
     }
 }
 
-fn sandbox() -> Arc<PodSandbox> {
-    Arc::new(PodSandbox { sandbox: Sandbox::default(), addresses: PodAddresses::default() })
+fn sandbox(id: String) -> Arc<PodSandbox> {
+    let sandbox = Sandbox { id: Some(id), ..Sandbox::default() };
+    Arc::new(PodSandbox { sandbox, addresses: PodAddresses::default() })
 }
 
 fn image(pod: &PodState, slot: &ContainerSlot) -> Arc<LocalImage> {
@@ -297,7 +298,7 @@ fn image(pod: &PodState, slot: &ContainerSlot) -> Arc<LocalImage> {
     })
 }
 
-fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp) -> Instance {
+fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbox: Option<String>) -> Instance {
     Instance {
         id,
         attempt: slot.next_attempt(),
@@ -311,6 +312,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp) -> Ins
         oom_victim: None,
         signalled_by: None,
         stop_signal: StopSignal::default(),
+        sandbox,
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
 }

@@ -104,7 +104,7 @@ pub(crate) fn base_is_back(guest: &mut Guest) -> Result<()> {
     })?;
     wait(guest, "once", "still finished", is_finished)?;
     let runs = runs(guest)?;
-    for expected in ["init1", "once1", "stays2"] {
+    for expected in ["init2", "once1", "stays2"] {
         ensure!(runs.split(' ').any(|found| found == expected), "no {expected} in {runs}");
     }
     Ok(())

@@ -49,6 +49,7 @@ impl Fixture {
             },
             user: ProcessUser { uid: 7, gid: 8, additional_gids: vec![8, 9], home: "/home/seven".to_owned() },
             sandbox: Sandbox {
+                id: None,
                 namespaces: Namespaces {
                     network: Some("/run/ns/net".into()),
                     ipc: Some("/run/ns/ipc".into()),

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 use std::time::Instant;
 
 use crate::plan;
-use crate::state::{ContainerSlot, Instance, Life, PodState};
+use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::PodRecord;
@@ -40,6 +40,8 @@ pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) ->
 
 fn state(observed: &ObservedPod, now: Instant) -> PodState {
     let mut pod = PodState::new(Arc::clone(&observed.record), Timestamp::UNIX_EPOCH);
+    // As long as its sandbox stays the one it has.
+    pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox::default()));
     let statuses = || {
         let status = &observed.status;
         status.init_container_statuses.iter().chain(&status.container_statuses).flatten()
@@ -86,6 +88,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         oom_victim: None,
         signalled_by: None,
         stop_signal: StopSignal::default(),
+        sandbox: None,
         life,
     }
 }

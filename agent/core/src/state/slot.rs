@@ -85,6 +85,8 @@ pub struct Instance {
     pub signalled_by: Option<Sender>,
     /// The signal that asks it to end.
     pub stop_signal: StopSignal,
+    /// The id of the sandbox it was started in.
+    pub sandbox: Option<String>,
     /// Whether it runs.
     pub life: Life,
 }
@@ -202,8 +204,16 @@ impl ContainerSlot {
             None => Duration::ZERO,
             // A changed image or limit resets the back-off, as kubelet's back-off key does.
             Some(instance) if instance.fingerprint != self.fingerprint => Duration::ZERO,
+            // It runs again for a new sandbox, and not because it failed.
+            Some(_) if self.has_completed() => Duration::ZERO,
             Some(instance) => backoff::next(instance.pause),
         }
+    }
+
+    /// Whether it is an init container whose newest instance has succeeded, in whatever sandbox.
+    pub fn has_completed(&self) -> bool {
+        let exit = self.instance.as_ref().and_then(Instance::exit);
+        self.role == Role::Init && exit.is_some_and(|exit| exit.code == 0)
     }
 
     /// Whether the newest instance runs.

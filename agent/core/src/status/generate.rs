@@ -82,7 +82,7 @@ fn phase(pod: &PodState) -> String {
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
     let phase = if plan::init_failed(pod) {
         "Failed"
-    } else if !plan::is_initialized(pod) || mains.iter().any(|slot| slot.instance.is_none()) {
+    } else if !plan::was_initialized(pod) || mains.iter().any(|slot| slot.instance.is_none()) {
         "Pending"
     } else if mains.iter().any(|slot| slot.is_running()) || mains.iter().any(|slot| plan::wants_restart(pod, slot)) {
         "Running"
@@ -98,7 +98,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, conditions: NodeCondit
     let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
     let state = state(pod, slot, conditions, now);
     let ready = match slot.role {
-        Role::Init => !plan::holds_back_next(slot),
+        Role::Init => slot.has_completed(),
         Role::Sidecar | Role::Main => slot.is_running(),
         // Nothing asks whether it is ready; kubelet leaves it so.
         Role::Ephemeral => false,
@@ -208,10 +208,10 @@ fn pod_conditions(
     before: Option<&PodStatus>,
 ) -> Vec<PodCondition> {
     let unready: Vec<&str> = mains.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
-    let uninitialized: Vec<&str> = if plan::is_initialized(pod) {
+    let uninitialized: Vec<&str> = if plan::was_initialized(pod) {
         Vec::new()
     } else {
-        pod.containers.iter().filter(|slot| plan::holds_back_next(slot)).map(|slot| slot.name.as_str()).collect()
+        pod.containers.iter().filter(|slot| plan::holds_back_next(pod, slot)).map(|slot| slot.name.as_str()).collect()
     };
     let ended = match phase {
         "Succeeded" => Some("PodCompleted"),

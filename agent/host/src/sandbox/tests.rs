@@ -136,8 +136,10 @@ async fn an_incomplete_sandbox_is_not_found_and_is_created_again() {
     let pin = sandbox.namespaces.network.clone().unwrap();
     rustix::mount::unmount(&pin, UnmountFlags::DETACH).unwrap();
     assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), None);
-    assert_eq!(sandboxes.create(&request(&uid)).await.unwrap(), sandbox);
-    assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), Some(sandbox));
+    let anew = sandboxes.create(&request(&uid)).await.unwrap();
+    assert!(anew.id.is_some() && anew.id != sandbox.id);
+    assert_eq!(anew.namespaces, sandbox.namespaces);
+    assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), Some(anew));
     sandboxes.remove(&uid).await.unwrap();
 }
 

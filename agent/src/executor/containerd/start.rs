@@ -289,6 +289,7 @@ impl ContainerdExecutor {
             pod_start: Some(start.pod.start_time),
             pod_ips: start.pod.addresses().to_vec(),
             stop_signal: start.stop_signal,
+            sandbox: start.sandbox.sandbox.id.clone(),
         }
     }
 
@@ -306,6 +307,7 @@ impl ContainerdExecutor {
             oom_victim: None,
             signalled_by: None,
             stop_signal: start.stop_signal,
+            sandbox: start.sandbox.sandbox.id.clone(),
             life,
         }
     }

@@ -25,6 +25,9 @@ use super::{Fault, wall_at};
 /// How late a SIGKILL may be.
 const LATE: Duration = Duration::from_secs(1);
 
+/// What a start brought: the container, its task, when it was started, and in which sandbox.
+pub(super) type Started = (ContainerId, Task, Timestamp, Option<String>);
+
 /// One container of the node.
 #[derive(Debug)]
 struct Container {
@@ -65,7 +68,9 @@ pub struct World {
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
-    sandboxes: BTreeSet<String>,
+    /// The ids of the sandboxes by pod.
+    sandboxes: BTreeMap<String, String>,
+    next_sandbox: u32,
     /// The limits of each pod's cgroup, by UID.
     cgroups: BTreeMap<String, PodLimits>,
     next_pid: u32,
@@ -114,7 +119,8 @@ impl World {
             events: None,
             containers: BTreeMap::new(),
             alive: BTreeMap::new(),
-            sandboxes: BTreeSet::new(),
+            sandboxes: BTreeMap::new(),
+            next_sandbox: 0,
             cgroups: BTreeMap::new(),
             next_pid: 100,
             under_way: 0,
@@ -187,9 +193,12 @@ impl World {
         self.rng.bool()
     }
 
-    pub(super) fn create_sandbox(&mut self, record: &PodRecord) {
-        self.sandboxes.insert(record.uid.to_string());
+    pub(super) fn create_sandbox(&mut self, record: &PodRecord) -> String {
+        self.next_sandbox += 1;
+        let next = self.next_sandbox.to_string();
+        let id = self.sandboxes.entry(record.uid.to_string()).or_insert(next).clone();
         self.set_cgroup(&record.uid, pod_limits(record.spec()));
+        id
     }
 
     /// Sets a pod's limits, which must not be below those of a container whose cgroup is there.
@@ -220,22 +229,22 @@ impl World {
         }
     }
 
-    pub(super) fn has_sandbox(&self, uid: &PodUid) -> bool {
-        self.sandboxes.contains(uid.as_str())
+    pub(super) fn sandbox(&self, uid: &PodUid) -> Option<String> {
+        self.sandboxes.get(uid.as_str()).cloned()
     }
 
     pub(super) fn traces(&self) -> HashSet<PodUid> {
-        self.sandboxes.iter().chain(self.cgroups.keys()).map(|uid| PodUid::new(uid.as_str())).collect()
+        self.sandboxes.keys().chain(self.cgroups.keys()).map(|uid| PodUid::new(uid.as_str())).collect()
     }
 
     /// Starts the container's next attempt, or takes over what an earlier call started.
-    pub(super) fn start(&mut self, pod: &PodState, slot: &ContainerSlot, now: Now) -> (ContainerId, Task, Timestamp) {
+    pub(super) fn start(&mut self, pod: &PodState, slot: &ContainerSlot, now: Now) -> Started {
         let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
         if let Some(known) = self.containers.get(&id)
             && let Some(task) = known.task
         {
             let started_at = known.recorded.state.started_at.unwrap_or(now.wall);
-            return (id, task, started_at);
+            return (id, task, started_at, known.recorded.identity.sandbox.clone());
         }
         self.check_start(pod, slot, &id);
         let pid = self.next_pid;
@@ -258,6 +267,7 @@ impl World {
             pod_start: Some(pod.start_time),
             pod_ips: pod.addresses().to_vec(),
             stop_signal: StopSignal::default(),
+            sandbox: self.sandbox(&record.uid),
         };
         let state = ContainerState { started_at: Some(now.wall), ..ContainerState::default() };
         let policy = record.spec().restart_policy.clone().unwrap_or_default();
@@ -274,7 +284,7 @@ impl World {
         self.containers.insert(id.clone(), container);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
         self.draw_life(pid, slot.role == Role::Init);
-        (id, Task::Running { pid }, now.wall)
+        (id, Task::Running { pid }, now.wall, self.sandbox(&record.uid))
     }
 
     fn draw_obedience(&mut self) -> Option<Duration> {
@@ -312,7 +322,8 @@ impl World {
                 found.push(format!("{}/{} starts after {}", pod.record.key, slot.name, verdict.reason));
             }
             let code = one.exit_code();
-            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() {
+            let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid);
+            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !anew {
                 let again = match one.restart_policy.as_str() {
                     "Never" => true,
                     "OnFailure" => code == Some(0),
@@ -326,10 +337,29 @@ impl World {
         if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
             found.push(format!("{} starts above the cgroup of its pod", short(id)));
         }
-        if !self.sandboxes.contains(uid) {
+        if slot.role == Role::Main {
+            found.extend(self.not_initialized(pod, id));
+        }
+        if !self.sandboxes.contains_key(uid) {
             found.push(format!("{} starts without a sandbox", short(id)));
         }
         found.into_iter().for_each(|what| self.violate(what));
+    }
+
+    /// Init containers of the pod that have not succeeded in its sandbox, unless a regular container was started in it.
+    fn not_initialized(&self, pod: &PodState, id: &ContainerId) -> Option<String> {
+        let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
+        let here: Vec<&Container> = self
+            .containers
+            .values()
+            .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
+            .collect();
+        let succeeded =
+            |name: &str| here.iter().any(|one| one.recorded.identity.container == name && one.exit_code() == Some(0));
+        let mut inits = pod.record.spec().init_containers.iter().flatten();
+        let missing = inits.find(|init| !succeeded(&init.name))?;
+        let began = here.iter().any(|one| !one.recorded.identity.init);
+        (!began).then(|| format!("{} starts before {} has succeeded in its sandbox", short(id), missing.name))
     }
 
     /// The agent begins to stop a container, or tries again.
@@ -515,7 +545,7 @@ impl World {
     /// The UIDs of pods that have anything on the node.
     pub fn pods(&self) -> BTreeSet<String> {
         let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
-        containers.chain(self.sandboxes.iter().cloned()).chain(self.cgroups.keys().cloned()).collect()
+        containers.chain(self.sandboxes.keys().cloned()).chain(self.cgroups.keys().cloned()).collect()
     }
 }
 
