@@ -17,6 +17,7 @@ use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodStat
 use limpet_core::status::generate::generate;
 use limpet_core::status::observed::Observed;
 use limpet_core::status::observed::{ObservedContainer, ObservedPod};
+use limpet_core::status::retired::Overdue;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
@@ -71,7 +72,7 @@ impl Reporter {
         {
             self.metrics.pod_started(now.wall.duration_since(pod.start_time).try_into().unwrap_or_default());
         }
-        self.observed.publish(&pod.record.key, Some(Arc::new(observed)));
+        self.report_overdue(self.observed.publish(&pod.record.key, Some(Arc::new(observed))));
     }
 
     /// Shows a note on the pod until its worker publishes the next status.
@@ -107,9 +108,15 @@ impl Reporter {
         self.events.emit(key, None, EventType::Normal, "DeadlineExceeded", message.clone());
     }
 
-    /// The pod is gone.
+    /// The pod is gone; its last status stays for those who have registered to take it.
     pub fn retire(&self, key: &PodKey) {
-        self.observed.publish(key, None);
+        self.report_overdue(self.observed.publish(key, None));
+    }
+
+    fn report_overdue(&self, overdue: Option<Overdue>) {
+        if let Some(Overdue { pod, consumers }) = overdue {
+            tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, ?consumers, "a last status was dropped before it was taken");
+        }
     }
 
     /// The pod waits for a CNI configuration: said once a pod.

@@ -1,6 +1,7 @@
 //! Containers that end: back-off, init containers, and what is not to run again.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         case!(what_has_finished_is_not_run_again),
         case!(a_deadline_ends_a_pod_for_good),
         case!(a_pod_that_the_node_refuses_is_failed),
+        case!(a_watch_shows_how_a_deleted_pod_ended),
         case!(the_previous_log_is_kept),
         case!(an_image_names_the_signal_that_ends_its_containers),
         case!(out_of_memory_is_said_of_the_victim_alone),
@@ -177,6 +179,31 @@ fn a_pod_that_the_node_refuses_is_failed(node: &mut TestNode) -> Result<()> {
     ensure!(status["reason"] == "SysctlForbidden" && status["message"] == message, "{status}");
     ensure!(status["containerStatuses"].is_null(), "{status}");
     node.wait_event("SysctlForbidden")
+}
+
+fn a_watch_shows_how_a_deleted_pod_ended(node: &mut TestNode) -> Result<()> {
+    let main = shell("main", "trap 'exit 7' TERM; sleep 100000 & wait");
+    node.apply(&pod("web", json!({ "containers": [main] })))?;
+    node.wait_running("web")?;
+    let mut command = node.agent.cli_command(&["pods", "-w"])?;
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+    let mut next = |text: &str| -> Result<String> {
+        lines
+            .by_ref()
+            .find(|line| line.as_ref().map_or(true, |line| line.contains(text)))
+            .context("the watch ended")?
+            .map_err(Into::into)
+    };
+    let seen = next("Running").and_then(|_| {
+        node.remove("web")?;
+        next("deleted")
+    });
+    child.kill()?;
+    child.wait()?;
+    let last = seen?;
+    ensure!(last.contains("Error") && last.ends_with("deleted; main exited with code 7"), "{last}");
+    Ok(())
 }
 
 /// Waits until the agent has taken up its work again: it runs a pod it did not know before.

@@ -196,7 +196,7 @@ pub fn as_if_running(snapshots: &Snapshots) -> ObservedPods {
     let mut table = MergeTable::default();
     table.absorb(snapshots.clone());
     let run = |(key, record): (&PodKey, &Arc<PodRecord>)| (key.clone(), Arc::new(running(record)));
-    ObservedPods { pods: table.desired().pods.iter().map(run).collect() }
+    ObservedPods::of(table.desired().pods.iter().map(run).collect())
 }
 
 /// The pod with its init containers completed and all others running.

@@ -163,7 +163,8 @@ async fn watch(client: &SocketClient, args: &PodsArgs, filter: &PodFilter, scree
                 begin.push(*entry);
                 continue;
             }
-            (PodChange::Added(entry) | PodChange::Modified(entry) | PodChange::Deleted(entry), _) => vec![*entry],
+            (PodChange::Added(entry) | PodChange::Modified(entry), _) => vec![*entry],
+            (PodChange::Deleted(entry), _) => vec![PodEntry { note: Some(ended(&entry)), ..*entry }],
         };
         let shown: Vec<&PodEntry> = shown.iter().filter(|entry| filter.has_entry(entry)).collect();
         let text = match args.output {
@@ -250,6 +251,16 @@ impl Columns {
         row.push(Cell::toned(entry.note.as_deref().unwrap_or_default(), Tone::Warn));
         row
     }
+}
+
+/// The note of a pod that is gone: how its containers exited.
+fn ended(entry: &PodEntry) -> String {
+    let statuses = entry.pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let exits = statuses.filter_map(|status| {
+        let terminated = status.state.as_ref()?.terminated.as_ref()?;
+        Some(format!("{} exited with code {}", status.name, terminated.exit_code))
+    });
+    ["deleted".to_owned()].into_iter().chain(exits).collect::<Vec<_>>().join("; ")
 }
 
 fn wide(entry: &PodEntry) -> [Cell; 4] {

@@ -9,7 +9,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
 use serde_json::{Value, json};
 
-use super::document::{DescribeDocument, PodChange, PodNames, PodsDocument, SourceDocument};
+use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::source::push;
@@ -205,6 +205,42 @@ async fn a_watch_sends_the_state_then_every_change() {
     fixture.stop.cancel();
     fixture.server.await.unwrap();
     assert!(!matches!(lines.next().await, Ok(Some(_))), "a stopped agent ends the watch");
+}
+
+#[tokio::test]
+async fn a_watcher_gets_the_last_status_of_a_pod_before_its_deletion() {
+    let fixture = fixture("last");
+    let observed = &fixture.state.observed;
+    let (pod, key) = (web(), web().record.key.clone());
+    observed.publish(&key, Some(Arc::clone(&pod)));
+    let mut lines = fixture.client.lines::<PodChange>("/limpet/v1/pods?watch=1").await.unwrap();
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Added(_))));
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Synced)));
+
+    // Both happen before the watcher looks again.
+    let mut last = (*pod).clone();
+    last.status.phase = Some("Failed".to_owned());
+    observed.publish(&key, Some(Arc::new(last)));
+    observed.publish(&key, None);
+    let phase = |entry: &PodEntry| entry.pod.status.as_ref().and_then(|status| status.phase.clone());
+    let Some(PodChange::Modified(entry)) = lines.next().await.unwrap() else { panic!("the last status comes first") };
+    assert_eq!(phase(&entry).as_deref(), Some("Failed"));
+    let Some(PodChange::Deleted(entry)) = lines.next().await.unwrap() else { panic!("then the deletion") };
+    assert_eq!(phase(&entry).as_deref(), Some("Failed"));
+
+    // A pod that came and went between two lines is not skipped.
+    observed.publish(&key, Some(Arc::clone(&pod)));
+    observed.publish(&key, None);
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Added(_))));
+    assert!(matches!(lines.next().await.unwrap(), Some(PodChange::Deleted(_))));
+
+    // A watcher that is gone holds nothing.
+    drop(lines);
+    while observed.consumers() > 0 {
+        tokio::task::yield_now().await;
+    }
+    fixture.stop.cancel();
+    fixture.server.await.unwrap();
 }
 
 #[tokio::test]

@@ -63,11 +63,11 @@ pub(super) struct Row {
 pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &DesiredPods) -> BTreeMap<PodKey, Row> {
     let mut rows = BTreeMap::new();
     for (key, pod) in &observed.pods {
-        let row = Row { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)), note: pod.note.clone() };
-        rows.insert(key.clone(), row);
+        rows.insert(key.clone(), Row::of(pod));
     }
     for source in sources {
-        for (key, record) in &source.snapshot.pods {
+        // One that is being deleted and has no worker any more is gone.
+        for (key, record) in source.snapshot.pods.iter().filter(|(_, record)| !record.is_deleting()) {
             rows.entry(key.clone()).or_insert_with(|| Row { record: Arc::clone(record), observed: None, note: None });
         }
     }
@@ -92,6 +92,11 @@ fn claim_remark(key: &PodKey, duplicate: &Duplicate) -> String {
 }
 
 impl Row {
+    /// An observed pod.
+    pub(super) fn of(pod: &Arc<ObservedPod>) -> Self {
+        Self { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)), note: pod.note.clone() }
+    }
+
     fn remark(&mut self, remark: String) {
         self.note = Some(match self.note.take() {
             Some(note) => format!("{note}; {remark}"),

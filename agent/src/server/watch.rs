@@ -16,7 +16,7 @@ use super::ServerState;
 use super::document::PodChange;
 use super::view::{self, Row};
 use crate::status::event::Event;
-use limpet_core::status::observed::Changes;
+use limpet_core::status::observed::{Changes, Consumer};
 use limpet_model::pod::PodKey;
 
 /// The lines of a stream.
@@ -43,10 +43,14 @@ fn push(batch: &mut Vec<u8>, document: &impl Serialize) {
     }
 }
 
-/// The changes of the pods.
+/// The changes of the pods. A pod that goes is shown with its last status, then as deleted, even where it came and went
+/// between two lines.
 pub(super) struct PodWatch {
     state: ServerState,
     changes: Changes,
+    consumer: Consumer,
+    /// The last statuses in the batch that was handed over; acknowledged when the next one is asked for.
+    handed_over: Vec<u64>,
     sent: BTreeMap<PodKey, Row>,
     synced: bool,
 }
@@ -54,14 +58,19 @@ pub(super) struct PodWatch {
 impl PodWatch {
     pub(super) fn new(state: ServerState) -> Self {
         let changes = state.observed.changes();
-        Self { state, changes, sent: BTreeMap::new(), synced: false }
+        let consumer = state.observed.register("pod watch");
+        Self { state, changes, consumer, handed_over: Vec::new(), sent: BTreeMap::new(), synced: false }
     }
 
     fn difference(&mut self) -> Vec<u8> {
-        let desired = self.state.desired.load();
-        let now = view::rows(&self.state.observed.load(), &self.state.sources.views(), &desired);
+        let (observed, desired) = (self.state.observed.load(), self.state.desired.load());
+        let now = view::rows(&observed, &self.state.sources.views(), &desired);
         let node = &*self.state.node_name;
         let mut batch = Vec::new();
+        for (version, pod) in self.consumer.awaited(&observed) {
+            last(&mut batch, self.sent.remove(&pod.record.key), &Row::of(pod), node);
+            self.handed_over.push(version);
+        }
         for (_, gone) in self.sent.iter().filter(|(key, _)| !now.contains_key(*key)) {
             push(&mut batch, &PodChange::Deleted(Box::new(gone.entry(node))));
         }
@@ -77,17 +86,43 @@ impl PodWatch {
     }
 }
 
+/// The last status of a pod and its deletion. `sent`: what was sent of that key before.
+fn last(batch: &mut Vec<u8>, sent: Option<Row>, row: &Row, node: &str) {
+    let entry = || Box::new(row.entry(node));
+    match sent {
+        Some(sent) if sent.record.uid == row.record.uid => {
+            // What only sources remarked on it is no news any more.
+            if !same_status(&sent, row) {
+                push(batch, &PodChange::Modified(entry()));
+            }
+        }
+        other => {
+            if let Some(other) = other {
+                push(batch, &PodChange::Deleted(Box::new(other.entry(node))));
+            }
+            push(batch, &PodChange::Added(entry()));
+        }
+    }
+    push(batch, &PodChange::Deleted(entry()));
+}
+
 fn same(sent: &Row, now: &Row) -> bool {
-    let observed = match (&sent.observed, &now.observed) {
+    same_status(sent, now) && Arc::ptr_eq(&sent.record, &now.record) && sent.note == now.note
+}
+
+fn same_status(sent: &Row, now: &Row) -> bool {
+    match (&sent.observed, &now.observed) {
         (Some(sent), Some(now)) => Arc::ptr_eq(sent, now),
         (None, None) => true,
         _ => false,
-    };
-    observed && Arc::ptr_eq(&sent.record, &now.record) && sent.note == now.note
+    }
 }
 
 impl Lines for PodWatch {
     async fn next(&mut self) -> Option<Vec<u8>> {
+        for version in self.handed_over.drain(..) {
+            self.consumer.acknowledge(version);
+        }
         loop {
             let mut batch = self.difference();
             if !self.synced {

@@ -111,10 +111,11 @@ impl PodWorker {
             }
             match step {
                 Step::Do(actions) => actions.into_iter().for_each(|action| self.begin(action)),
-                Step::Finished if self.advance(now) => {}
                 Step::Finished => {
                     self.context.reporter.retire(&self.key);
-                    return self.key;
+                    if !self.advance(now) {
+                        return self.key;
+                    }
                 }
                 Step::Wait(until) => {
                     if self.wait(until).await {

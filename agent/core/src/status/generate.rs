@@ -80,6 +80,11 @@ fn phase(pod: &PodState) -> String {
     }
     let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| slot.role == Role::Main).collect();
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
+    if pod.ending.is_some() && matches!(pod.sandbox, SandboxState::Gone) {
+        // Its last status: whatever its policy, nothing of it runs again.
+        let succeeded = mains.iter().all(|slot| exit(slot) == Some(0));
+        return if succeeded { "Succeeded" } else { "Failed" }.to_owned();
+    }
     let phase = if plan::init_failed(pod) {
         "Failed"
     } else if !plan::was_initialized(pod) || mains.iter().any(|slot| slot.instance.is_none()) {

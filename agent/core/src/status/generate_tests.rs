@@ -168,3 +168,22 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
         (None, true)
     );
 }
+
+#[test]
+fn the_last_status_of_a_terminated_pod_has_a_terminal_phase_and_its_exits() {
+    let cases: [(Option<Option<i32>>, &str); 3] =
+        [(Some(Some(0)), "Succeeded"), (Some(Some(143)), "Failed"), (None, "Failed")];
+    for (main, phase) in cases {
+        let mut pod = pod("Always", 0, 1);
+        if let Some(end) = main {
+            put(&mut pod, 0, end, Duration::ZERO);
+        }
+        pod.end(Duration::from_secs(1), now());
+        assert_ne!(status(&pod).phase.as_deref(), Some(phase), "while it is torn down");
+        pod.set_sandbox(SandboxState::Gone);
+        let last = status(&pod);
+        assert_eq!(last.phase.as_deref(), Some(phase), "{main:?}");
+        let terminated = last.container_statuses.unwrap().remove(0).state.unwrap().terminated;
+        assert_eq!(terminated.map(|ended| ended.exit_code), main.flatten());
+    }
+}

@@ -1,7 +1,8 @@
 //! The observed state of every pod, as one snapshot that readers load without a lock.
 //!
 //! Pod workers publish, one entry per pod; the local API, the command line and the metrics read. A reader sees
-//! one consistent state and never blocks a worker.
+//! one consistent state and never blocks a worker. The last status of a pod that is gone stays for the registered
+//! [`Consumer`]s until each has taken it: see [`super::retired`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
+use super::retired::{ConsumerId, Overdue, Retired};
 use limpet_model::pod::{PodKey, PodRecord};
 
 /// What the agent knows of one container beyond the fields of the Pod API.
@@ -48,6 +50,25 @@ pub struct ObservedPod {
 pub struct ObservedPods {
     /// The pods; cheap to clone.
     pub pods: OrdMap<PodKey, Arc<ObservedPod>>,
+    /// The last statuses of pods that are gone, for their consumers.
+    retired: Retired,
+}
+
+impl ObservedPods {
+    /// A snapshot of these pods, without any that are gone.
+    pub fn of(pods: OrdMap<PodKey, Arc<ObservedPod>>) -> Self {
+        Self { pods, retired: Retired::default() }
+    }
+
+    /// Replaces the pod of `key`. One that is gone by that, or whose place a pod of another UID takes, is retired.
+    fn replace(&mut self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<Overdue> {
+        let uid = pod.as_ref().map(|pod| pod.record.uid.clone());
+        let before = match pod {
+            Some(pod) => self.pods.insert(key.clone(), pod),
+            None => self.pods.remove(key),
+        };
+        before.filter(|before| uid != Some(before.record.uid.clone())).and_then(|gone| self.retired.retire(gone))
+    }
 }
 
 /// The handle to the newest [`ObservedPods`]. Clones share it.
@@ -74,17 +95,37 @@ impl Observed {
         self.shared.pods.load_full()
     }
 
-    /// Replaces the pod of `key`; `None` removes it. Wakes waiting readers.
-    pub fn publish(&self, key: &PodKey, pod: Option<Arc<ObservedPod>>) {
-        self.shared.pods.rcu(|current| {
-            let mut next = ObservedPods::clone(current);
-            match &pod {
-                Some(pod) => next.pods.insert(key.clone(), Arc::clone(pod)),
-                None => next.pods.remove(key),
-            };
-            next
-        });
+    /// Replaces the pod of `key`; `None` removes it, and its last status stays for the consumers. Wakes waiting readers.
+    /// Returns the last status of an earlier pod that had to make room for this one's.
+    pub fn publish(&self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<Overdue> {
+        let overdue = self.change(|next| next.replace(key, pod.clone()));
         self.touch();
+        overdue
+    }
+
+    /// Registers a consumer of the last statuses of pods; `name` is for people.
+    pub fn register(&self, name: &'static str) -> Consumer {
+        let id = self.change(|next| next.retired.register(name));
+        Consumer { observed: self.clone(), id }
+    }
+
+    /// How many consumers are registered.
+    pub fn consumers(&self) -> usize {
+        self.load().retired.consumers()
+    }
+
+    /// Replaces the snapshot by a changed one, whatever others change meanwhile.
+    fn change<T>(&self, change: impl Fn(&mut ObservedPods) -> T) -> T {
+        let mut current = self.shared.pods.load();
+        loop {
+            let mut next = ObservedPods::clone(&current);
+            let result = change(&mut next);
+            let before = self.shared.pods.compare_and_swap(&*current, Arc::new(next));
+            if Arc::ptr_eq(&before, &current) {
+                return result;
+            }
+            current = before;
+        }
     }
 
     /// Wakes the readers although no pod changed: a source's health or rejections did.
@@ -103,6 +144,31 @@ impl Observed {
     }
 }
 
+/// Takes the last status of every pod that goes while it is registered. Dropping it ends that.
+#[derive(Debug)]
+pub struct Consumer {
+    observed: Observed,
+    id: ConsumerId,
+}
+
+impl Consumer {
+    /// What it has not acknowledged in that snapshot, the oldest first, by version.
+    pub fn awaited<'a>(&self, pods: &'a ObservedPods) -> impl Iterator<Item = (u64, &'a Arc<ObservedPod>)> + use<'a> {
+        pods.retired.awaited_by(self.id)
+    }
+
+    /// It has taken that version. The status goes once every consumer has.
+    pub fn acknowledge(&self, version: u64) {
+        self.observed.change(|next| next.retired.acknowledge(self.id, version));
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.observed.change(|next| next.retired.leave(self.id));
+    }
+}
+
 /// Waits for changes; those that arrive between two calls are reported as one.
 #[derive(Debug)]
 pub struct Changes(watch::Receiver<u64>);
@@ -117,6 +183,8 @@ impl Changes {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use futures_util::FutureExt;
 
     use super::*;
@@ -140,5 +208,62 @@ mod tests {
         assert!(before.pods.contains_key(&key), "a snapshot is immutable");
         assert!(observed_pods.load().pods.is_empty());
         assert_eq!(changes.next().now_or_never(), Some(true));
+    }
+
+    #[test]
+    fn a_pod_that_goes_or_is_replaced_is_kept_for_a_consumer() {
+        let observed_pods = Observed::default();
+        let pod = |uid: &str| observed(serde_json::json!({"metadata": {"name": "web-edge1", "uid": uid}}));
+        let (first, second) = (pod("1"), pod("2"));
+        let key = first.record.key.clone();
+        let consumer = observed_pods.register("test");
+        let awaited = || -> Vec<String> {
+            consumer.awaited(&observed_pods.load()).map(|(_, pod)| pod.record.uid.to_string()).collect()
+        };
+        observed_pods.publish(&key, Some(Arc::clone(&first)));
+        observed_pods.publish(&key, Some(Arc::clone(&first)));
+        assert_eq!(awaited(), [""; 0], "a newer status of the same pod");
+        observed_pods.publish(&key, Some(second));
+        assert_eq!(awaited(), ["1"]);
+        observed_pods.publish(&key, None);
+        observed_pods.publish(&key, None);
+        assert_eq!((awaited(), observed_pods.load().pods.len()), (vec!["1".to_owned(), "2".to_owned()], 0));
+        let version = consumer.awaited(&observed_pods.load()).next().unwrap().0;
+        consumer.acknowledge(version);
+        assert_eq!(awaited(), ["2"]);
+        drop(consumer);
+        assert!(observed_pods.load().retired.is_empty(), "it went with its only consumer");
+    }
+
+    #[test]
+    fn consumers_and_publishers_on_several_threads_lose_nothing() {
+        let observed_pods = Observed::default();
+        let pod = observed(serde_json::json!({"metadata": {"name": "web-edge1"}}));
+        let done = Arc::new(AtomicBool::new(false));
+        let consume = || {
+            let (consumer, observed_pods, done) =
+                (observed_pods.register("test"), observed_pods.clone(), Arc::clone(&done));
+            std::thread::spawn(move || {
+                let mut taken = 0;
+                loop {
+                    let last = done.load(Ordering::SeqCst);
+                    for (version, _) in consumer.awaited(&observed_pods.load()) {
+                        consumer.acknowledge(version);
+                        taken += 1;
+                    }
+                    if last {
+                        return taken;
+                    }
+                }
+            })
+        };
+        let consumers = [consume(), consume()];
+        for _ in 0..100 {
+            observed_pods.publish(&pod.record.key, Some(Arc::clone(&pod)));
+            assert!(observed_pods.publish(&pod.record.key, None).is_none());
+        }
+        done.store(true, Ordering::SeqCst);
+        assert_eq!(consumers.map(|consumer| consumer.join().unwrap()), [100, 100]);
+        assert!(observed_pods.load().retired.is_empty());
     }
 }

@@ -120,3 +120,13 @@ fn manifests_and_sources_without_a_row_are_remarked() {
         "No pods, and no manifest directory is configured (staticPodPath); apply some: limpet apply -f FILE"
     );
 }
+
+#[test]
+fn the_note_of_a_deleted_pod_says_how_its_containers_exited() {
+    let note = |status: Value| ended(&entry("web-edge1", status, None));
+    let terminated = |code: i32| json!({ "terminated": { "exitCode": code } });
+    let container = |name: &str, state| json!({ "name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state });
+    let both = json!({ "containerStatuses": [container("side", json!({ "waiting": {} })), container("web", terminated(143))] });
+    assert_eq!(note(both), "deleted; web exited with code 143");
+    assert_eq!(note(json!({})), "deleted");
+}
