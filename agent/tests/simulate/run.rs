@@ -257,6 +257,8 @@ impl Node {
         }
         let running = world.what_runs();
         for record in desired.pods.values().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
+            // Every deadline is over by now. An edit in place does not bring back a pod that has failed.
+            let runs = record.spec().active_deadline_seconds.is_none() && !world.has_failed(&record.uid);
             for container in &record.spec().containers {
                 let instances =
                     running.iter().filter(|(uid, name, _)| *uid == record.uid.as_str() && *name == container.name);
@@ -268,14 +270,12 @@ impl Node {
                 {
                     found.push(format!("{}/{name} runs version {fingerprint}, not {version:?}", record.key));
                 }
-                // Every deadline is over by now.
-                let wanted = usize::from(record.spec().active_deadline_seconds.is_none());
+                let wanted = usize::from(runs);
                 if count != wanted {
                     found.push(format!("{}/{} runs {count} times", record.key, container.name));
                 }
             }
             let limits = world.cgroup(&record.uid);
-            let runs = record.spec().active_deadline_seconds.is_none();
             if runs && limits != Some(pod_limits(record.spec())) {
                 found.push(format!("{} has a cgroup of {limits:?}", record.key));
             }

@@ -542,6 +542,12 @@ impl World {
         what.collect()
     }
 
+    /// Whether a verdict is recorded on a container of the pod.
+    pub fn has_failed(&self, uid: &PodUid) -> bool {
+        let mut of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
+        of_pod.any(|one| one.recorded.state.verdict.is_some())
+    }
+
     /// The UIDs of pods that have anything on the node.
     pub fn pods(&self) -> BTreeSet<String> {
         let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
