@@ -105,14 +105,7 @@ impl Containers {
 
     /// Every container of limpet's with its task, read once. Containers whose record cannot be read are returned separately.
     pub async fn list(&self) -> Result<(Vec<FoundContainer>, Vec<(ContainerId, String)>), RuntimeError> {
-        let filters = vec![format!("labels.\"{}\"==container", record::LABEL_MANAGED)];
-        let containers = self
-            .containers()
-            .list(self.client.call("Containers.List", ListContainersRequest { filters }))
-            .await
-            .map_err(|status| RuntimeError::of("Containers.List", "the node", status))?
-            .into_inner()
-            .containers;
+        let containers = self.records().await?;
         let tasks = self
             .tasks()
             .list(self.client.call("Tasks.List", ListTasksRequest { filter: String::new() }))
@@ -123,17 +116,31 @@ impl Containers {
         let snapshots = self.active_snapshots().await?;
         let mut tasks: HashMap<String, Task> = tasks.iter().map(|process| (task_id(process), task(process))).collect();
         let (mut found, mut unreadable) = (Vec::new(), Vec::new());
-        for container in containers {
-            let id = ContainerId::new(container.id.as_str());
-            match record::recorded(&container.extensions) {
+        for (id, recorded) in containers {
+            match recorded {
                 Ok(recorded) => {
-                    let (task, has_snapshot) = (tasks.remove(&container.id), snapshots.contains(&container.id));
+                    let (task, has_snapshot) = (tasks.remove(id.as_str()), snapshots.contains(id.as_str()));
                     found.push(FoundContainer { id, recorded, task, has_snapshot });
                 }
                 Err(reason) => unreadable.push((id, reason)),
             }
         }
         Ok((found, unreadable))
+    }
+
+    /// The records of limpet's containers, or why one cannot be read. They come one by one: each holds its pod's manifest, and
+    /// a single answer with all of them may exceed containerd's limit for messages.
+    async fn records(&self) -> Result<Vec<(ContainerId, Result<Recorded, String>)>, RuntimeError> {
+        let failed = |status| RuntimeError::of("Containers.ListStream", "the node", status);
+        let filters = vec![format!("labels.\"{}\"==container", record::LABEL_MANAGED)];
+        let request = self.client.call("Containers.ListStream", ListContainersRequest { filters });
+        let mut stream = self.containers().list_stream(request).await.map_err(failed)?.into_inner();
+        let mut records = Vec::new();
+        while let Some(message) = stream.message().await.map_err(failed)? {
+            let Some(container) = message.container else { continue };
+            records.push((ContainerId::new(container.id.as_str()), record::recorded(&container.extensions)));
+        }
+        Ok(records)
     }
 
     /// The keys of all writable snapshots.
@@ -372,3 +379,6 @@ pub fn exit_code(status: u32) -> i32 {
 pub fn timestamp(time: Option<&prost_types::Timestamp>) -> Timestamp {
     time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok()).unwrap_or(Timestamp::UNIX_EPOCH)
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,7 +25,7 @@ pub(crate) fn an_idle_agent_calls_nobody(node: &mut TestNode) -> Result<()> {
     wait::until_true(wait::SOON, "the new stream of events", subscribed)?;
     rig.settle(&[], None)?;
     let calls = rig.proxy.calls();
-    for method in ["Tasks.List", "Containers.List"] {
+    for method in ["Tasks.List", "Containers.ListStream"] {
         let count = calls.iter().filter(|call| call.method == method).count();
         ensure!(count == 1, "{method} was called {count} times: {}", words(&calls));
     }

@@ -1,0 +1,71 @@
+//! The records of containers against a private containerd.
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::fixtures::TestContainer;
+use limpet_model::stop_signal::StopSignal;
+
+fn config() -> ContainersConfig {
+    ContainersConfig { snapshotter: "overlayfs".into(), runtime_binary: None, systemd_cgroup: false }
+}
+
+fn identity(container: &str) -> ContainerIdentity {
+    ContainerIdentity {
+        namespace: "default".into(),
+        pod: "web-node".into(),
+        uid: "0123".into(),
+        container: container.into(),
+        init: false,
+        attempt: 0,
+        source: "file".into(),
+        origin: "web.yaml".into(),
+        fingerprint: "aa".into(),
+        image: "docker.io/library/web:1".into(),
+        image_digest: "sha256:00".into(),
+        log_path: "/var/log/pods/x/web/0.log".into(),
+        backoff_seconds: 0,
+        pod_start: None,
+        pod_ips: Vec::new(),
+        stop_signal: StopSignal::default(),
+        sandbox: None,
+    }
+}
+
+/// Twelve containers of a pod whose manifest is as large as a manifest may be: more than one answer of containerd's may hold.
+#[tokio::test]
+async fn large_manifests_are_listed_and_one_bad_record_hides_no_other() {
+    let Some(test) = TestContainer::start().await else { return };
+    let containers = Containers::new(test.client.clone(), config());
+    let manifest = vec![b' '; 1_500 << 10];
+    let id = |number: usize| ContainerId::new(format!("{}-{number:02}", test.id));
+    for number in 0..12 {
+        let (id, identity) = (id(number), identity(&format!("c{number}")));
+        let new =
+            NewContainer { id: &id, identity: &identity, manifest: &manifest, image: "web:1", spec: b"{}".to_vec() };
+        containers.create(&new).await.unwrap();
+    }
+    let key = record::EXTENSION_STATE;
+    let broken = UpdateContainerRequest {
+        container: Some(Container {
+            id: id(5).to_string(),
+            extensions: HashMap::from([(key.to_owned(), Any { type_url: key.to_owned(), value: b"no JSON".to_vec() })]),
+            ..Container::default()
+        }),
+        update_mask: Some(FieldMask { paths: vec![format!("extensions.{key}")] }),
+    };
+    containers.containers().update(test.client.call("Containers.Update", broken)).await.unwrap();
+
+    let all = ListContainersRequest { filters: Vec::new() };
+    let unary = containers.containers().list(test.client.request(all)).await;
+    assert_eq!(unary.unwrap_err().code(), Code::ResourceExhausted, "together they exceed one message");
+
+    let (found, unreadable) = containers.list().await.unwrap();
+    assert_eq!(found.len(), 11);
+    assert!(found.iter().all(|container| container.recorded.manifest.len() == manifest.len()));
+    let [(broken, reason)] = &unreadable[..] else { panic!("{unreadable:?}") };
+    assert_eq!(*broken, id(5));
+    assert!(reason.contains(key), "{reason}");
+    for number in 0..12 {
+        containers.delete_container(&id(number)).await.unwrap();
+    }
+}
