@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::yaml::{self, Document};
 use crate::pod::{
-    Fault, PodKey, PodRecord, PodUid, Severity, decode, default, fingerprint, identity, unsupported, validate,
+    Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, fingerprint, identity, unsupported, validate,
 };
 use crate::source::SourceKind;
 
@@ -20,7 +20,8 @@ pub struct Manifest {
     pub pods: Vec<Arc<PodRecord>>,
     /// The accepted ConfigMaps and Secrets.
     pub objects: Vec<Arc<ObjectRecord>>,
-    /// All faults, in the order of the text. If one is an error, something was rejected.
+    /// The faults, in the order of the text; at most [`MAX_FAULTS`](crate::pod::fault::MAX_FAULTS) errors and as many
+    /// warnings, and how many more there are. If one is an error, something was rejected.
     pub faults: Vec<Fault>,
     /// The rejected pods that can be identified: their last good versions stay.
     pub refused: BTreeSet<PodKey>,
@@ -63,7 +64,7 @@ impl Manifest {
         source: SourceKind,
         node_name: &str,
         keys: &mut BTreeSet<PodKey>,
-    ) -> Vec<Fault> {
+    ) -> FaultList {
         let (pod, mut faults) = item.pod(origin, source, node_name);
         if pod.is_none() {
             self.refuse(item, node_name);
@@ -80,8 +81,8 @@ impl Manifest {
         origin: &Arc<str>,
         node_name: &str,
         keys: &mut BTreeSet<ObjectKey>,
-    ) -> Vec<Fault> {
-        let (object, mut faults) = object::decode(item.value, kind, Arc::clone(origin));
+    ) -> FaultList {
+        let (object, mut faults) = object::read(item.value, kind, Arc::clone(origin));
         let duplicates = item.duplicates().collect::<Vec<_>>();
         let object = object.filter(|_| duplicates.is_empty());
         faults.extend(duplicates);
@@ -106,29 +107,29 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
     let origin: Arc<str> = Arc::from(origin);
     let (documents, faults) = yaml::documents(text);
     let unread = !faults.is_empty();
-    manifest.faults = faults;
+    let mut all = FaultList::default();
+    all.extend(faults);
     let (mut keys, mut objects) = (BTreeSet::new(), BTreeSet::new());
     // A duplicate key of a list itself leaves open which items are meant.
     let (unclear, documents): (Vec<_>, Vec<_>) = documents.into_iter().partition(|document| outer(document).is_some());
     manifest.unknown_pod_refused = unread || !unclear.is_empty();
     manifest.unknown_object_refused = manifest.unknown_pod_refused;
-    manifest.faults.extend(unclear.iter().filter_map(outer).cloned());
+    all.extend(unclear.iter().filter_map(outer).cloned());
     for item in documents.iter().flat_map(items) {
-        let faults = match item.object_kind() {
+        let mut faults = match item.object_kind() {
             Some(kind) => manifest.take_object(&item, kind, &origin, node_name, &mut objects),
             None => manifest.take_pod(&item, &origin, source, node_name, &mut keys),
         };
-        manifest.faults.extend(faults.into_iter().map(|fault| item.locate(fault)));
+        faults.kept_mut().iter_mut().for_each(|fault| item.locate(fault));
+        all.absorb(faults);
     }
-    for fault in &mut manifest.faults {
-        fault.origin = Arc::clone(&origin);
-    }
-    manifest.faults.sort_by_key(|fault| fault.position);
+    all.kept_mut().iter_mut().for_each(|fault| fault.origin = Arc::clone(&origin));
+    manifest.faults = all.finish();
     manifest
 }
 
 /// Whether `key` occurs for the first time; adds a fault if not.
-fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>, faults: &mut Vec<Fault>) -> bool {
+fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>, faults: &mut FaultList) -> bool {
     let new = known.insert(key.clone());
     if !new {
         let message = format!("{what}{key} is defined twice in this file; the first one counts");
@@ -148,7 +149,7 @@ pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &st
     let (pod, faults) = decode::decode(&value);
     match pod {
         Some(pod) => Ok(record(&value, pod, Arc::from(origin), source, node_name)),
-        None => Err(faults),
+        None => Err(faults.finish()),
     }
 }
 
@@ -266,21 +267,22 @@ impl Item<'_> {
     }
 
     /// The pod, if there is no error, and its faults.
-    fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, Vec<Fault>) {
+    fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, FaultList) {
         if let Some(fault) = self.kind_fault() {
-            return (None, vec![fault]);
+            let mut faults = FaultList::default();
+            faults.push(fault);
+            return (None, faults);
         }
         let (pod, mut faults) = decode::decode(self.value);
         faults.extend(self.duplicates());
         let Some(pod) = pod else { return (None, faults) };
-        let refused = |faults: &[Fault]| faults.iter().any(|fault| fault.severity == Severity::Error);
         let record = record(self.value, pod, Arc::clone(origin), source, node_name);
         // A field of the wrong type was removed: faults that follow from its absence would only confuse.
-        if !refused(&faults) {
-            faults.extend(validate::validate(&record));
+        if faults.errors() == 0 {
+            faults.absorb(validate::validate(&record));
         }
         faults.extend(unsupported::check(self.value, source));
-        let accepted = !refused(&faults);
+        let accepted = faults.errors() == 0;
         (accepted.then_some(record), faults)
     }
 
@@ -319,8 +321,8 @@ impl Item<'_> {
         }
     }
 
-    /// The fault with its position in the file and its full path, including that of the list item.
-    fn locate(&self, mut fault: Fault) -> Fault {
+    /// Gives the fault its position in the file and its full path, including that of the list item.
+    fn locate(&self, fault: &mut Fault) {
         let path = match (self.path.is_empty(), fault.path.is_empty()) {
             (true, _) => fault.path.clone(),
             (false, true) => self.path.clone(),
@@ -328,6 +330,8 @@ impl Item<'_> {
         };
         fault.position = fault.position.or_else(|| self.document.position(&path)).or(self.document.position(""));
         fault.path = path;
-        fault
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ mod record;
 mod reference;
 mod secret_bytes;
 
+pub(crate) use decode::read;
 pub use decode::{KEYS_ANNOTATION, decode, restore};
 pub use pod_objects::PodObjects;
 pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};

@@ -29,7 +29,7 @@ pub(crate) mod yaml;
 pub use decode::from_value;
 pub use diff::{Part, PodDiff};
 pub use edit::{Edit, edits};
-pub use fault::{Fault, Reason, Severity};
+pub use fault::{Fault, FaultList, Reason, Severity};
 pub use key::{PodKey, PodUid};
 pub use record::{Fingerprint, PodRecord};
 pub use role::Role;

@@ -8,7 +8,7 @@ use imbl::ordmap::DiffItem;
 
 use crate::server::{SourceView, Sources};
 use crate::source::Pulse;
-use crate::status::event::{EventType, Events};
+use crate::status::event::{EventType, Events, MAX_MESSAGE};
 use crate::status::metrics::Metrics;
 use crate::status::rejection;
 use crate::store::{Store, chain};
@@ -16,7 +16,7 @@ use limpet_core::merge::slot::Slots;
 use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
 use limpet_core::status::observed::Observed;
 use limpet_model::actor::Actor;
-use limpet_model::pod::{PodKey, Severity};
+use limpet_model::pod::{PodKey, fault};
 use limpet_model::source::SourceKind;
 
 /// One configured source.
@@ -75,8 +75,8 @@ impl Published {
     }
 
     fn report(&self, snapshot: &SourceSnapshot, rejected: &Rejection) {
-        let errors = rejected.faults.iter().filter(|fault| fault.severity == Severity::Error);
-        let mut message = errors.map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        // The rest of an event's message is for the actor.
+        let mut message = fault::summary(&rejected.faults, MAX_MESSAGE * 3 / 4);
         let actor = snapshot.changes.iter().filter(|change| *change.origin == *rejected.origin);
         if let Some(actor) = actor.filter_map(|change| change.actor.as_ref()).next() {
             message = format!("{message}; written by {}", actor.without_numbers());

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 
-use limpet_model::pod::{PodKey, PodUid};
+use limpet_model::pod::{PodKey, PodUid, fault};
 
 /// The most distinct events stored; the oldest is dropped first.
 pub const CAPACITY: usize = 1_000;
+/// An apiserver's limit for the message of an event, in bytes; a longer one is cut.
+pub const MAX_MESSAGE: usize = 1_024;
 
 /// Normal or Warning, as Kubernetes has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +67,8 @@ impl Events {
     }
 
     /// Records `event`, or raises the count of a stored event equal but for the times. Returns the count.
-    pub fn record(&self, event: Event) -> u32 {
+    pub fn record(&self, mut event: Event) -> u32 {
+        fault::cut(&mut event.message, MAX_MESSAGE);
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ring.iter().position(|stored| {
             stored.pod == event.pod
@@ -113,6 +116,15 @@ mod tests {
         let stored: Vec<(String, u32)> =
             events.snapshot().into_iter().map(|event| (event.message, event.count)).collect();
         assert_eq!(stored, [("b".to_owned(), 1), ("a".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn a_message_has_an_apiservers_limit() {
+        let events = Events::default();
+        emit(&events, &"x".repeat(MAX_MESSAGE));
+        assert_eq!((emit(&events, &"y".repeat(5_000)), emit(&events, &"y".repeat(6_000))), (1, 2));
+        let lengths: Vec<usize> = events.snapshot().iter().map(|event| event.message.len()).collect();
+        assert_eq!(lengths, [MAX_MESSAGE, MAX_MESSAGE]);
     }
 
     #[test]

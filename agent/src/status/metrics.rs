@@ -229,9 +229,9 @@ impl Metrics {
         self.merge_seconds.observe(took.as_secs_f64());
     }
 
-    /// A manifest was rejected for a new fault.
-    pub fn manifest_rejected(&self, source: SourceKind, reason: RejectionReason) {
-        self.manifest_rejected.get_or_create(&RejectionLabels { source: source.as_str(), reason }).inc();
+    /// A manifest was rejected for `count` new faults.
+    pub fn manifest_rejected(&self, source: SourceKind, reason: RejectionReason, count: usize) {
+        self.manifest_rejected.get_or_create(&RejectionLabels { source: source.as_str(), reason }).inc_by(count as u64);
     }
 
     /// The active backend that attributes manifest changes, and the backend that failed, if any.

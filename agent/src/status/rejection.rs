@@ -10,7 +10,7 @@ use limpet_model::source::SourceKind;
 pub struct RejectedManifest<'a> {
     /// Its source.
     pub source: SourceKind,
-    /// The faults; each error is counted once.
+    /// The faults; each error is counted once, also those that are not shown.
     pub faults: &'a [Fault],
     /// The faults in one sentence.
     pub message: &'a str,
@@ -25,7 +25,7 @@ pub fn report<'a>(
     kept: impl IntoIterator<Item = &'a PodRecord>,
 ) {
     for fault in rejected.faults.iter().filter(|fault| fault.severity == Severity::Error) {
-        metrics.manifest_rejected(rejected.source, RejectionReason::of(fault));
+        metrics.manifest_rejected(rejected.source, RejectionReason::of(fault), fault.count());
     }
     let mut of_pods = kept.into_iter().peekable();
     if of_pods.peek().is_none() {

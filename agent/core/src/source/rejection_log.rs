@@ -11,6 +11,11 @@ use super::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 
+/// The most faults of one file that are logged; `limpet sources` lists more.
+const MAX_LINES: usize = 20;
+/// The most pods that a line names.
+const MAX_KEPT: usize = 10;
+
 /// What one source has already logged.
 #[derive(Debug)]
 pub struct RejectionLog {
@@ -47,10 +52,16 @@ impl RejectionLog {
                 }
             };
             let by = snapshot.changes.iter().find(|change| *change.origin == **name).map(|change| change.by());
-            for fault in rejection.faults.iter().filter(|fault| fault.severity == Severity::Error) {
+            let kept = &rejection.kept[..rejection.kept.len().min(MAX_KEPT)];
+            let more_kept = Some(rejection.kept.len() - kept.len()).filter(|more| *more > 0);
+            let (faults, more) = first(&rejection.faults, Severity::Error);
+            for fault in faults {
                 let line = fault.position.map(|(line, _)| line);
                 let fault = Fault { origin: Arc::from(""), ..fault.clone() };
-                warn!(%source, file = %name, line, error = %fault, kept = ?rejection.kept, by, "manifest rejected");
+                warn!(%source, file = %name, line, error = %fault, ?kept, more_kept, by, "manifest rejected");
+            }
+            if more > 0 {
+                warn!(%source, file = %name, more, "manifest rejected for more faults; limpet sources lists them");
             }
         }
         self.rejected = snapshot.rejected.clone();
@@ -62,8 +73,12 @@ impl RejectionLog {
         if self.warned.get(name).map_or(&[][..], Vec::as_slice) == warnings {
             return;
         }
-        for fault in &warnings {
+        let (first, more) = first(&warnings, Severity::Warning);
+        for fault in first {
             warn!(source = %self.source, warning = %fault, "manifest warning");
+        }
+        if more > 0 {
+            warn!(source = %self.source, file = %name, more, "manifest has more warnings; limpet validate lists them");
         }
         self.warned.insert(Arc::clone(name), warnings);
     }
@@ -71,5 +86,27 @@ impl RejectionLog {
     /// The file is gone: a later file of that name is new.
     pub fn forget(&mut self, name: &str) {
         self.warned.remove(name);
+    }
+}
+
+/// The faults of that severity that are logged, and how many more there are.
+fn first(faults: &[Fault], severity: Severity) -> (Vec<&Fault>, usize) {
+    let all = || faults.iter().filter(|fault| fault.severity == severity);
+    let first: Vec<&Fault> = all().filter(|fault| fault.count() == 1).take(MAX_LINES).collect();
+    let more = all().map(Fault::count).sum::<usize>() - first.len();
+    (first, more)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_faults_are_logged_and_the_others_counted() {
+        let faults: Vec<Fault> =
+            (0..MAX_LINES + 5).map(|number| Fault::error(format!("x[{number}]"), "wrong")).collect();
+        let (logged, more) = first(&faults, Severity::Error);
+        assert_eq!((logged.len(), more), (MAX_LINES, 5));
+        assert_eq!(first(&faults, Severity::Warning), (Vec::new(), 0));
     }
 }

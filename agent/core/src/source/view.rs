@@ -11,7 +11,7 @@ use crate::last_good::Manifests;
 use crate::source::{Health, Rejection, SourceSnapshot};
 use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKey, ObjectRecord};
-use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
+use limpet_model::pod::{Fault, FaultList, PodKey, PodRecord, Severity};
 
 /// The pods and objects of a file, last good versions included.
 #[derive(Debug, Clone, Default)]
@@ -322,15 +322,16 @@ impl View {
     }
 
     fn rejection(&self, name: &Arc<str>, entry: &Entry) -> Option<Rejection> {
-        let mut faults = entry.faults.clone();
+        let mut rivals = FaultList::default();
         for claim in entry.contents.claims() {
             if let Some(owner) = self.owner(&claim).filter(|owner| *owner != name && !entry.vanishing) {
                 let message = format!("{claim} is defined in {owner} already, which comes first");
                 let mut fault = Fault::error("metadata.name", message).with_remedy("rename or remove one of them");
                 fault.origin = Arc::clone(name);
-                faults.push(fault);
+                rivals.push(fault);
             }
         }
+        let faults: Vec<Fault> = entry.faults.iter().cloned().chain(rivals.finish()).collect();
         (!faults.is_empty()).then(|| Rejection { origin: Arc::clone(name), faults, kept: entry.kept.clone() })
     }
 }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
 use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
-use crate::pod::{Fault, Severity, is_dns_label, is_dns_subdomain, strict};
+use crate::pod::{Fault, FaultList, Severity, is_dns_label, is_dns_subdomain, strict};
 
 /// Kubernetes' limit for all values of one object together.
 const MAX_DATA: usize = 1 << 20;
@@ -34,9 +34,16 @@ const REQUIRED_KEYS: [(&str, &[&str], bool); 5] = [
 
 /// Decodes a ConfigMap or Secret: the object, if there is no error, and all faults.
 pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, Vec<Fault>) {
-    let mut faults = Vec::new();
+    let (record, faults) = read(value, kind, origin);
+    (record, faults.finish())
+}
+
+/// The same, for a document among others.
+pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, FaultList) {
+    let mut faults = FaultList::default();
     let Some(document) = value.as_object() else {
-        return (None, vec![Fault::error("", "must be a map")]);
+        faults.push(Fault::error("", "must be a map"));
+        return (None, faults);
     };
     unknown_fields(document, kind, &mut faults);
     let key = key(document, kind, &mut faults);
@@ -54,7 +61,7 @@ pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<Obje
         ObjectKind::Secret => secret_type(document, &data, &mut faults),
     };
     let record = ObjectRecord { key, origin, immutable, secret_type: Arc::from(secret_type), data };
-    let accepted = !faults.iter().any(|fault| fault.severity == Severity::Error);
+    let accepted = faults.errors() == 0;
     (accepted.then_some(record), faults)
 }
 
@@ -65,7 +72,7 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
     Some(record.ok_or(faults))
 }
 
-fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>) {
+fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut FaultList) {
     let own: &[&str] = match kind {
         ObjectKind::ConfigMap => &["data", "binaryData", "immutable"],
         ObjectKind::Secret => &["data", "stringData", "immutable", "type"],
@@ -81,7 +88,7 @@ fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut 
     }
 }
 
-fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>) -> ObjectKey {
+fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut FaultList) -> ObjectKey {
     let metadata = metadata(document, faults);
     let name = metadata.name.unwrap_or_default();
     if name.is_empty() && metadata.generate_name.is_some() {
@@ -119,13 +126,14 @@ fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut Vec<Fault>)
 
 /// The metadata. An annotation may hold a copy of the object (`kubectl apply` adds one), so faults quote no value here
 /// either.
-fn metadata(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> ObjectMeta {
+fn metadata(document: &Map<String, Value>, faults: &mut FaultList) -> ObjectMeta {
     let Some(value) = document.get("metadata").filter(|value| !value.is_null()) else { return ObjectMeta::default() };
     let (read, unknown) = strict::read(value);
-    faults.extend(unknown.into_iter().map(|unknown| {
+    faults.extend(unknown.first.into_iter().map(|unknown| {
         let suggestion = unknown.suggestion().unwrap_or_default();
         Fault::error(format!("metadata.{}", unknown.path), "no such field").with_remedy(suggestion)
     }));
+    faults.leave_out(Severity::Error, unknown.more);
     read.unwrap_or_else(|error| {
         let path = if error.path.is_empty() { "metadata".to_owned() } else { format!("metadata.{}", error.path) };
         faults.push(Fault::error(path, "has the wrong type"));
@@ -133,7 +141,7 @@ fn metadata(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> ObjectMet
     })
 }
 
-fn flag(document: &Map<String, Value>, field: &str, faults: &mut Vec<Fault>) -> bool {
+fn flag(document: &Map<String, Value>, field: &str, faults: &mut FaultList) -> bool {
     match document.get(field) {
         None | Some(Value::Null) => false,
         Some(Value::Bool(flag)) => *flag,
@@ -144,7 +152,7 @@ fn flag(document: &Map<String, Value>, field: &str, faults: &mut Vec<Fault>) -> 
     }
 }
 
-fn config_map_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BTreeMap<String, Entry> {
+fn config_map_data(document: &Map<String, Value>, faults: &mut FaultList) -> BTreeMap<String, Entry> {
     let mut data = values(document, "data", false, faults);
     for (key, entry) in values(document, "binaryData", true, faults) {
         if data.insert(key.clone(), Entry { binary: true, ..entry }).is_some() {
@@ -155,7 +163,7 @@ fn config_map_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BT
 }
 
 /// `stringData` wins over `data`, as an apiserver merges them.
-fn secret_data(document: &Map<String, Value>, faults: &mut Vec<Fault>) -> BTreeMap<String, Entry> {
+fn secret_data(document: &Map<String, Value>, faults: &mut FaultList) -> BTreeMap<String, Entry> {
     let mut data = values(document, "data", true, faults);
     data.extend(values(document, "stringData", false, faults));
     data
@@ -166,7 +174,7 @@ fn values(
     document: &Map<String, Value>,
     field: &str,
     encoded: bool,
-    faults: &mut Vec<Fault>,
+    faults: &mut FaultList,
 ) -> BTreeMap<String, Entry> {
     let map = match document.get(field) {
         None | Some(Value::Null) => return BTreeMap::new(),
@@ -205,7 +213,7 @@ fn bytes(value: &Value, encoded: bool) -> Result<Vec<u8>, Fault> {
 fn secret_type<'a>(
     document: &'a Map<String, Value>,
     data: &BTreeMap<String, Entry>,
-    faults: &mut Vec<Fault>,
+    faults: &mut FaultList,
 ) -> &'a str {
     let kind = match document.get("type") {
         None | Some(Value::Null) => OPAQUE,

@@ -5,29 +5,31 @@ use std::borrow::Cow;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use crate::pod::Fault;
 use crate::pod::strict::{self, Step, TypeError, UnknownField};
+use crate::pod::{Fault, FaultList, Severity};
 
 /// Wrong types reported per document; an author fixes them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
 
 /// Decodes a Pod. Values of the wrong type are removed from the Pod, so that the rest can be validated as well.
-pub(crate) fn decode(value: &Value) -> (Option<Pod>, Vec<Fault>) {
+pub(crate) fn decode(value: &Value) -> (Option<Pod>, FaultList) {
     let mut value = Cow::Borrowed(value);
-    let mut wrong = Vec::new();
+    let (mut wrong, mut known) = (FaultList::default(), Vec::new());
     loop {
         let (read, unknown) = strict::read(value.as_ref());
         let type_error = match read {
             Ok(pod) => {
-                wrong.extend(unknown.into_iter().map(unknown_field));
+                wrong.extend(unknown.first.into_iter().map(unknown_field));
+                wrong.leave_out(Severity::Error, unknown.more);
                 return (Some(pod), wrong);
             }
             Err(type_error) => type_error,
         };
-        let seen = wrong.iter().any(|known: &Fault| known.path == type_error.path);
+        let seen = known.contains(&type_error.path);
         let gone = clear(value.to_mut(), &type_error.steps);
+        known.push(type_error.path.clone());
         wrong.push(type_fault(type_error));
-        if seen || !gone || wrong.len() == MAX_TYPE_FAULTS {
+        if seen || !gone || known.len() == MAX_TYPE_FAULTS {
             return (None, wrong);
         }
     }
@@ -90,7 +92,7 @@ mod tests {
     use crate::pod::decode::*;
 
     fn faults(value: &Value) -> Vec<String> {
-        decode(value).1.iter().map(ToString::to_string).collect()
+        decode(value).1.finish().iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -128,6 +130,7 @@ mod tests {
         let value =
             json!({"spec": {"containers": [{"name": "a", "resources": {"limits": {"cpu": 1, "memory": "1Gi"}}}]}});
         let (pod, faults) = decode(&value);
+        let faults = faults.finish();
         assert!(faults.is_empty(), "{faults:?}");
         let spec = pod.unwrap().spec.unwrap();
         assert_eq!(spec.containers[0].resources.as_ref().unwrap().limits.as_ref().unwrap()["cpu"].0, "1");

@@ -3,6 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+/// The most errors, and the most warnings, that are kept of one document or one file: an author fixes them one by one, and a
+/// manifest can have a million.
+pub const MAX_FAULTS: usize = 100;
+/// The most bytes of a fault's path, and of its message: a manifest chooses the names in them.
+const MAX_TEXT: usize = 512;
+/// How the message of the fault ends that stands for those beyond.
+const NOT_SHOWN: &str = " more faults are not shown";
+
 /// Whether a fault rejects the manifest or only warns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
@@ -76,6 +84,12 @@ impl Fault {
         Self { reason, ..self }
     }
 
+    /// How many faults it stands for.
+    pub fn count(&self) -> usize {
+        let more = self.message.strip_suffix(NOT_SHOWN).filter(|_| self.path.is_empty());
+        more.and_then(|more| more.parse().ok()).unwrap_or(1)
+    }
+
     /// The same fault with a remedy.
     #[must_use]
     pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
@@ -101,5 +115,164 @@ impl fmt::Display for Fault {
             write!(f, "; {}", self.remedy)?;
         }
         Ok(())
+    }
+}
+
+/// Faults up to [`MAX_FAULTS`] errors and as many warnings; those beyond are counted.
+#[derive(Debug, Default)]
+pub struct FaultList {
+    kept: Vec<Fault>,
+    errors: usize,
+    warnings: usize,
+}
+
+impl FaultList {
+    /// Adds a fault, or counts it.
+    pub fn push(&mut self, fault: Fault) {
+        self.push_with(fault.severity, || fault);
+    }
+
+    /// Adds the fault that `make` returns, or counts it: then `make` is not called.
+    pub(crate) fn push_with(&mut self, severity: Severity, make: impl FnOnce() -> Fault) {
+        let count = self.count(severity);
+        *count += 1;
+        if *count <= MAX_FAULTS {
+            self.kept.push(make());
+        }
+    }
+
+    /// Adds what another list keeps, and the count of what it does not.
+    pub(crate) fn absorb(&mut self, other: Self) {
+        let beyond = [Severity::Error, Severity::Warning].map(|severity| (severity, other.beyond(severity)));
+        self.extend(other.kept);
+        for (severity, more) in beyond {
+            self.leave_out(severity, more);
+        }
+    }
+
+    /// Counts `more` faults that are not shown.
+    pub(crate) fn leave_out(&mut self, severity: Severity, more: usize) {
+        *self.count(severity) += more;
+    }
+
+    /// How many errors there are, kept or not.
+    pub(crate) fn errors(&self) -> usize {
+        self.errors
+    }
+
+    /// Those that are kept.
+    pub(crate) fn kept_mut(&mut self) -> &mut [Fault] {
+        &mut self.kept
+    }
+
+    /// Those that are kept, by position, and one more for the errors and the warnings beyond. Overlong texts are cut.
+    pub fn finish(mut self) -> Vec<Fault> {
+        self.kept.sort_by_key(|fault| fault.position);
+        for fault in &mut self.kept {
+            cut(&mut fault.path, MAX_TEXT);
+            cut(&mut fault.message, MAX_TEXT);
+        }
+        let origin = self.kept.first().map(|fault| Arc::clone(&fault.origin)).unwrap_or_default();
+        for severity in [Severity::Error, Severity::Warning] {
+            let more = self.beyond(severity);
+            if more > 0 {
+                let note = Fault::error("", format!("{more}{NOT_SHOWN}"));
+                self.kept.push(Fault { severity, origin: Arc::clone(&origin), ..note });
+            }
+        }
+        self.kept
+    }
+
+    fn count(&mut self, severity: Severity) -> &mut usize {
+        match severity {
+            Severity::Error => &mut self.errors,
+            Severity::Warning => &mut self.warnings,
+        }
+    }
+
+    fn beyond(&self, severity: Severity) -> usize {
+        let found = match severity {
+            Severity::Error => self.errors,
+            Severity::Warning => self.warnings,
+        };
+        found - self.kept.iter().filter(|fault| fault.severity == severity).count()
+    }
+}
+
+impl Extend<Fault> for FaultList {
+    fn extend<I: IntoIterator<Item = Fault>>(&mut self, faults: I) {
+        faults.into_iter().for_each(|fault| self.push(fault));
+    }
+}
+
+/// The errors among `faults` in one sentence of at most about `limit` bytes, and how many more there are.
+pub fn summary(faults: &[Fault], limit: usize) -> String {
+    let errors = || faults.iter().filter(|fault| fault.severity == Severity::Error);
+    let mut more: usize = errors().map(Fault::count).sum();
+    let mut text = String::new();
+    for fault in errors().filter(|fault| fault.count() == 1) {
+        let mut next = fault.to_string();
+        cut(&mut next, limit);
+        if !text.is_empty() && text.len() + next.len() > limit {
+            break;
+        }
+        text.push_str(if text.is_empty() { "" } else { "; " });
+        text.push_str(&next);
+        more -= 1;
+    }
+    if more > 0 {
+        text.push_str(&format!("; and {more} more faults"));
+    }
+    text
+}
+
+/// Cuts a text after at most `limit` bytes, with a mark that something is missing.
+pub fn cut(text: &mut String, limit: usize) {
+    const MARK: char = '…';
+    if text.len() > limit {
+        text.truncate(text.floor_char_boundary(limit.saturating_sub(MARK.len_utf8())));
+        text.push(MARK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_beyond_the_limit_are_counted_and_overlong_ones_cut() {
+        let mut part = FaultList::default();
+        part.extend((0..MAX_FAULTS + 3).map(|number| Fault::error(format!("spec.x[{number}]"), "ä".repeat(1_000))));
+        let mut list = FaultList::default();
+        list.push(Fault::warning("spec.y", "has no effect"));
+        list.absorb(part);
+        list.extend([Fault::error("spec.z", "required")]);
+        assert_eq!(list.errors(), MAX_FAULTS + 4);
+        let faults = list.finish();
+        assert_eq!(faults.len(), MAX_FAULTS + 2);
+        assert_eq!(faults[0].severity, Severity::Warning);
+        assert!(faults[1].message.ends_with("ä…") && faults[1].message.len() <= MAX_TEXT, "{}", faults[1].message);
+        let last = &faults[MAX_FAULTS + 1];
+        assert_eq!((last.severity, last.message.as_str()), (Severity::Error, "4 more faults are not shown"));
+        assert_eq!(last.count(), 4);
+    }
+
+    #[test]
+    fn a_summary_is_short_and_counts_what_it_leaves_out() {
+        let mut list = FaultList::default();
+        list.extend((0..1_000).map(|number| Fault::error(format!("spec.x[{number}]"), "no such field")));
+        let text = summary(&list.finish(), 64);
+        assert_eq!(text, "spec.x[0]: no such field; spec.x[1]: no such field; and 998 more faults");
+        let two = [Fault::error("a", "required"), Fault::warning("b", "has no effect"), Fault::error("c", "required")];
+        assert_eq!(summary(&two, 1_000), "a: required; c: required");
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        for (limit, expected) in [(9, "abcäöü"), (8, "abcä…"), (7, "abc…"), (6, "abc…"), (3, "…")] {
+            let mut text = "abcäöü".to_owned();
+            cut(&mut text, limit);
+            assert_eq!(text, expected, "{limit}");
+        }
     }
 }

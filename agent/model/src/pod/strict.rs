@@ -11,6 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Error, Map, Value, map};
 
+use crate::pod::fault::MAX_FAULTS;
 use crate::pod::field_path;
 
 /// The minimum similarity of an unknown field to a field for a suggestion.
@@ -47,6 +48,15 @@ impl UnknownField {
     }
 }
 
+/// The unknown fields of a document: the first ones, and how many more there are.
+#[derive(Debug, Default)]
+pub struct UnknownFields {
+    /// The first ones.
+    pub first: Vec<UnknownField>,
+    /// The number of those beyond.
+    pub more: usize,
+}
+
 /// A value of the wrong type.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {error}")]
@@ -69,7 +79,7 @@ pub(super) enum Step {
 }
 
 /// Reads a `T`, and the unknown fields of `value`. After a type error the list is incomplete.
-pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, TypeError>, Vec<UnknownField>) {
+pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, TypeError>, UnknownFields) {
     let notes = Notes::default();
     let read = T::deserialize(Reader { value, location: &Location::Root, notes: &notes });
     let read = read.map_err(|error| {
@@ -82,7 +92,7 @@ pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, TypeError>, 
 /// Findings collected while reading.
 #[derive(Default)]
 struct Notes {
-    unknown: RefCell<Vec<UnknownField>>,
+    unknown: RefCell<UnknownFields>,
     /// Path and steps of the first type error; it stops the reading.
     type_error: Cell<Option<(String, Vec<Step>)>>,
 }
@@ -239,9 +249,14 @@ impl<'a> MapAccess<'a> for Entries<'a, '_> {
         for (key, value) in self.rest.by_ref() {
             match self.fields {
                 Some(fields) if !fields.contains(&key.as_str()) => {
+                    let mut unknown = self.notes.unknown.borrow_mut();
+                    if unknown.first.len() == MAX_FAULTS {
+                        unknown.more += 1;
+                        continue;
+                    }
                     let path = field_path(&self.of.path(), key);
                     let around = self.of.around_with(key).map(Location::kind);
-                    self.notes.unknown.borrow_mut().push(UnknownField { path, name: key.clone(), fields, around });
+                    unknown.first.push(UnknownField { path, name: key.clone(), fields, around });
                 }
                 _ => {
                     self.value = Some((key.as_str(), value));
@@ -310,7 +325,7 @@ mod tests {
         ] {
             let (read, unknown) = read::<Pod>(&value);
             read.unwrap();
-            let [unknown] = &unknown[..] else { panic!("{path}: {unknown:?}") };
+            let [unknown] = &unknown.first[..] else { panic!("{path}: {unknown:?}") };
             assert_eq!((unknown.path.as_str(), unknown.suggestion().as_deref()), (path, expected));
         }
     }
@@ -325,8 +340,8 @@ mod tests {
             },
         });
         let (_, unknown) = read::<Pod>(&pod);
-        let found: Vec<_> = unknown.iter().map(|unknown| unknown.path.as_str()).collect();
-        let [term, item] = &unknown[..] else { panic!("{found:?}") };
+        let found: Vec<_> = unknown.first.iter().map(|unknown| unknown.path.as_str()).collect();
+        let [term, item] = &unknown.first[..] else { panic!("{found:?}") };
         let terms = "spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution";
         assert_eq!(
             found,

@@ -23,13 +23,13 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
-use crate::pod::{Fault, PodRecord};
+use crate::pod::{FaultList, PodRecord};
 use container::Pod;
 use field::{At, Faults, items, text};
 pub use name::{is_dns_label, is_dns_subdomain};
 
 /// All faults of a pod.
-pub(crate) fn validate(record: &PodRecord) -> Vec<Fault> {
+pub(crate) fn validate(record: &PodRecord) -> FaultList {
     let mut faults = Faults::default();
     metadata::metadata(record, &mut faults);
     spec(record.spec(), record.key.name(), &mut faults);

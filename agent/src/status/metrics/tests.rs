@@ -63,7 +63,7 @@ fn a_scrape_contains_counters_and_current_state() {
     let http = SourceSnapshot { health: Health::Unavailable("timeout".into()), ..SourceSnapshot::default() };
 
     let twice = limpet_model::pod::Fault::error("metadata.name", "pod default/web is defined in a.yaml already");
-    metrics.manifest_rejected(SourceKind::File, RejectionReason::of(&twice));
+    metrics.manifest_rejected(SourceKind::File, RejectionReason::of(&twice), 1);
 
     let page = metrics.render(
         &all.load(),

@@ -163,7 +163,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.volumeMounts",
         "spec.C.workingDir",
     ];
-    let fields_of = |pod: Value| strict::read::<Pod>(&pod).1[0].fields;
+    let fields_of = |pod: Value| strict::read::<Pod>(&pod).1.first[0].fields;
     let fields = fields_of(json!({"spec": {"?": 0}})).iter().map(|field| format!("spec.{field}"));
     let container = fields_of(json!({"spec": {"containers": [{"?": 0}]}}));
     let fields = fields.chain(container.iter().map(|field| format!("spec.C.{field}")));

@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use crate::pod::Fault;
+use crate::pod::{Fault, FaultList, Severity};
 
-/// Maximum number of faults reported per pod: an author fixes them one by one, and a manifest can have a million.
-const MAX_FAULTS: usize = 100;
 /// Maximum number of characters of a value in a fault.
 const MAX_SHOWN: usize = 64;
 
@@ -53,34 +51,25 @@ impl fmt::Display for At<'_> {
 /// The faults found.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    list: Vec<Fault>,
-    /// How many were found, reported or not.
-    found: usize,
+    list: FaultList,
 }
 
 impl Faults {
-    /// All faults, with a note about omitted ones.
-    pub(super) fn finish(mut self) -> Vec<Fault> {
-        if self.found > self.list.len() {
-            let message = format!("{} more faults are not shown", self.found - self.list.len());
-            self.list.push(Fault::error("", message));
-        }
+    /// All faults.
+    pub(super) fn finish(self) -> FaultList {
         self.list
     }
 
     /// How many were found so far.
     pub(super) fn found(&self) -> usize {
-        self.found
+        self.list.errors()
     }
 
     #[cfg_attr(test, track_caller)]
     fn push(&mut self, at: &At<'_>, message: String, remedy: &str) {
         #[cfg(test)]
         fired::note();
-        self.found += 1;
-        if self.list.len() < MAX_FAULTS {
-            self.list.push(Fault::error(at.to_string(), message).with_remedy(remedy));
-        }
+        self.list.push_with(Severity::Error, || Fault::error(at.to_string(), message).with_remedy(remedy));
     }
 
     /// A required value is missing. `detail` may be empty.
@@ -248,6 +237,7 @@ pub(super) fn items<T>(list: &Option<Vec<T>>) -> impl Iterator<Item = (usize, &T
 
 #[cfg(test)]
 mod tests {
+    use crate::pod::fault::MAX_FAULTS;
     use crate::pod::validate::field::*;
 
     #[test]
@@ -261,7 +251,7 @@ mod tests {
         faults.invalid(&spec.field("x"), 7, "must be 6");
         faults.unsupported(&spec.field("dnsPolicy"), "None?", &["Default", "None"]);
         faults.duplicate(&spec.field("limits").key("cpu"), "1");
-        let found: Vec<String> = faults.finish().iter().map(ToString::to_string).collect();
+        let found: Vec<String> = faults.finish().finish().iter().map(ToString::to_string).collect();
         assert_eq!(
             found,
             [
@@ -278,7 +268,7 @@ mod tests {
     fn many_faults_and_long_values_are_truncated() {
         let mut faults = Faults::default();
         (0..MAX_FAULTS + 5).for_each(|_| faults.invalid(&At::Root("spec"), "ä".repeat(1000).as_str(), ""));
-        let found = faults.finish();
+        let found = faults.finish().finish();
         assert_eq!(found.len(), MAX_FAULTS + 1);
         assert_eq!(found[MAX_FAULTS].message, "5 more faults are not shown");
         assert!(found[0].message.len() < 200, "{}", found[0].message);

@@ -1,0 +1,53 @@
+//! Manifests of hostile size.
+#![allow(clippy::unwrap_used)]
+
+use serde_json::json;
+
+use super::*;
+use crate::pod::fault::{MAX_FAULTS, summary};
+
+fn read_file(text: &str) -> Manifest {
+    read(text.as_bytes(), "web.yaml", SourceKind::File, "edge1")
+}
+
+fn pod(name: &str) -> Value {
+    let spec = json!({ "containers": [{ "name": "main", "image": "app:1" }] });
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec })
+}
+
+#[test]
+fn the_faults_of_one_document_are_limited_and_counted() {
+    let unknown: String = (0..5_000).map(|number| format!("  f{number}: 0\n")).collect();
+    let text = format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers: []\n{unknown}");
+    let manifest = read_file(&text);
+    assert_eq!(manifest.faults.len(), MAX_FAULTS + 1);
+    assert!(summary(&manifest.faults, 200).ends_with(" more faults"), "{}", summary(&manifest.faults, 200));
+    assert_eq!(manifest.faults.iter().map(Fault::count).sum::<usize>(), 5_000);
+    assert!(manifest.pods.is_empty() && manifest.refused.contains(&PodKey::new("default", "web-edge1")));
+}
+
+#[test]
+fn the_faults_of_all_documents_together_are_limited() {
+    let broken = |number: usize| {
+        let mut pod = pod(&format!("pod-{number}"));
+        pod["spec"]["nodeSelektor"] = json!({});
+        format!("--- {pod}\n")
+    };
+    let text: String = (0..300).map(broken).chain([format!("--- {}\n", pod("good"))]).collect();
+    let manifest = read_file(&text);
+    assert_eq!(manifest.faults.len(), MAX_FAULTS + 1);
+    assert_eq!(manifest.faults.iter().map(Fault::count).sum::<usize>(), 300);
+    assert_eq!((manifest.pods.len(), manifest.refused.len()), (1, 300));
+}
+
+#[test]
+fn overlong_names_and_values_are_cut_in_faults() {
+    let mut pod = pod("web");
+    pod["spec"]["x".repeat(1_000)] = json!(0);
+    pod["spec"]["hostNetwork"] = json!("y".repeat(1 << 20));
+    let manifest = read_file(&pod.to_string());
+    let texts: Vec<String> = manifest.faults.iter().map(ToString::to_string).collect();
+    assert!(texts.iter().all(|text| text.len() < 1_000), "{texts:?}");
+    assert!(texts.iter().any(|text| text.contains("xxx…: no such field")), "{texts:?}");
+    assert!(texts.iter().any(|text| text.ends_with("yyy…")), "{texts:?}");
+}
