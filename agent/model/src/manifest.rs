@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::yaml::{self, Document};
 use crate::pod::{
-    Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, fingerprint, identity, unsupported, validate,
+    Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, fingerprint, identity, size, unsupported, validate,
 };
 use crate::source::SourceKind;
 
@@ -281,6 +281,7 @@ impl Item<'_> {
         if faults.errors() == 0 {
             faults.absorb(validate::validate(&record));
         }
+        faults.extend(size::check(self.value, record.manifest.len()));
         faults.extend(unsupported::check(self.value, source));
         let accepted = faults.errors() == 0;
         (accepted.then_some(record), faults)

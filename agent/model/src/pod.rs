@@ -20,6 +20,7 @@ pub mod qos;
 pub mod quantity;
 pub mod record;
 pub mod role;
+pub(crate) mod size;
 pub mod strict;
 mod totals;
 pub(crate) mod unsupported;

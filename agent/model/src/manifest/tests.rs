@@ -51,3 +51,22 @@ fn overlong_names_and_values_are_cut_in_faults() {
     assert!(texts.iter().any(|text| text.contains("xxx…: no such field")), "{texts:?}");
     assert!(texts.iter().any(|text| text.ends_with("yyy…")), "{texts:?}");
 }
+
+#[test]
+fn a_pod_larger_than_an_apiserver_stores_is_refused() {
+    let aliases = |count: usize| {
+        let mut pod = pod("web");
+        pod["spec"]["hostAliases"] =
+            json!(vec![json!({ "ip": "10.0.0.1", "hostnames": vec!["a".repeat(60); 10] }); count]);
+        read_file(&pod.to_string())
+    };
+    assert_eq!(aliases(2_200).faults, []);
+    let large = aliases(2_500);
+    let [fault] = &large.faults[..] else { panic!("{:?}", large.faults) };
+    let text = fault.to_string();
+    assert!(
+        text.starts_with("web.yaml:1:") && text.contains(": spec.hostAliases: the largest part of a Pod of "),
+        "{text}"
+    );
+    assert!(large.pods.is_empty());
+}
