@@ -22,6 +22,7 @@ mod certs;
 mod content;
 mod document;
 mod error;
+mod http;
 mod import;
 mod local;
 mod platform;

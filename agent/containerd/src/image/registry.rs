@@ -3,24 +3,18 @@
 //! The hosts of `certs.d` are tried in order; the one that served the manifest is tried first for the rest. A session
 //! lives as long as its pull: an idle agent has no connection, no certificate store and no password in memory.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE};
-use reqwest::{Response, StatusCode};
+use reqwest::header::{ACCEPT, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
+use reqwest::{Response, StatusCode, Url};
 
 use super::auth::Keyring;
 use super::certs::{self, Endpoint};
 use super::document;
 use super::error::ImageError;
+use super::http::{Body, Http, read_bounded};
 use super::token::Login;
 use limpet_model::image_name::ImageName;
-
-/// How long a connection may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a registry may send nothing before the connection counts as lost.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why one host did not answer a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,8 +53,7 @@ impl Failure {
 /// One host of a session.
 struct Host {
     endpoint: Endpoint,
-    http: reqwest::Client,
-    headers: HeaderMap,
+    http: Http,
     login: Login,
 }
 
@@ -82,7 +75,7 @@ pub(super) struct Fetched {
 
 /// A blob being downloaded.
 pub(super) struct Download {
-    response: Response,
+    body: Body,
     /// The offset of the first byte in the blob.
     pub(super) offset: u64,
 }
@@ -90,7 +83,7 @@ pub(super) struct Download {
 impl Download {
     /// The next piece; `None` at the end.
     pub(super) async fn chunk(&mut self) -> Result<Option<bytes::Bytes>, String> {
-        self.response.chunk().await.map_err(error_text)
+        self.body.chunk().await
     }
 }
 
@@ -104,13 +97,11 @@ impl Session {
     ) -> Result<Self, ImageError> {
         let mut hosts = Vec::new();
         for endpoint in certs::endpoints(certs_d, &name.host)? {
-            // Credentials are selected by the image's name, as kubelet and containerd do, also for the hosts of certs.d;
-            // a mirror with credentials of its own gets those.
-            let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
-            let credentials = own.or_else(|| keyring.find(&name.host, &name.repository, turn)).cloned();
-            let http = http_client(&endpoint)?;
-            let headers = headers(&endpoint).map_err(|cause| ImageError::Config { path: certs_d.into(), cause })?;
-            hosts.push(Host { endpoint, http, headers, login: Login::new(credentials) });
+            // Credentials are for the host that they name: a mirror gets none of the registry's.
+            let host = if endpoint.mirror { &endpoint.host } else { &name.host };
+            let credentials = keyring.find(host, &name.repository, turn).cloned();
+            let http = Http::new(&endpoint)?;
+            hosts.push(Host { endpoint, http, login: Login::new(credentials) });
         }
         Ok(Self { name, hosts, preferred: AtomicUsize::new(0) })
     }
@@ -180,7 +171,7 @@ impl Session {
             _ => Some(0),
         };
         let refused = || Failure::new(Kind::Registry, "answered with another range than requested");
-        Ok(Download { response, offset: begins.ok_or_else(refused)? })
+        Ok(Download { body: Body::new(response), offset: begins.ok_or_else(refused)? })
     }
 
     /// The hosts to try, the one that answered last first.
@@ -197,17 +188,18 @@ impl Session {
 
     /// One GET, with one login if the host requires it.
     async fn get(&self, host: &Host, path: &str, accept: Option<&str>, offset: u64) -> Result<Response, Failure> {
-        let mut url = format!("{}/{path}", host.endpoint.base);
+        let url = format!("{}/{path}", host.endpoint.base);
+        let mut url = Url::parse(&url).map_err(|error| Failure::new(Kind::Registry, error.to_string()))?;
         if host.endpoint.mirror {
-            url.push_str("?ns=");
-            url.push_str(&self.name.host);
+            url.query_pairs_mut().append_pair("ns", &self.name.host);
         }
-        let mut response = send(host, &url, accept, offset).await?;
-        if response.status() == StatusCode::UNAUTHORIZED {
-            let plain = host.endpoint.base.starts_with("http://");
+        let headers = headers(accept, offset);
+        let mut response = host.http.get(url.clone(), &headers, &host.login).await?;
+        // Another host that a redirect led to gets no answer to its challenge.
+        if response.status() == StatusCode::UNAUTHORIZED && host.http.is_own(response.url()) {
             let challenges = response.headers().clone();
-            host.login.answer(&host.http, &challenges, &self.name.repository, plain).await?;
-            response = send(host, &url, accept, offset).await?;
+            host.login.answer(&host.http, &challenges, &self.name.repository).await?;
+            response = host.http.get(url, &headers, &host.login).await?;
         }
         let status = response.status();
         if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
@@ -223,16 +215,11 @@ impl Session {
     }
 }
 
-async fn send(host: &Host, url: &str, accept: Option<&str>, offset: u64) -> Result<Response, Failure> {
-    let mut request = host.http.get(url).headers(host.headers.clone());
-    if let Some(accept) = accept {
-        request = request.header(ACCEPT, accept);
-    }
-    if offset > 0 {
-        request = request.header(RANGE, format!("bytes={offset}-"));
-    }
-    let response = host.login.sign(request).send().await;
-    response.map_err(|error| Failure::new(Kind::Unreachable, error_text(error)))
+fn headers(accept: Option<&str>, offset: u64) -> HeaderMap {
+    let range = (offset > 0).then(|| format!("bytes={offset}-"));
+    let fields = [(ACCEPT, accept), (RANGE, range.as_deref())];
+    let fields = fields.into_iter().filter_map(|(name, value)| Some((name, HeaderValue::from_str(value?).ok()?)));
+    fields.collect()
 }
 
 /// One request that is tried on each host.
@@ -278,86 +265,11 @@ fn together(mut failures: Vec<(usize, Failure)>) -> Failure {
     Failure::new(last.kind, causes.join("; "))
 }
 
-/// An error's message with those of its causes, without the URL, which may be signed.
-pub(super) fn error_text(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
-/// Reads a response body up to a limit.
-pub(super) async fn read_bounded(mut response: Response, limit: u64) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    while let Some(chunk) =
-        response.chunk().await.map_err(|error| Failure::new(Kind::Unreachable, error_text(error)))?
-    {
-        if bytes.len() as u64 + chunk.len() as u64 > limit {
-            return Err(Failure::new(Kind::Content, format!("answer is larger than {limit} bytes")));
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    Ok(bytes)
-}
-
 /// The first byte of `Content-Range: bytes 5-9/10`.
 fn range_start(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(CONTENT_RANGE)?.to_str().ok()?;
     value.strip_prefix("bytes ")?.split_once('-')?.0.trim().parse().ok()
 }
 
-fn headers(endpoint: &Endpoint) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::new();
-    for (name, value) in &endpoint.headers {
-        let wrong = || format!("{}: header {name:?} cannot be sent", endpoint.host);
-        let name: HeaderName = name.parse().map_err(|_| wrong())?;
-        let mut value: HeaderValue = value.parse().map_err(|_| wrong())?;
-        value.set_sensitive(true);
-        headers.append(name, value);
-    }
-    Ok(headers)
-}
-
-/// A client that trusts the system's certificate authorities and the endpoint's own.
-fn http_client(endpoint: &Endpoint) -> Result<reqwest::Client, ImageError> {
-    let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|error| ImageError::Config { path: path.clone(), cause: error.to_string() })
-    };
-    let broken = |path: &PathBuf, error| ImageError::Config { path: path.clone(), cause: error_text(error) };
-    let mut authorities = Vec::new();
-    for path in &endpoint.ca {
-        let pem = read(path)?;
-        authorities.extend(reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| broken(path, error))?);
-    }
-    let mut identity = None;
-    if let Some((certificate, key)) = endpoint.client.first() {
-        let mut pem = read(certificate)?;
-        if let Some(key) = key {
-            pem.push(b'\n');
-            pem.extend(read(key)?);
-        }
-        identity = Some(reqwest::Identity::from_pem(&pem).map_err(|error| broken(certificate, error))?);
-    }
-    let builder = || {
-        let mut builder = reqwest::Client::builder()
-            .user_agent(concat!("limpet/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .tls_danger_accept_invalid_certs(endpoint.skip_verify);
-        if let Some(identity) = &identity {
-            builder = builder.identity(identity.clone());
-        }
-        builder
-    };
-    let full = builder().tls_certs_merge(authorities.iter().cloned()).build();
-    // A node without certificate authorities can still pull over plain HTTP; over TLS the handshake fails.
-    full.or_else(|_| builder().tls_certs_only(authorities.iter().cloned()).build())
-        .map_err(|error| ImageError::Config { path: endpoint.base.clone().into(), cause: error_text(error) })
-}
+#[cfg(test)]
+mod tests;

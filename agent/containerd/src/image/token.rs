@@ -10,7 +10,8 @@ use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 
 use super::auth::Credentials;
-use super::registry::{Failure, Kind, error_text, read_bounded};
+use super::http::{Http, error_text, is_redirect, read_bounded};
+use super::registry::{Failure, Kind};
 
 /// The largest answer of a token server.
 const MAX_ANSWER: u64 = 256 << 10;
@@ -54,24 +55,21 @@ impl Login {
         }
     }
 
-    /// Answers a 401. `plain`: the registry itself uses plain HTTP, so its realm may, too.
-    pub(super) async fn answer(
-        &self,
-        http: &reqwest::Client,
-        headers: &HeaderMap,
-        repository: &str,
-        plain: bool,
-    ) -> Result<(), Failure> {
+    /// Answers a 401 of the host.
+    pub(super) async fn answer(&self, http: &Http, headers: &HeaderMap, repository: &str) -> Result<(), Failure> {
         let unauthorized = |cause: &str| Failure::new(Kind::Unauthorized, format!("401 Unauthorized{cause}"));
         let value = match (challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = scope.unwrap_or_else(|| format!("repository:{repository}:pull"));
                 let realm = Url::parse(&realm).map_err(|_| unauthorized(" by a realm that is not a URL"))?;
-                // A password is never sent less securely than requests to the registry itself.
-                if realm.scheme() != "https" && !(plain && realm.scheme() == "http") {
+                // A password goes over plain HTTP only to the host that is configured so.
+                let plain = |url: &Url| url.scheme() == "http";
+                let same = plain(&realm) && plain(http.base()) && realm.host() == http.base().host();
+                if realm.scheme() != "https" && !same {
                     return Err(unauthorized(" by a realm without TLS"));
                 }
-                let request = token_request(http, realm, service.as_deref(), &scope, credentials.as_ref());
+                let request =
+                    token_request(http.client(&realm), realm, service.as_deref(), &scope, credentials.as_ref());
                 format!("Bearer {}", fetch_token(request, self.description()).await?)
             }
             (Some(Challenge::Basic), Some(Credentials::Password { user, password })) => basic(user, password),
@@ -149,6 +147,10 @@ async fn fetch_token(request: RequestBuilder, with: &str) -> Result<String, Fail
         StatusCode::OK => {}
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => {
             return Err(Failure::new(Kind::Unauthorized, format!("token server: {status}{with}")));
+        }
+        // A second server would get the password too.
+        _ if is_redirect(status) => {
+            return Err(Failure::new(Kind::Registry, format!("token server: {status}, which is not followed")));
         }
         _ => return Err(Failure::new(Kind::Registry, format!("token server: {status}"))),
     }

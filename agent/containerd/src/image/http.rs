@@ -1,0 +1,282 @@
+//! HTTP with one registry host: its clients, redirects, and the least speed of its answers.
+//!
+//! What `certs.d` and the credentials say of a host (headers, client certificate, `skip_verify`, password, token) is for its own
+//! origin: a redirect to another one is followed without them, and never from https to http.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::{Client, Response, StatusCode, Url, redirect};
+use tokio::time::Instant;
+
+use super::certs::Endpoint;
+use super::error::ImageError;
+use super::registry::{Failure, Kind};
+use super::token::Login;
+
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a registry may send nothing before the connection counts as lost.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a document may take: it is small.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
+/// The most redirects followed for one request.
+const MAX_REDIRECTS: usize = 5;
+/// The fewest bytes that a download may bring in [`FLOOR_WINDOW`]: a slower one would keep other pulls waiting for days.
+const FLOOR: u64 = 32 << 10;
+/// Time spent waiting for the registry, without that of storing what came.
+const FLOOR_WINDOW: Duration = Duration::from_secs(60);
+
+/// The clients of one host.
+#[derive(Debug)]
+pub(super) struct Http {
+    base: Url,
+    own: Client,
+    /// For other origins.
+    foreign: Client,
+    headers: HeaderMap,
+}
+
+impl Http {
+    /// Reads the host's certificates. Blocks.
+    pub(super) fn new(endpoint: &Endpoint) -> Result<Self, ImageError> {
+        let config = |cause: String| ImageError::Config { path: endpoint.base.clone().into(), cause };
+        let base = Url::parse(&endpoint.base).map_err(|error| config(error.to_string()))?;
+        let headers = headers(endpoint).map_err(config)?;
+        let own = client(endpoint, true)?;
+        let same = !endpoint.skip_verify && endpoint.client.is_empty();
+        let foreign = if same { own.clone() } else { client(endpoint, false)? };
+        Ok(Self { base, own, foreign, headers })
+    }
+
+    /// Whether `url` is at the host itself.
+    pub(super) fn is_own(&self, url: &Url) -> bool {
+        url.origin() == self.base.origin()
+    }
+
+    /// The host's URL.
+    pub(super) fn base(&self) -> &Url {
+        &self.base
+    }
+
+    /// The client for `url`.
+    pub(super) fn client(&self, url: &Url) -> &Client {
+        if self.is_own(url) { &self.own } else { &self.foreign }
+    }
+
+    /// One GET that follows redirects; `login` and the host's headers go to the host alone.
+    pub(super) async fn get(&self, url: Url, headers: &HeaderMap, login: &Login) -> Result<Response, Failure> {
+        let mut url = url;
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.client(&url).get(url.clone()).headers(headers.clone());
+            if self.is_own(&url) {
+                request = login.sign(request.headers(self.headers.clone()));
+            }
+            let response = request.send().await;
+            let response = response.map_err(|error| Failure::new(Kind::Unreachable, error_text(error)))?;
+            if !is_redirect(response.status()) {
+                return Ok(response);
+            }
+            let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+            url = target(&url, location).map_err(|cause| Failure::new(Kind::Registry, cause))?;
+        }
+        Err(Failure::new(
+            Kind::Registry,
+            format!("more than {MAX_REDIRECTS} redirects, the last one to {}", place(&url)),
+        ))
+    }
+}
+
+/// Whether a status redirects a GET.
+pub(super) fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+/// The target of a redirect, or why it is not followed.
+fn target(from: &Url, location: Option<&str>) -> Result<Url, String> {
+    let location = location.ok_or("redirect without a Location")?;
+    let to = from.join(location).map_err(|_| "redirected to an invalid URL".to_owned())?;
+    match (from.scheme(), to.scheme()) {
+        (_, "https") | ("http", "http") if to.has_host() => Ok(to),
+        _ => Err(format!("redirected from {} to {}, which is not followed", place(from), place(&to))),
+    }
+}
+
+/// A URL without path and query, which may be signed.
+fn place(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}://{host}{port}", url.scheme())
+}
+
+/// Watches that a body arrives at a reasonable speed.
+#[derive(Debug, Default)]
+struct Floor {
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Floor {
+    /// Takes note of `bytes` that were waited for; the error says how slow it is.
+    fn passed(&mut self, waited: Duration, bytes: usize) -> Result<(), String> {
+        self.waited += waited;
+        self.bytes += bytes as u64;
+        if self.waited < FLOOR_WINDOW {
+            return Ok(());
+        }
+        let Self { waited, bytes } = std::mem::take(self);
+        let wanted = FLOOR * waited.as_secs() / FLOOR_WINDOW.as_secs();
+        if bytes >= wanted {
+            return Ok(());
+        }
+        Err(format!("too slow: {bytes} bytes in {} s, and {wanted} are the least", waited.as_secs()))
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(super) struct Body {
+    response: Response,
+    floor: Floor,
+}
+
+impl Body {
+    pub(super) fn new(response: Response) -> Self {
+        Self { response, floor: Floor::default() }
+    }
+
+    /// The next piece; `None` at the end. The error names the host that was too slow.
+    pub(super) async fn chunk(&mut self) -> Result<Option<bytes::Bytes>, String> {
+        let began = Instant::now();
+        let chunk = self.response.chunk().await.map_err(error_text)?;
+        let bytes = chunk.as_ref().map_or(0, bytes::Bytes::len);
+        if chunk.is_some() {
+            let slow = |cause| format!("{} is {cause}", place(self.response.url()));
+            self.floor.passed(began.elapsed(), bytes).map_err(slow)?;
+        }
+        Ok(chunk)
+    }
+}
+
+/// Reads a document up to a limit.
+pub(super) async fn read_bounded(response: Response, limit: u64) -> Result<Vec<u8>, Failure> {
+    let from = place(response.url());
+    let mut body = Body::new(response);
+    let read = async {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = body.chunk().await.map_err(|cause| Failure::new(Kind::Unreachable, cause))? {
+            if bytes.len() as u64 + chunk.len() as u64 > limit {
+                return Err(Failure::new(Kind::Content, format!("answer is larger than {limit} bytes")));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    };
+    let late = || format!("{from} did not send a whole answer within {} s", DOCUMENT_TIMEOUT.as_secs());
+    let read = tokio::time::timeout(DOCUMENT_TIMEOUT, read).await;
+    read.unwrap_or_else(|_| Err(Failure::new(Kind::Unreachable, late())))
+}
+
+/// An error's message with those of its causes, without the URL, which may be signed.
+pub(super) fn error_text(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+fn headers(endpoint: &Endpoint) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &endpoint.headers {
+        let wrong = || format!("{}: header {name:?} cannot be sent", endpoint.host);
+        let name: HeaderName = name.parse().map_err(|_| wrong())?;
+        let mut value: HeaderValue = value.parse().map_err(|_| wrong())?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// A client that trusts the system's certificate authorities and the endpoint's; `own`: with what is for the endpoint alone.
+fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
+    let read = |path: &PathBuf| {
+        std::fs::read(path).map_err(|error| ImageError::Config { path: path.clone(), cause: error.to_string() })
+    };
+    let broken = |path: &PathBuf, error| ImageError::Config { path: path.clone(), cause: error_text(error) };
+    let mut authorities = Vec::new();
+    for path in &endpoint.ca {
+        let pem = read(path)?;
+        authorities.extend(reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| broken(path, error))?);
+    }
+    let mut identity = None;
+    if let Some((certificate, key)) = endpoint.client.first().filter(|_| own) {
+        let mut pem = read(certificate)?;
+        if let Some(key) = key {
+            pem.push(b'\n');
+            pem.extend(read(key)?);
+        }
+        identity = Some(reqwest::Identity::from_pem(&pem).map_err(|error| broken(certificate, error))?);
+    }
+    let builder = || {
+        let mut builder = Client::builder()
+            .user_agent(concat!("limpet/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
+            .redirect(redirect::Policy::none())
+            .tls_danger_accept_invalid_certs(own && endpoint.skip_verify);
+        if let Some(identity) = &identity {
+            builder = builder.identity(identity.clone());
+        }
+        builder
+    };
+    let full = builder().tls_certs_merge(authorities.iter().cloned()).build();
+    // A node without certificate authorities can still pull over plain HTTP; over TLS the handshake fails.
+    full.or_else(|_| builder().tls_certs_only(authorities.iter().cloned()).build())
+        .map_err(|error| ImageError::Config { path: endpoint.base.clone().into(), cause: error_text(error) })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_followed_unless_they_give_up_tls() {
+        let from = |scheme: &str| Url::parse(&format!("{scheme}://quay.io/v2/a/blobs/x")).unwrap();
+        let target = |from: &Url, to: &str| target(from, Some(to)).map(String::from);
+        assert_eq!(target(&from("https"), "/v2/b").unwrap(), "https://quay.io/v2/b");
+        assert_eq!(target(&from("https"), "https://cdn/x?sig=1").unwrap(), "https://cdn/x?sig=1");
+        assert_eq!(target(&from("http"), "http://cdn/x").unwrap(), "http://cdn/x");
+        assert_eq!(
+            target(&from("https"), "http://cdn:81/x?sig=1").unwrap_err(),
+            "redirected from https://quay.io to http://cdn:81, which is not followed"
+        );
+        for to in ["ftp://cdn/x", "file:///etc/passwd", "http://"] {
+            assert!(target(&from("http"), to).is_err(), "{to}");
+        }
+        assert!(super::target(&from("http"), None).is_err());
+    }
+
+    #[test]
+    fn a_body_below_the_floor_is_given_up() {
+        let second = Duration::from_secs(1);
+        let mut floor = Floor::default();
+        // Nothing is said of the first minute, however slow it begins.
+        (0..59).for_each(|_| floor.passed(second, 1).unwrap());
+        let error = floor.passed(second, 1).unwrap_err();
+        assert_eq!(error, "too slow: 60 bytes in 60 s, and 32768 are the least");
+        // A pause within a window that brings enough is none.
+        floor.passed(second, FLOOR as usize).unwrap();
+        (0..59).for_each(|_| floor.passed(second, 0).unwrap());
+        // What a window brought does not count for the next.
+        assert!((0..60).any(|_| floor.passed(second, 0).is_err()));
+    }
+}

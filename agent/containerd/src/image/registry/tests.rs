@@ -1,0 +1,217 @@
+//! Registries, mirrors and token servers that ask for more than they should get.
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body as AxumBody;
+use axum::extract::Request;
+use axum::http::header::{AUTHORIZATION, LOCATION, WWW_AUTHENTICATE};
+use axum::response::{IntoResponse, Response as Answer};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+/// `limpet:s3cret`, as `Basic` sends it.
+const LOGIN: &str = "Basic bGltcGV0OnMzY3JldA==";
+const MANIFEST: &[u8] = br#"{"schemaVersion":2}"#;
+
+/// A request that a server has seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    path: String,
+    authorization: Option<String>,
+    /// The header that `certs.d` has for the registry.
+    secret: Option<String>,
+}
+
+struct Server {
+    address: String,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(answer: impl Fn(&Seen) -> Answer + Clone + Send + Sync + 'static) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let note = Arc::clone(&seen);
+        let router = axum::Router::new().fallback(move |request: Request| {
+            let header = |name: &str| Some(request.headers().get(name)?.to_str().ok()?.to_owned());
+            let path = request.uri().path().to_owned();
+            let one = Seen { path, authorization: header(AUTHORIZATION.as_str()), secret: header("x-secret") };
+            note.lock().unwrap().push(one.clone());
+            std::future::ready(answer(&one))
+        });
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { address, seen, task }
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// Whatever credentials it was sent.
+    fn credentials(&self) -> Vec<String> {
+        self.seen().into_iter().flat_map(|seen| [seen.authorization, seen.secret]).flatten().collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn challenge(challenge: &str) -> Answer {
+    (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, challenge.to_owned())]).into_response()
+}
+
+fn redirect(status: u16, to: String) -> Answer {
+    (StatusCode::from_u16(status).unwrap(), [(LOCATION, to)]).into_response()
+}
+
+/// A session for `registry.example/app`, whose `hosts.toml` is given and whose credentials are those of `auths`.
+fn session(hosts: &str, auths: &[(&str, &str)]) -> (Session, tempfile::TempDir) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let dir = tempfile::tempdir().unwrap();
+    let certs_d = dir.path().join("registry.example");
+    std::fs::create_dir(&certs_d).unwrap();
+    std::fs::write(certs_d.join("hosts.toml"), hosts).unwrap();
+    let entries = auths.iter().map(|(host, entry)| format!("{host:?}: {entry}"));
+    let config: PathBuf = dir.path().join("config.json");
+    let entries = entries.collect::<Vec<_>>().join(", ");
+    std::fs::write(&config, format!("{{\"auths\": {{{entries}}}}}")).unwrap();
+    let keyring = Keyring::of(&[], &[config]);
+    assert!(keyring.complaints.is_empty(), "{:?}", keyring.complaints);
+    let name = ImageName::parse("registry.example/app:1").unwrap();
+    (Session::prepare(name, dir.path(), &keyring, 0).unwrap(), dir)
+}
+
+const PASSWORD: &str = r#"{"auth": "bGltcGV0OnMzY3JldA=="}"#;
+const TOKEN: &str = r#"{"identitytoken": "r3fresh"}"#;
+
+/// A server that wants a password.
+fn closed(seen: &Seen) -> Answer {
+    match seen.authorization.as_deref() {
+        Some(LOGIN) => MANIFEST.into_response(),
+        _ => challenge("Basic realm=\"x\""),
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_gets_its_own_credentials_and_none_of_the_registrys() {
+    let mirror = Server::start(closed).await;
+    let registry = Server::start(closed).await;
+    let hosts = format!("server = \"http://{}\"\n[host.\"http://{}\"]\n", registry.address, mirror.address);
+    let (session_of, _dir) = session(&hosts, &[("registry.example", PASSWORD)]);
+    session_of.manifest("1").await.unwrap_err();
+    assert_eq!((mirror.credentials(), registry.credentials()), (vec![], vec![]));
+    assert!(!mirror.seen().is_empty() && !registry.seen().is_empty());
+    let (session_of, _dir) = session(&hosts, &[("registry.example", PASSWORD), (&mirror.address, PASSWORD)]);
+    session_of.manifest("1").await.unwrap();
+    assert_eq!((mirror.credentials(), registry.credentials()), (vec![LOGIN.to_owned()], vec![]));
+}
+
+#[tokio::test]
+async fn a_redirect_to_another_host_takes_no_credentials_along() {
+    let elsewhere = Server::start(|seen| match seen.path.as_str() {
+        "/manifest" => MANIFEST.into_response(),
+        _ => challenge("Basic realm=\"x\""),
+    })
+    .await;
+    for (status, to, found) in [(302, "manifest", true), (307, "manifest", true), (308, "closed", false)] {
+        let target = format!("http://{}/{to}", elsewhere.address);
+        let registry = Server::start(move |seen| match seen.authorization.as_deref() {
+            Some(LOGIN) => redirect(status, target.clone()),
+            _ => challenge("Basic realm=\"x\""),
+        })
+        .await;
+        let hosts = format!("server = \"http://{}\"\n[header]\nx-secret = \"s3cret\"\n", registry.address);
+        let (session, _dir) = session(&hosts, &[(&registry.address, PASSWORD)]);
+        let fetched = session.manifest("1").await;
+        assert_eq!(fetched.is_ok(), found, "{status}: {:?}", fetched.err());
+        assert_eq!(registry.credentials(), ["s3cret", LOGIN, "s3cret"], "{status}");
+    }
+    assert_eq!((elsewhere.seen().len(), elsewhere.credentials()), (3, vec![]));
+}
+
+#[tokio::test]
+async fn a_redirect_at_the_same_host_is_signed_too() {
+    let registry = Server::start(|seen| match seen.path.as_str() {
+        "/v2/app/manifests/1" => redirect(302, "/v2/app/manifests/2".to_owned()),
+        _ => closed(seen),
+    })
+    .await;
+    let hosts = format!("server = \"http://{}\"\n", registry.address);
+    let (session, _dir) = session(&hosts, &[(&registry.address, PASSWORD)]);
+    session.manifest("1").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_endless_chain_of_redirects_is_given_up() {
+    let registry = Server::start(|seen| redirect(307, format!("{}x", seen.path))).await;
+    let (session, _dir) = session(&format!("server = \"http://{}\"\n", registry.address), &[]);
+    let error = session.manifest("1").await.unwrap_err().to_string();
+    assert!(error.contains("more than 5 redirects"), "{error}");
+    assert_eq!(registry.seen().len(), 6);
+}
+
+#[tokio::test]
+async fn a_token_server_that_redirects_gets_no_refresh_token_passed_on() {
+    let elsewhere = Server::start(|_| r#"{"token": "t0ken"}"#.into_response()).await;
+    for status in [301, 302, 307, 308] {
+        let target = format!("http://{}/token", elsewhere.address);
+        let auth = Server::start(move |_| redirect(status, target.clone())).await;
+        let realm = auth.address.clone();
+        let registry = Server::start(move |_| challenge(&format!("Bearer realm=\"http://{realm}/token\""))).await;
+        let hosts = format!("server = \"http://{}\"\n", registry.address);
+        for credentials in [TOKEN, PASSWORD] {
+            let (session, _dir) = session(&hosts, &[(&registry.address, credentials)]);
+            let error = session.manifest("1").await.unwrap_err().to_string();
+            assert!(error.contains("which is not followed"), "{status}: {error}");
+        }
+        assert_eq!(auth.seen().len(), 2, "{status}");
+    }
+    assert_eq!(elsewhere.seen(), []);
+}
+
+#[tokio::test]
+async fn a_plain_registry_names_no_plain_realm_on_another_host() {
+    let auth = Server::start(|_| r#"{"token": "t0ken"}"#.into_response()).await;
+    let realm = auth.address.replace("127.0.0.1", "localhost");
+    let registry = Server::start(move |_| challenge(&format!("Bearer realm=\"http://{realm}/token\""))).await;
+    let hosts = format!("server = \"http://{}\"\n", registry.address);
+    let (session, _dir) = session(&hosts, &[(&registry.address, PASSWORD)]);
+    let error = session.manifest("1").await.unwrap_err().to_string();
+    assert!(error.contains("by a realm without TLS"), "{error}");
+    assert_eq!(auth.seen(), []);
+}
+
+/// A body that brings a byte every thirty seconds.
+fn dripping() -> Answer {
+    let drip = futures_util::stream::unfold((), |()| async {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        Some((Ok::<_, std::io::Error>(bytes::Bytes::from_static(b"x")), ()))
+    });
+    AxumBody::from_stream(drip).into_response()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_drips_is_given_up_with_its_rate() {
+    let registry = Server::start(|_| dripping()).await;
+    let (session, _dir) = session(&format!("server = \"http://{}\"\n", registry.address), &[]);
+    let mut download = session.blob("sha256:00", 0).await.unwrap();
+    let error = loop {
+        match download.chunk().await {
+            Ok(chunk) => assert!(chunk.is_some()),
+            Err(error) => break error,
+        }
+    };
+    let host = format!("http://{} is too slow: ", registry.address);
+    assert!(error.starts_with(&host) && error.ends_with(" are the least"), "{error}");
+    let error = session.manifest("1").await.unwrap_err().to_string();
+    assert!(error.contains(&host), "{error}");
+}
