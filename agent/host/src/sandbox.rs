@@ -12,8 +12,9 @@ mod loopback;
 mod namespaces;
 pub mod sysctl;
 
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,6 +38,9 @@ const HOST_SHM: &str = "/dev/shm";
 /// `NSFS_MAGIC` and `TMPFS_MAGIC` of linux/magic.h.
 const NSFS_MAGIC: FsWord = 0x6e73_6673;
 const TMPFS_MAGIC: FsWord = 0x0102_1994;
+
+/// The mode of the directories above: each pod's `/dev/shm` is writable by all, and only its containers may reach it.
+const PRIVATE_MODE: u32 = 0o700;
 
 /// How many mounts stacked on one path are unmounted before giving up.
 const MAX_STACKED: usize = 32;
@@ -132,6 +136,9 @@ impl Sandboxes {
         let made = dir.clone();
         blocking(move || {
             make_dir(&made)?;
+            // One that an earlier version has made may be open to others.
+            std::fs::set_permissions(&made, Permissions::from_mode(PRIVATE_MODE))
+                .map_err(|source| SandboxError::Path { operation: "restrict", path: made.to_path_buf(), source })?;
             match make_private(&made) {
                 Err(SandboxError::Path { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
                     tracing::error!(%source, "mounting is not allowed (CAP_SYS_ADMIN): no new pod can start");
@@ -307,7 +314,7 @@ fn make_private(dir: &Path) -> Result<(), SandboxError> {
 }
 
 fn make_dir(path: &Path) -> Result<(), SandboxError> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(path).map_err(|source| SandboxError::Path {
+    std::fs::DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(|source| SandboxError::Path {
         operation: "make directory",
         path: path.to_owned(),
         source,

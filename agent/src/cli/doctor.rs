@@ -1,7 +1,7 @@
 //! `limpet doctor`: checks whether this machine can run pods. Works without the agent.
 //!
 //! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
-//! disk), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
+//! disk), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
 //! manifests), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
 //! other agents, the service).
 
@@ -11,6 +11,7 @@ mod file_systems;
 mod guard;
 mod kernel;
 mod machine;
+mod modes;
 mod network;
 mod node;
 mod runtime;
@@ -103,6 +104,7 @@ pub(super) async fn run(args: DoctorArgs, screen: Screen) -> Result<u8, CliError
 /// All checks, in the order in which one depends on another.
 async fn examine(flags: &RunFlags) -> Vec<Finding> {
     let (config, mut findings) = node::configuration(flags);
+    findings.extend(modes::examine(&config, node::config_file(flags).as_deref()));
     findings.extend(machine::examine(&config));
     findings.push(file_systems::examine(&config));
     findings.extend(attribution::left_out());

@@ -14,10 +14,11 @@ use crate::pod::{self, SOON};
 /// archive as a box without a registry gets them.
 const INSTALL: &str = "set -e
 install /payload/limpet /usr/bin/limpet
-install -D /payload/deploy/config.yaml /etc/limpet/config.yaml
+install -d -m 0700 /etc/limpet /etc/limpet/manifests
+install -m 0600 /payload/deploy/config.yaml /etc/limpet/config.yaml
 install -D /payload/deploy/10-limpet.conflist /etc/cni/net.d/10-limpet.conflist
-install /payload/deploy/limpet.service /etc/systemd/system/
-mkdir -p /etc/limpet/manifests /var/lib/limpet/images && cp /payload/demo.tar /var/lib/limpet/images/
+install -m 0644 /payload/deploy/limpet.service /etc/systemd/system/
+mkdir -p /var/lib/limpet/images && cp /payload/demo.tar /var/lib/limpet/images/
 systemctl enable --now limpet";
 
 /// Where the registry of the machine keeps its images, and the port it takes.

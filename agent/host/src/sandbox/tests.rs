@@ -54,6 +54,31 @@ fn inside(sandbox: &Sandbox, command: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
+/// Whether a user without rights, and without groups, can list `path`.
+fn seen_by_nobody(path: &Path) -> bool {
+    use std::os::unix::process::CommandExt as _;
+    Command::new("ls").arg(path).uid(65_534).gid(65_534).output().unwrap().status.success()
+}
+
+#[tokio::test]
+async fn no_other_user_of_the_node_reaches_a_pods_shared_memory() {
+    if !root() {
+        return;
+    }
+    let (run, uid) = (RunDir::new(), PodUid::new("shm"));
+    let sandboxes_dir = run.0.path().join("sandboxes");
+    // As an earlier version has made it.
+    std::fs::create_dir(&sandboxes_dir).unwrap();
+    for dir in [run.0.path(), &sandboxes_dir] {
+        std::fs::set_permissions(dir, Permissions::from_mode(0o711)).unwrap();
+    }
+    let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
+    let sandbox = sandboxes.create(&request(&uid)).await.unwrap();
+    assert_eq!(std::fs::metadata(&sandbox.shm).unwrap().permissions().mode() & 0o7777, 0o1777);
+    assert!(!seen_by_nobody(&sandbox.shm));
+    sandboxes.remove(&uid).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_sandbox_is_configured_found_again_and_removed() {
     if !root() {

@@ -1,7 +1,7 @@
 //! The node: configuration, manifests, other agents, the service.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Finding;
 use super::runtime::{output_of, same_mount_namespace};
@@ -26,12 +26,15 @@ const PRIVATE: [&str; 9] = [
 /// The file that the unit in `deploy/` starts the agent with: checked unless flags name another one.
 const PACKAGED_CONFIG: &str = "/etc/limpet/config.yaml";
 
+/// The configuration file in effect.
+pub(super) fn config_file(flags: &RunFlags) -> Option<PathBuf> {
+    let packaged = *flags == RunFlags::default() && Path::new(PACKAGED_CONFIG).exists();
+    if packaged { Some(PACKAGED_CONFIG.into()) } else { flags.config.clone() }
+}
+
 /// The configuration in effect, and its findings. If it is invalid, the defaults are checked.
 pub(super) fn configuration(flags: &RunFlags) -> (Config, Vec<Finding>) {
-    let mut flags = flags.clone();
-    if flags == RunFlags::default() && Path::new(PACKAGED_CONFIG).exists() {
-        flags.config = Some(PACKAGED_CONFIG.into());
-    }
+    let flags = RunFlags { config: config_file(flags), ..flags.clone() };
     match crate::config::load(&flags) {
         Ok((config, warnings)) => {
             let mut findings: Vec<Finding> = warnings
