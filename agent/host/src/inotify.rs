@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
@@ -42,7 +43,7 @@ pub struct Change {
 /// Registers an owned descriptor with the reactor.
 #[allow(unsafe_code)]
 pub fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
-    // SAFETY: both types below own their descriptor, never exchange it, and close it only when dropped.
+    // SAFETY: the types below own their descriptor or a share of it, never exchange it, and close it only when dropped.
     unsafe { AsyncFd::register_with_interest(owner, interest) }.map_err(io::Error::from)
 }
 
@@ -50,6 +51,7 @@ pub fn register<T: OwnsDescriptor>(owner: T, interest: Interest) -> io::Result<A
 pub trait OwnsDescriptor: AsRawFd {}
 impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for File {}
+impl OwnsDescriptor for Arc<OwnedFd> {}
 
 /// The kernel's error, with a better text where its own would mislead.
 fn with_limit(error: Errno) -> io::Error {

@@ -20,17 +20,45 @@ pub fn is_mount_point(path: &Path) -> io::Result<bool> {
 
 /// Every mount point of the agent's mount namespace, in the order they were mounted.
 pub fn mount_points() -> io::Result<Vec<PathBuf>> {
+    Ok(mounts()?.into_iter().map(|mount| mount.point).collect())
+}
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// The device's numbers, the same for every mount of one file system: `0:27`.
+    pub device: String,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// The file system's type: `ext4`, `fuse.sshfs`.
+    pub file_system: String,
+    /// The options of the file system; of a cgroup v1 hierarchy its controllers, too.
+    pub options: Vec<String>,
+}
+
+/// Every mount of the agent's mount namespace, in the order they were mounted.
+pub fn mounts() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The fifth field of each line is the mount point, with `\ooo` for white space and backslashes.
-fn parse(mountinfo: &[u8]) -> Vec<PathBuf> {
-    let mount_point = |line: &[u8]| line.split(|&byte| byte == b' ').nth(4).map(unescape);
-    mountinfo.split(|&byte| byte == b'\n').filter_map(mount_point).collect()
+/// The mounts of a `mountinfo`; a line that cannot be read is left out.
+pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
+    mountinfo.split(|&byte| byte == b'\n').filter_map(mount).collect()
 }
 
-/// A path as the kernel writes it there.
-pub fn unescape(field: &[u8]) -> PathBuf {
+/// proc_pid_mountinfo(5): five fields, options, optional fields, a dash, type, source, super options.
+fn mount(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let (device, point) = (text(fields.nth(2)?), unescape(fields.nth(1)?));
+    fields.find(|field| *field == b"-")?;
+    let file_system = text(fields.next()?);
+    let options = fields.nth(1).map(text).unwrap_or_default();
+    Some(Mount { device, point, file_system, options: options.split(',').map(str::to_owned).collect() })
+}
+
+/// A path as the kernel writes it there, with `\ooo` for white space and backslashes.
+fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {
@@ -50,8 +78,16 @@ mod tests {
     #[test]
     fn mountinfo_is_parsed() {
         let text = b"22 27 0:21 / /proc rw,relatime - proc proc rw\n\
-            23 27 0:22 / /a\\040b\\134c rw shared:1 - sysfs sysfs rw\n\n";
-        assert_eq!(parse(text), [PathBuf::from("/proc"), PathBuf::from("/a b\\c")]);
+            23 27 0:22 / /a\\040b\\134c rw shared:1 master:2 - cgroup cgroup rw,cpu,cpuacct\n\
+            nonsense\n1 2 3 - cgroup\n24 27 0:23 / /cut rw -\n\n";
+        let mount = |device: &str, point: &str, file_system: &str, options: &[&str]| Mount {
+            device: device.to_owned(),
+            point: PathBuf::from(point),
+            file_system: file_system.to_owned(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+        };
+        let cgroup = mount("0:22", "/a b\\c", "cgroup", &["rw", "cpu", "cpuacct"]);
+        assert_eq!(parse(text), [mount("0:21", "/proc", "proc", &["rw"]), cgroup]);
     }
 
     #[test]

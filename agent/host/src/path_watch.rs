@@ -4,20 +4,14 @@
 //! file itself are names within a watched directory, and a missing name is awaited in its nearest existing parent. An
 //! event only asks for a read; the caller reads, and arms the watch again (the path may resolve elsewhere now).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::io::Errno;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use rustix::fs::inotify::{ReadFlags, WatchFlags};
 
-use crate::inotify::register;
+use crate::inotify::{Change, Queue, Wd};
 
 /// The kernel's limit of symlinks in one path.
 const MAX_LINKS: usize = 40;
@@ -37,8 +31,8 @@ pub struct PathWatch {
     entries: bool,
     /// Whether an entry matters only once its writer has closed it.
     complete: bool,
-    inotify: AsyncFd<OwnedFd>,
-    watched: BTreeMap<i32, Names>,
+    queue: Queue,
+    watched: HashMap<Wd, Names>,
 }
 
 impl PathWatch {
@@ -58,9 +52,8 @@ impl PathWatch {
     }
 
     fn new(path: &Path, entries: bool, complete: bool) -> io::Result<Self> {
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let inotify = register(inotify, Interest::READABLE)?;
-        let mut watch = Self { path: path.to_owned(), entries, complete, inotify, watched: BTreeMap::new() };
+        let queue = Queue::new()?;
+        let mut watch = Self { path: path.to_owned(), entries, complete, queue, watched: HashMap::new() };
         watch.arm()?;
         Ok(watch)
     }
@@ -72,50 +65,38 @@ impl PathWatch {
             | WatchFlags::MOVE
             | WatchFlags::CLOSE_WRITE
             | WatchFlags::DELETE_SELF
-            | WatchFlags::MOVE_SELF
-            | WatchFlags::ONLYDIR;
+            | WatchFlags::MOVE_SELF;
         let every = complete | WatchFlags::CREATE | WatchFlags::MODIFY;
-        let mut now = BTreeMap::new();
+        let mut now = HashMap::new();
         for (directory, names) in self.directories() {
             let flags = if self.complete && matches!(names, Names::All) { complete } else { every };
-            match inotify::add_watch(self.inotify.get_ref(), &directory, flags) {
-                Ok(descriptor) => merge(&mut now, descriptor, names),
+            match self.queue.add(&directory, flags) {
+                Ok(wd) => merge(&mut now, wd, names),
                 // It was removed in between; its parent is watched as well and has reported it.
-                Err(Errno::NOENT | Errno::NOTDIR) => {}
-                Err(errno) => return Err(errno.into()),
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+                Err(error) => return Err(error),
             }
         }
-        for descriptor in self.watched.keys().filter(|descriptor| !now.contains_key(descriptor)) {
-            // The watch of a removed directory is gone already.
-            let _ = inotify::remove_watch(self.inotify.get_ref(), *descriptor);
+        for wd in self.watched.keys().filter(|wd| !now.contains_key(wd)) {
+            self.queue.remove(*wd);
         }
         self.watched = now;
         Ok(())
     }
 
-    /// Resolves when something that matters may have changed.
+    /// Resolves when something that matters may have changed. Cancel safe.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            let mut ready = self.inotify.readable().await?;
-            let mut buffer = [MaybeUninit::uninit(); 4096];
-            let mut reader = inotify::Reader::new(ready.get_inner(), &mut buffer);
-            let mut matters = false;
-            loop {
-                match reader.next() {
-                    Ok(event) => {
-                        let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-                        matters |= self.watched.get(&event.wd()).is_some_and(|names| concerns(names, name))
-                            || event.events().contains(ReadFlags::QUEUE_OVERFLOW);
-                    }
-                    Err(Errno::AGAIN) => break,
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
-            ready.clear_ready();
-            if matters {
+            let (changes, _) = self.queue.drain().await?;
+            if changes.iter().any(|change| self.matters(change)) {
                 return Ok(());
             }
         }
+    }
+
+    fn matters(&self, change: &Change) -> bool {
+        change.flags.contains(ReadFlags::QUEUE_OVERFLOW)
+            || self.watched.get(&change.wd).is_some_and(|names| concerns(names, change.name.as_deref()))
     }
 
     /// The directories to watch and the names in them through which the path resolves.
@@ -144,12 +125,12 @@ impl PathWatch {
     }
 }
 
-fn merge(watched: &mut BTreeMap<i32, Names>, descriptor: i32, names: Names) {
-    match (watched.get_mut(&descriptor), names) {
+fn merge(watched: &mut HashMap<Wd, Names>, wd: Wd, names: Names) {
+    match (watched.get_mut(&wd), names) {
         (Some(Names::These(known)), Names::These(more)) => known.extend(more),
         (Some(known), _) => *known = Names::All,
         (None, names) => {
-            watched.insert(descriptor, names);
+            watched.insert(wd, names);
         }
     }
 }

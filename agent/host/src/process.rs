@@ -8,9 +8,9 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
+use crate::inotify::register;
 use limpet_model::container::ContainerId;
 use limpet_model::process::{EndedProcess, ProcessHandle};
 
@@ -73,10 +73,8 @@ fn is_named(cgroups: &str, container: &str) -> bool {
 ///
 /// # Errors
 /// The reactor takes no more descriptors, or is shut down.
-#[allow(unsafe_code)]
 async fn ended(process: Arc<OwnedFd>) -> io::Result<()> {
-    // SAFETY: an `OwnedFd` keeps its descriptor, and the `AsyncFd` owns a share of it for as long as it is registered.
-    let process = unsafe { AsyncFd::register_with_interest(process, Interest::READABLE)? };
+    let process = register(process, Interest::READABLE)?;
     loop {
         let mut ready = process.readable().await?;
         if ready.ready().is_readable() {

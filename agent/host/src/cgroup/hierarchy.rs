@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::CgroupError;
+use crate::mount_table::{self, Mount};
 
 /// The controllers of v1; anything else in a hierarchy's options is an option.
 const V1_CONTROLLERS: [&str; 14] = [
@@ -47,8 +48,8 @@ impl Hierarchies {
     /// Detects how they are mounted. Blocks.
     pub(super) fn find() -> Result<Self, CgroupError> {
         let path = Path::new("/proc/self/mountinfo");
-        let text = fs::read_to_string(path).map_err(|source| CgroupError::file("read", path, source))?;
-        let mut found = Self { mounted: parse(&text), unified_controllers: BTreeSet::new() };
+        let mounts = mount_table::mounts().map_err(|source| CgroupError::file("read", path, source))?;
+        let mut found = Self { mounted: hierarchies(mounts), unified_controllers: BTreeSet::new() };
         let Some(first) = found.mounted.first() else { return Err(CgroupError::NotMounted) };
         if found.is_v2() {
             let path = first.mount_point.join("cgroup.controllers");
@@ -90,47 +91,30 @@ impl Hierarchies {
     }
 }
 
-/// The cgroup mounts of a `mountinfo`, each hierarchy once.
-fn parse(mountinfo: &str) -> Vec<Hierarchy> {
+/// The cgroup mounts among `mounts`, each hierarchy once.
+fn hierarchies(mounts: Vec<Mount>) -> Vec<Hierarchy> {
     let mut seen = BTreeSet::new();
-    mountinfo
-        .lines()
-        .filter_map(|line| {
-            let (mount, file_system) = line.split_once(" - ")?;
-            let mut fields = mount.split(' ');
-            let (device, mount_point) = (fields.nth(2)?, fields.nth(1)?);
-            let mut fields = file_system.split(' ');
-            let kind = fields.next()?;
-            let options = fields.nth(1).unwrap_or_default();
-            let unified = match kind {
-                "cgroup" => false,
-                "cgroup2" => true,
-                _ => return None,
-            };
-            if !seen.insert(device.to_owned()) {
-                return None;
-            }
-            let controllers = options.split(',').filter(|option| !unified && V1_CONTROLLERS.contains(option));
-            Some(Hierarchy {
-                mount_point: unescape(mount_point),
-                controllers: controllers.map(str::to_owned).collect(),
-                unified,
-            })
-        })
-        .collect()
-}
-
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
-fn unescape(field: &str) -> PathBuf {
-    let plain = field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\");
-    PathBuf::from(plain)
+    let hierarchy = |mount: Mount| {
+        let unified = match mount.file_system.as_str() {
+            "cgroup" => false,
+            "cgroup2" => true,
+            _ => return None,
+        };
+        if !seen.insert(mount.device) {
+            return None;
+        }
+        let controllers = mount.options.into_iter();
+        let controllers = controllers.filter(|option| !unified && V1_CONTROLLERS.contains(&option.as_str())).collect();
+        Some(Hierarchy { mount_point: mount.point, controllers, unified })
+    };
+    mounts.into_iter().filter_map(hierarchy).collect()
 }
 
 #[cfg(test)]
 impl Hierarchies {
     /// Those of a `mountinfo`, for tests.
     pub(super) fn of(mountinfo: &str) -> Self {
-        Self { mounted: parse(mountinfo), unified_controllers: BTreeSet::new() }
+        Self { mounted: hierarchies(mount_table::parse(mountinfo.as_bytes())), unified_controllers: BTreeSet::new() }
     }
 }
 
@@ -161,8 +145,7 @@ mod tests {
             let found = Hierarchies::of(&mountinfo);
             assert_eq!((found.is_v2(), found.active().count()), (v2, active), "{mountinfo}");
         }
-        assert!(parse("").is_empty());
-        assert!(parse("nonsense\n1 2 3 - cgroup\n").is_empty());
+        assert_eq!(Hierarchies::of("").active().count(), 0);
     }
 
     #[test]
@@ -176,10 +159,5 @@ mod tests {
         assert_eq!(hybrid.controllers(), BTreeSet::from(["cpu", "cpuacct", "memory"]));
         let unified = Hierarchies::of(V2);
         assert_eq!(unified.path("memory", group).unwrap(), Path::new("/sys/fs/cgroup/kubepods/podx"));
-    }
-
-    #[test]
-    fn odd_mount_points_are_unescaped() {
-        assert_eq!(unescape("/a\\040b\\134c"), Path::new("/a b\\c"));
     }
 }

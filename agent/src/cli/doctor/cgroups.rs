@@ -3,26 +3,24 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Finding;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_host::mount_table::{self, Mount};
 
 /// The controllers that pod limits need.
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 pub(super) fn examine(driver: CgroupDriver) -> Vec<Finding> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mounted = Mounted::parse(&mounts);
-    let offered = mounted.unified.as_deref().map(|root| fs::read_to_string(Path::new(root).join("cgroup.controllers")));
+    let mounted = Mounted::of(mount_table::mounts().unwrap_or_default());
+    let offered = mounted.unified.as_deref().map(|root| fs::read_to_string(root.join("cgroup.controllers")));
     let systemd = Path::new("/run/systemd/system").exists();
     let mut findings = judge(&mounted, &offered.and_then(Result::ok).unwrap_or_default(), driver, systemd);
-    findings.extend(mounted.places.iter().find_map(|place| make_group(Path::new(place)).err()).map(
-        |(place, error)| {
-            let text = format!("no cgroup can be created: {place}: {error}");
-            Finding::failed("cgroups", text, "Mount cgroups writable, and start limpet as root")
-        },
-    ));
+    findings.extend(mounted.places.iter().find_map(|place| make_group(place).err()).map(|(place, error)| {
+        let text = format!("no cgroup can be created: {place}: {error}");
+        Finding::failed("cgroups", text, "Mount cgroups writable, and start limpet as root")
+    }));
     findings
 }
 
@@ -32,35 +30,31 @@ fn make_group(place: &Path) -> Result<(), (String, io::Error)> {
     fs::create_dir(&group).and_then(|()| fs::remove_dir(&group)).map_err(|error| (group.display().to_string(), error))
 }
 
-/// The cgroup mounts in `/proc/self/mountinfo`.
+/// The cgroup mounts.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Mounted {
     /// The mount point of v2.
-    unified: Option<String>,
+    unified: Option<PathBuf>,
     /// The options of the v1 mounts, controllers among them.
     v1: BTreeSet<String>,
     /// The mount points of the needed controllers.
-    places: BTreeSet<String>,
+    places: BTreeSet<PathBuf>,
 }
 
 impl Mounted {
-    fn parse(mountinfo: &str) -> Self {
+    fn of(mounts: Vec<Mount>) -> Self {
         let mut mounted = Self::default();
-        for line in mountinfo.lines() {
-            // proc_pid_mountinfo(5): five fields, options, optional fields, a dash, type, source, super options.
-            let Some((before, after)) = line.split_once(" - ") else { continue };
-            let mut after = after.split(' ');
-            match after.next() {
-                Some("cgroup2") => {
-                    mounted.unified = before.split(' ').nth(4).map(str::to_owned);
-                    mounted.places.extend(mounted.unified.clone());
+        for mount in mounts {
+            match mount.file_system.as_str() {
+                "cgroup2" => {
+                    mounted.places.insert(mount.point.clone());
+                    mounted.unified = Some(mount.point);
                 }
-                Some("cgroup") => {
-                    let options = after.nth(1).unwrap_or_default();
-                    if options.split(',').any(|option| NEEDED.contains(&option)) {
-                        mounted.places.extend(before.split(' ').nth(4).map(str::to_owned));
+                "cgroup" => {
+                    if mount.options.iter().any(|option| NEEDED.contains(&option.as_str())) {
+                        mounted.places.insert(mount.point);
                     }
-                    mounted.v1.extend(options.split(',').map(str::to_owned));
+                    mounted.v1.extend(mount.options);
                 }
                 _ => {}
             }
@@ -142,7 +136,7 @@ mod tests {
             (V2, "cpu memory pids", Cgroupfs, true, [Level::Ok, Level::Degraded], "v2; cpu memory pids"),
             (V1, "", Systemd, false, [Level::Ok, Level::Failed], "v1; cpu memory pids"),
         ] {
-            let findings = judge(&Mounted::parse(mounts), offered, driver, systemd);
+            let findings = judge(&Mounted::of(mount_table::parse(mounts.as_bytes())), offered, driver, systemd);
             assert_eq!(findings.iter().map(|finding| finding.level).collect::<Vec<_>>(), levels, "{findings:?}");
             assert_eq!(findings[0].text, text);
         }

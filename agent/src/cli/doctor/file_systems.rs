@@ -5,10 +5,10 @@ use std::path::Path;
 use super::Finding;
 use crate::config::Config;
 use limpet_host::file_system::hides_changes;
-use limpet_host::mount_table::unescape;
+use limpet_host::mount_table::{self, Mount};
 
 pub(super) fn examine(config: &Config) -> Finding {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = mount_table::mounts().unwrap_or_default();
     let manifests = config.manifest_path.as_deref().map(|path| ("manifests", path));
     let state = [("state", config.root_dir.as_path()), ("logs", config.pod_logs_dir.as_path())];
     let places: Vec<Place> = manifests
@@ -37,16 +37,11 @@ fn nearest(path: &Path) -> std::path::PathBuf {
     there.unwrap_or_else(|| "/".into())
 }
 
-/// The file system of `path` by `/proc/self/mountinfo`: the last mount on the longest matching mount point.
-fn name_of<'a>(mountinfo: &'a str, path: &Path) -> &'a str {
-    let mounts = mountinfo.lines().filter_map(|line| {
-        // proc_pid_mountinfo(5): five fields, options, optional fields, a dash, type, source, super options.
-        let (before, after) = line.split_once(" - ")?;
-        let point = unescape(before.split(' ').nth(4)?.as_bytes());
-        path.starts_with(&point).then_some((point.as_os_str().len(), after.split(' ').next()?))
-    });
+/// The file system of `path`: the last mount on the longest matching mount point.
+fn name_of<'a>(mounts: &'a [Mount], path: &Path) -> &'a str {
+    let around = mounts.iter().filter(|mount| path.starts_with(&mount.point));
     // Of equal ones the last: it is mounted over the others.
-    mounts.max_by_key(|(length, _)| *length).map_or("unknown", |(_, system)| system)
+    around.max_by_key(|mount| mount.point.as_os_str().len()).map_or("unknown", |mount| &mount.file_system)
 }
 
 fn judge(places: &[Place]) -> Finding {
@@ -72,16 +67,17 @@ mod tests {
 
     #[test]
     fn the_last_mount_on_the_longest_path_wins() {
-        let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
+        let mounts = b"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                       23 22 0:22 / /var/lib\\040x rw - xfs /dev/sdb rw\n\
                       24 22 0:23 / /mnt rw shared:1 - vfat /dev/mmcblk0p1 rw\n\
                       25 24 0:24 / /mnt rw - fuse.sshfs host: rw\n";
+        let mounts = mount_table::parse(mounts);
         for (path, system) in
             [("/var/lib/limpet", "ext4"), ("/var/lib x/limpet", "xfs"), ("/mnt", "fuse.sshfs"), ("/mntx", "ext4")]
         {
-            assert_eq!(name_of(mounts, Path::new(path)), system, "{path}");
+            assert_eq!(name_of(&mounts, Path::new(path)), system, "{path}");
         }
-        assert_eq!(name_of("", Path::new("/")), "unknown");
+        assert_eq!(name_of(&[], Path::new("/")), "unknown");
         assert_eq!(nearest(Path::new("/proc/no/such/place")), Path::new("/proc"));
     }
 
