@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     suite::run([
         case!(a_killed_agent_finds_its_pods_again),
+        case!(large_manifests_are_found_again),
         case!(a_manifest_removed_while_the_agent_is_down),
         case!(sigterm_leaves_the_pods_running),
         case!(a_second_agent_is_refused_by_name),
@@ -67,6 +68,24 @@ fn a_killed_agent_finds_its_pods_again(node: &mut TestNode) -> Result<()> {
     let expected: Vec<u64> = (0..numbers.len() as u64).collect();
     ensure!(numbers.len() > 10 && numbers == expected, "lines were lost: {numbers:?}");
     Ok(())
+}
+
+/// Together the containers carry more than containerd sends in one answer.
+fn large_manifests_are_found_again(node: &mut TestNode) -> Result<()> {
+    let containers: Vec<Value> = (0..12).map(|number| shell(&format!("c{number}"), IDLE)).collect();
+    let aliases = |count| vec![json!({ "ip": "10.0.0.1", "hostnames": vec!["a".repeat(60); 10] }); count];
+    node.apply(&pod("large", json!({ "containers": containers, "hostAliases": aliases(2_200) })))?;
+    let before = node.wait_running("large")?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.apply(&simple("marker", IDLE))?;
+    node.wait_running("marker")?;
+    let after = node.wait_running("large")?;
+    for name in (0..12).map(|number| format!("c{number}")) {
+        ensure!(container_id(&after, &name)? == container_id(&before, &name)?, "{name} was started again");
+    }
+    node.apply(&pod("larger", json!({ "containers": containers, "hostAliases": aliases(2_500) })))?;
+    node.wait_event("spec.hostAliases: the largest part of a Pod of")
 }
 
 fn a_manifest_removed_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
