@@ -6,7 +6,7 @@
 //! cannot be reached, 4 permission denied ([`error`]); `diff` exits with 1 for a difference.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -41,6 +41,7 @@ use client::SocketClient;
 use error::CliError;
 use screen::Screen;
 
+use crate::config::RunFlags;
 use crate::node::name_service;
 
 /// The default path of the agent's socket.
@@ -51,9 +52,9 @@ pub const DEFAULT_SOCKET: &str = "/run/limpet/limpet.sock";
 #[command(name = "limpet", version, arg_required_else_help = true, subcommand_required = true)]
 #[command(after_help = "Exit codes: 0 done, 1 found faults, 2 usage, 3 limpet cannot be reached, 4 not allowed.")]
 pub struct Cli {
-    /// The agent's socket
-    #[arg(long, global = true, env = "LIMPET_SOCKET", default_value = DEFAULT_SOCKET, value_name = "PATH")]
-    socket: PathBuf,
+    /// The agent's socket: with run the one it serves, else the one to ask [default: /run/limpet/limpet.sock]
+    #[arg(long, global = true, env = "LIMPET_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
     /// Never use colour (also: NO_COLOR)
     #[arg(long, global = true)]
     no_color: bool,
@@ -67,7 +68,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the agent
-    Run(crate::config::RunFlags),
+    Run(RunFlags),
     /// List the pods of this node
     #[command(visible_aliases = ["ps", "get"], aliases = ["pod", "po"])]
     Pods(pods::PodsArgs),
@@ -107,13 +108,14 @@ pub fn main() -> ExitCode {
     name_service::use_built_in();
     let cli = Cli::parse();
     let screen = Screen::new(cli.no_color, cli.quiet);
-    let client = SocketClient::new(&cli.socket);
+    let socket = cli.socket.filter(|path| !path.as_os_str().is_empty());
+    let client = SocketClient::new(socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET)));
     let result = match cli.command {
-        Command::Run(flags) => return run::run(&flags),
+        Command::Run(flags) => return run::run(&RunFlags { socket, ..flags }),
         Command::Validate(args) => validate::run(&args, screen),
         Command::Guard(args) => guard::run(&args, screen),
         Command::Completion(args) => completion::run(&args, screen),
-        Command::Doctor(args) => block_on(doctor::run(args, screen)),
+        Command::Doctor(args) => block_on(doctor::run(args, socket, screen)),
         Command::Pods(args) => block_on(pods::run(&client, args, screen)),
         Command::Describe(args) => block_on(describe::run(&client, args, screen)),
         Command::Logs(args) => block_on(logs::run(&client, args)),
@@ -156,5 +158,11 @@ mod tests {
     #[test]
     fn the_command_line_definition_is_valid() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_names_the_default_socket() {
+        assert!(Cli::command().render_help().to_string().contains(&format!("[default: {DEFAULT_SOCKET}]")));
+        assert_eq!(crate::config::Config::default().socket(), Path::new(DEFAULT_SOCKET));
     }
 }

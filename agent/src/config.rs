@@ -130,6 +130,8 @@ pub struct Config {
     pub ignore_other_agents: bool,
     /// `manifestGuard` and the related settings.
     pub guard: GuardSettings,
+    /// `--socket` or `LIMPET_SOCKET`, absolute; `None`: `limpet.sock` in the run directory.
+    pub socket: Option<PathBuf>,
     /// `--config`, absolute.
     pub file: Option<PathBuf>,
 }
@@ -169,15 +171,16 @@ impl Default for Config {
             verbosity: 2,
             ignore_other_agents: false,
             guard: GuardSettings::default(),
+            socket: None,
             file: None,
         }
     }
 }
 
 impl Config {
-    /// The local socket of all subcommands.
+    /// The path of the local socket.
     pub fn socket(&self) -> PathBuf {
-        self.run_dir.join("limpet.sock")
+        self.socket.clone().unwrap_or_else(|| self.run_dir.join("limpet.sock"))
     }
 
     /// The database, see [`crate::store`].

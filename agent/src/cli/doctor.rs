@@ -18,6 +18,7 @@ mod runtime;
 mod scratch;
 
 use serde::Serialize;
+use std::path::PathBuf;
 
 use super::error::{CliError, EXIT_FAULTS};
 use super::output::DocumentFormat;
@@ -84,8 +85,9 @@ struct Report<'a> {
     ok: usize,
 }
 
-pub(super) async fn run(args: DoctorArgs, screen: Screen) -> Result<u8, CliError> {
-    let findings = examine(&args.flags).await;
+/// `socket`: `--socket`, as the agent would have it.
+pub(super) async fn run(args: DoctorArgs, socket: Option<PathBuf>, screen: Screen) -> Result<u8, CliError> {
+    let findings = examine(&args.flags, socket).await;
     let count = |level| findings.iter().filter(|finding| finding.level == level).count();
     let report = Report {
         findings: &findings,
@@ -102,8 +104,8 @@ pub(super) async fn run(args: DoctorArgs, screen: Screen) -> Result<u8, CliError
 }
 
 /// All checks, in the order in which one depends on another.
-async fn examine(flags: &RunFlags) -> Vec<Finding> {
-    let (config, mut findings) = node::configuration(flags);
+async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> Vec<Finding> {
+    let (config, mut findings) = node::configuration(flags, socket);
     findings.extend(modes::examine(&config, node::config_file(flags).as_deref()));
     findings.extend(machine::examine(&config));
     findings.push(file_systems::examine(&config));

@@ -32,4 +32,7 @@ pub struct RunFlags {
     /// Verbosity of the log, 0 to 10 [default: 2]
     #[arg(short = 'v', long = "v", value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=10))]
     pub verbosity: Option<u8>,
+    /// `--socket` or `LIMPET_SOCKET`, which every subcommand has.
+    #[arg(skip)]
+    pub socket: Option<PathBuf>,
 }

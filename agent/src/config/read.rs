@@ -176,11 +176,16 @@ impl Judge {
         if let Some(endpoint) = &flags.container_runtime_endpoint {
             self.endpoint(endpoint, None, "--container-runtime-endpoint", &mut config.runtime_endpoint);
         }
-        let paths = [("--pod-manifest-path", &flags.pod_manifest_path), ("--root-dir", &flags.root_dir)];
+        let paths = [
+            ("--pod-manifest-path", &flags.pod_manifest_path),
+            ("--root-dir", &flags.root_dir),
+            ("--socket", &flags.socket),
+        ];
         for (name, path) in paths {
             let Some(path) = path else { continue };
             match std::path::absolute(path) {
                 Ok(path) if name == "--root-dir" => config.root_dir = path,
+                Ok(path) if name == "--socket" => config.socket = Some(path),
                 Ok(path) => config.manifest_path = Some(path),
                 Err(error) => self.error(None, name, error.to_string()),
             }

@@ -44,6 +44,7 @@ fn document(config: &Config) -> Value {
             "hostnameOverride": config.hostname_override,
             "rootDirectory": config.root_dir,
             "runDirectory": config.run_dir,
+            "socket": config.socket(),
             "containerLogsDirectory": config.container_logs_dir,
             "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
             "nodeIP": config.node_ip,

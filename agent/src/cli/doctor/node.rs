@@ -33,8 +33,8 @@ pub(super) fn config_file(flags: &RunFlags) -> Option<PathBuf> {
 }
 
 /// The configuration in effect, and its findings. If it is invalid, the defaults are checked.
-pub(super) fn configuration(flags: &RunFlags) -> (Config, Vec<Finding>) {
-    let flags = RunFlags { config: config_file(flags), ..flags.clone() };
+pub(super) fn configuration(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Finding>) {
+    let flags = RunFlags { config: config_file(flags), socket, ..flags.clone() };
     match crate::config::load(&flags) {
         Ok((config, warnings)) => {
             let mut findings: Vec<Finding> = warnings

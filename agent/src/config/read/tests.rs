@@ -116,6 +116,7 @@ fn every_supported_key_has_an_effect() {
             executables: vec!["/usr/bin/dpkg".into()],
             cgroups: vec!["/sys/fs/cgroup/system.slice/ansible.service".into()],
         },
+        socket: None,
         file: Some(directory.join("config.yaml")),
     };
     assert_eq!(config.unwrap(), expected);
@@ -280,4 +281,20 @@ fn errors_in_the_url_settings_are_reported_without_secrets() {
     let flags = flags(&["--manifest-url=http://x/", "--http-check-frequency=5s", "--manifest-url-header=a:1"]);
     let url = load(&flags).unwrap().0.manifest_url.unwrap();
     assert_eq!((url.address.to_string().as_str(), url.frequency.as_secs(), url.headers.len()), ("http://x/", 5, 1));
+}
+
+#[test]
+fn the_socket_is_the_flag_s_before_the_run_directory_s() {
+    let text = format!("{LIMPET_HEAD}runDirectory: /x\n");
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("config.yaml");
+    std::fs::write(&file, text).unwrap();
+    let flags = RunFlags { config: Some(file), ..RunFlags::default() };
+    let socket = |flag: Option<&str>| {
+        let flags = RunFlags { socket: flag.map(PathBuf::from), ..flags.clone() };
+        load(&flags).unwrap().0.socket()
+    };
+    assert_eq!(socket(None), Path::new("/x/limpet.sock"));
+    assert_eq!(socket(Some("/y/agent.sock")), Path::new("/y/agent.sock"));
+    assert_eq!(socket(Some("agent.sock")), std::env::current_dir().unwrap().join("agent.sock"));
 }
