@@ -105,6 +105,11 @@ pub struct Tenant {
     pub container: Option<String>,
 }
 
+/// The pod, and the container, whose cgroup is or contains `path`, from the root of a hierarchy; `root`: `cgroupRoot`.
+pub fn tenant(root: &Path, path: &str) -> Option<Tenant> {
+    Layout::new(CgroupDriver::default(), root).tenant(path)
+}
+
 /// The pods' cgroups. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Cgroups {

@@ -12,5 +12,6 @@ pub mod orphan_processes;
 pub mod path_watch;
 pub mod peer;
 pub mod process;
+pub mod process_cgroup;
 pub mod sandbox;
 pub mod volume;

@@ -1,7 +1,7 @@
 //! References to processes (pidfds): the kernel reports their exit, even when the shim above them is gone.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -54,14 +54,19 @@ struct PidfdHandle(Arc<OwnedFd>);
 
 impl ProcessHandle for PidfdHandle {
     fn is_alive(&self) -> bool {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut fds, Some(&at_once)), Ok(0))
+        !has_exited(self.0.as_fd())
     }
 
     fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
         Box::pin(ended(Arc::clone(&self.0)))
     }
+}
+
+/// Whether the process behind the pidfd has exited, all its threads included; also when that cannot be known.
+pub fn has_exited(pidfd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    !matches!(poll(&mut fds, Some(&at_once)), Ok(0))
 }
 
 /// Whether a process's cgroups include the container's: `…/<id>`, or `…/limpet-<id>.scope`.

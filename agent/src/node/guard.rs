@@ -125,7 +125,7 @@ pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
         return Err(StartError::NotRoot { uid: uid.as_raw() });
     }
     let lock = lock_node(config)?;
-    if let Some(other) = others::find() {
+    if let Some(other) = others::find(&config.cgroup_root) {
         if !config.ignore_other_agents {
             return Err(StartError::OtherAgent { other });
         }

@@ -109,8 +109,17 @@ impl Layout {
         }
     }
 
-    /// The owner of the group that is or contains `path`, from the root of a hierarchy.
+    /// The owner of the group that is or contains `path`, from the root of a hierarchy. The names of both drivers count:
+    /// what was started with the other one keeps its group.
     pub(super) fn tenant(&self, path: &str) -> Option<Tenant> {
+        let driver = match self.driver {
+            CgroupDriver::Cgroupfs => CgroupDriver::Systemd,
+            CgroupDriver::Systemd => CgroupDriver::Cgroupfs,
+        };
+        self.own_tenant(path).or_else(|| Self { driver, root: self.root.clone() }.own_tenant(path))
+    }
+
+    fn own_tenant(&self, path: &str) -> Option<Tenant> {
         let path = Path::new(path.trim_start_matches('/'));
         CLASSES.into_iter().find_map(|class| {
             let inside = path.strip_prefix(self.directory(&self.level(class))).ok()?;
@@ -209,6 +218,13 @@ mod tests {
                 assert_eq!(layout.tenant(&format!("/{}", pod.display())), Some(Tenant { pod: uid, container: None }));
                 let level = layout.directory(&layout.level(class));
                 assert_eq!(layout.tenant(&format!("/{}", level.display())), None);
+            }
+            let other = [
+                "/edge/kubepods/burstable/pod12-ab/c1",
+                "/edge.slice/edge-kubepods.slice/edge-kubepods-pod12_ab.slice",
+            ];
+            for path in other {
+                assert_eq!(layout.tenant(path).unwrap().pod, PodUid::new("12-ab"), "{driver:?} {path}");
             }
             for path in ["/", "", "/system.slice/ssh.service", "/other/kubepods/pod1/c", "/podx"] {
                 assert_eq!(layout.tenant(path), None, "{path}");

@@ -67,7 +67,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     };
     let mut findings = vec![
         manifests(config.manifest_path.as_deref(), config.manifest_url.is_some()),
-        others(crate::node::other_agent(), config.ignore_other_agents),
+        others(crate::node::other_agent(&config.cgroup_root), config.ignore_other_agents),
     ];
     findings.extend(crate::store::damaged(&config.database()).last().map(|path| damaged(path)));
     findings.extend(service(unit.as_deref().unwrap_or_default()));
