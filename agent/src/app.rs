@@ -163,10 +163,9 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observed: shared.observed.clone(),
         has_image: has_image(executor.images.clone()),
     };
-    let streams = server::logs::router(LogState::observed(shared.observed.clone()))
-        .merge(server::exec::router(exec))
-        .merge(server::diff::router(diff));
-    shared.tasks.spawn(server::serve(listener, state.clone(), streams, stop.clone()));
+    let kubelet = server::kubelet::routes(state.clone(), LogState::observed(shared.observed.clone()), exec);
+    let local = server::local::routes(state.clone(), diff);
+    shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = metrics_listener {
         shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
     }

@@ -22,7 +22,7 @@ use crate::source::http::HttpSettings;
 use limpet_containerd::log::LogRotation;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
-use limpet_model::pod::Fault;
+use limpet_model::pod::{Fault, PodKey};
 
 /// A setting without effect, and why.
 pub type ConfigWarning = Fault;
@@ -128,6 +128,8 @@ pub struct Config {
     pub verbosity: u8,
     /// `ignoreOtherAgents`: start although a kubelet runs on this node, for a trial next to it with another containerd.
     pub ignore_other_agents: bool,
+    /// `socketAllowedPods`: the pods whose processes may use the local socket.
+    pub socket_allowed_pods: Vec<PodKey>,
     /// `manifestGuard` and the related settings.
     pub guard: GuardSettings,
     /// `--socket` or `LIMPET_SOCKET`, absolute; `None`: `limpet.sock` in the run directory.
@@ -170,6 +172,7 @@ impl Default for Config {
             metrics_address: None,
             verbosity: 2,
             ignore_other_agents: false,
+            socket_allowed_pods: Vec::new(),
             guard: GuardSettings::default(),
             socket: None,
             file: None,

@@ -1,7 +1,8 @@
 //! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line.
 //!
 //! Handlers read snapshots and render them, or pass a push to the push source; none takes a lock or calls containerd.
-//! The routes that stream from containers (logs, exec) have routers of their own, which [`router`] merges in.
+//! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
+//! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
 //! A connection costs one task; the number of connections, request size and request time are bounded.
 
 use std::io;
@@ -10,8 +11,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use axum::Router;
-use axum::routing::get;
+use axum::middleware::from_fn_with_state;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +24,8 @@ use limpet_core::status::observed::Observed;
 use limpet_model::attribution::Onlooker;
 
 mod api;
+mod authorization;
+mod caller;
 mod configz;
 mod connection;
 pub mod diff;
@@ -31,14 +33,21 @@ pub mod document;
 mod events;
 pub mod exec;
 pub mod health;
+pub mod kubelet;
+pub mod local;
 pub mod logs;
 mod pods;
+mod routes;
 pub mod sources;
+mod status_error;
 mod view;
 mod watch;
 
 pub(crate) use api::OUTCOME;
+use caller::CallerLookup;
 pub use health::{Health, Heartbeat};
+use kubelet::KubeletRoutes;
+use local::LocalRoutes;
 pub use sources::{SourceView, Sources};
 
 /// The version of Kubernetes' Pod API the agent is built with.
@@ -61,7 +70,7 @@ pub struct ServerState {
     pub events: Events,
     /// Sends pods, ConfigMaps and Secrets to the push source.
     pub pusher: Pusher,
-    /// Finds the pod of a process that pushes.
+    /// Finds the pod of a process that connects.
     pub onlooker: Arc<dyn Onlooker>,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
@@ -142,49 +151,23 @@ pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerErro
     TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })
 }
 
-/// All routes of the local socket; `extra` adds those that stream from containers.
-pub fn router(state: ServerState, extra: Router) -> Router {
-    observability()
-        .route("/pods", get(pods::pod_list))
-        .route("/pods/", get(pods::pod_list))
-        .route("/runningpods/", get(pods::running_pods))
-        .route("/configz", get(configz::configz))
-        .merge(api::router())
-        .route("/limpet/v1/pods", get(pods::entries))
-        .route("/limpet/v1/names", get(pods::names))
-        .route("/limpet/v1/pods/{namespace}/{name}/describe", get(pods::describe))
-        .route("/limpet/v1/pods/{namespace}/{name}/history", get(pods::history))
-        .route("/limpet/v1/events", get(events::events))
-        .route("/limpet/v1/sources", get(pods::sources))
-        .route("/limpet/v1/version", get(version))
-        .with_state(state)
-        .merge(extra)
-}
-
-async fn version() -> axum::Json<serde_json::Value> {
-    axum::Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "podApi": POD_API }))
-}
-
-/// The routes that any user of the machine may read: health and metrics.
-fn observability() -> Router<ServerState> {
-    Router::new()
-        .route("/healthz", get(health::healthz))
-        .route("/healthz/ping", get(health::ping))
-        .route("/healthz/syncloop", get(health::sync_loop))
-        .route("/livez", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .route("/metrics", get(pods::metrics))
-}
-
-/// Serves the local socket until `stop`; open connections then have half a second to finish.
-pub async fn serve(listener: UnixListener, state: ServerState, extra: Router, stop: CancellationToken) {
-    let app = router(state, extra);
-    connection::serve(connection::Local(listener), app, stop).await;
+/// Serves the local socket until `stop`; open connections then have half a second to finish. `state` names the callers.
+pub async fn serve(
+    listener: UnixListener,
+    state: ServerState,
+    kubelet: KubeletRoutes,
+    local: LocalRoutes,
+    stop: CancellationToken,
+) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    let app = kubelet.0.merge(local.0).into_router();
+    let app = app.layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
+    connection::serve(connection::Local { listener, lookup }, app, stop).await;
 }
 
 /// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.
 pub async fn serve_metrics(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let app = observability().with_state(state);
+    let app = kubelet::observability().with_state(state).into_router();
     connection::serve(connection::Loopback(listener), app, stop).await;
 }
 

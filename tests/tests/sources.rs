@@ -1,9 +1,11 @@
 //! Pods from a URL and from `limpet apply`: they run, and what was accepted outlives server, agent and crash.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::agent::Reply;
 use limpet_tests::claim::Port;
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
 use limpet_tests::node::container_id;
@@ -21,6 +23,7 @@ fn main() -> ExitCode {
         case!(a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded).on(|node| node.agent = false),
         case!(who_changed_a_manifest_is_told),
         case!(a_pod_that_writes_manifests_raises_an_alarm),
+        case!(a_pod_with_the_run_directory_is_refused_unless_it_is_listed),
         case!(a_full_disk_is_told_and_overcome).on(|node| node.root_size = Some(16 << 20)),
     ])
 }
@@ -236,6 +239,61 @@ fn a_pod_that_writes_manifests_raises_an_alarm(node: &mut TestNode) -> Result<()
         .lines()
         .any(|line| line.starts_with("limpet_manifest_writes_by_pod_total{") && line.contains("container=\"writer\""));
     ensure!(counted && page.contains("limpet_manifest_watch_backend{backend=\"fanotify\"} 1"), "{page}");
+    Ok(())
+}
+
+/// A pod whose container has the run directory, read-only as everything of the host's, and the command line with its
+/// loader.
+fn client(node: &TestNode) -> Result<Value> {
+    let settings = node.agent.settings();
+    let program = node.agent.cli_command(&[])?.get_program().to_owned();
+    let volumes = [
+        ("run", settings.run(), "/host/run"),
+        ("libraries", "/usr".into(), "/host/usr"),
+        ("limpet", program.into(), "/host/limpet"),
+    ];
+    let mut container = shell("main", IDLE);
+    let mount = |(name, _, path): &(&str, PathBuf, &str)| json!({ "name": name, "mountPath": path, "readOnly": true });
+    container["volumeMounts"] = volumes.iter().map(mount).collect();
+    let volume = |(name, path, _): &(&str, PathBuf, &str)| json!({ "name": name, "hostPath": { "path": path } });
+    let volumes: Vec<_> = volumes.iter().map(volume).collect();
+    Ok(pod("client", json!({ "containers": [container], "volumes": volumes })))
+}
+
+/// `limpet` with these arguments, in the client's container.
+fn from_client(node: &TestNode, arguments: &str, input: &str) -> Result<Reply> {
+    let script = format!(
+        "set -- /host/usr/lib*/ld-linux* /host/usr/lib/*/ld-linux*; for loader; do [ -e \"$loader\" ] && break; done; \
+         exec \"$loader\" --library-path \"$(echo /host/usr/lib*/*-linux-gnu* /host/usr/lib64 | tr ' ' :)\" \
+         /host/limpet --socket /host/run/limpet.sock {arguments}"
+    );
+    let full = node.full_name("client");
+    node.agent.cli_with_input(&["exec", "-i", &full, "-c", "main", "--", "sh", "-c", &script], input.as_bytes())
+}
+
+fn a_pod_with_the_run_directory_is_refused_unless_it_is_listed(node: &mut TestNode) -> Result<()> {
+    node.apply(&client(node)?)?;
+    node.wait_running("client")?;
+    let pushed = simple("pushed", IDLE).to_string();
+    for (arguments, input) in [("apply -f -", &*pushed), ("pods", ""), ("sources", "")] {
+        let reply = from_client(node, arguments, input)?;
+        ensure!(reply.code != Some(0), "{arguments}: {reply:?}");
+        ensure!(reply.stderr.contains("processes of pods may not use limpet's socket"), "{arguments}: {reply:?}");
+    }
+    ensure!(node.pod("pushed").is_none(), "a refused push runs");
+    let refused: Vec<String> =
+        node.events()?.lines().filter(|line| line.contains("LocalSocketRefused")).map(str::to_owned).collect();
+    ensure!(refused.len() == 1 && refused[0].contains(&node.full_name("client")), "{refused:?}");
+    ensure!(node.agent.log().contains("refused a process of a pod on the local socket"));
+
+    node.agent.reconfigure(|settings| settings.limpet.push("socketAllowedPods: [default/client]".to_owned()))?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_running("client")?;
+    from_client(node, "apply -f -", &pushed)?.success()?;
+    node.wait_running("pushed")?;
+    let changes = history(node, "pushed")?;
+    ensure!(changes[0]["actor"]["resident"]["container"] == "main", "{changes:?}");
     Ok(())
 }
 

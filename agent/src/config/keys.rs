@@ -243,6 +243,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("metricsAddress", Text),
     supported("nodeIP", Text),
     supported("ignoreOtherAgents", Bool),
+    supported("socketAllowedPods", Texts),
     supported("manifestGuard", Switch),
     supported("manifestGuardRequired", Bool),
     supported("manifestGuardExecutables", Texts),

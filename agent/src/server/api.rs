@@ -6,19 +6,22 @@
 
 mod objects;
 mod rejected_push;
-mod status_error;
 
+use std::sync::Arc;
+
+use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Extension, Router};
 use serde::{Deserialize, Serialize};
 
-use super::connection::Peer;
+use super::authorization::Permission::{Read, Write};
+use super::caller::Caller;
 use super::pods::json;
+use super::routes::Routes;
+use super::status_error::StatusError;
 use super::view::{PodListView, Row, rows};
 use super::{ServerState, view};
 use crate::source::push::{Pusher, Verb};
@@ -27,7 +30,6 @@ use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::{PodKey, identity};
 use rejected_push::RejectedPush;
-use status_error::StatusError;
 
 /// The limit of a request body, the same as of a manifest file.
 const MAX_BODY: usize = 10 << 20;
@@ -35,14 +37,17 @@ const MAX_BODY: usize = 10 << 20;
 pub(crate) const OUTCOME: HeaderName = HeaderName::from_static("limpet-outcome");
 
 /// The routes.
-pub(super) fn router() -> Router<ServerState> {
-    Router::new()
-        .route("/api/v1/pods", get(all))
-        .route("/api/v1/namespaces/{namespace}/pods", get(of_namespace))
-        .route("/api/v1/namespaces/{namespace}/pods/{name}", get(one).put(put).delete(delete))
-        .merge(objects::router(ObjectKind::ConfigMap))
-        .merge(objects::router(ObjectKind::Secret))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
+pub(super) fn routes() -> Routes<ServerState> {
+    let pod = "/api/v1/namespaces/{namespace}/pods/{name}";
+    Routes::default()
+        .get("/api/v1/pods", Read, all)
+        .get("/api/v1/namespaces/{namespace}/pods", Read, of_namespace)
+        .get(pod, Read, one)
+        .put(pod, Write, put)
+        .delete(pod, Write, delete)
+        .merge(objects::routes(ObjectKind::ConfigMap))
+        .merge(objects::routes(ObjectKind::Secret))
+        .body_limit(MAX_BODY)
 }
 
 async fn all(State(state): State<ServerState>) -> Response {
@@ -71,7 +76,7 @@ async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(St
 async fn put(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
-    peer: Option<Extension<Peer>>,
+    Extension(caller): Extension<Caller>,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let rejected = RejectedPush { state: &state, resource: Resource::Pod, namespace: &namespace, name: &name };
@@ -79,7 +84,7 @@ async fn put(
         Ok(body) => body,
         Err(rejection) => return rejected.body(&rejection, MAX_BODY),
     };
-    match state.pusher_of(peer).put(&namespace, &name, body.to_vec()).await {
+    match state.pusher_of(&caller).await.put(&namespace, &name, body.to_vec()).await {
         Ok(stored) => stored_response(stored.verb, &view::authored(&stored.record)),
         Err(error) => rejected.push(&error),
     }
@@ -87,8 +92,8 @@ async fn put(
 
 impl ServerState {
     /// The push source, with the connected process as actor.
-    fn pusher_of(&self, peer: Option<Extension<Peer>>) -> Pusher {
-        peer.map_or_else(|| self.pusher.clone(), |Extension(peer)| self.pusher.by(peer.actor(&*self.onlooker)))
+    async fn pusher_of(&self, caller: &Caller) -> Pusher {
+        self.pusher.by(caller.actor(Arc::clone(&self.onlooker)).await)
     }
 }
 
@@ -109,7 +114,7 @@ async fn delete(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
     Query(query): Query<DeleteOptions>,
-    peer: Option<Extension<Peer>>,
+    Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Response {
     let status_error = |error: &PushError| StatusError::of(error, Resource::Pod, &name).into_response();
@@ -124,7 +129,7 @@ async fn delete(
         }
     };
     let grace = asked.grace_period_seconds.or(query.grace_period_seconds);
-    match state.pusher_of(peer).delete(&namespace, &name, grace).await {
+    match state.pusher_of(&caller).await.delete(&namespace, &name, grace).await {
         Ok(record) => json(&view::authored(&record)),
         Err(error) => status_error(&error),
     }

@@ -54,6 +54,7 @@ fn document(config: &Config) -> Value {
             "cniConfigDirectory": config.cni_conf_dir,
             "cniBinaryDirectories": config.cni_bin_dirs,
             "metricsAddress": config.metrics_address,
+            "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
     })
 }

@@ -1,88 +1,73 @@
-//! Connections: who may connect, how many are open at once, how long a request may take to arrive, how they close.
+//! Connections: how many are open at once, how long a request may take to arrive and an answer to leave, how they close.
 
+mod deadline;
+
+use std::future::ready;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use crate::attribution::actor_of_process;
-use limpet_model::actor::Actor;
-use limpet_model::attribution::Onlooker;
+use super::authorization::authorize;
+use super::caller::{Caller, CallerLookup};
+use deadline::Deadline;
+use limpet_host::peer::Peer;
 
 /// Open connections per listener; further ones wait in the kernel's accept queue.
 const MAX_CONNECTIONS: usize = 128;
+/// Open connections of callers who may use nothing; further ones are closed at once.
+const MAX_REFUSED: usize = 8;
 /// Bytes of a request's head, URL included.
 const MAX_HEAD: usize = 32 << 10;
 /// How long a request's head may take to arrive, and how long an idle connection stays open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client of the loopback listener may read nothing of its answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long open connections may take to finish once the agent stops.
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The process that connected to the local socket.
-#[derive(Debug, Clone)]
-pub(super) struct Peer {
-    pid: Option<u32>,
-    uid: u32,
-    /// Identifies the process while `/proc` is read.
-    pidfd: Option<Arc<OwnedFd>>,
-}
-
-impl Peer {
-    fn of(stream: &tokio::net::UnixStream) -> io::Result<Self> {
-        let credentials = stream.peer_cred()?;
-        let pid = credentials.pid().and_then(Pid::from_raw);
-        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).map(Arc::new);
-        Ok(Self { pid: pid.map(|pid| pid.as_raw_nonzero().get().unsigned_abs()), uid: credentials.uid(), pidfd })
-    }
-
-    /// The process as an actor; reads `/proc`.
-    pub(super) fn actor(&self, onlooker: &dyn Onlooker) -> Actor {
-        let known =
-            self.pid.zip(self.pidfd.as_ref()).map(|(pid, pidfd)| actor_of_process(pid, pidfd.as_fd(), onlooker));
-        // The kernel recorded PID and user at connect time; the PID may have been reused since.
-        let known = known.filter(|actor| actor.uid == Some(self.uid)).unwrap_or_default();
-        Actor { pid: self.pid, uid: Some(self.uid), ..known }
-    }
-}
-
 /// A listening socket.
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next connection and its peer, if known; `None` for a connection that was refused.
-    async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>>;
+    /// How long a client may leave what is written to it unread; `None`: for ever.
+    const WRITE_TIMEOUT: Option<Duration>;
+
+    /// The next connection, and the future that names its caller.
+    async fn accept(&self) -> io::Result<(Self::Stream, BoxFuture<'static, Caller>)>;
 }
 
-/// The local socket: only root, or the user the agent runs as, may connect.
-pub(super) struct Local(pub(super) UnixListener);
+/// The local socket.
+pub(super) struct Local {
+    pub(super) listener: UnixListener,
+    pub(super) lookup: Arc<CallerLookup>,
+}
 
 impl Listener for Local {
     type Stream = tokio::net::UnixStream;
 
-    async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>> {
-        let (stream, _) = self.0.accept().await?;
-        // The file mode restricts this already; the check also holds if the mode was changed.
+    /// Its clients may pause: `limpet logs -f` in a pager.
+    const WRITE_TIMEOUT: Option<Duration> = None;
+
+    async fn accept(&self) -> io::Result<(Self::Stream, BoxFuture<'static, Caller>)> {
+        let (stream, _) = self.listener.accept().await?;
         let peer = Peer::of(&stream)?;
-        if peer.uid == 0 || peer.uid == geteuid().as_raw() {
-            return Ok(Some((stream, Some(peer))));
-        }
-        warn!(uid = peer.uid, pid = peer.pid, "refused a connection to the local socket: root only");
-        Ok(None)
+        Ok((stream, Box::pin(Arc::clone(&self.lookup).caller(peer))))
     }
 }
 
@@ -92,18 +77,21 @@ pub(super) struct Loopback(pub(super) TcpListener);
 impl Listener for Loopback {
     type Stream = tokio::net::TcpStream;
 
-    async fn accept(&self) -> io::Result<Option<(Self::Stream, Option<Peer>)>> {
-        self.0.accept().await.map(|(stream, _)| Some((stream, None)))
+    const WRITE_TIMEOUT: Option<Duration> = Some(WRITE_TIMEOUT);
+
+    async fn accept(&self) -> io::Result<(Self::Stream, BoxFuture<'static, Caller>)> {
+        self.0.accept().await.map(|(stream, _)| (stream, ready(Caller::Anonymous).boxed()))
     }
 }
 
 /// Accepts and serves connections until `stop`, then lets open ones finish.
-pub(super) async fn serve(listener: impl Listener, app: Router, stop: CancellationToken) {
+pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: CancellationToken) {
     let connections = TaskTracker::new();
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places =
+        Places { all: Arc::new(Semaphore::new(MAX_CONNECTIONS)), refused: Arc::new(Semaphore::new(MAX_REFUSED)) };
     loop {
         let accepted = async {
-            let permit = Arc::clone(&free).acquire_owned().await;
+            let permit = Arc::clone(&places.all).acquire_owned().await;
             (permit, listener.accept().await)
         };
         let (permit, accepted) = tokio::select! {
@@ -111,14 +99,14 @@ pub(super) async fn serve(listener: impl Listener, app: Router, stop: Cancellati
             accepted = accepted => accepted,
         };
         match accepted {
-            Ok(Some((stream, peer))) => {
-                let connection = one(stream, peer, app.clone(), stop.clone());
+            Ok((stream, caller)) => {
+                let (app, stop, refused) = (app.clone(), stop.clone(), Arc::clone(&places.refused));
                 connections.spawn(async move {
-                    connection.await;
-                    drop(permit);
+                    let caller = caller.await;
+                    let Some(_permit) = place(permit.ok(), &refused, &caller) else { return };
+                    one(Deadline::new(stream, L::WRITE_TIMEOUT), caller, app, stop).await;
                 });
             }
-            Ok(None) => {}
             Err(error) => {
                 warn!(%error, "accept failed");
                 tokio::select! {
@@ -132,23 +120,44 @@ pub(super) async fn serve(listener: impl Listener, app: Router, stop: Cancellati
     connections.wait().await;
 }
 
+/// How many connections may be open: a refused caller's take none of the others' places.
+struct Places {
+    all: Arc<Semaphore>,
+    refused: Arc<Semaphore>,
+}
+
+/// The place of a connection; `None`: too many refused ones are open.
+fn place(
+    permit: Option<OwnedSemaphorePermit>,
+    refused: &Arc<Semaphore>,
+    caller: &Caller,
+) -> Option<OwnedSemaphorePermit> {
+    if is_refused(caller) { Arc::clone(refused).try_acquire_owned().ok() } else { permit }
+}
+
+/// Whether the caller may use no route at all.
+fn is_refused(caller: &Caller) -> bool {
+    authorize(caller, None).is_err()
+}
+
 async fn one(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Option<Peer>,
+    caller: Caller,
     app: Router,
     stop: CancellationToken,
 ) {
+    let refused = is_refused(&caller);
     let app = TowerToHyperService::new(app);
     let app = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        if let Some(peer) = &peer {
-            request.extensions_mut().insert(peer.clone());
-        }
+        request.extensions_mut().insert(caller.clone());
         app.call(request)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
+        // A refused caller has its answer once.
+        .keep_alive(!refused)
         .serve_connection(TokioIo::new(stream), app)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
@@ -164,3 +173,7 @@ async fn one(
         debug!(%error, "connection ended");
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::Json;
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use futures_util::future::{BoxFuture, join_all};
 use tokio::time::{Instant, timeout};
 
+use super::authorization::Permission::Read;
 use super::pods::json;
+use super::routes::Routes;
 use super::sources::{SourceView, Sources};
 use crate::source::file;
 use document::{DiffDocument, DiffRequest};
@@ -56,9 +57,10 @@ pub struct DiffState {
 }
 
 /// The routes.
-pub fn router(state: DiffState) -> Router {
-    let routes = get(current).post(proposed);
-    Router::new().route("/limpet/v1/diff", routes).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(state)
+pub(super) fn routes(state: DiffState) -> Routes {
+    // Proposing changes nothing.
+    let routes = Routes::default().get("/limpet/v1/diff", Read, current).post("/limpet/v1/diff", Read, proposed);
+    routes.body_limit(MAX_BODY).with_state(state)
 }
 
 /// The comparison, before the images are checked.

@@ -7,14 +7,14 @@ mod wire;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use tokio_util::sync::CancellationToken;
 
+use super::authorization::{Permission, Subresource};
+use super::routes::Routes;
 use limpet_containerd::client::Client;
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::PodKey;
@@ -84,8 +84,9 @@ impl ExecState {
 /// kubelet's `/exec/{namespace}/{pod}/{container}`.
 ///
 /// The server must serve connections with upgrades.
-pub fn router(state: ExecState) -> Router {
-    Router::new().route("/exec/{namespace}/{pod}/{container}", get(exec).post(spdy)).with_state(state)
+pub(super) fn routes(state: ExecState) -> Routes {
+    let (path, permission) = ("/exec/{namespace}/{pod}/{container}", Permission::Nodes(Subresource::Proxy));
+    Routes::default().get(path, permission, exec).post(path, permission, spdy).with_state(state)
 }
 
 /// SPDY, which old clients request with POST, is not supported; kubectl falls back to it only from WebSockets.

@@ -5,16 +5,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::watch;
 
+use super::authorization::{Permission, Subresource};
+use super::routes::Routes;
 use limpet_containerd::log::{LogStream, ReadOptions, exists, previous_attempt, read};
 use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_model::pod::PodKey;
@@ -101,8 +101,9 @@ impl LogState {
 }
 
 /// kubelet's `/containerLogs/{namespace}/{pod}/{container}`.
-pub fn router(state: LogState) -> Router {
-    Router::new().route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs)).with_state(state)
+pub(super) fn routes(state: LogState) -> Routes {
+    let path = "/containerLogs/{namespace}/{pod}/{container}";
+    Routes::default().get(path, Permission::Nodes(Subresource::Proxy), container_logs).with_state(state)
 }
 
 async fn container_logs(

@@ -62,7 +62,8 @@ impl StatusError {
         }
     }
 
-    fn new(code: StatusCode, reason: &str, message: String, details: Option<StatusDetails>) -> Self {
+    /// An error with that code, reason and message.
+    pub(super) fn new(code: StatusCode, reason: &str, message: String, details: Option<StatusDetails>) -> Self {
         let status = Status {
             status: Some("Failure".to_owned()),
             code: Some(i32::from(code.as_u16())),

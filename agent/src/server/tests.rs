@@ -3,17 +3,22 @@
 
 use limpet_model::manifest;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
 use serde_json::{Value, json};
 
+use super::diff::DiffState;
 use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
+use super::exec::ExecState;
+use super::logs::LogState;
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::source::push;
 use crate::status::event::{Event, EventType};
+use limpet_containerd::client::Client;
 use limpet_core::fixtures::observed;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Decoder, Health as SourceHealth, Rejection, SourceSnapshot};
@@ -82,8 +87,33 @@ fn fixture(name: &str) -> Fixture {
     };
     let stop = CancellationToken::new();
     let listener = bind(&path).unwrap();
-    let server = tokio::spawn(serve(listener, state.clone(), Router::new(), stop.clone()));
+    let server = tokio::spawn(serve_all(listener, state.clone(), stop.clone()));
     Fixture { state, heartbeat, file, client: SocketClient::new(&path), stop, server, _dir: dir }
+}
+
+/// kubelet's routes and limpet's own, with a containerd that does not exist.
+fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
+    let exec = ExecState::observed(
+        Client::with_deadline(Path::new("/nonexistent"), Duration::from_secs(1)),
+        "/nonexistent".into(),
+        state.observed.clone(),
+        CancellationToken::new(),
+    );
+    let diff = DiffState {
+        node_name: Arc::clone(&state.node_name),
+        manifest_path: None,
+        decoder: Decoder { read: manifest::read, restore: manifest::restore_kept },
+        sources: Arc::clone(&state.sources),
+        observed: state.observed.clone(),
+        has_image: Arc::new(|_| Box::pin(async { None })),
+    };
+    let kubelet = kubelet::routes(state.clone(), LogState::observed(state.observed.clone()), exec);
+    (kubelet, local::routes(state.clone(), diff))
+}
+
+async fn serve_all(listener: UnixListener, state: ServerState, stop: CancellationToken) {
+    let (kubelet, local) = all_routes(&state);
+    serve(listener, state, kubelet, local, stop).await;
 }
 
 fn web() -> Arc<ObservedPod> {
@@ -345,3 +375,4 @@ async fn a_pod_claimed_by_two_sources_is_reported_on_both() {
 }
 
 mod api;
+mod permissions;

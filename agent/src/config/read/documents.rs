@@ -13,6 +13,7 @@ use super::Judge;
 use crate::config::GuardSettings;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
+use limpet_model::pod::{PodKey, is_dns_label, is_dns_subdomain};
 
 /// The limit of parallel pulls where kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
@@ -219,6 +220,16 @@ impl Judge {
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
             config.ignore_other_agents = on;
         }
+        self.socket_allowed_pods(map, config);
         self.guard(map, &mut config.guard);
+    }
+
+    fn socket_allowed_pods(&mut self, map: &Map<'_>, config: &mut Config) {
+        for (text, at) in map.texts("socketAllowedPods") {
+            match text.split_once('/').filter(|(namespace, name)| is_dns_label(namespace) && is_dns_subdomain(name)) {
+                Some((namespace, name)) => config.socket_allowed_pods.push(PodKey::new(namespace, name)),
+                None => self.error(Some(at), "socketAllowedPods", format!("{text:?} is not namespace/name of a pod")),
+            }
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::config::GuardSettings;
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_model::pod::PodKey;
 
 #[derive(Debug, Parser)]
 struct Command {
@@ -61,6 +62,7 @@ fn every_supported_key_has_an_effect() {
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
+         socketAllowedPods: [default/deployer, lab/ci]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
@@ -110,6 +112,7 @@ fn every_supported_key_has_an_effect() {
         verbosity: 2,
         local_image_when_unreachable: true,
         ignore_other_agents: true,
+        socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
         guard: GuardSettings {
             mode: Some(GuardMode::Strict),
             required: false,

@@ -2,21 +2,22 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::header::WARNING;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use imbl::OrdMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusDetails};
 use serde_json::{Value, json};
 
 use super::rejected_push::RejectedPush;
-use super::{MAX_BODY, StatusError, stored_response};
+use super::{MAX_BODY, stored_response};
 use crate::server::ServerState;
+use crate::server::authorization::Permission::{Read, Write};
 use crate::server::pods::json as answer;
+use crate::server::routes::Routes;
+use crate::server::status_error::StatusError;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::object::{KEYS_ANNOTATION, ObjectKey, ObjectKind, ObjectRecord};
@@ -29,25 +30,25 @@ const MAX_LISTED_PODS: usize = 8;
 type ObjectPath = Path<(String, String)>;
 
 /// The routes of one kind.
-pub(super) fn router(kind: ObjectKind) -> Router<ServerState> {
+pub(super) fn routes(kind: ObjectKind) -> Routes<ServerState> {
     let plural = Resource::Object(kind).plural();
-    let all = get(move |State(state): State<ServerState>| async move { list(&state, kind, None) });
-    let of_namespace = get(move |State(state): State<ServerState>, Path(namespace): Path<String>| async move {
+    let all = move |State(state): State<ServerState>| async move { list(&state, kind, None) };
+    let of_namespace = move |State(state): State<ServerState>, Path(namespace): Path<String>| async move {
         list(&state, kind, Some(&namespace))
-    });
-    let one = get(
-        move |State(state): State<ServerState>, name: ObjectPath| async move { one(&state, &key(kind, name)) },
-    )
-    .put(move |State(state): State<ServerState>, name: ObjectPath, body: Result<Bytes, BytesRejection>| async move {
+    };
+    let read = move |State(state): State<ServerState>, name: ObjectPath| async move { one(&state, &key(kind, name)) };
+    let write = move |State(state): State<ServerState>, name: ObjectPath, body: Result<Bytes, BytesRejection>| async move {
         put(&state, key(kind, name), body).await
-    })
-    .delete(move |State(state): State<ServerState>, name: ObjectPath| async move {
-        delete(&state, key(kind, name)).await
-    });
-    Router::new()
-        .route(&format!("/api/v1/{plural}"), all)
-        .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}"), of_namespace)
-        .route(&format!("/api/v1/namespaces/{{namespace}}/{plural}/{{name}}"), one)
+    };
+    let remove =
+        move |State(state): State<ServerState>, name: ObjectPath| async move { delete(&state, key(kind, name)).await };
+    let one = format!("/api/v1/namespaces/{{namespace}}/{plural}/{{name}}");
+    Routes::default()
+        .get(&format!("/api/v1/{plural}"), Read, all)
+        .get(&format!("/api/v1/namespaces/{{namespace}}/{plural}"), Read, of_namespace)
+        .get(&one, Read, read)
+        .put(&one, Write, write)
+        .delete(&one, Write, remove)
 }
 
 fn key(kind: ObjectKind, Path((namespace, name)): ObjectPath) -> ObjectKey {

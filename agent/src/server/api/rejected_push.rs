@@ -3,8 +3,8 @@
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 
-use super::status_error::StatusError;
 use crate::server::ServerState;
+use crate::server::status_error::StatusError;
 use crate::status::rejection;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;

@@ -5,6 +5,7 @@ use limpet_model::manifest;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::super::caller::tests::for_host;
 use super::document::{DiffDocument, DiffFile, DiffRequest};
 use super::*;
 use crate::cli::client::SocketClient;
@@ -69,11 +70,9 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
     let stop = CancellationToken::new();
     let socket = dir.path().join("limpet.sock");
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-    tokio::spawn(super::super::connection::serve(
-        super::super::connection::Local(listener),
-        router(state),
-        stop.clone(),
-    ));
+    let app = for_host(routes(state).into_router());
+    let stopped = stop.clone().cancelled_owned();
+    tokio::spawn(async move { axum::serve(listener, app).with_graceful_shutdown(stopped).await });
     Fixture { client: SocketClient::new(&socket), dir, _stop: stop.drop_guard() }
 }
 

@@ -1,6 +1,7 @@
 //! Commands over a real socket in a real container, as a client of the protocol and as the command line.
 
-use axum::Json;
+use axum::routing::get;
+use axum::{Json, Router};
 use clap::Parser as _;
 use futures_util::{SinkExt as _, StreamExt as _};
 use hyper_util::rt::TokioIo;
@@ -9,6 +10,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
+use super::super::caller::tests::for_host;
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::cli::error::CliError;
@@ -46,7 +48,7 @@ impl Node {
         };
         let names = Router::new().route("/limpet/v1/names", get(async || Json([names])));
         let listener = UnixListener::bind(&socket).unwrap();
-        tokio::spawn(async move { axum::serve(listener, router(state).merge(names)).await });
+        tokio::spawn(async move { axum::serve(listener, for_host(routes(state).into_router()).merge(names)).await });
         Some(Self { container, client: SocketClient::new(&socket), stop })
     }
 

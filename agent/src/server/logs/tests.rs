@@ -6,6 +6,7 @@ use axum::http::Request;
 use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
 
+use super::super::caller::tests::for_host;
 use super::*;
 use limpet_core::fixtures::observed;
 use limpet_core::status::observed::ObservedContainer;
@@ -88,7 +89,7 @@ impl Node {
 
     async fn get(&self, path: &str) -> Response {
         let request = Request::get(path).body(Body::empty()).unwrap();
-        router(LogState::observed(self.observed.clone())).oneshot(request).await.unwrap()
+        for_host(routes(LogState::observed(self.observed.clone())).into_router()).oneshot(request).await.unwrap()
     }
 
     async fn text(&self, path: &str) -> (u16, String) {

@@ -42,7 +42,7 @@ impl Bench {
             }]
         });
         let path = dir.0.join("second.sock");
-        let server = serve(bind(&path).unwrap(), fixture.state.clone(), Router::new(), stop.clone());
+        let server = serve_all(bind(&path).unwrap(), fixture.state.clone(), stop.clone());
         let tasks = vec![pushing, tokio::spawn(server)];
         Self { client: SocketClient::new(&path), fixture, dir, stop, tasks }
     }

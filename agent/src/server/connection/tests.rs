@@ -1,0 +1,166 @@
+//! Connections over streams in memory, with a clock of their own: readers that never read, and callers who are refused.
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+
+use super::super::authorization::{Permission, Subresource};
+use super::super::caller::Origin;
+use super::super::caller::tests::{pod, root};
+use super::super::routes::Routes;
+use super::*;
+
+/// What a stream holds of an answer that is not read.
+const BUFFER: usize = 1 << 10;
+/// The size of an answer.
+const PAGE: usize = 64 << 10;
+
+/// Accepts the streams that a test sends.
+struct Streams(Mutex<mpsc::Receiver<(DuplexStream, Caller)>>);
+
+impl Listener for Streams {
+    type Stream = DuplexStream;
+
+    const WRITE_TIMEOUT: Option<Duration> = Some(WRITE_TIMEOUT);
+
+    async fn accept(&self) -> io::Result<(DuplexStream, BoxFuture<'static, Caller>)> {
+        match self.0.lock().await.recv().await {
+            Some((stream, caller)) => Ok((stream, ready(caller).boxed())),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+struct Server {
+    connect: mpsc::Sender<(DuplexStream, Caller)>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    fn start() -> Self {
+        let page = async || "x".repeat(PAGE);
+        let app: Routes = Routes::default().get("/metrics", Permission::Nodes(Subresource::Metrics), page);
+        let (connect, streams) = mpsc::channel(1);
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(serve(Streams(Mutex::new(streams)), app.into_router(), stop.clone()));
+        Self { connect, stop, task }
+    }
+
+    async fn open(&self, caller: Caller) -> DuplexStream {
+        let (own, other) = duplex(BUFFER);
+        self.connect.send((other, caller)).await.unwrap();
+        own
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+
+/// Sends one request and reads the whole answer.
+async fn ask(mut stream: DuplexStream) -> String {
+    stream.write_all(REQUEST).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test(start_paused = true)]
+async fn readers_that_never_read_are_dropped_and_others_are_served() {
+    let server = Server::start();
+    let mut stuck = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let mut stream = server.open(Caller::Anonymous).await;
+        stream.write_all(REQUEST).await.unwrap();
+        stuck.push(stream);
+    }
+    // Every place is taken; the next client is served once they are dropped.
+    let answer = ask(server.open(Caller::Anonymous).await).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.len() > PAGE, "{} bytes", answer.len());
+    for mut stream in stuck {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.len() <= BUFFER, "dropped after what the stream held: {} bytes", rest.len());
+    }
+    server.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_is_slow_is_served() {
+    let server = Server::start();
+    let mut stream = server.open(Caller::Anonymous).await;
+    stream.write_all(REQUEST).await.unwrap();
+    let mut piece = [0; BUFFER];
+    let mut read = 0;
+    loop {
+        tokio::time::sleep(WRITE_TIMEOUT - Duration::from_secs(1)).await;
+        match stream.read(&mut piece).await.unwrap() {
+            0 => break,
+            bytes => read += bytes,
+        }
+    }
+    assert!(read > PAGE, "{read} bytes");
+    server.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_callers_take_no_place_of_others_and_have_one_answer() {
+    let server = Server::start();
+    let pod = || root(Origin::Pod(pod("default/web")));
+    let mut waiting = Vec::new();
+    for _ in 0..MAX_CONNECTIONS * 2 {
+        waiting.push(server.open(pod()).await);
+    }
+    let answer = ask(server.open(root(Origin::Host)).await).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+
+    let (first, surplus) = (waiting.remove(0), waiting.split_off(MAX_REFUSED - 1));
+    for mut stream in surplus {
+        assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "closed at once");
+    }
+    let mut first = first;
+    first.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer.matches("HTTP/1.1 403 Forbidden").count(), 1, "{answer}");
+    assert!(answer.contains(r#""kind":"Status""#) && answer.contains("socketAllowedPods"), "{answer}");
+    server.end().await;
+}
+
+/// Half requests, no request, wrong ones and much too long ones: the server answers or closes, and serves the next one.
+#[tokio::test(start_paused = true)]
+async fn hostile_bytes_end_their_own_connection_alone() {
+    let server = Server::start();
+    let mut random = fastrand::Rng::with_seed(24);
+    for round in 0..300 {
+        let caller = if round % 2 == 0 { root(Origin::Pod(pod("default/web"))) } else { root(Origin::Host) };
+        let mut stream = server.open(caller).await;
+        let bytes: Vec<u8> = match round % 5 {
+            0 => (0..random.usize(1..4_000)).map(|_| random.u8(..)).collect(),
+            1 => REQUEST[..random.usize(0..REQUEST.len() - 4)].to_vec(),
+            2 => [b"GET /metrics HTTP/1.1\r\nhost: ", &vec![b'a'; MAX_HEAD * 2][..]].concat(),
+            3 => b"PUT /metrics HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\nbut".to_vec(),
+            _ => (0..random.usize(1..200)).flat_map(|_| REQUEST[random.usize(0..40)..].to_vec()).collect(),
+        };
+        let answered = async {
+            // The server may have closed already.
+            let _ = stream.write_all(&bytes).await;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+            answer
+        };
+        let answer = tokio::time::timeout(HEAD_TIMEOUT * 4, answered).await;
+        let answer = answer.unwrap_or_else(|_| panic!("round {round}: still open"));
+        if round % 2 == 0 {
+            let text = String::from_utf8_lossy(&answer);
+            assert!(!text.contains("HTTP/1.1 200"), "round {round}: a refused caller was served: {text}");
+        }
+    }
+    let answer = ask(server.open(root(Origin::Host)).await).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    server.end().await;
+}

@@ -1,0 +1,26 @@
+//! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
+
+use super::authorization::Permission::Read;
+use super::diff::{self, DiffState};
+use super::routes::Routes;
+use super::{POD_API, ServerState, api, events, pods};
+
+/// limpet's own routes.
+pub struct LocalRoutes(pub(super) Routes);
+
+/// All of limpet's own routes.
+pub fn routes(state: ServerState, diff: DiffState) -> LocalRoutes {
+    let own = api::routes()
+        .get("/limpet/v1/pods", Read, pods::entries)
+        .get("/limpet/v1/names", Read, pods::names)
+        .get("/limpet/v1/pods/{namespace}/{name}/describe", Read, pods::describe)
+        .get("/limpet/v1/pods/{namespace}/{name}/history", Read, pods::history)
+        .get("/limpet/v1/events", Read, events::events)
+        .get("/limpet/v1/sources", Read, pods::sources)
+        .get("/limpet/v1/version", Read, version);
+    LocalRoutes(own.with_state(state).merge(diff::routes(diff)))
+}
+
+async fn version() -> axum::Json<serde_json::Value> {
+    axum::Json(serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "podApi": POD_API }))
+}

@@ -1,0 +1,143 @@
+//! Every route of each listener with its permission: a new route is added here, and its permission with it.
+
+use super::super::authorization::Permission::{self, Nodes, Read, Write};
+use super::super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Proxy};
+use super::super::caller::tests::{pod, root};
+use super::super::caller::{Caller, Origin};
+use super::super::routes::Routes;
+use super::*;
+
+use std::ffi::OsStr;
+
+use axum::body::Body;
+use axum::http::Request;
+use limpet_model::actor::{Actor, Resident};
+use limpet_model::attribution::Backend;
+use tower::ServiceExt as _;
+
+use crate::cli::error::CliError;
+
+const OBSERVABILITY: [(&str, &str, Permission); 6] = [
+    ("GET", "/healthz", Nodes(Healthz)),
+    ("GET", "/healthz/ping", Nodes(Healthz)),
+    ("GET", "/healthz/syncloop", Nodes(Healthz)),
+    ("GET", "/livez", Nodes(Healthz)),
+    ("GET", "/readyz", Nodes(Healthz)),
+    ("GET", "/metrics", Nodes(Metrics)),
+];
+
+const KUBELET: [(&str, &str, Permission); 7] = [
+    ("GET", "/pods", Nodes(Pods)),
+    ("GET", "/pods/", Nodes(Pods)),
+    ("GET", "/runningpods/", Nodes(Pods)),
+    ("GET", "/configz", Nodes(Configz)),
+    ("GET", "/containerLogs/{namespace}/{pod}/{container}", Nodes(Proxy)),
+    ("GET", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
+    ("POST", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
+];
+
+const LOCAL: [(&str, &str, Permission); 24] = [
+    ("GET", "/api/v1/pods", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
+    ("PUT", "/api/v1/namespaces/{namespace}/pods/{name}", Write),
+    ("DELETE", "/api/v1/namespaces/{namespace}/pods/{name}", Write),
+    ("GET", "/api/v1/configmaps", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/configmaps", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/configmaps/{name}", Read),
+    ("PUT", "/api/v1/namespaces/{namespace}/configmaps/{name}", Write),
+    ("DELETE", "/api/v1/namespaces/{namespace}/configmaps/{name}", Write),
+    ("GET", "/api/v1/secrets", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/secrets", Read),
+    ("GET", "/api/v1/namespaces/{namespace}/secrets/{name}", Read),
+    ("PUT", "/api/v1/namespaces/{namespace}/secrets/{name}", Write),
+    ("DELETE", "/api/v1/namespaces/{namespace}/secrets/{name}", Write),
+    ("GET", "/limpet/v1/pods", Read),
+    ("GET", "/limpet/v1/names", Read),
+    ("GET", "/limpet/v1/pods/{namespace}/{name}/describe", Read),
+    ("GET", "/limpet/v1/pods/{namespace}/{name}/history", Read),
+    ("GET", "/limpet/v1/events", Read),
+    ("GET", "/limpet/v1/sources", Read),
+    ("GET", "/limpet/v1/version", Read),
+    ("GET", "/limpet/v1/diff", Read),
+    ("POST", "/limpet/v1/diff", Read),
+];
+
+type Route<'a> = (&'a str, &'a str, Permission);
+
+fn sorted<'a>(mut routes: Vec<Route<'a>>) -> Vec<Route<'a>> {
+    routes.sort_by_key(|(method, path, _)| (*path, *method));
+    routes
+}
+
+fn declared<S>(routes: &Routes<S>) -> Vec<Route<'_>> {
+    sorted(routes.declared.iter().map(|(method, path, permission)| (*method, &**path, *permission)).collect())
+}
+
+#[tokio::test]
+async fn every_route_has_the_permission_of_this_table() {
+    let fixture = fixture("permissions");
+    let (kubelet, local) = all_routes(&fixture.state);
+    assert_eq!(declared(&kubelet::observability()), sorted(OBSERVABILITY.to_vec()));
+    assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &KUBELET].concat()));
+    assert_eq!(declared(&local.0), sorted(LOCAL.to_vec()));
+    let own = |path: &str| path.starts_with("/limpet/") || path.starts_with("/api/");
+    assert!(kubelet.0.declared.iter().all(|(_, path, permission)| !own(path) && matches!(permission, Nodes(_))));
+    assert!(local.0.declared.iter().all(|(_, path, permission)| own(path) && matches!(permission, Read | Write)));
+}
+
+#[tokio::test]
+async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serves_health_and_metrics() {
+    let fixture = fixture("refused");
+    let (kubelet, local) = all_routes(&fixture.state);
+    let app = kubelet.0.merge(local.0).into_router();
+    let routes = [&OBSERVABILITY[..], &KUBELET, &LOCAL].concat();
+    let status = async |caller: Caller, method: &str, path: &str| {
+        let path = path.replace(['{', '}'], "");
+        let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(caller);
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    for (method, path, permission) in routes {
+        let refused = status(root(Origin::Pod(pod("default/web"))), method, path).await;
+        assert_eq!(refused, 403, "{method} {path}");
+        let anonymous = status(Caller::Anonymous, method, path).await;
+        assert_eq!(anonymous != 403, matches!(permission, Nodes(Healthz | Metrics)), "{method} {path}: {anonymous}");
+    }
+}
+
+/// Every process is in a pod's cgroup.
+struct EverythingInPod;
+
+impl Onlooker for EverythingInPod {
+    fn resident(&self, _: &str) -> Option<Resident> {
+        Some(pod("default/web-edge1"))
+    }
+
+    fn pod_wrote(&self, _: &OsStr, _: &Actor) {}
+
+    fn watching(&self, _: Backend, _: Option<Backend>) {}
+}
+
+#[tokio::test]
+async fn a_pods_process_on_the_socket_has_a_status_and_the_pod_one_event() {
+    let fixture = fixture("pod-peer");
+    let path = fixture._dir.0.join("pods.sock");
+    let state = ServerState { onlooker: Arc::new(EverythingInPod), ..fixture.state.clone() };
+    let server = tokio::spawn(serve_all(bind(&path).unwrap(), state, fixture.stop.clone()));
+    let client = SocketClient::new(&path);
+    for path in ["/pods", "/healthz", "/limpet/v1/version", "/none"] {
+        let error = client.get_json::<Value>(path).await.unwrap_err().to_string();
+        assert!(error.contains("processes of pods may not use limpet's socket"), "{path}: {error}");
+    }
+    let web = "/api/v1/namespaces/default/pods/web";
+    let CliError::Refused { status, .. } = client.put(web, b"{}".to_vec()).await.unwrap_err() else {
+        panic!("not sent")
+    };
+    assert_eq!(status, 403);
+    let events = fixture.state.events.snapshot();
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((event.reason, event.count), ("LocalSocketRefused", 1));
+    fixture.stop.cancel();
+    server.await.unwrap();
+}
