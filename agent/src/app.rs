@@ -122,7 +122,13 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let executor = Arc::new(executor(&shared, node).await?);
-    guard(&shared, &executor.cgroups).await?;
+    let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
+        cgroups: executor.cgroups.clone(),
+        observed: shared.observed.clone(),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    });
+    guard(&shared, &executor.cgroups, &onlooker).await?;
     if let Err(error) = limpet_host::process::probe() {
         tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
     }
@@ -130,12 +136,6 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let store = open_store(&config).await?;
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let (offer, feeds) = mpsc::channel(1);
-    let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
-        cgroups: executor.cgroups.clone(),
-        observed: shared.observed.clone(),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-    });
     let sources = sources(&shared, &node_name, &store, pushed, &onlooker, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
@@ -198,7 +198,7 @@ async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
 }
 
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
-async fn guard(shared: &Shared, cgroups: &Cgroups) -> Result<(), AppError> {
+async fn guard(shared: &Shared, cgroups: &Cgroups, onlooker: &Arc<dyn Onlooker>) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
     let arming = tokio::task::spawn_blocking(move || manifest_guard::arm(&config, pods));
     match arming.await.unwrap_or_else(|error| Err(ArmError::Died(error))) {
@@ -207,7 +207,7 @@ async fn guard(shared: &Shared, cgroups: &Cgroups) -> Result<(), AppError> {
             let reporter = AttemptReporter {
                 events: shared.events.clone(),
                 metrics: shared.metrics.clone(),
-                observed: shared.observed.clone(),
+                onlooker: Arc::clone(onlooker),
             };
             shared.tasks.spawn(manifest_guard::report_attempts(armed, reporter, shared.stop.clone()));
         }

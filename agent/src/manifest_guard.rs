@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use limpet_bpf::{
     Event, Events as GuardEvents, FileChange, GuardError, GuardRules, GuardState, Guarded, InodeId, LoadError, Request,
@@ -17,8 +18,7 @@ use crate::config::{Config, GuardSettings};
 use crate::lifecycle::{kernel_types, memory};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
-use limpet_core::status::observed::Observed;
-use limpet_model::pod::{PodKey, PodUid};
+use limpet_model::attribution::Onlooker;
 
 /// The directory of the guard's pinned links: one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
@@ -61,14 +61,14 @@ pub struct Armed {
 }
 
 /// Where the guard's attempts are reported.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct AttemptReporter {
     /// The node's events.
     pub events: Events,
     /// Metrics.
     pub metrics: Metrics,
-    /// The observed pods, to find the pod of a process.
-    pub observed: Observed,
+    /// Finds the pod of a process.
+    pub onlooker: Arc<dyn Onlooker>,
 }
 
 /// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
@@ -166,7 +166,7 @@ impl Armed {
         let path = directory
             .map_or_else(|| name.clone().into_owned(), |directory| directory.join(&*name).display().to_string());
         let cgroup = cgroup_path(actor.cgroup);
-        let pod = cgroup.as_deref().and_then(|cgroup| pod_in(cgroup, &reporter.observed));
+        let pod = cgroup.as_deref().and_then(|cgroup| reporter.onlooker.resident(cgroup)?.pod_identity());
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "allowed, and reported" };
         let message =
@@ -179,14 +179,6 @@ impl Armed {
             tracing::warn!(pid = actor.pid, parent = actor.parent, executable, cgroup, count, "guard: {message}");
         }
     }
-}
-
-/// The observed pod whose UID is in the path of `cgroup`; a slice has `_` for `-`.
-fn pod_in(cgroup: &str, observed: &Observed) -> Option<(PodKey, PodUid)> {
-    let names = cgroup.replace('_', "-");
-    let observed = observed.load();
-    let pod = observed.pods.values().find(|pod| names.contains(&format!("pod{}", pod.record.uid)))?;
-    Some((pod.record.key.clone(), pod.record.uid.clone()))
 }
 
 #[cfg(test)]

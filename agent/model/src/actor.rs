@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pod::{PodKey, PodUid};
+
 /// A process that changed something, and its user and pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -46,6 +48,14 @@ pub struct Resident {
     /// The container's name; absent if the process has none, or if the container is no longer known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+}
+
+impl Resident {
+    /// The pod's key and UID; `None` when its name is not known any more.
+    pub fn pod_identity(&self) -> Option<(PodKey, PodUid)> {
+        let (namespace, name) = self.pod.as_deref()?.split_once('/')?;
+        Some((PodKey::new(namespace, name), PodUid::new(self.uid.clone())))
+    }
 }
 
 impl Actor {
@@ -120,6 +130,9 @@ mod tests {
         assert_eq!(in_pod.to_string(), "unknown (pid 7) in pod default/web, container app");
         let gone = Actor { resident: Some(of(None)), ..whole.clone() };
         assert!(gone.to_string().ends_with(" in a pod that is gone (uid u1), container app"), "{gone}");
+        let identity = of(Some("default/web")).pod_identity().unwrap();
+        assert_eq!((identity.0.to_string(), identity.1.as_str()), ("default/web".to_owned(), "u1"));
+        assert_eq!(of(None).pod_identity(), None);
         let read: Actor = serde_json::from_slice(&serde_json::to_vec(&in_pod).unwrap()).unwrap();
         assert_eq!(read, in_pod);
     }

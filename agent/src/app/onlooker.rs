@@ -8,7 +8,6 @@ use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{Cgroups, Tenant};
 use limpet_model::actor::{Actor, Resident};
 use limpet_model::attribution::{Backend, Onlooker};
-use limpet_model::pod::{PodKey, PodUid};
 
 /// Knows this node's pods.
 pub(super) struct NodeOnlooker {
@@ -37,8 +36,7 @@ impl Onlooker for NodeOnlooker {
 
     fn pod_wrote(&self, name: &OsStr, actor: &Actor) {
         let Some(resident) = &actor.resident else { return };
-        let key = resident.pod.as_deref().and_then(|pod| pod.split_once('/'));
-        let pod = key.map(|(namespace, name)| (PodKey::new(namespace, name), PodUid::new(resident.uid.clone())));
+        let pod = resident.pod_identity();
         // Nothing that a process chooses: what happens again and again is one event, and drives no other out.
         let message = format!("{resident} changes files where manifests are read");
         let count =

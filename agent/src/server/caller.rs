@@ -20,7 +20,7 @@ use limpet_core::status::observed::Observed;
 use limpet_host::peer::Peer;
 use limpet_model::actor::{Actor, Resident};
 use limpet_model::attribution::Onlooker;
-use limpet_model::pod::{PodKey, PodUid, identity};
+use limpet_model::pod::identity;
 use limpet_model::source::SourceKind;
 
 /// How long `/proc` may take to show a process.
@@ -135,10 +135,9 @@ impl CallerLookup {
     /// Whether `socketAllowedPods` lists the pod, by its name on the node or, for a static pod, in its manifest. A pod
     /// whose name is not known any more is not listed.
     fn is_allowed(&self, pod: &Resident) -> bool {
-        let Some((namespace, name)) = pod.pod.as_deref().and_then(|pod| pod.split_once('/')) else { return false };
-        let key = PodKey::new(namespace, name);
+        let Some((key, uid)) = pod.pod_identity() else { return false };
         let observed = self.observed.load();
-        let Some(observed) = observed.pods.get(&key).filter(|observed| observed.record.uid.as_str() == pod.uid) else {
+        let Some(observed) = observed.pods.get(&key).filter(|observed| observed.record.uid == uid) else {
             return false;
         };
         let is_static = observed.record.source != SourceKind::Api;
@@ -158,10 +157,14 @@ impl CallerLookup {
         match origin {
             Origin::Pod(pod) => {
                 tracing::warn!(pid = peer.pid, %pod, "refused a process of a pod on the local socket");
-                let key = pod.pod.as_deref().and_then(|pod| pod.split_once('/'));
-                let key = key.map(|(namespace, name)| (PodKey::new(namespace, name), PodUid::new(pod.uid.clone())));
                 let message = format!("a process of {pod} connected to limpet's socket and was refused");
-                self.events.emit(key, pod.container.as_deref(), EventType::Warning, "LocalSocketRefused", message);
+                self.events.emit(
+                    pod.pod_identity(),
+                    pod.container.as_deref(),
+                    EventType::Warning,
+                    "LocalSocketRefused",
+                    message,
+                );
             }
             Origin::OtherUser => {
                 tracing::warn!(uid = peer.uid, pid = peer.pid, "refused a connection to the local socket: root only");

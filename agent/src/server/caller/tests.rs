@@ -9,6 +9,7 @@ use serde_json::json;
 use super::*;
 use limpet_core::fixtures::observed;
 use limpet_model::attribution::Backend;
+use limpet_model::pod::PodKey;
 
 /// A process of root's, of that origin.
 pub(in crate::server) fn root(origin: Origin) -> Caller {
