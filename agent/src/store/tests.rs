@@ -308,3 +308,49 @@ fn history_is_limited_per_pod_and_in_total() {
     assert_eq!(touched(&store, &last).len(), 1);
     assert!(touched(&store, "p0-0").is_empty());
 }
+
+/// A database as the first version of the format has it: every later version opens it. Never written anew.
+fn golden(path: &Path) {
+    let packed = &include_bytes!("golden/limpet.db.gz")[..];
+    std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut fs::File::create(path).unwrap()).unwrap();
+}
+
+fn assert_golden(store: &Store) {
+    let accepted = Timestamp::from_millisecond(1_767_225_600_123).unwrap();
+    assert_eq!(kept(store, SourceKind::File), [r#"a.yaml {"kind":"Pod"} {}"#, "empty.yaml"]);
+    let url = &store.last_good(SourceKind::Http).unwrap()["https://example.com/pods"];
+    let pods = manifests(&[r#"{"kind":"List"}"#]);
+    assert_eq!(*url, LastGood { manifests: pods, mark: "etag".to_owned(), accepted });
+    assert_eq!(kept(store, SourceKind::Push), ["default/web {3}"], "and not the removed one");
+    let directory = Some(DirectoryId { device: 7, inode: u64::MAX });
+    assert_eq!(store.directory("/etc/kubernetes/manifests").unwrap(), directory);
+}
+
+#[test]
+fn a_database_of_the_first_format_opens() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("limpet.db");
+    golden(&path);
+    let (store, aside) = Store::open(&path).unwrap();
+    assert_eq!(aside, None);
+    assert_golden(&store);
+    assert_eq!(touched(&store, "web"), ["1", "2"]);
+    // What is stored already is not written again, and a newer record replaces it.
+    assert!(!store.apply(SourceKind::Push, &remove("default/gone")).unwrap());
+    assert!(store.apply(SourceKind::Push, &remove("default/web")).unwrap());
+    assert!(kept(&store, SourceKind::Push).is_empty());
+}
+
+#[test]
+fn a_damaged_database_of_the_first_format_is_salvaged() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("limpet.db");
+    golden(&path);
+    let mut damaged = fs::read(&path).unwrap();
+    damaged[..64].fill(0);
+    fs::write(&path, &damaged).unwrap();
+    let (store, aside) = Store::open(&path).unwrap();
+    assert_eq!(aside.unwrap().recovered, 4);
+    assert_golden(&store);
+    assert!(touched(&store, "web").is_empty(), "the history is not salvaged");
+}
