@@ -2,38 +2,44 @@
 //!
 //! Owns `<root>/limpet.db`. It stores the last good manifests of each source and their change history, so that a source
 //! that cannot be read after a restart still has its pods. One transaction per change, and none when nothing changed,
-//! to spare flash. A damaged or foreign file is set aside and its intact records are salvaged; this is never fatal.
+//! to spare flash. Each type of record has a table of its own: a new one is one [`Stored`] in `store/kinds.rs`.
+//!
+//! A damaged or foreign file is set aside, its intact records are salvaged, and what only it had is written again from
+//! what the records' owners hold in memory ([`Store::register`]). This is never fatal, and callers do not notice.
 //!
 //! redb: one file, no C, checksummed pages and an atomic commit; one process writes it a few times a day. Every record
 //! has its own checksum too, because redb verifies its pages only after an unclean shutdown.
 //!
 //! Calls block (a write waits for the disk): call them from `spawn_blocking`.
 
+mod changes;
 mod history;
+mod kinds;
 mod quarantine;
 mod record;
 mod salvage;
-mod tables;
+mod table;
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
-use limpet_core::last_good::LastGood;
+pub use changes::Changes;
 use limpet_core::source::ManifestChange;
-use limpet_model::directory_id::DirectoryId;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
-use record::Content;
-use tables::{directory, is_accepted, not_stored, open_last_good, put_directory, write_records};
+use record::Record;
+use table::Table;
+pub use table::{Address, Stored};
 
 /// The page cache in bytes. The database is read once at the start and rarely written.
 const CACHE: usize = 256 << 10;
+
 /// Why the database could not be used. All errors are worth a retry at the next change.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -86,43 +92,30 @@ pub struct SetAside {
     pub recovered: usize,
 }
 
-/// The changes of one transaction. Empty: nothing is written.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// By origin; `None` removes the origin.
-    pub last_good: BTreeMap<Arc<str>, Option<LastGood>>,
-    /// The directory accepted at a path.
-    pub directory: Option<(Arc<str>, DirectoryId)>,
-    /// The changes for the history, oldest first.
-    pub history: Vec<Arc<ManifestChange>>,
+/// Holds in memory what was saved of one source.
+pub trait Held: Debug + Send + Sync {
+    /// All of it, to save it again. Called with the database locked: it must neither wait nor use the store.
+    fn everything(&self) -> Changes;
 }
 
-impl Changes {
-    /// Whether there is nothing to write.
-    pub fn is_empty(&self) -> bool {
-        self.last_good.is_empty() && self.directory.is_none() && self.history.is_empty()
-    }
-
-    /// Adds to the history; drops the oldest changes beyond the limit.
-    pub fn remember(&mut self, changes: &[Arc<ManifestChange>]) {
-        self.history.extend(changes.iter().filter(|change| change.pod.is_some()).cloned());
-        let excess = self.history.len().saturating_sub(history::MOST);
-        self.history.drain(..excess);
-    }
+/// What is stored of one source, of one type.
+#[derive(Debug)]
+pub struct Loaded<R> {
+    /// By name.
+    pub records: BTreeMap<Arc<str>, R>,
+    /// False: a damaged database was set aside and is still there. It may have had records that are not among these.
+    pub complete: bool,
 }
 
 /// Checks that a record that can be decoded encodes to the same bytes: for the fuzz target.
 pub(crate) fn check_record(bytes: &[u8]) {
     // The second time with a valid checksum, which random bytes never have.
     for bytes in [bytes, &record::sign(bytes)] {
-        if let Some(record) = record::decode(bytes) {
-            let (sequence, source, origin) = (record.sequence, record.source, record.origin.as_str());
-            let again = match &record.content {
-                Content::Removed => record::encode(sequence, source, origin, None),
-                Content::LastGood(last_good) => record::encode(sequence, source, origin, Some(last_good)),
-                Content::Directory(id) => record::encode_directory(sequence, source, origin, *id),
-            };
-            assert!(bytes.starts_with(&again), "a decoded record encodes to other bytes");
+        let Some(record) = Record::decode(bytes) else { continue };
+        assert!(bytes.starts_with(&record.encode()), "a decoded record encodes to other bytes");
+        if let Some(table) = Table::for_record(&record).filter(|table| table.tag == record.tag) {
+            let again = (table.recode)(record.content);
+            assert_eq!(again.as_deref(), Some(record.content), "a decoded content encodes to other bytes");
         }
     }
 }
@@ -131,10 +124,16 @@ pub(crate) fn check_record(bytes: &[u8]) {
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// `None` after a failed write: redb rejects all calls after one, so the file is reopened.
-    database: Mutex<Option<Database>>,
-    /// How often a damaged database was replaced while this store was open.
-    replaced: AtomicU64,
+    database: Option<Database>,
+    /// A damaged database was replaced, and what is held in memory is not written again yet.
+    rewrite: bool,
+    held: Vec<(SourceKind, Weak<dyn Held>)>,
 }
 
 impl Store {
@@ -145,8 +144,8 @@ impl Store {
     /// I/O errors: not writable, full, broken.
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
-        let (path, database) = (path.to_owned(), Mutex::new(Some(database)));
-        Ok((Self { path, database, replaced: AtomicU64::new(0) }, set_aside))
+        let state = Mutex::new(State { database: Some(database), ..State::default() });
+        Ok((Self { path: path.to_owned(), state }, set_aside))
     }
 
     /// Damaged databases that were set aside, newest last: this one may lack records that only they had.
@@ -154,43 +153,29 @@ impl Store {
         damaged(&self.path)
     }
 
-    /// Increases whenever a damaged database was replaced: everything saved before has to be saved again.
-    pub fn replaced(&self) -> u64 {
-        self.replaced.load(Ordering::Relaxed)
+    /// Asks `held` for what to write again when a damaged database is replaced, until `held` is dropped.
+    pub fn register<H: Held + 'static>(&self, source: SourceKind, held: &Arc<H>) {
+        let held: Weak<H> = Arc::downgrade(held);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.held.retain(|(_, held)| held.strong_count() > 0);
+        state.held.push((source, held));
     }
 
-    /// All last good manifests of `source`, by origin. A record that fails its checksum is skipped.
+    /// All records of one type of `source`. One that fails its checksum is skipped and logged.
     ///
     /// # Errors
     /// Reading failed.
-    pub fn last_good(&self, source: SourceKind) -> Result<BTreeMap<Arc<str>, LastGood>, StoreError> {
-        self.transact("read", |database| {
-            let mut all = BTreeMap::new();
-            let Some(table) = open_last_good(&database.begin_read()?)? else { return Ok(all) };
-            for entry in table.range((source.as_str(), "")..)? {
-                let (key, value) = entry?;
-                let (name, origin) = key.value();
-                if name != source.as_str() {
-                    break;
-                }
-                match record::decode(value.value()).map(|record| record.content) {
-                    Some(Content::LastGood(last_good)) => drop(all.insert(Arc::from(origin), last_good)),
-                    Some(Content::Removed | Content::Directory(_)) => {}
-                    None => {
-                        tracing::error!(%source, origin, "a last good manifest is damaged in the database, skipped")
-                    }
-                }
-            }
-            Ok(all)
-        })
+    pub fn load<R: Stored>(&self, source: SourceKind) -> Result<Loaded<R>, StoreError> {
+        let records = self.transact("read", |database| table::all(&database.begin_read()?, source))?;
+        Ok(Loaded { records, complete: self.damaged().is_empty() })
     }
 
-    /// The directory last accepted at `path`.
+    /// One record; one that fails its checksum counts as absent.
     ///
     /// # Errors
     /// Reading failed.
-    pub fn directory(&self, path: &str) -> Result<Option<DirectoryId>, StoreError> {
-        self.transact("read", |database| directory(database, path))
+    pub fn get<R: Stored>(&self, source: SourceKind, name: &str) -> Result<Option<R>, StoreError> {
+        self.transact("read", |database| table::get(&database.begin_read()?, source, name))
     }
 
     /// The last changes of a pod's manifest, oldest first.
@@ -207,50 +192,66 @@ impl Store {
     /// # Errors
     /// Writing failed and nothing was stored: retry with the next changes.
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
-        self.transact("write", |database| {
-            let last_good = not_stored(database, source, changes)?;
-            let history = history::new_changes(database, &changes.history)?;
-            if last_good.is_empty() && history.is_empty() && is_accepted(database, changes.directory.as_ref())? {
-                return Ok(false);
-            }
-            let transaction = database.begin_write()?;
-            history::write(&transaction, &history)?;
-            write_records(&transaction, source, &last_good)?;
-            if let Some((path, id)) = &changes.directory {
-                put_directory(&transaction, source, path, *id)?;
-            }
-            transaction.commit()?;
-            Ok(true)
-        })
+        self.transact("write", |database| changes.write(database, source))
     }
 
     /// Simulates a failed write: the next call reopens the file.
     #[cfg(test)]
     pub(crate) fn forget_database(&self) {
-        *self.database.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).database = None;
     }
 
-    /// Runs `work` on the open database; reopens it after a failure.
+    /// Runs `work` on the open database; reopens it after a failure. When the database turns out to be damaged, `work`
+    /// is run again on the one that replaces it.
     fn transact<T>(
         &self,
         operation: &'static str,
-        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
+        work: impl Fn(&Database) -> Result<T, redb::Error>,
     ) -> Result<T, StoreError> {
-        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let database = match slot.take() {
-            Some(database) => database,
-            None => {
-                let (database, set_aside) = open_or_rebuild(&self.path)?;
-                if let Some(SetAside { path, recovered }) = set_aside {
-                    tracing::error!(aside = %path.display(), recovered, "damaged database replaced");
-                    self.replaced.fetch_add(1, Ordering::Relaxed);
-                }
-                database
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.rewrite(&mut state)?;
+        let mut done = self.attempt(&mut state, &work)?;
+        if matches!(done, Err(redb::Error::Corrupted(_))) {
+            self.rewrite(&mut state)?;
+            done = self.attempt(&mut state, &work)?;
+        }
+        done.map_err(|error| StoreError::Transaction { operation, path: self.path.clone(), source: Box::new(error) })
+    }
+
+    /// Writes what is held in memory again if a damaged database was replaced; if that fails, again at the next call.
+    ///
+    /// # Errors
+    /// The database cannot be opened.
+    fn rewrite(&self, state: &mut State) -> Result<(), StoreError> {
+        state.database = Some(self.open_again(state)?);
+        if !state.rewrite {
+            return Ok(());
+        }
+        let owners: Vec<_> = state.held.iter().filter_map(|(source, held)| Some((*source, held.upgrade()?))).collect();
+        for (source, held) in owners {
+            let changes = held.everything();
+            if let Err(error) = self.attempt(state, &|database: &Database| changes.write(database, source))? {
+                tracing::error!(%source, %error, "cannot save again what the damaged database had");
+                return Ok(());
             }
-        };
+        }
+        state.rewrite = false;
+        Ok(())
+    }
+
+    /// Runs `work` once. A database that turns out to be damaged is set aside.
+    ///
+    /// # Errors
+    /// The database cannot be opened.
+    fn attempt<T>(
+        &self,
+        state: &mut State,
+        work: &impl Fn(&Database) -> Result<T, redb::Error>,
+    ) -> Result<Result<T, redb::Error>, StoreError> {
+        let database = self.open_again(state)?;
         let done = quarantine::guarded(&self.path, || {
             let done = work(&database);
-            *slot = done.is_ok().then_some(database);
+            state.database = done.is_ok().then_some(database);
             done
         });
         if matches!(done, Err(redb::Error::Corrupted(_))) {
@@ -261,7 +262,20 @@ impl Store {
                 }
             }
         }
-        done.map_err(|error| StoreError::Transaction { operation, path: self.path.clone(), source: Box::new(error) })
+        Ok(done)
+    }
+
+    /// Takes the open database, or opens it again.
+    fn open_again(&self, state: &mut State) -> Result<Database, StoreError> {
+        if let Some(database) = state.database.take() {
+            return Ok(database);
+        }
+        let (database, set_aside) = open_or_rebuild(&self.path)?;
+        if let Some(SetAside { path, recovered }) = set_aside {
+            tracing::error!(aside = %path.display(), recovered, "damaged database replaced");
+            state.rewrite = true;
+        }
+        Ok(database)
     }
 }
 
@@ -279,7 +293,7 @@ pub fn damaged(path: &Path) -> Vec<PathBuf> {
 /// Closing writes too, so it is guarded as well.
 impl Drop for Store {
     fn drop(&mut self) {
-        let database = self.database.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let database = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).database.take();
         quarantine::guarded(&self.path, || drop(database));
     }
 }

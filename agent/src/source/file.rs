@@ -154,7 +154,9 @@ impl FileSource {
     /// Watches and publishes until `stop`. `publish` must not block.
     pub async fn run(mut self, publish: impl Fn(Arc<SourceSnapshot>), stop: CancellationToken) {
         let path = Arc::clone(&self.path_key);
-        let saved = self.persister.load(move |store| Ok((store.last_good(SourceKind::File)?, store.directory(&path)?)));
+        let saved = self
+            .persister
+            .load(move |store| Ok((store.load(SourceKind::File)?.records, store.get(SourceKind::File, &path)?)));
         (self.last_good, self.accepted) = saved.await.unwrap_or_default();
         self.ledger.expect(&self.last_good);
         self.open_watch();
@@ -167,7 +169,7 @@ impl FileSource {
                 () = stop.cancelled() => break,
                 event = next_event(self.watch.as_mut()) => self.handle(event, &publish).await,
                 () = at(self.confirm_at) => self.rescan_all(&publish).await,
-                () = self.persister.written() => self.save_all_if_replaced(),
+                () = self.persister.written() => {}
                 () = sleep_until(self.resync) => {
                     match &mut self.watch {
                         Some(watch) => watch.recheck(),
@@ -264,8 +266,8 @@ impl FileSource {
         self.rejection_log.warnings(&name, &manifest.faults);
         let (scanner, last_good) = (&self.scanner, &self.last_good);
         self.view.accept(&name, manifest, || restore(scanner, &name, last_good.get(&name)));
-        let manifests = self.view.manifests(&name);
-        self.persister.put(name, manifests.map(|manifests| LastGood::new(manifests, Timestamp::now())));
+        let contents = self.view.contents(&name);
+        self.persister.put(name, contents, "");
     }
 
     fn vanish(&mut self, name: Arc<str>) {
@@ -301,7 +303,7 @@ impl FileSource {
                 info!(file = %name, "manifest removed");
                 self.view.remove(&name);
                 self.rejection_log.forget(&name);
-                self.persister.put(name, None);
+                self.persister.put(name, None, "");
             } else {
                 self.vanish(name);
             }
@@ -312,7 +314,7 @@ impl FileSource {
         // Removed while the agent was down: neither on disk nor in the view.
         for name in std::mem::take(&mut self.last_good).into_keys() {
             if !self.view.contains(&name) {
-                self.persister.put(name, None);
+                self.persister.put(name, None, "");
             }
         }
         if self.accepted != Some(listing.id) {
@@ -336,7 +338,9 @@ impl FileSource {
     fn unavailable(&mut self, reason: String) {
         for (name, saved) in &self.last_good {
             if !self.view.contains(name) {
-                self.view.restore(name, restore(&self.scanner, name, Some(saved)));
+                let contents = Arc::new(restore(&self.scanner, name, Some(saved)));
+                self.persister.hold(Arc::clone(name), Arc::clone(&contents), &saved.mark);
+                self.view.restore(name, contents);
             }
         }
         for name in std::mem::take(&mut self.vanishing).into_keys() {
@@ -378,20 +382,6 @@ impl FileSource {
             let names = self.links.clone();
             let scan = self.run_scan(move |scanner, known| scanner.scan_names(names, known)).await;
             self.apply_scan(scan);
-        }
-    }
-
-    /// Saves everything again if the database was replaced.
-    fn save_all_if_replaced(&mut self) {
-        if self.persister.must_save_all() {
-            for name in self.view.names() {
-                self.persister.put(
-                    Arc::clone(name),
-                    self.view.manifests(name).map(|manifests| LastGood::new(manifests, Timestamp::now())),
-                );
-            }
-            self.accepted.into_iter().for_each(|id| self.persister.put_directory(Arc::clone(&self.path_key), id));
-            self.persister.write();
         }
     }
 

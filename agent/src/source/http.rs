@@ -124,7 +124,7 @@ impl HttpSource {
             loop {
                 tokio::select! {
                     () = stop.cancelled() => break 'exchanges,
-                    () = self.persister.written() => self.save_all_if_replaced(),
+                    () = self.persister.written() => {}
                     () = sleep_until(next) => break,
                 }
             }
@@ -134,7 +134,8 @@ impl HttpSource {
 
     /// Restores what an earlier run accepted, also from another URL: it stays desired until this URL responds.
     async fn restore(&mut self) {
-        let saved = self.persister.load(|store| store.last_good(SourceKind::Http)).await.unwrap_or_default();
+        let load = |store: &Store| Ok(store.load::<LastGood>(SourceKind::Http)?.records);
+        let saved = self.persister.load(load).await.unwrap_or_default();
         self.ledger.expect(&saved);
         let mut contents = Contents::default();
         let own = saved.iter().filter(|(name, _)| **name == self.store_key);
@@ -152,6 +153,9 @@ impl HttpSource {
         }
         if !saved.is_empty() {
             info!(url = %self.origin, pods = contents.pods.len(), "last good pods of the URL restored");
+            let contents = Arc::new(contents);
+            // Without a mark: after damage, the response is read again.
+            self.persister.hold(Arc::clone(&self.store_key), Arc::clone(&contents), "");
             self.view.restore(&self.origin, contents);
         }
     }
@@ -206,25 +210,12 @@ impl HttpSource {
         // A partly rejected response is read again after a restart, so that its faults are known again.
         let mark = validators.as_ref().filter(|_| !rejected).and_then(|known| serde_json::to_string(known).ok());
         self.validators = validators;
-        self.save(mark.unwrap_or_default());
+        let contents = self.view.contents(&self.origin).unwrap_or_default();
+        self.persister.put(Arc::clone(&self.store_key), Some(contents), &mark.unwrap_or_default());
         if !rejected {
             for url in std::mem::take(&mut self.other_urls) {
-                self.persister.put(url, None);
+                self.persister.put(url, None, "");
             }
-        }
-    }
-
-    fn save(&mut self, mark: String) {
-        let manifests = self.view.manifests(&self.origin).unwrap_or_default();
-        self.persister
-            .put(Arc::clone(&self.store_key), Some(LastGood { mark, ..LastGood::new(manifests, Timestamp::now()) }));
-    }
-
-    /// Saves everything again if the database was replaced.
-    fn save_all_if_replaced(&mut self) {
-        if self.persister.must_save_all() {
-            self.save(String::new());
-            self.persister.write();
         }
     }
 

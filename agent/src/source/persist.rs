@@ -1,15 +1,18 @@
 //! Saves last good manifests to the database: one write at a time, off the agent's thread. A failed write is retried
 //! with the next change, and at the source's next periodic rescan.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use jiff::Timestamp;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
 use crate::source::Pulse;
-use crate::store::{Changes, Store, StoreError, chain};
+use crate::store::{Changes, Held, Store, StoreError, chain};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
+use limpet_core::source::view::Contents;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::source::SourceKind;
 
@@ -25,20 +28,53 @@ pub(super) struct Persister {
     pulse: Arc<Pulse>,
     pending: Changes,
     writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
-    /// As of [`Store::replaced`].
-    replaced: u64,
+    /// Shared with the store, which asks for it after damage.
+    accepted: Arc<Accepted>,
+}
+
+/// What the source holds now, queued or written.
+#[derive(Debug, Default)]
+struct Accepted(Mutex<AcceptedFiles>);
+
+#[derive(Debug, Default)]
+struct AcceptedFiles {
+    /// The contents of each file or URL, shared with the source's view, and the mark.
+    files: BTreeMap<Arc<str>, (Arc<Contents>, String)>,
+    directory: Option<(Arc<str>, DirectoryId)>,
+}
+
+impl Accepted {
+    fn lock(&self) -> MutexGuard<'_, AcceptedFiles> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held for Accepted {
+    fn everything(&self) -> Changes {
+        let (files, directory) = {
+            let accepted = self.lock();
+            (accepted.files.clone(), accepted.directory.clone())
+        };
+        let mut changes = Changes::default();
+        for (origin, (contents, mark)) in files {
+            changes.put(origin, Some(last_good(&contents, mark)));
+        }
+        if let Some((path, id)) = directory {
+            changes.put(path, Some(id));
+        }
+        changes
+    }
+}
+
+fn last_good(contents: &Contents, mark: String) -> LastGood {
+    LastGood { mark, ..LastGood::new(contents.manifests(), Timestamp::now()) }
 }
 
 impl Persister {
     pub(super) fn new(store: Arc<Store>, source: SourceKind, pulse: Arc<Pulse>) -> Self {
-        let replaced = store.replaced();
-        Self { store, source, pulse, pending: Changes::default(), writing: None, replaced }
-    }
-
-    /// Whether everything has to be saved again because the database was replaced: true once per replacement.
-    pub(super) fn must_save_all(&mut self) -> bool {
-        let replaced = self.store.replaced();
-        std::mem::replace(&mut self.replaced, replaced) != replaced
+        let accepted = Arc::default();
+        store.register(source, &accepted);
+        Self { store, source, pulse, pending: Changes::default(), writing: None, accepted }
     }
 
     /// Loads what an earlier run saved; logs an error and returns `None` if it cannot be read.
@@ -55,14 +91,25 @@ impl Persister {
         None
     }
 
-    /// Queues the last good manifests of a file or URL; `None` removes them.
-    pub(super) fn put(&mut self, origin: Arc<str>, last_good: Option<LastGood>) {
-        self.pending.last_good.insert(origin, last_good);
+    /// Queues the contents of a file or URL, with the source's mark; `None` removes them.
+    pub(super) fn put(&mut self, origin: Arc<str>, contents: Option<Arc<Contents>>, mark: &str) {
+        let last_good = contents.as_ref().map(|contents| last_good(contents, mark.to_owned()));
+        match contents {
+            Some(contents) => self.hold(Arc::clone(&origin), contents, mark),
+            None => drop(self.accepted.lock().files.remove(&origin)),
+        }
+        self.pending.put(origin, last_good);
+    }
+
+    /// Notes the contents of a file or URL that were loaded: they are written again only after damage.
+    pub(super) fn hold(&self, origin: Arc<str>, contents: Arc<Contents>, mark: &str) {
+        self.accepted.lock().files.insert(origin, (contents, mark.to_owned()));
     }
 
     /// Queues the directory accepted at `path`.
     pub(super) fn put_directory(&mut self, path: Arc<str>, id: DirectoryId) {
-        self.pending.directory = Some((path, id));
+        self.accepted.lock().directory = Some((Arc::clone(&path), id));
+        self.pending.put(path, Some(id));
     }
 
     /// Queues changes for the history; they are written together with the rest.
@@ -112,9 +159,7 @@ impl Persister {
                 error!(source = %self.source, error, "cannot save last good manifests, retrying later");
                 self.pulse.set_persist_error(Some(error));
                 let newer = std::mem::replace(&mut self.pending, changes);
-                self.pending.last_good.extend(newer.last_good);
-                self.pending.remember(&newer.history);
-                self.pending.directory = newer.directory.or(self.pending.directory.take());
+                self.pending.extend(newer);
             }
             Err(error) => {
                 error!(source = %self.source, %error, "saving last good manifests failed");
@@ -130,27 +175,84 @@ impl Persister {
 mod tests {
     use super::*;
 
-    fn last_good(manifest: &[u8]) -> LastGood {
-        LastGood::new(vec![Arc::from(manifest)], jiff::Timestamp::UNIX_EPOCH)
+    fn contents(name: &str) -> Arc<Contents> {
+        let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        let read = limpet_model::manifest::read(pod.to_string().as_bytes(), "a", SourceKind::File, "edge1");
+        Arc::new(Contents {
+            pods: read.pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect(),
+            ..Contents::default()
+        })
     }
 
-    #[test]
-    fn unsaved_changes_are_queued_again_below_newer_ones() {
+    fn opened() -> (tempfile::TempDir, Arc<Store>) {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        let mut persister = Persister::new(store, SourceKind::File, Arc::default());
+        (root, store)
+    }
+
+    /// `origin mark: pods` of everything stored.
+    fn stored(store: &Store) -> Vec<String> {
+        let loaded = store.load::<LastGood>(SourceKind::File).unwrap();
+        let text = |last_good: &LastGood| {
+            last_good
+                .manifests
+                .iter()
+                .map(|manifest| {
+                    let value: serde_json::Value = serde_json::from_slice(manifest).unwrap();
+                    format!(" {}", value["metadata"]["name"].as_str().unwrap())
+                })
+                .collect::<String>()
+        };
+        loaded
+            .records
+            .iter()
+            .map(|(origin, last_good)| format!("{origin} {}:{}", last_good.mark, text(last_good)))
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn unsaved_changes_are_queued_again_below_newer_ones() {
+        let (_root, store) = opened();
+        let mut persister = Persister::new(Arc::clone(&store), SourceKind::File, Arc::default());
         let old = DirectoryId { device: 1, inode: 1 };
-        persister.put(Arc::from("a"), Some(last_good(b"1")));
-        persister.put(Arc::from("b"), None);
+        persister.put(Arc::from("a"), Some(contents("one")), "");
+        persister.put(Arc::from("b"), Some(contents("other")), "");
         persister.put_directory(Arc::from("/m"), old);
         let lost = std::mem::take(&mut persister.pending);
-        persister.put(Arc::from("a"), Some(last_good(b"2")));
+        persister.put(Arc::from("a"), Some(contents("two")), "x");
         let full = StoreError::SetAside { path: "/db".into(), source: std::io::ErrorKind::StorageFull.into() };
         assert!(!persister.settle(Ok((lost, Err(full)))));
-        assert_eq!(persister.pending.last_good[&Arc::from("a")], Some(last_good(b"2")));
-        assert_eq!(persister.pending.last_good[&Arc::from("b")], None);
-        assert_eq!(persister.pending.directory, Some((Arc::from("/m"), old)));
         assert!(persister.pulse.persist_error().unwrap().contains("/db"));
-        assert!(persister.settle(Ok((Changes::default(), Ok(true)))) && persister.pulse.persist_error().is_none());
+        persister.flush().await;
+        assert_eq!(stored(&store), ["a x: two", "b : other"]);
+        assert_eq!(store.get::<DirectoryId>(SourceKind::File, "/m").unwrap(), Some(old));
+        assert!(persister.pulse.persist_error().is_none());
+    }
+
+    /// What another source finds damaged is written again at once, even if nothing of this one changes any more.
+    #[tokio::test]
+    async fn what_a_damaged_database_had_is_saved_again_by_the_next_call_of_anyone() {
+        let (root, store) = opened();
+        let mut persister = Persister::new(Arc::clone(&store), SourceKind::File, Arc::default());
+        let id = DirectoryId { device: 1, inode: 1 };
+        persister.put(Arc::from("a"), Some(contents("one")), "x");
+        persister.put(Arc::from("gone"), Some(contents("gone")), "");
+        persister.put(Arc::from("gone"), None, "");
+        persister.put_directory(Arc::from("/m"), id);
+        persister.hold(Arc::from("restored"), contents("two"), "y");
+        persister.flush().await;
+        assert_eq!(stored(&store), ["a x: one"]);
+        store.forget_database();
+        std::fs::write(root.path().join("limpet.db"), "not a database").unwrap();
+        assert_eq!(store.history(&limpet_model::pod::PodKey::new("default", "x")).unwrap(), []);
+        assert_eq!(stored(&store), ["a x: one", "restored y: two"]);
+        assert_eq!(store.get::<DirectoryId>(SourceKind::File, "/m").unwrap(), Some(id));
+        assert!(!store.load::<LastGood>(SourceKind::File).unwrap().complete);
+        // The owner is gone: nothing is left to write.
+        drop(persister);
+        store.forget_database();
+        std::fs::write(root.path().join("limpet.db"), "not a database").unwrap();
+        assert!(stored(&store).is_empty());
     }
 }

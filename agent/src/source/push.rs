@@ -6,8 +6,9 @@
 
 mod objects;
 mod request;
+mod saved;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::source::Pulse;
-use crate::store::{Changes, Store, StoreError, chain};
+use crate::store::{Changes, Store, chain};
 use limpet_core::last_good::{LastGood, Manifests};
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::first_claim;
@@ -29,6 +30,7 @@ use limpet_model::pod::{PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
 use request::{By, Request};
 pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
+use saved::{Records, Saved};
 
 /// The parts of the node that the push source depends on.
 #[derive(Debug, Clone)]
@@ -47,6 +49,8 @@ pub struct PushSource {
     decoder: Decoder,
     context: PushContext,
     snapshot: SourceSnapshot,
+    /// Shared with the store.
+    saved: Arc<Saved>,
     /// Deleted pods that have not terminated yet.
     terminating: BTreeSet<PodKey>,
     pulse: Arc<Pulse>,
@@ -55,12 +59,15 @@ pub struct PushSource {
 impl PushSource {
     /// A source of the pods saved in `store`.
     pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder, context: PushContext) -> Self {
+        let saved = Arc::default();
+        store.register(SourceKind::Push, &saved);
         Self {
             node_name: Arc::from(node_name),
             store,
             decoder,
             context,
             snapshot: SourceSnapshot::default(),
+            saved,
             terminating: BTreeSet::new(),
             pulse: Arc::default(),
         }
@@ -74,7 +81,7 @@ impl PushSource {
     /// Handles requests and publishes until `stop`. `publish` must not block.
     pub async fn run(mut self, mut inbox: Inbox, publish: impl Fn(Arc<SourceSnapshot>), stop: CancellationToken) {
         self.restore().await;
-        publish(Arc::new(self.snapshot.clone()));
+        self.publish(None, &publish);
         let mut observed = self.context.observed.changes();
         loop {
             tokio::select! {
@@ -102,9 +109,8 @@ impl PushSource {
 
     async fn restore(&mut self) {
         let store = Arc::clone(&self.store);
-        let read = move || Ok::<_, StoreError>((store.last_good(SourceKind::Push)?, store.damaged()));
-        let (saved, damaged) = match tokio::task::spawn_blocking(read).await {
-            Ok(Ok(read)) => read,
+        let loaded = match tokio::task::spawn_blocking(move || store.load::<LastGood>(SourceKind::Push)).await {
+            Ok(Ok(loaded)) => loaded,
             failed => {
                 let reason = match failed {
                     Ok(Err(error)) => chain(&error),
@@ -117,7 +123,7 @@ impl PushSource {
                 return;
             }
         };
-        for (name, saved) in &saved {
+        for (name, saved) in &loaded.records {
             let restored =
                 self.decoder.restore_all(&saved.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
             if restored.pods.is_empty() && restored.objects.is_empty() {
@@ -126,13 +132,12 @@ impl PushSource {
             self.snapshot.pods.extend(restored.pods);
             self.snapshot.objects.extend(restored.objects);
         }
-        if let Some(newest) = saved.values().map(|saved| saved.accepted).max() {
+        if let Some(newest) = loaded.records.values().map(|saved| saved.accepted).max() {
             self.pulse.succeeded(newest);
         }
         self.snapshot.health = Health::Good;
-        // After database damage, the store may lack running pods: they are not stopped before the damaged file is
-        // removed.
-        self.snapshot.ready = damaged.is_empty();
+        // The store may lack running pods: they are not stopped before the damaged file is removed.
+        self.snapshot.ready = loaded.complete;
         info!(
             pods = self.snapshot.pods.len(),
             objects = self.snapshot.objects.len(),
@@ -165,7 +170,7 @@ impl PushSource {
         let change = change.map(Arc::new);
         self.commit(&key, Some(vec![Arc::clone(&record.manifest)]), change.clone()).await?;
         self.snapshot.pods.insert(key, Arc::clone(&record));
-        publish(Arc::new(SourceSnapshot { changes: change.into_iter().collect(), ..self.snapshot.clone() }));
+        self.publish(change, publish);
         Ok(Stored { record, verb })
     }
 
@@ -187,7 +192,7 @@ impl PushSource {
         } else {
             self.snapshot.pods.remove(&key);
         }
-        publish(Arc::new(SourceSnapshot { changes: change.into_iter().collect(), ..self.snapshot.clone() }));
+        self.publish(change, publish);
         Ok(record)
     }
 
@@ -199,22 +204,11 @@ impl PushSource {
         change: Option<Arc<ManifestChange>>,
     ) -> Result<(), PushError> {
         let name: Arc<str> = Arc::from(key.to_string());
-        let saved = manifests.map(|manifests| LastGood::new(manifests, Timestamp::now()));
-        let changes = Changes {
-            last_good: BTreeMap::from([(Arc::clone(&name), saved.clone())]),
-            history: change.into_iter().collect(),
-            ..Changes::default()
-        };
-        let mut all = Changes { last_good: self.everything(), ..Changes::default() };
-        all.last_good.insert(Arc::clone(&name), saved);
+        let mut changes = Changes::default();
+        changes.put(Arc::clone(&name), manifests.map(|manifests| LastGood::new(manifests, Timestamp::now())));
+        changes.remember(change.as_slice());
         let store = Arc::clone(&self.store);
-        let written = tokio::task::spawn_blocking(move || {
-            let before = store.replaced();
-            store.apply(SourceKind::Push, &changes)?;
-            // The database was replaced: the new one may lack records of the old one.
-            if store.replaced() == before { Ok(false) } else { store.apply(SourceKind::Push, &all) }
-        });
-        let written = written.await;
+        let written = tokio::task::spawn_blocking(move || store.apply(SourceKind::Push, &changes)).await;
         let reason = match written {
             Ok(Ok(_)) => {
                 self.pulse.succeeded(Timestamp::now());
@@ -225,16 +219,6 @@ impl PushSource {
         };
         error!(%name, reason, "push rejected: it cannot be saved to disk");
         Err(PushError::NotPersisted { reason })
-    }
-
-    /// Everything to save, by store key.
-    fn everything(&self) -> BTreeMap<Arc<str>, Option<LastGood>> {
-        let staying = self.snapshot.pods.iter().filter(|(key, _)| !self.terminating.contains(key));
-        let pods = staying.map(|(key, pod)| (key.to_string(), Arc::clone(&pod.manifest)));
-        let objects = self.snapshot.objects.iter().map(|(key, object)| (key.to_string(), object.manifest()));
-        pods.chain(objects)
-            .map(|(name, manifest)| (Arc::from(name), Some(LastGood::new(vec![manifest], Timestamp::now()))))
-            .collect()
     }
 
     /// The pod of that name, in its form with or without the node name.
@@ -273,8 +257,17 @@ impl PushSource {
             self.snapshot.pods.remove(key);
         }
         if !terminated.is_empty() {
-            publish(Arc::new(self.snapshot.clone()));
+            self.publish(None, publish);
         }
+    }
+
+    /// Publishes the snapshot, with the change that led to it.
+    fn publish(&self, change: Option<Arc<ManifestChange>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        let SourceSnapshot { pods, objects, .. } = self.snapshot.clone();
+        let mut saved = Records { pods, objects };
+        self.terminating.iter().for_each(|key| _ = saved.pods.remove(key));
+        self.saved.set(saved);
+        publish(Arc::new(SourceSnapshot { changes: change.into_iter().collect(), ..self.snapshot.clone() }));
     }
 }
 

@@ -8,7 +8,7 @@ use redb::{
     Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, TableError, WriteTransaction,
 };
 
-use super::tables::META;
+use super::table::META;
 use limpet_core::source::{ChangeKind, ManifestChange};
 
 /// (`namespace/name`, number) -> a change. Numbers increase across all pods.

@@ -9,28 +9,27 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::record::{self, Content, MAGIC, Record};
-use super::tables::{META, SEQUENCE, put_directory, write_records};
+use super::kinds::COUNTED;
+use super::record::{MAGIC, Record};
+use super::table::{Table, start_sequence};
 use super::{StoreError, open_database, open_error, quarantine};
 use limpet_model::source::SourceKind;
 
 /// How much of a damaged file is searched; a node's manifests are far smaller.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The records of a file by what they describe: whether it is a directory, its source, and its name.
-type Records = BTreeMap<(bool, SourceKind, String), Record>;
+/// The records of a file by what they are about: the tag of their type, their source, their name.
+type Records<'a> = BTreeMap<(u8, SourceKind, &'a str), (&'static Table, Record<'a>)>;
 
 /// Creates a database at `path` from the records in `aside`; the file appears only when complete. Returns the number of
 /// salvaged files and URLs.
 pub(super) fn rebuild(aside: &Path, path: &Path) -> Result<usize, StoreError> {
     let failed = |source| StoreError::Salvage { path: path.to_owned(), source };
-    let records = match read(aside) {
-        Ok(bytes) => newest(&bytes),
-        Err(error) => {
-            tracing::error!(%error, path = %aside.display(), "the damaged database cannot be read");
-            Records::new()
-        }
-    };
+    let bytes = read(aside).unwrap_or_else(|error| {
+        tracing::error!(%error, path = %aside.display(), "the damaged database cannot be read");
+        Vec::new()
+    });
+    let records = newest(&bytes);
     let fresh = with_suffix(path, ".new");
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
@@ -51,35 +50,30 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     if bytes.is_empty() { read.map(|_| bytes) } else { Ok(bytes) }
 }
 
-/// The newest intact record of every origin, including removed ones.
-fn newest(bytes: &[u8]) -> Records {
+/// The newest intact record of every name, including removed ones.
+fn newest(bytes: &[u8]) -> Records<'_> {
     let mut newest = Records::new();
     let starts = (0..bytes.len().saturating_sub(MAGIC.len())).filter(|at| bytes[*at] == MAGIC[0]);
-    for record in starts.filter_map(|at| record::decode(&bytes[at..])) {
-        let key = (matches!(record.content, Content::Directory(_)), record.source, record.origin.clone());
-        if newest.get(&key).is_none_or(|known| known.sequence < record.sequence) {
-            newest.insert(key, record);
+    for record in starts.filter_map(|at| Record::decode(&bytes[at..])) {
+        let Some(table) = Table::for_record(&record) else { continue };
+        let known = newest.entry((table.tag, record.source, record.name)).or_insert((table, record));
+        if known.1.sequence < record.sequence {
+            *known = (table, record);
         }
     }
     newest
 }
 
-fn fill(path: &Path, records: &Records) -> Result<usize, StoreError> {
+fn fill(path: &Path, records: &Records<'_>) -> Result<usize, StoreError> {
     let database = open_database(path).map_err(|error| open_error(path, error))?;
     let mut count = 0;
     let write = || {
         let transaction = database.begin_write()?;
-        let sequence = records.values().map(|record| record.sequence).max().unwrap_or(0);
-        transaction.open_table(META)?.insert(SEQUENCE, sequence)?;
-        for Record { source, origin, content, .. } in records.values() {
-            match content {
-                Content::LastGood(last_good) => {
-                    write_records(&transaction, *source, &[(origin, Some(last_good))])?;
-                    count += 1;
-                }
-                Content::Directory(id) => put_directory(&transaction, *source, origin, *id)?,
-                Content::Removed => {}
-            }
+        let sequence = records.values().map(|(_, record)| record.sequence).max().unwrap_or(0);
+        start_sequence(&transaction, sequence)?;
+        for (table, record) in records.values().filter(|(table, record)| record.tag == table.tag) {
+            (table.insert)(&transaction, record)?;
+            count += usize::from(record.tag == COUNTED);
         }
         transaction.commit()?;
         Ok(())

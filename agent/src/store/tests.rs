@@ -4,22 +4,37 @@ use std::fs;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::tables::MAX_REMOVED;
+use super::table::MAX_REMOVED;
 use super::*;
 use jiff::Timestamp;
-use limpet_core::last_good::Manifests;
+use limpet_core::last_good::{LastGood, Manifests};
+use limpet_model::directory_id::DirectoryId;
 
 fn manifests(texts: &[&str]) -> Manifests {
     texts.iter().map(|text| Arc::from(text.as_bytes())).collect()
 }
 
+fn changed(origin: &str, record: Option<LastGood>) -> Changes {
+    let mut changes = Changes::default();
+    changes.put(Arc::from(origin), record);
+    changes
+}
+
 fn put(origin: &str, texts: &[&str]) -> Changes {
     let kept = LastGood { mark: format!("mark of {origin}"), ..LastGood::new(manifests(texts), Timestamp::now()) };
-    Changes { last_good: BTreeMap::from([(Arc::from(origin), Some(kept))]), directory: None, ..Changes::default() }
+    changed(origin, Some(kept))
 }
 
 fn remove(origin: &str) -> Changes {
-    Changes { last_good: BTreeMap::from([(Arc::from(origin), None)]), directory: None, ..Changes::default() }
+    changed(origin, None)
+}
+
+fn last_good(store: &Store, source: SourceKind) -> BTreeMap<Arc<str>, LastGood> {
+    store.load(source).unwrap().records
+}
+
+fn directory(store: &Store, path: &str) -> Option<DirectoryId> {
+    store.get(SourceKind::File, path).unwrap()
 }
 
 /// `origin manifest…` of everything stored for a source.
@@ -27,7 +42,7 @@ fn kept(store: &Store, source: SourceKind) -> Vec<String> {
     let text = |manifests: &Manifests| -> String {
         manifests.iter().map(|manifest| format!(" {}", String::from_utf8_lossy(manifest))).collect()
     };
-    let all = store.last_good(source).unwrap();
+    let all = last_good(store, source);
     all.iter().map(|(origin, kept)| format!("{origin}{}", text(&kept.manifests))).collect()
 }
 
@@ -39,24 +54,21 @@ fn last_good_manifests_survive_reopening_by_source() {
     {
         let (store, aside) = Store::open(&path).unwrap();
         assert_eq!(aside, None);
-        assert!(store.last_good(SourceKind::File).unwrap().is_empty());
+        assert!(last_good(&store, SourceKind::File).is_empty());
         assert!(store.apply(SourceKind::File, &put("a.yaml", &["{1}", "{2}"])).unwrap());
         assert!(store.apply(SourceKind::Http, &put("https://x", &["{3}"])).unwrap());
-        let forget = Changes {
-            last_good: BTreeMap::from([(Arc::from("gone.yaml"), None)]),
-            directory: Some((Arc::from("/etc/manifests"), id)),
-            ..Changes::default()
-        };
+        let mut forget = remove("gone.yaml");
+        forget.put(Arc::from("/etc/manifests"), Some(id));
         assert!(store.apply(SourceKind::File, &forget).unwrap());
     }
     let (store, _) = Store::open(&path).unwrap();
     assert_eq!(kept(&store, SourceKind::File), ["a.yaml {1} {2}"]);
-    assert_eq!(store.last_good(SourceKind::File).unwrap()["a.yaml"].mark, "mark of a.yaml");
-    assert_eq!(store.last_good(SourceKind::Http).unwrap().len(), 1);
-    assert_eq!(store.directory("/etc/manifests").unwrap(), Some(id));
+    assert_eq!(last_good(&store, SourceKind::File)["a.yaml"].mark, "mark of a.yaml");
+    assert_eq!(last_good(&store, SourceKind::Http).len(), 1);
+    assert_eq!(directory(&store, "/etc/manifests"), Some(id));
     assert!(store.apply(SourceKind::File, &remove("a.yaml")).unwrap());
-    assert!(store.last_good(SourceKind::File).unwrap().is_empty());
-    assert_eq!(store.last_good(SourceKind::Http).unwrap().len(), 1);
+    assert!(last_good(&store, SourceKind::File).is_empty());
+    assert_eq!(last_good(&store, SourceKind::Http).len(), 1);
 }
 
 #[test]
@@ -67,7 +79,7 @@ fn nothing_is_written_when_nothing_changed() {
     let nothing = remove("x.yaml");
     assert!(!store.apply(SourceKind::File, &nothing).unwrap());
     let mut changes = put("a.yaml", &["{1}"]);
-    changes.directory = Some((Arc::from("/m"), DirectoryId { device: 1, inode: 2 }));
+    changes.put(Arc::from("/m"), Some(DirectoryId { device: 1, inode: 2 }));
     assert!(store.apply(SourceKind::File, &changes).unwrap());
     let written = fs::read(&path).unwrap();
     assert!(!store.apply(SourceKind::File, &changes).unwrap());
@@ -124,8 +136,9 @@ fn a_salvage_takes_the_newest_records_and_no_removed_origins() {
     store.apply(SourceKind::Push, &remove("gone")).unwrap();
     let (place, newest) = (Arc::<str>::from("/etc/manifests"), DirectoryId { device: 7, inode: 2 });
     for id in [DirectoryId { device: 7, inode: 1 }, newest] {
-        let directory = Some((Arc::clone(&place), id));
-        store.apply(SourceKind::File, &Changes { directory, ..Changes::default() }).unwrap();
+        let mut changes = Changes::default();
+        changes.put(Arc::clone(&place), Some(id));
+        store.apply(SourceKind::File, &changes).unwrap();
     }
     drop(store);
     let mut damaged = fs::read(&path).unwrap();
@@ -135,12 +148,12 @@ fn a_salvage_takes_the_newest_records_and_no_removed_origins() {
     assert_eq!(aside.unwrap().recovered, 2);
     assert_eq!(kept(&store, SourceKind::Push), ["web 19"]);
     assert_eq!(
-        store.directory(&place).unwrap(),
+        directory(&store, &place),
         Some(newest),
         "an empty card is still distinguished from an empty mount point"
     );
     assert_eq!(kept(&store, SourceKind::Http), ["https://x {1} {2}"]);
-    assert_eq!(store.last_good(SourceKind::Http).unwrap()["https://x"].mark, "mark of https://x");
+    assert_eq!(last_good(&store, SourceKind::Http)["https://x"].mark, "mark of https://x");
     // Records written from now on are newer than all salvaged ones, also for the next salvage.
     store.apply(SourceKind::Push, &put("web", &["20"])).unwrap();
     drop(store);
@@ -165,7 +178,7 @@ fn a_start_after_a_crash_salvages_the_database_set_aside() {
     // Removed by hand: then nothing is salvaged.
     fs::remove_file(&path).unwrap();
     let (store, aside) = Store::open(&path).unwrap();
-    assert_eq!((aside, store.last_good(SourceKind::Push).unwrap().len()), (None, 0));
+    assert_eq!((aside, last_good(&store, SourceKind::Push).len()), (None, 0));
 }
 
 #[test]
@@ -176,9 +189,10 @@ fn records_of_removed_origins_are_limited() {
         store.apply(SourceKind::Push, &put(&n.to_string(), &["{}"])).unwrap();
         store.apply(SourceKind::Push, &remove(&n.to_string())).unwrap();
     }
-    let database = store.database.lock().unwrap();
-    let transaction = database.as_ref().unwrap().begin_read().unwrap();
-    let table = open_last_good(&transaction).unwrap().unwrap();
+    let state = store.state.lock().unwrap();
+    let transaction = state.database.as_ref().unwrap().begin_read().unwrap();
+    let definition = redb::TableDefinition::<(&str, &str), &[u8]>::new(LastGood::TABLE);
+    let table = transaction.open_table(definition).unwrap();
     assert_eq!(redb::ReadableTableMetadata::len(&table).unwrap(), MAX_REMOVED as u64);
 }
 
@@ -198,10 +212,10 @@ fn a_full_disk_is_reported_and_recovered_from() {
         let change = put("b.yaml", &[&"x".repeat(1 << 20)]);
         let error = store.apply(SourceKind::File, &change).unwrap_err();
         assert!(matches!(error, StoreError::Transaction { operation: "write", .. }), "{error:?}");
-        assert_eq!(store.last_good(SourceKind::File).unwrap().len(), 1);
+        assert_eq!(last_good(&store, SourceKind::File).len(), 1);
         fs::remove_file(&filler).unwrap();
         assert!(store.apply(SourceKind::File, &change).unwrap());
-        assert_eq!(store.last_good(SourceKind::File).unwrap().len(), 2);
+        assert_eq!(last_good(&store, SourceKind::File).len(), 2);
     });
     rustix::mount::unmount(&disk, UnmountFlags::DETACH).unwrap();
     outcome.unwrap();
@@ -220,7 +234,7 @@ fn damaged_pages_crash_the_agent_at_most_once() {
     let whole = fs::read(&path).unwrap();
     let use_it = || {
         let (store, _) = Store::open(&path).unwrap();
-        let _ = store.last_good(SourceKind::File);
+        let _ = store.load::<LastGood>(SourceKind::File);
         let _ = store.apply(SourceKind::File, &put("new.yaml", &["{}"]));
     };
     let mut panics = 0;
@@ -276,7 +290,11 @@ fn history_is_stored_with_the_manifest_in_order_and_survives_reopening() {
     }
     let (store, _) = Store::open(&path).unwrap();
     assert_eq!(touched(&store, "web"), ["1", "2"]);
-    let alone = |change: Arc<ManifestChange>| Changes { history: vec![change], ..Changes::default() };
+    let alone = |change: Arc<ManifestChange>| {
+        let mut changes = Changes::default();
+        changes.remember(&[change]);
+        changes
+    };
     assert!(store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
     // As at each start with a rejected manifest: no write.
     assert!(!store.apply(SourceKind::File, &alone(change("default/web", Rejected, "3"))).unwrap());
@@ -318,12 +336,11 @@ fn golden(path: &Path) {
 fn assert_golden(store: &Store) {
     let accepted = Timestamp::from_millisecond(1_767_225_600_123).unwrap();
     assert_eq!(kept(store, SourceKind::File), [r#"a.yaml {"kind":"Pod"} {}"#, "empty.yaml"]);
-    let url = &store.last_good(SourceKind::Http).unwrap()["https://example.com/pods"];
+    let url = &last_good(store, SourceKind::Http)["https://example.com/pods"];
     let pods = manifests(&[r#"{"kind":"List"}"#]);
     assert_eq!(*url, LastGood { manifests: pods, mark: "etag".to_owned(), accepted });
     assert_eq!(kept(store, SourceKind::Push), ["default/web {3}"], "and not the removed one");
-    let directory = Some(DirectoryId { device: 7, inode: u64::MAX });
-    assert_eq!(store.directory("/etc/kubernetes/manifests").unwrap(), directory);
+    assert_eq!(directory(store, "/etc/kubernetes/manifests"), Some(DirectoryId { device: 7, inode: u64::MAX }));
 }
 
 #[test]

@@ -28,6 +28,17 @@ impl Contents {
         self.pods.keys().cloned().map(Claim::Pod).chain(objects)
     }
 
+    /// Its manifests, to store as last good.
+    pub fn manifests(&self) -> Manifests {
+        let pods = self.pods.values().map(|pod| Arc::clone(&pod.manifest));
+        pods.chain(self.objects.values().map(|object| object.manifest())).collect()
+    }
+
+    /// Whether there is neither a pod nor an object.
+    pub fn is_empty(&self) -> bool {
+        self.pods.is_empty() && self.objects.is_empty()
+    }
+
     /// Adds what `further` has and `self` lacks.
     pub fn add(&mut self, further: Self) {
         for (key, pod) in further.pods {
@@ -65,8 +76,8 @@ impl fmt::Display for Claim {
 /// The effective state of one file.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Its contents, with the last good versions of broken documents.
-    contents: Contents,
+    /// Its contents, with the last good versions of broken documents. Shared with what saves them.
+    contents: Arc<Contents>,
     /// Why it, or a document of it, was rejected; empty for a good file.
     faults: Vec<Fault>,
     /// Its pods that are last good versions.
@@ -91,7 +102,7 @@ impl View {
     /// identified, everything without a good version now is kept. `restored` returns the last good version of a file not
     /// seen since the start.
     pub fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
-        let previous = self.files.get(name).map_or_else(restored, |entry| entry.contents.clone());
+        let previous = self.files.get(name).map_or_else(restored, |entry| Contents::clone(&entry.contents));
         let mut faults: Vec<Fault> = read.faults;
         let mut contents = Contents::default();
         for object in read.objects {
@@ -120,7 +131,7 @@ impl View {
             }
         }
         let faults = if refused { faults } else { Vec::new() };
-        self.replace(name, Some(Entry { contents, faults, kept, vanishing: false }));
+        self.replace(name, Some(Entry { contents: Arc::new(contents), faults, kept, vanishing: false }));
     }
 
     /// Rebuilds the view that published `snapshot`, as far as possible.
@@ -136,7 +147,7 @@ impl View {
         }
         let mut view = Self::default();
         for (name, contents) in files {
-            view.restore(&name, contents);
+            view.restore(&name, Arc::new(contents));
         }
         view
     }
@@ -148,26 +159,26 @@ impl View {
         let objects: BTreeSet<&ObjectKey> = objects.collect();
         let mut taken = Contents::default();
         for name in self.files.keys().cloned().collect::<Vec<_>>() {
-            let mut contents = self.files[&name].contents.clone();
+            let mut contents = Contents::clone(&self.files[&name].contents);
             let out = Contents {
                 pods: contents.pods.extract_if(.., |key, _| pods.contains(key)).collect(),
                 objects: contents.objects.extract_if(.., |key, _| objects.contains(key)).collect(),
             };
-            if out.claims().next().is_none() {
+            if out.is_empty() {
                 continue;
             }
             taken.add(out);
-            if contents.claims().next().is_some() {
-                self.restore(&name, contents);
-            } else {
+            if contents.is_empty() {
                 self.remove(&name);
+            } else {
+                self.restore(&name, Arc::new(contents));
             }
         }
         taken
     }
 
     /// Applies the last good version of a file that cannot be read.
-    pub fn restore(&mut self, name: &Arc<str>, contents: Contents) {
+    pub fn restore(&mut self, name: &Arc<str>, contents: Arc<Contents>) {
         self.replace(name, Some(Entry { contents, ..Entry::default() }));
     }
 
@@ -194,12 +205,10 @@ impl View {
         self.files.contains_key(name)
     }
 
-    /// The file's manifests to store as last good; `None`: there are none.
-    pub fn manifests(&self, name: &str) -> Option<Manifests> {
+    /// The contents of a file; `None`: it has none.
+    pub fn contents(&self, name: &str) -> Option<Arc<Contents>> {
         let contents = &self.files.get(name)?.contents;
-        let pods = contents.pods.values().map(|pod| Arc::clone(&pod.manifest));
-        let manifests: Manifests = pods.chain(contents.objects.values().map(|object| object.manifest())).collect();
-        (!manifests.is_empty()).then_some(manifests)
+        (!contents.is_empty()).then(|| Arc::clone(contents))
     }
 
     /// How many pods there are now.
@@ -309,16 +318,15 @@ impl View {
 
     fn settle_file(&mut self, name: Arc<str>) -> bool {
         let rejection = self.files.get(&name).and_then(|entry| self.rejection(&name, entry));
-        match rejection {
-            Some(rejection) => {
-                if self.snapshot.rejected.get(&name).is_some_and(|now| **now == rejection) {
-                    return false;
-                }
-                self.snapshot.rejected.insert(name, Arc::new(rejection));
-                true
-            }
-            None => self.snapshot.rejected.remove(&name).is_some(),
+        let known = self.snapshot.rejected.get(&name);
+        if known.map(|known| &**known) == rejection.as_ref() {
+            return false;
         }
+        match rejection {
+            Some(rejection) => self.snapshot.rejected.insert(Arc::clone(&name), Arc::new(rejection)),
+            None => self.snapshot.rejected.remove(&name),
+        };
+        true
     }
 
     fn rejection(&self, name: &Arc<str>, entry: &Entry) -> Option<Rejection> {

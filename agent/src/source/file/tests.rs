@@ -163,7 +163,7 @@ async fn files_are_added_changed_and_removed() {
     fs::remove_file(bench.directory.join("c.yml")).unwrap();
     bench.until_pods(&[]).await;
     bench.stop().await;
-    assert!(bench.store.last_good(SourceKind::File).unwrap().is_empty());
+    assert!(bench.store.load::<LastGood>(SourceKind::File).unwrap().records.is_empty());
 }
 
 /// A change through another hard link causes no event in the directory: a scan of the file would notice it.
@@ -252,7 +252,7 @@ async fn a_file_deleted_while_the_agent_was_down_is_removed() {
     bench.until_pods(&["b 1 @ b.yaml"]).await;
     bench.stop().await;
     assert_eq!(
-        bench.store.last_good(SourceKind::File).unwrap().keys().map(|name| &**name).collect::<Vec<_>>(),
+        bench.store.load::<LastGood>(SourceKind::File).unwrap().records.keys().map(|name| &**name).collect::<Vec<_>>(),
         ["b.yaml"]
     );
     fs::remove_file(bench.directory.join("b.yaml")).unwrap();

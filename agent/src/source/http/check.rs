@@ -61,7 +61,7 @@ fn check_manifest(manifest: Manifest) {
 
 /// What is saved to disk is restored as it was published.
 fn check_saved(view: &View, origin: &str, snapshot: &SourceSnapshot) {
-    let saved = view.manifests(origin).unwrap_or_default();
+    let saved = view.contents(origin).map(|contents| contents.manifests()).unwrap_or_default();
     assert_eq!(saved.len(), snapshot.pods.len() + snapshot.objects.len());
     for manifest in saved {
         match (DECODER.restore)(&manifest, ORIGIN, SourceKind::Http, NODE) {

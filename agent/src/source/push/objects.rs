@@ -27,7 +27,7 @@ impl PushSource {
         };
         self.commit(&record.key, Some(vec![record.manifest()]), None).await?;
         self.snapshot.objects.insert(record.key.clone(), Arc::clone(&record));
-        publish(Arc::new(self.snapshot.clone()));
+        self.publish(None, publish);
         Ok(Stored { record, verb })
     }
 
@@ -39,7 +39,7 @@ impl PushSource {
         let Some(record) = self.snapshot.objects.get(&key).cloned() else { return Err(self.no_such_object(&key)) };
         self.commit(&key, None, None).await?;
         self.snapshot.objects.remove(&key);
-        publish(Arc::new(self.snapshot.clone()));
+        self.publish(None, publish);
         let staying = self.snapshot.pods.values().filter(|pod| !self.terminating.contains(&pod.key));
         let referring = staying.filter(|pod| references(pod).contains(&key));
         Ok(DeletedObject { record, referred_by: referring.map(|pod| pod.key.clone()).collect() })

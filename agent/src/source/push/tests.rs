@@ -120,7 +120,7 @@ async fn a_running_pod_is_terminated_within_the_requested_grace_period() {
         metadata.map(|metadata| (metadata.deletion_timestamp.is_some(), metadata.deletion_grace_period_seconds))
     };
     assert_eq!(marked(&bench), Some((true, Some(3))));
-    assert!(bench.store.last_good(SourceKind::Push).unwrap().is_empty(), "it would not come back");
+    assert!(bench.store.load::<LastGood>(SourceKind::Push).unwrap().records.is_empty(), "it would not come back");
     assert!(matches!(bench.put("web", "x:1").await, Err(PushError::BeingDeleted { .. })));
     bench.delete("web", Some(0)).await.unwrap();
     assert_eq!(marked(&bench), Some((true, Some(0))));

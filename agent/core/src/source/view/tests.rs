@@ -122,9 +122,9 @@ fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
     };
     view.accept(&Arc::from("a"), broken, || kept("x", "a"));
     assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "!a x"]);
-    assert_eq!(view.manifests("a").unwrap(), [Arc::from(&b"x 1"[..])]);
+    assert_eq!(view.contents("a").unwrap().manifests(), [Arc::from(&b"x 1"[..])]);
     view.accept(&Arc::from("b"), Manifest::default(), || kept("y", "b"));
-    assert_eq!(view.manifests("b"), None);
+    assert!(view.contents("b").is_none());
     assert_eq!(shape(&view.snapshot), ["x 1", "!a x"]);
 }
 
@@ -161,7 +161,7 @@ fn objects_are_claimed_kept_and_removed_as_pods_are() {
     assert_eq!(objects(&view), ["x=a", "y=a", "!b"]);
     take_objects(&mut view, "a", vec![map("y", "new", false)], true);
     assert_eq!(objects(&view), ["x=a", "y=new", "!a", "!b"], "a broken document keeps its last good version");
-    assert_eq!(view.manifests("a").unwrap().len(), 2);
+    assert_eq!(view.contents("a").unwrap().manifests().len(), 2);
     view.remove(&Arc::from("a"));
     view.settle(true, Health::Good);
     assert_eq!(objects(&view), ["x=b"]);

@@ -231,7 +231,7 @@ async fn a_full_disk_is_reported_and_manifests_are_saved_later() {
     fs::remove_file(disk.join("filler")).unwrap();
     // Without another change: at the periodic rescan.
     until(|pulse| pulse.persist_error().is_none()).await;
-    assert_eq!(bench.store.last_good(SourceKind::File).unwrap().len(), 2);
+    assert_eq!(bench.store.load::<LastGood>(SourceKind::File).unwrap().records.len(), 2);
     bench.stop().await;
     drop(std::mem::replace(&mut bench.store, Arc::new(Store::open(&bench.root.path().join("other.db")).unwrap().0)));
 }
