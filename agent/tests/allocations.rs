@@ -10,6 +10,7 @@ use limpet::merge_loop;
 use limpet_core::merge::slot::Slots;
 use limpet_core::merge::{Desired, Merged, PodChange};
 use limpet_core::source::SourceSnapshot;
+use limpet_core::source::delta::Edits;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
 use serde_json::json;
@@ -50,6 +51,7 @@ struct Running {
     runtime: Runtime,
     slots: Arc<Slots>,
     merged: mpsc::Receiver<Merged>,
+    edits: Edits,
 }
 
 impl Running {
@@ -58,12 +60,14 @@ impl Running {
         let (sender, merged) = mpsc::channel(1);
         let slots = Arc::<Slots>::default();
         runtime.spawn(merge_loop::run(Arc::clone(&slots), Desired::default(), sender, CancellationToken::new()));
-        Self { runtime, slots, merged }
+        Self { runtime, slots, merged, edits: Edits::default() }
     }
 
-    /// Publishes the source's new snapshot and returns the changes that the supervisor receives.
-    fn publish(&mut self, pods: OrdMap<PodKey, Arc<PodRecord>>) -> Vec<PodChange> {
-        let snapshot = SourceSnapshot { pods, ready: true, ..SourceSnapshot::default() };
+    /// Publishes the source's new snapshot, in which that pod differs, and returns the changes that the supervisor receives.
+    fn publish(&mut self, pods: OrdMap<PodKey, Arc<PodRecord>>, edited: &PodKey) -> Vec<PodChange> {
+        self.edits.pod(edited.clone());
+        let revision = self.edits.next_revision();
+        let snapshot = SourceSnapshot { pods, ready: true, revision, ..SourceSnapshot::default() };
         self.slots.publish(SourceKind::File, Arc::new(snapshot));
         self.runtime.block_on(self.merged.recv()).unwrap().changes
     }
@@ -79,13 +83,13 @@ fn one_change(among: usize, size: usize) -> AllocationInfo {
     let [first, second, third] = versions;
     // The first change includes one-time allocations.
     for record in [first, second] {
-        pods.insert(record.key.clone(), record);
-        running.publish(pods.clone());
+        pods.insert(record.key.clone(), Arc::clone(&record));
+        running.publish(pods.clone(), &record.key);
     }
     let mut changes = Vec::new();
     let allocated = measure(|| {
         pods.insert(third.key.clone(), Arc::clone(&third));
-        changes = running.publish(pods.clone());
+        changes = running.publish(pods.clone(), &third.key);
     });
     assert!(matches!(&changes[..], [PodChange::Updated { new, .. }] if Arc::ptr_eq(new, &third)), "{changes:?}");
     allocated

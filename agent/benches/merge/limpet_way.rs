@@ -12,6 +12,7 @@ use limpet_core::merge::table::MergeTable;
 use limpet_core::merge::{Desired, Merged};
 use limpet_core::source::Snapshots;
 use limpet_core::source::SourceSnapshot;
+use limpet_core::source::delta::Edits;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use tokio::runtime::Runtime;
@@ -49,8 +50,10 @@ struct Running {
     slots: Arc<Slots>,
     desired: Desired,
     merged: mpsc::Receiver<Merged>,
-    /// The changing source's snapshot with either version.
-    views: [Arc<SourceSnapshot>; 2],
+    /// The changing source's pods with either version.
+    views: [OrdMap<PodKey, Arc<PodRecord>>; 2],
+    changing: PodKey,
+    edits: Edits,
     source: SourceKind,
 }
 
@@ -64,20 +67,23 @@ impl Running {
         let all = snapshots(pods);
         let (source, _) = pods.changing;
         let own = &all[source.index()].pods;
-        let views = pods.versions.clone().map(|record| snapshot(own.update(record.key.clone(), record)));
+        let views = pods.versions.clone().map(|record| own.update(record.key.clone(), record));
+        let changing = pods.versions[0].key.clone();
         SourceKind::ALL.into_iter().zip(&all).for_each(|(source, view)| slots.publish(source, Arc::clone(view)));
         runtime.block_on(merged.recv()).unwrap();
-        Self { runtime, slots, desired, merged, views, source }
+        Self { runtime, slots, desired, merged, views, changing, edits: Edits::default(), source }
     }
 
     /// From the publication to the received change.
     fn changes(&mut self, changes: usize) -> Samples {
         let (slots, merged, source) = (&self.slots, &mut self.merged, self.source);
-        let views = &self.views;
+        let (views, changing, edits) = (&self.views, &self.changing, &mut self.edits);
         self.runtime.block_on(async {
             let mut samples = Samples::default();
             for run in 1..=changes {
-                let view = Arc::clone(&views[run % 2]);
+                edits.pod(changing.clone());
+                let (pods, revision) = (views[run % 2].clone(), edits.next_revision());
+                let view = Arc::new(SourceSnapshot { pods, ready: true, revision, ..SourceSnapshot::default() });
                 let start = Instant::now();
                 slots.publish(source, view);
                 let got = merged.recv().await.unwrap();

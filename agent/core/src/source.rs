@@ -3,6 +3,7 @@
 //! The sources themselves (directory, URL, push) do the I/O; this module decides what their input means.
 
 pub mod change;
+pub mod delta;
 pub mod proposal;
 pub mod push_error;
 pub mod rejection_log;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 pub use change::{ChangeKind, ManifestChange};
+use delta::Revision;
 use limpet_model::manifest::{Manifest, Restored};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{Fault, PodKey, PodRecord};
@@ -78,6 +80,8 @@ pub struct SourceSnapshot {
     pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,
     /// Changes since the previous snapshot, for logs, events and history; the merge ignores them.
     pub changes: Arc<[Arc<ManifestChange>]>,
+    /// Its place in the source's sequence; `None` for a snapshot that was made otherwise. See [`delta`].
+    pub revision: Option<Revision>,
 }
 
 /// Reads a canonical manifest that was accepted before.

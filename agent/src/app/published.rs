@@ -4,8 +4,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use imbl::ordmap::DiffItem;
-
 use crate::server::{SourceView, Sources};
 use crate::source::Pulse;
 use crate::status::event::{EventType, Events, MAX_MESSAGE};
@@ -13,7 +11,7 @@ use crate::status::metrics::Metrics;
 use crate::status::rejection;
 use crate::store::{Store, chain};
 use limpet_core::merge::slot::Slots;
-use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
+use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot, delta};
 use limpet_core::status::observed::Observed;
 use limpet_model::actor::Actor;
 use limpet_model::pod::{PodKey, fault};
@@ -48,8 +46,11 @@ impl Published {
     /// Publishes a snapshot: into the merge, and to those who watch.
     pub(super) fn publish(&self, snapshot: Arc<SourceSnapshot>) {
         let before = self.snapshot();
-        for rejected in newly_rejected(&before, &snapshot) {
-            self.report(&snapshot, rejected);
+        // Refused, and not so before, or not for the same reasons.
+        for origin in &delta::between(&before, &snapshot).rejected {
+            if let Some(rejected) = snapshot.rejected.get(origin) {
+                self.report(&snapshot, rejected);
+            }
         }
         self.report_changes(&snapshot);
         self.slots.publish(self.kind, snapshot);
@@ -85,16 +86,6 @@ impl Published {
         let manifest = rejection::RejectedManifest { source: self.kind, faults: &rejected.faults, message: &message };
         rejection::report(&self.events, &self.metrics, &manifest, kept);
     }
-}
-
-/// What `after` refuses that `before` did not, or not for the same reasons.
-fn newly_rejected<'a>(before: &'a SourceSnapshot, after: &'a SourceSnapshot) -> Vec<&'a Rejection> {
-    let differences = before.rejected.diff(&after.rejected);
-    let new = differences.filter_map(|difference| match difference {
-        DiffItem::Add(_, rejection) | DiffItem::Update { new: (_, rejection), .. } => Some(&**rejection),
-        DiffItem::Remove(..) => None,
-    });
-    new.collect()
 }
 
 /// The configured sources, for the server.

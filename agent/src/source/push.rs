@@ -21,6 +21,7 @@ use crate::source::Pulse;
 use crate::store::{Changes, Store, chain};
 use limpet_core::last_good::{LastGood, Manifests};
 use limpet_core::merge::slot::Slots;
+use limpet_core::source::delta::Edits;
 use limpet_core::source::first_claim;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
@@ -49,6 +50,8 @@ pub struct PushSource {
     decoder: Decoder,
     context: PushContext,
     snapshot: SourceSnapshot,
+    /// What differs from the last published snapshot.
+    edits: Edits,
     /// Shared with the store.
     saved: Arc<Saved>,
     /// Deleted pods that have not terminated yet.
@@ -67,6 +70,7 @@ impl PushSource {
             decoder,
             context,
             snapshot: SourceSnapshot::default(),
+            edits: Edits::default(),
             saved,
             terminating: BTreeSet::new(),
             pulse: Arc::default(),
@@ -129,6 +133,8 @@ impl PushSource {
             if restored.pods.is_empty() && restored.objects.is_empty() {
                 error!(%name, "a pushed pod or object cannot be read");
             }
+            restored.pods.keys().for_each(|key| self.edits.pod(key.clone()));
+            restored.objects.keys().for_each(|key| self.edits.object(key.clone()));
             self.snapshot.pods.extend(restored.pods);
             self.snapshot.objects.extend(restored.objects);
         }
@@ -169,6 +175,7 @@ impl PushSource {
         let change = ManifestChange::between(before.map(|old| &**old), Some(&record), Timestamp::now(), by);
         let change = change.map(Arc::new);
         self.commit(&key, Some(vec![Arc::clone(&record.manifest)]), change.clone()).await?;
+        self.edits.pod(key.clone());
         self.snapshot.pods.insert(key, Arc::clone(&record));
         self.publish(change, publish);
         Ok(Stored { record, verb })
@@ -186,6 +193,7 @@ impl PushSource {
         let change = ManifestChange::between(Some(&record), None, Timestamp::now(), by).map(Arc::new);
         self.commit(&key, None, change.clone()).await?;
         let record = Arc::new(deleted(&record, grace, Timestamp::now()));
+        self.edits.pod(key.clone());
         if self.context.observed.load().pods.contains_key(&key) {
             self.terminating.insert(key.clone());
             self.snapshot.pods.insert(key, Arc::clone(&record));
@@ -255,6 +263,7 @@ impl PushSource {
         for key in &terminated {
             self.terminating.remove(key);
             self.snapshot.pods.remove(key);
+            self.edits.pod(key.clone());
         }
         if !terminated.is_empty() {
             self.publish(None, publish);
@@ -262,11 +271,12 @@ impl PushSource {
     }
 
     /// Publishes the snapshot, with the change that led to it.
-    fn publish(&self, change: Option<Arc<ManifestChange>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
+    fn publish(&mut self, change: Option<Arc<ManifestChange>>, publish: &impl Fn(Arc<SourceSnapshot>)) {
         let SourceSnapshot { pods, objects, .. } = self.snapshot.clone();
         let mut saved = Records { pods, objects };
         self.terminating.iter().for_each(|key| _ = saved.pods.remove(key));
         self.saved.set(saved);
+        self.snapshot.revision = self.edits.next_revision();
         publish(Arc::new(SourceSnapshot { changes: change.into_iter().collect(), ..self.snapshot.clone() }));
     }
 }

@@ -1,18 +1,17 @@
 //! The merge itself, pure: which keys changed since the last merge, which pod wins each, and the resulting changes.
 //!
-//! Persistent maps share structure, so two snapshots are compared by pointer and only changed entries are visited.
+//! Only the entries that a snapshot names as changed are visited, or after a missed one those found to differ
+//! ([`crate::source::delta`]).
 //! Which pod runs depends on the snapshots alone, never on their order in time: for a key that several sources claim,
 //! the pod of the first source; for a UID that several such pods have, the pod of the first source, then of the first key.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use imbl::ordmap::DiffItem;
-
 use super::reference_index::ReferenceIndex;
 use super::{DesiredPods, Duplicate, PodChange};
-use crate::source::Snapshots;
-use crate::source::SourceSnapshot;
+use crate::source::{Snapshots, SourceSnapshot, delta};
 use limpet_model::object::ObjectKey;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
@@ -56,8 +55,7 @@ impl MergeTable {
 
     /// Merges the sources' newest snapshots and returns what changed. The cost grows with the size of the change.
     pub fn absorb(&mut self, snapshots: Snapshots) -> MergeDelta {
-        let mut touched = touched_keys(&self.absorbed, &snapshots);
-        let objects = touched_objects(&self.absorbed, &snapshots);
+        let (mut touched, objects) = touched(&self.absorbed, &snapshots);
         let ready = std::array::from_fn(|index| snapshots[index].ready);
         let readiness_changed = ready != self.desired.ready;
         self.desired.ready = ready;
@@ -186,37 +184,28 @@ struct Resolution {
     duplicates: Vec<Duplicate>,
 }
 
-/// Every object that was added, changed or removed, by source.
-fn touched_objects(before: &Snapshots, after: &Snapshots) -> Vec<(SourceKind, ObjectKey)> {
-    let mut touched = Vec::new();
-    for ((source, before), after) in SourceKind::ALL.into_iter().zip(before).zip(after) {
-        let keys = before.objects.diff(&after.objects).map(|difference| match difference {
-            DiffItem::Add(key, _) | DiffItem::Remove(key, _) | DiffItem::Update { new: (key, _), .. } => key,
-        });
-        touched.extend(keys.map(|key| (source, key.clone())));
-    }
-    touched
-}
-
-/// The keys that changed in any source, in order.
-fn touched_keys(before: &Snapshots, after: &Snapshots) -> Vec<PodKey> {
-    let mut touched = Vec::new();
-    for (old, new) in before.iter().zip(after) {
+/// The keys that changed in any source, in order, and every object that was added, changed or removed.
+fn touched(before: &Snapshots, after: &Snapshots) -> (Vec<PodKey>, Vec<(SourceKind, ObjectKey)>) {
+    let (mut pods, mut objects) = (Vec::new(), Vec::new());
+    for ((source, old), new) in SourceKind::ALL.into_iter().zip(before).zip(after) {
         if Arc::ptr_eq(old, new) {
             continue;
         }
-        touched.extend(old.pods.diff(&new.pods).map(|item| key_of(&item).clone()));
-        touched.extend(old.rivals.diff(&new.rivals).map(|item| key_of(&item).clone()));
+        match delta::between(old, new) {
+            Cow::Borrowed(delta) => {
+                pods.reserve_exact(delta.pods.len());
+                pods.extend_from_slice(&delta.pods);
+                objects.extend(delta.objects.iter().map(|key| (source, key.clone())));
+            }
+            Cow::Owned(delta) => {
+                pods.extend(delta.pods);
+                objects.extend(delta.objects.into_iter().map(|key| (source, key)));
+            }
+        }
     }
-    touched.sort_unstable();
-    touched.dedup();
-    touched
-}
-
-fn key_of<'a, V>(item: &DiffItem<'a, 'a, PodKey, V>) -> &'a PodKey {
-    match item {
-        DiffItem::Add(key, _) | DiffItem::Remove(key, _) | DiffItem::Update { new: (key, _), .. } => key,
-    }
+    pods.sort_unstable();
+    pods.dedup();
+    (pods, objects)
 }
 
 /// The pod of the first source that claims the key.

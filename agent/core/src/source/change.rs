@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use imbl::ordmap::DiffItem;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
-use super::SourceSnapshot;
 use super::view::Contents;
+use super::{SourceSnapshot, delta};
 use crate::last_good::LastGood;
 use limpet_model::actor::Actor;
 use limpet_model::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severity};
@@ -209,7 +208,7 @@ fn short(text: &str) -> String {
 #[derive(Debug)]
 pub struct ChangeLog {
     source: SourceKind,
-    before: SourceSnapshot,
+    before: Arc<SourceSnapshot>,
     /// Last good manifests of an earlier run, until the source's first complete read.
     kept: BTreeMap<Arc<str>, LastGood>,
     /// All manifests in `kept`.
@@ -219,7 +218,7 @@ pub struct ChangeLog {
 impl ChangeLog {
     /// The log of a source that has published nothing.
     pub fn new(source: SourceKind) -> Self {
-        Self { source, before: SourceSnapshot::default(), kept: BTreeMap::new(), known: HashSet::new() }
+        Self { source, before: Arc::default(), kept: BTreeMap::new(), known: HashSet::new() }
     }
 
     /// Sets what an earlier run accepted: it is no change when it reappears.
@@ -246,47 +245,45 @@ impl ChangeLog {
     /// The changes up to `after`. `restore` reads the last good manifests of an origin; `who` is the actor that changed it.
     fn changes(
         &mut self,
-        after: &SourceSnapshot,
+        after: &Arc<SourceSnapshot>,
         at: Timestamp,
         restore: impl Fn(&str, &LastGood) -> Contents,
         who: impl Fn(&str) -> Option<Arc<Actor>>,
     ) -> Vec<Arc<ManifestChange>> {
         let mut changes = Vec::new();
-        for difference in self.before.pods.diff(&after.pods) {
-            changes.extend(match difference {
-                DiffItem::Add(_, new) if self.known.contains(&new.manifest) => None,
-                DiffItem::Add(_, new) => {
+        let delta = delta::between(&self.before, after);
+        for key in &delta.pods {
+            changes.extend(match (self.before.pods.get(key), after.pods.get(key)) {
+                (None, None) => None,
+                (None, Some(new)) if self.known.contains(&new.manifest) => None,
+                (None, Some(new)) => {
                     let kept = self.kept.get(&new.origin).map(|kept| restore(&new.origin, kept));
                     let old = kept.as_ref().and_then(|contents| contents.pods.get(&new.key));
                     ManifestChange::between(old.map(|old| &**old), Some(new), at, who(&new.origin))
                 }
-                DiffItem::Update { old: (_, old), new: (_, new) } if Arc::ptr_eq(old, new) => None,
-                DiffItem::Update { old: (_, old), new: (_, new) } => {
-                    ManifestChange::between(Some(old), Some(new), at, who(&new.origin))
-                }
-                DiffItem::Remove(_, old) => ManifestChange::between(Some(old), None, at, who(&old.origin)),
+                (Some(old), Some(new)) if Arc::ptr_eq(old, new) => None,
+                (Some(old), Some(new)) => ManifestChange::between(Some(old), Some(new), at, who(&new.origin)),
+                (Some(old), None) => ManifestChange::between(Some(old), None, at, who(&old.origin)),
             });
         }
-        changes.extend(self.rejections(after, at, &who));
+        changes.extend(self.rejections(&delta.rejected, after, at, &who));
         if after.ready {
             changes.extend(self.gone(after, at, restore));
         }
-        self.before = SourceSnapshot { changes: Arc::default(), ..after.clone() };
+        self.before = Arc::clone(after);
         changes.into_iter().map(Arc::new).collect()
     }
 
+    /// The rejections of `origins` that are in effect.
     fn rejections(
         &self,
+        origins: &[Arc<str>],
         after: &SourceSnapshot,
         at: Timestamp,
         who: &impl Fn(&str) -> Option<Arc<Actor>>,
     ) -> Vec<ManifestChange> {
         let mut changes = Vec::new();
-        for difference in self.before.rejected.diff(&after.rejected) {
-            let (DiffItem::Add(origin, rejection) | DiffItem::Update { new: (origin, rejection), .. }) = difference
-            else {
-                continue;
-            };
+        for (origin, rejection) in origins.iter().filter_map(|origin| after.rejected.get_key_value(origin)) {
             let change = ManifestChange::of(self.source, origin, at, who(origin));
             let kept: Vec<_> = rejection.kept.iter().filter_map(|key| after.pods.get(key)).collect();
             if kept.is_empty() {

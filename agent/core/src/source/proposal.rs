@@ -79,7 +79,7 @@ fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<Source
 
 /// Applies each pod and each object by itself, as a push does.
 fn pushes(now: &Snapshots, pushes: Vec<Proposal>) -> (Arc<SourceSnapshot>, Vec<Rejection>) {
-    let mut snapshot = SourceSnapshot::clone(&now[SourceKind::Push.index()]);
+    let mut snapshot = SourceSnapshot { revision: None, ..SourceSnapshot::clone(&now[SourceKind::Push.index()]) };
     let mut rejected = Vec::new();
     for Proposal { name, manifest, .. } in pushes {
         let mut faults = manifest.faults;

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use imbl::OrdMap;
-use imbl::ordmap::DiffItem;
 use tracing::{info, warn};
 
-use super::{ChangeKind, ManifestChange, Rejection, SourceSnapshot};
+use super::{ChangeKind, ManifestChange, SourceSnapshot, delta};
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 
@@ -20,18 +18,19 @@ const MAX_KEPT: usize = 10;
 #[derive(Debug)]
 pub struct RejectionLog {
     source: SourceKind,
-    rejected: OrdMap<Arc<str>, Arc<Rejection>>,
+    /// The snapshot logged last.
+    before: Arc<SourceSnapshot>,
     warned: BTreeMap<Arc<str>, Vec<Fault>>,
 }
 
 impl RejectionLog {
     /// The log of a source that has rejected nothing.
     pub fn new(source: SourceKind) -> Self {
-        Self { source, rejected: OrdMap::new(), warned: BTreeMap::new() }
+        Self { source, before: Arc::default(), warned: BTreeMap::new() }
     }
 
     /// Logs a snapshot's changes with their actors, its new rejections, and rejections that are over.
-    pub fn snapshot(&mut self, snapshot: &SourceSnapshot) {
+    pub fn snapshot(&mut self, snapshot: &Arc<SourceSnapshot>) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
             let ManifestChange { change: kind, pod, origin, .. } = &**change;
             let pod = pod.as_deref().unwrap_or_default();
@@ -39,17 +38,15 @@ impl RejectionLog {
             info!(source = %self.source, pod, file = %origin, by, what, effect, "manifest {kind}");
         }
         self.rejections(snapshot);
+        self.before = Arc::clone(snapshot);
     }
 
-    fn rejections(&mut self, snapshot: &SourceSnapshot) {
+    fn rejections(&self, snapshot: &SourceSnapshot) {
         let source = self.source;
-        for difference in self.rejected.diff(&snapshot.rejected) {
-            let (name, rejection) = match difference {
-                DiffItem::Add(name, rejection) | DiffItem::Update { new: (name, rejection), .. } => (name, rejection),
-                DiffItem::Remove(name, _) => {
-                    info!(%source, file = %name, "manifest no longer rejected");
-                    continue;
-                }
+        for name in &delta::between(&self.before, snapshot).rejected {
+            let Some(rejection) = snapshot.rejected.get(name) else {
+                info!(%source, file = %name, "manifest no longer rejected");
+                continue;
             };
             let by = snapshot.changes.iter().find(|change| *change.origin == **name).map(|change| change.by());
             let kept = &rejection.kept[..rejection.kept.len().min(MAX_KEPT)];
@@ -64,7 +61,6 @@ impl RejectionLog {
                 warn!(%source, file = %name, more, "manifest rejected for more faults; limpet sources lists them");
             }
         }
-        self.rejected = snapshot.rejected.clone();
     }
 
     /// Logs warnings, once per version of the file.

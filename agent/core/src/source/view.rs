@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
+use super::delta::Edits;
 use crate::last_good::Manifests;
 use crate::source::{Health, Rejection, SourceSnapshot};
 use limpet_model::manifest::Manifest;
@@ -92,6 +93,8 @@ pub struct View {
     files: BTreeMap<Arc<str>, Entry>,
     claims: BTreeMap<Claim, BTreeSet<Arc<str>>>,
     snapshot: SourceSnapshot,
+    /// What differs from the last settled snapshot.
+    edits: Edits,
     /// Keys and files to re-evaluate before the next snapshot.
     touched_keys: BTreeSet<Claim>,
     touched_files: BTreeSet<Arc<str>>,
@@ -232,7 +235,10 @@ impl View {
         for name in std::mem::take(&mut self.touched_files) {
             changed |= self.settle_file(name);
         }
-        changed.then(|| Arc::new(self.snapshot.clone()))
+        changed.then(|| {
+            self.snapshot.revision = self.edits.next_revision();
+            Arc::new(self.snapshot.clone())
+        })
     }
 
     /// The last settled snapshot.
@@ -277,6 +283,11 @@ impl View {
                 publish(&mut self.snapshot.objects, key, object)
             }
         };
+        match &claim {
+            Claim::Pod(key) if changed => self.edits.pod(key.clone()),
+            Claim::Object(key) if changed => self.edits.object(key.clone()),
+            _ => {}
+        }
         if self.claims.get(&claim).is_some_and(BTreeSet::is_empty) {
             self.claims.remove(&claim);
         }
@@ -326,6 +337,7 @@ impl View {
             Some(rejection) => self.snapshot.rejected.insert(Arc::clone(&name), Arc::new(rejection)),
             None => self.snapshot.rejected.remove(&name),
         };
+        self.edits.rejection(name);
         true
     }
 

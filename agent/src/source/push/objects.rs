@@ -26,6 +26,7 @@ impl PushSource {
             None => Verb::Created,
         };
         self.commit(&record.key, Some(vec![record.manifest()]), None).await?;
+        self.edits.object(record.key.clone());
         self.snapshot.objects.insert(record.key.clone(), Arc::clone(&record));
         self.publish(None, publish);
         Ok(Stored { record, verb })
@@ -38,6 +39,7 @@ impl PushSource {
     ) -> Result<DeletedObject, PushError> {
         let Some(record) = self.snapshot.objects.get(&key).cloned() else { return Err(self.no_such_object(&key)) };
         self.commit(&key, None, None).await?;
+        self.edits.object(key.clone());
         self.snapshot.objects.remove(&key);
         self.publish(None, publish);
         let staying = self.snapshot.pods.values().filter(|pod| !self.terminating.contains(&pod.key));

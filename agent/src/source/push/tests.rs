@@ -1,11 +1,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::borrow::Cow;
+
 use limpet_model::manifest;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
 use limpet_core::fixtures::observed;
+use limpet_core::source::delta;
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 
@@ -18,6 +21,16 @@ fn text(name: &str, image: &str) -> Vec<u8> {
 
 /// The sender, the published snapshots, the stop token and the task.
 type Running = (Pusher, watch::Receiver<Arc<SourceSnapshot>>, CancellationToken, JoinHandle<()>);
+
+/// Each snapshot names what differs from the one before.
+fn assert_names_its_edits(before: &SourceSnapshot, after: &SourceSnapshot) {
+    if before.revision.is_some() {
+        let (named, found) = (delta::between(before, after), delta::compare(before, after));
+        assert!(matches!(named, Cow::Borrowed(_)));
+        assert!(found.pods.iter().all(|key| named.pods.contains(key)), "{found:?} {named:?}");
+        assert!(found.objects.iter().all(|key| named.objects.contains(key)), "{found:?} {named:?}");
+    }
+}
 
 struct Bench {
     _root: tempfile::TempDir,
@@ -41,7 +54,10 @@ impl Bench {
         let stop = CancellationToken::new();
         let (pusher, inbox) = channel("edge1", DECODER);
         let source = PushSource::new("edge1", Arc::clone(&self.store), DECODER, self.context.clone());
-        let publish = move |snapshot| drop(sender.send_replace(snapshot));
+        let publish = move |snapshot: Arc<SourceSnapshot>| {
+            assert_names_its_edits(&sender.borrow(), &snapshot);
+            sender.send_replace(snapshot);
+        };
         let task = tokio::spawn(source.run(inbox, publish, stop.clone()));
         receiver.changed().await.unwrap();
         self.running = Some((pusher, receiver, stop, task));

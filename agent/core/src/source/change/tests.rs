@@ -14,7 +14,7 @@ fn pod(name: &str, image: &str, labels: &str, origin: &str) -> Arc<PodRecord> {
     )
 }
 
-fn snapshot(pods: &[Arc<PodRecord>], rejected: &[(&str, &str, &[&Arc<PodRecord>])]) -> SourceSnapshot {
+fn snapshot(pods: &[Arc<PodRecord>], rejected: &[(&str, &str, &[&Arc<PodRecord>])]) -> Arc<SourceSnapshot> {
     let rejections = rejected.iter().map(|(origin, message, kept)| {
         let origin: Arc<str> = Arc::from(*origin);
         let kept = kept.iter().map(|pod| pod.key.clone()).collect();
@@ -22,12 +22,12 @@ fn snapshot(pods: &[Arc<PodRecord>], rejected: &[(&str, &str, &[&Arc<PodRecord>]
             super::super::Rejection { origin: Arc::clone(&origin), faults: vec![Fault::error("", *message)], kept };
         (origin, Arc::new(rejection))
     });
-    SourceSnapshot {
+    Arc::new(SourceSnapshot {
         pods: pods.iter().map(|pod| (pod.key.clone(), Arc::clone(pod))).collect(),
         rejected: rejections.collect(),
         ready: true,
         ..SourceSnapshot::default()
-    }
+    })
 }
 
 fn restore(origin: &str, kept: &LastGood) -> Contents {
@@ -40,7 +40,7 @@ fn restore(origin: &str, kept: &LastGood) -> Contents {
 }
 
 /// `change pod: what; effect; by` of each change.
-fn changes(log: &mut ChangeLog, after: &SourceSnapshot) -> Vec<String> {
+fn changes(log: &mut ChangeLog, after: &Arc<SourceSnapshot>) -> Vec<String> {
     let cp = Arc::new(Actor { pid: Some(7), user: Some("root".to_owned()), ..Actor::default() });
     let who = |origin: &str| (origin == "a.yaml").then(|| Arc::clone(&cp));
     let changes = log.changes(after, Timestamp::UNIX_EPOCH, restore, who);

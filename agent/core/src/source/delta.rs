@@ -1,0 +1,114 @@
+//! What differs between two snapshots of a source: known from the source, or found by comparing.
+//!
+//! A source notes each key it edits in [`Edits`], and its snapshot names them. A reader that has the snapshot before
+//! needs no comparison ([`between`]). One that missed a snapshot, as a slot keeps only the newest, compares the two:
+//! persistent maps share structure, so that this too costs what differs and not what there is.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+
+use super::SourceSnapshot;
+use limpet_model::object::ObjectKey;
+use limpet_model::pod::PodKey;
+
+/// A snapshot names at most so many keys, about 32 KiB: beyond that, readers compare.
+const MOST_KEYS: usize = 1_024;
+
+/// What differs from the snapshot before. A key may be named whose entry is equal to the one before.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Delta {
+    /// Keys of pods, and of pods that lose within the source.
+    pub pods: Vec<PodKey>,
+    /// Keys of ConfigMaps and Secrets.
+    pub objects: Vec<ObjectKey>,
+    /// Files and URLs whose rejection is new, changed or over.
+    pub rejected: Vec<Arc<str>>,
+}
+
+/// The place of a snapshot in the sequence of its source, and what it changed.
+#[derive(Debug, Clone)]
+pub struct Revision {
+    /// The source; a source that starts again has another one.
+    lineage: Arc<()>,
+    number: u64,
+    delta: Arc<Delta>,
+}
+
+impl Revision {
+    fn follows(&self, before: &Self) -> bool {
+        Arc::ptr_eq(&self.lineage, &before.lineage) && self.number == before.number + 1
+    }
+}
+
+/// Collects what a source edits until its next snapshot.
+#[derive(Debug, Default)]
+pub struct Edits {
+    lineage: Arc<()>,
+    number: u64,
+    delta: Delta,
+}
+
+impl Edits {
+    /// Notes that a pod, or the pods that lose its key, changed.
+    pub fn pod(&mut self, key: PodKey) {
+        // Mostly one pod changes: the slot then keeps room for one key, and not for the four of a growing list.
+        if self.delta.pods.is_empty() {
+            self.delta.pods.reserve_exact(1);
+        }
+        self.delta.pods.push(key);
+    }
+
+    /// Notes that an object changed.
+    pub fn object(&mut self, key: ObjectKey) {
+        self.delta.objects.push(key);
+    }
+
+    /// Notes that a rejection changed.
+    pub fn rejection(&mut self, origin: Arc<str>) {
+        self.delta.rejected.push(origin);
+    }
+
+    /// The revision of the next snapshot, which has all edits noted since the last one. `None`: they are too many to
+    /// name.
+    pub fn next_revision(&mut self) -> Option<Revision> {
+        self.number += 1;
+        let delta = std::mem::take(&mut self.delta);
+        let Delta { pods, objects, rejected } = &delta;
+        let named = pods.len() + objects.len() + rejected.len() <= MOST_KEYS;
+        let lineage = Arc::clone(&self.lineage);
+        named.then(|| Revision { lineage, number: self.number, delta: Arc::new(delta) })
+    }
+}
+
+/// What differs between two snapshots of one source.
+pub fn between<'a>(before: &SourceSnapshot, after: &'a SourceSnapshot) -> Cow<'a, Delta> {
+    match (&before.revision, &after.revision) {
+        (Some(before), Some(after)) if after.follows(before) => Cow::Borrowed(&after.delta),
+        _ => Cow::Owned(compare(before, after)),
+    }
+}
+
+/// The same by comparison, in the order of the keys.
+pub fn compare(before: &SourceSnapshot, after: &SourceSnapshot) -> Delta {
+    let mut pods: Vec<PodKey> = before.pods.diff(&after.pods).map(|item| key_of(&item).clone()).collect();
+    let only_pods = pods.len();
+    pods.extend(before.rivals.diff(&after.rivals).map(|item| key_of(&item).clone()));
+    if pods.len() > only_pods {
+        pods.sort_unstable();
+        pods.dedup();
+    }
+    let objects = before.objects.diff(&after.objects).map(|item| key_of(&item).clone());
+    let rejected = before.rejected.diff(&after.rejected).map(|item| key_of(&item).clone());
+    Delta { pods, objects: objects.collect(), rejected: rejected.collect() }
+}
+
+fn key_of<'a, K, V>(item: &DiffItem<'a, 'a, K, V>) -> &'a K {
+    match item {
+        DiffItem::Add(key, _) | DiffItem::Remove(key, _) | DiffItem::Update { new: (key, _), .. } => key,
+    }
+}
+
+#[cfg(test)]
+mod tests;
