@@ -74,7 +74,7 @@ const LIFECYCLE_INBOX: usize = 1_024;
 const DRAIN: Duration = Duration::from_secs(15);
 
 /// How bytes become pods, whatever the source.
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
 
 /// What the agent is composed of, once it may start.
 #[derive(Debug)]

@@ -187,8 +187,8 @@ impl Reporter {
         for duplicate in found.flat_map(|duplicates| duplicates.iter()) {
             let Duplicate { winner, loser } = duplicate;
             let of = |record: &PodRecord| Some((record.key.clone(), record.uid.clone()));
-            let to_loser = duplicate.told_to_loser();
-            self.events.emit(of(winner), None, EventType::Warning, "DuplicatePod", duplicate.told_to_winner());
+            let to_loser = duplicate.loser_message();
+            self.events.emit(of(winner), None, EventType::Warning, "DuplicatePod", duplicate.winner_message());
             if self.events.emit(of(loser), None, EventType::Warning, "DuplicatePod", to_loser.clone()) == 1 {
                 tracing::warn!(pod = %loser.key, source = %loser.source, file = %loser.origin, "{to_loser}");
             }

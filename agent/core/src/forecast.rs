@@ -164,8 +164,8 @@ fn new_claims(key: &PodKey, was: &DesiredPods, will: &DesiredPods) -> Vec<String
     let messages = |desired: &DesiredPods| -> Vec<String> {
         let duplicates = desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter());
         let message = |duplicate: &Duplicate| match duplicate.winner.key == *key {
-            true => duplicate.told_to_winner(),
-            false => duplicate.told_to_loser(),
+            true => duplicate.winner_message(),
+            false => duplicate.loser_message(),
         };
         duplicates.map(message).collect()
     };

@@ -92,7 +92,7 @@ pub struct Duplicate {
 
 impl Duplicate {
     /// The message for the pod that runs.
-    pub fn told_to_winner(&self) -> String {
+    pub fn winner_message(&self) -> String {
         let Self { winner, loser } = self;
         if winner.key == loser.key {
             format!(
@@ -105,7 +105,7 @@ impl Duplicate {
     }
 
     /// The message for the pod that does not run.
-    pub fn told_to_loser(&self) -> String {
+    pub fn loser_message(&self) -> String {
         let Self { winner, loser } = self;
         if winner.key == loser.key {
             format!(

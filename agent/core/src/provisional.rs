@@ -25,7 +25,7 @@ impl Provisional {
     }
 
     /// Whether every source of this node has reported.
-    pub fn all_have_spoken(&self, desired: &DesiredPods) -> bool {
+    pub fn all_ready(&self, desired: &DesiredPods) -> bool {
         self.sources.iter().all(|source| desired.is_ready(*source))
     }
 
@@ -56,8 +56,8 @@ impl Provisional {
 
     /// Removes and returns the pods whose source has reported: they are no longer provisional.
     pub fn settle(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
-        let heard = SourceKind::ALL.map(|source| self.has_spoken(source, desired));
-        self.found.extract_if(.., |_, source| heard[source.index()]).map(|(key, _)| key).collect()
+        let ready = SourceKind::ALL.map(|source| self.is_ready(source, desired));
+        self.found.extract_if(.., |_, source| ready[source.index()]).map(|(key, _)| key).collect()
     }
 
     /// Whether `found` may yet claim a key before `wanting`.
@@ -67,11 +67,11 @@ impl Provisional {
 
     /// A source that is no longer configured counts as reported once all others have; an agent without any source leaves
     /// running pods alone.
-    fn has_spoken(&self, source: SourceKind, desired: &DesiredPods) -> bool {
+    fn is_ready(&self, source: SourceKind, desired: &DesiredPods) -> bool {
         if self.sources.contains(&source) {
             return desired.is_ready(source);
         }
-        !self.sources.is_empty() && self.all_have_spoken(desired)
+        !self.sources.is_empty() && self.all_ready(desired)
     }
 }
 

@@ -166,7 +166,7 @@ pub enum Restored {
 ///
 /// # Errors
 /// The bytes are neither.
-pub fn restore_kept(
+pub fn restore_last_good(
     manifest: &[u8],
     origin: &str,
     source: SourceKind,

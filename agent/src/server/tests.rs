@@ -82,7 +82,7 @@ fn fixture(name: &str) -> Fixture {
         events: Events::default(),
         metrics: Metrics::new("edge1"),
         onlooker: Arc::new(()),
-        pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_kept }).0,
+        pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_last_good }).0,
         health,
     };
     let stop = CancellationToken::new();
@@ -102,7 +102,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
     let diff = DiffState {
         node_name: Arc::clone(&state.node_name),
         manifest_path: None,
-        decoder: Decoder { read: manifest::read, restore: manifest::restore_kept },
+        decoder: Decoder { read: manifest::read, restore: manifest::restore_last_good },
         sources: Arc::clone(&state.sources),
         observed: state.observed.clone(),
         has_image: Arc::new(|_| Box::pin(async { None })),

@@ -88,7 +88,7 @@ pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &De
 
 /// The remark for the pod of that key about a claim it won or lost.
 fn claim_remark(key: &PodKey, duplicate: &Duplicate) -> String {
-    if duplicate.winner.key == *key { duplicate.told_to_winner() } else { duplicate.told_to_loser() }
+    if duplicate.winner.key == *key { duplicate.winner_message() } else { duplicate.loser_message() }
 }
 
 impl Row {
@@ -270,7 +270,7 @@ fn loses(source: SourceKind, Duplicate { winner, loser }: &Duplicate) -> bool {
 fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
     let Duplicate { winner, loser } = duplicate;
     let path = if winner.key == loser.key { "metadata.name" } else { "metadata.uid" };
-    let mut fault = Fault::error(path, format!("pod {} {}", loser.key, duplicate.told_to_loser()));
+    let mut fault = Fault::error(path, format!("pod {} {}", loser.key, duplicate.loser_message()));
     fault.origin = Arc::clone(&loser.origin);
     let fault = fault.with_remedy("change or remove one of them");
     rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })

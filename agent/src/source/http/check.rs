@@ -12,7 +12,7 @@ use limpet_model::object;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
 const ORIGIN: &str = "https://fleet.example/pods";
 const NODE: &str = "node";
 /// The previous response of the URL.

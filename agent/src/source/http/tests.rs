@@ -13,7 +13,7 @@ use super::*;
 use limpet_model::pod::PodRecord;
 use server::{RecordedRequest, Reply, Server};
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_kept };
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
 /// Enough for a machine that is busy with other tests.
 const TIMEOUTS: Timeouts =
     Timeouts { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) };

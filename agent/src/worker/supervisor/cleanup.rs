@@ -61,7 +61,7 @@ impl Cleanup {
 impl Supervisor {
     /// Begins what is due: the search for orphans, once every source is ready, and forgetting pulls.
     pub(super) fn clean_up(&mut self) {
-        if !self.cleanup.begun && self.adopted && self.provisional.all_have_spoken(&self.desired) {
+        if !self.cleanup.begun && self.adopted && self.provisional.all_ready(&self.desired) {
             self.cleanup.begun = true;
             self.cleanup.pulls_are_stale = true;
             let executor = Arc::clone(&self.context.executor);
