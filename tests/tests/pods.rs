@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         case!(empty_dirs_are_shared),
         case!(host_paths_of_every_type),
         case!(the_environment_knows_the_pod),
+        case!(a_pod_on_the_hosts_network_has_the_hosts_name),
         case!(the_termination_message_is_shown),
         case!(the_image_says_the_user),
         case!(the_pod_says_the_user),
@@ -119,6 +120,18 @@ fn the_environment_knows_the_pod(node: &mut TestNode) -> Result<()> {
         said == format!("aa $(PLAIN) $(ABSENT)|{}|default|{uid}|{}|red|2|1\n", node.full_name("web"), node.name()),
         "{said}"
     );
+    Ok(())
+}
+
+fn a_pod_on_the_hosts_network_has_the_hosts_name(node: &mut TestNode) -> Result<()> {
+    run(node, json!({}), json!({ "hostname": "own" }))?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    ensure!(host != node.name(), "the node has a name of its own: {host}");
+    // One UTS namespace: a later name of the host is the pod's as well.
+    let namespace = fs::read_link("/proc/self/ns/uts")?.to_string_lossy().into_owned();
+    let script = "readlink /proc/self/ns/uts; hostname; cat /etc/hostname; echo $HOSTNAME";
+    let inside = sh(node, script)?;
+    ensure!(inside == format!("{namespace}\n{host}\n{host}\n{host}\n"), "{inside}");
     Ok(())
 }
 

@@ -54,10 +54,8 @@ pub struct SandboxRequest<'a> {
     pub host_network: bool,
     /// `hostIPC`: no IPC namespace, and the host's `/dev/shm`.
     pub host_ipc: bool,
-    /// The pod's own hostname, at most 64 bytes.
+    /// The pod's own hostname, at most 64 bytes; with `hostNetwork` the host's, whose UTS namespace the pod is in.
     pub hostname: &'a str,
-    /// The node's hostname, which a `hostNetwork` pod has.
-    pub node_hostname: &'a str,
     /// The Pod's sysctls, checked by [`sysctl::check_sysctls`].
     pub sysctls: &'a [(String, String)],
     /// Bytes of `/dev/shm`, normally [`DEFAULT_SHM_SIZE`].
@@ -75,7 +73,7 @@ impl SandboxRequest<'_> {
                 uts: (!self.host_network).then(|| dir.join("uts")),
             },
             shm: if self.host_ipc { HOST_SHM.into() } else { dir.join("shm") },
-            hostname: if self.host_network { self.node_hostname } else { self.hostname }.to_owned(),
+            hostname: self.hostname.to_owned(),
         }
     }
 }

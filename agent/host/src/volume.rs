@@ -239,7 +239,7 @@ impl Volumes {
     }
 
     /// Prepares every volume and file of the pod, from the objects it refers to. `hostname` is the content of the pod's
-    /// `/etc/hostname`: its own name ([`PodHostname::kernel`]), or the node's with `hostNetwork`. Idempotent: neither changes
+    /// `/etc/hostname`: its own name ([`PodHostname::kernel`]), or the host's with `hostNetwork`. Idempotent: neither changes
     /// files that are up to date nor deletes any.
     pub async fn prepare(
         &self,

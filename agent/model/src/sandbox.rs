@@ -30,7 +30,7 @@ pub struct Sandbox {
     pub namespaces: Namespaces,
     /// The pod's `/dev/shm`, a tmpfs of its own; the host's with `hostIPC`.
     pub shm: PathBuf,
-    /// The pod's hostname: its own, or the node's with `hostNetwork`.
+    /// The pod's hostname: its own, or the host's with `hostNetwork`.
     pub hostname: String,
 }
 

@@ -336,7 +336,6 @@ async fn pods_on_a_real_bridge_reach_each_other() {
             host_network: false,
             host_ipc: false,
             hostname: "web",
-            node_hostname: "node",
             sysctls: &[],
             shm_size: DEFAULT_SHM_SIZE,
         };

@@ -33,7 +33,6 @@ fn request(uid: &PodUid) -> SandboxRequest<'_> {
         host_network: false,
         host_ipc: false,
         hostname: "web-0",
-        node_hostname: "node",
         sysctls: &[],
         shm_size: DEFAULT_SHM_SIZE,
     }
@@ -142,7 +141,7 @@ async fn host_namespaces_get_no_pin() {
     let request = SandboxRequest { host_network: true, host_ipc: true, ..request(&uid) };
     let sandbox = sandboxes.create(&request).await.unwrap();
     assert_eq!(sandbox.namespaces, Namespaces::default());
-    assert_eq!((sandbox.shm.as_path(), sandbox.hostname.as_str()), (Path::new("/dev/shm"), "node"));
+    assert_eq!((sandbox.shm.as_path(), sandbox.hostname.as_str()), (Path::new("/dev/shm"), "web-0"));
     assert_eq!(sandboxes.find(&request).await.unwrap(), Some(sandbox));
     sandboxes.remove(&uid).await.unwrap();
     assert_eq!(sandboxes.find(&request).await.unwrap(), None);

@@ -21,7 +21,7 @@ pub struct PodHostname {
 }
 
 /// The names of `pod` in a cluster with that domain. A `hostNetwork` pod has them too (in `/etc/hosts` of others),
-/// but its kernel hostname is the node's.
+/// but its kernel hostname is the host's.
 ///
 /// # Errors
 /// The full name that `setHostnameAsFQDN` asks for is too long for the kernel.

@@ -32,6 +32,15 @@ fn mount_failure(error: VolumeError) -> Failure {
     Failure { reason: FAILED_MOUNT, message: error.to_string(), transient: false }
 }
 
+/// The hostname that the pod's processes see: its own, or with `hostNetwork` the host's as it is now.
+fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeError> {
+    let own = pod_hostname(record, cluster_domain)?;
+    if record.host_network() {
+        return Ok(rustix::system::uname().nodename().to_string_lossy().into_owned());
+    }
+    Ok(own.kernel)
+}
+
 impl ContainerdExecutor {
     /// Whether the node runs the pod at all. What it refuses would be refused at every try.
     pub(super) fn admit(&self, pod: &PodState) -> Result<(), PodVerdict> {
@@ -59,9 +68,11 @@ impl ContainerdExecutor {
 
     async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
         let record = &*pod.record;
-        let hostname = pod_hostname(record, &self.config.cluster_domain)
-            .map_err(|error| Failure { reason: FAILED, message: error.to_string(), transient: false })?
-            .kernel;
+        let hostname = hostname(record, &self.config.cluster_domain).map_err(|error| Failure {
+            reason: FAILED,
+            message: error.to_string(),
+            transient: false,
+        })?;
         let sysctls = sysctl::sysctls(record.spec());
         let request = self.sandbox_request(record, &hostname, &sysctls);
         let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
@@ -137,7 +148,6 @@ impl ContainerdExecutor {
             host_network: record.host_network(),
             host_ipc: record.spec().host_ipc.unwrap_or(false),
             hostname,
-            node_hostname: &self.node.name,
             sysctls,
             shm_size: DEFAULT_SHM_SIZE,
         }
@@ -145,8 +155,8 @@ impl ContainerdExecutor {
 
     /// The sandbox of a pod that was found running, if it is whole.
     pub(super) async fn existing_sandbox(&self, record: &PodRecord) -> Option<Arc<PodSandbox>> {
-        let hostname = pod_hostname(record, &self.config.cluster_domain).ok()?;
-        let request = self.sandbox_request(record, &hostname.kernel, &[]);
+        let hostname = hostname(record, &self.config.cluster_domain).ok()?;
+        let request = self.sandbox_request(record, &hostname, &[]);
         let sandbox = self.sandboxes.find(&request).await.ok()??;
         let addresses = if record.host_network() {
             PodAddresses { ips: self.node.addresses.clone() }
