@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -27,6 +27,7 @@ use crate::lifecycle::followed::Followed;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::merge_loop;
 use crate::node::NodeLock;
+use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
@@ -51,6 +52,7 @@ use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::CgroupDriver;
@@ -93,6 +95,7 @@ struct Shared {
     client: Client,
     network: Network,
     volumes: Volumes,
+    node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
     events: Events,
@@ -112,7 +115,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
-    let shared = shared(Arc::new(config), &node, health, stop.clone());
+    let follower = NetworkFollower::new(config.node_ip);
+    let shared = shared(Arc::new(config), &node, follower.subscribe(), health, stop.clone());
     let config = Arc::clone(&shared.config);
 
     let listener = server::bind(&config.socket())?;
@@ -122,6 +126,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let executor = Arc::new(executor(&shared, node).await?);
+    follow_networks(&shared, follower);
     let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
         cgroups: executor.cgroups.clone(),
         observed: shared.observed.clone(),
@@ -227,7 +232,13 @@ async fn drain(tasks: &TaskTracker) {
     }
 }
 
-fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: CancellationToken) -> Shared {
+fn shared(
+    config: Arc<Config>,
+    node: &NodeFacts,
+    node_network: watch::Receiver<NodeNetwork>,
+    health: Health,
+    stop: CancellationToken,
+) -> Shared {
     Shared {
         client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
         network: Network::with_deadline(
@@ -238,6 +249,7 @@ fn shared(config: Arc<Config>, node: &NodeFacts, health: Health, stop: Cancellat
             config.runtime_request_timeout / 2,
         ),
         volumes: Volumes::new(volume_settings(&config, limits(node))),
+        node_network,
         slots: Arc::default(),
         desired: Desired::default(),
         events: Events::default(),
@@ -275,7 +287,7 @@ fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
     }
 }
 
-/// The executor, and the tasks that belong to what they hold: archives, network, resolv.conf.
+/// The executor, and the tasks that belong to what they hold: archives, resolv.conf.
 async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor, AppError> {
     let config = &shared.config;
     let images = Images::new(
@@ -306,16 +318,22 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
         accounts: AccountsCache::default(),
         logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
         reporter: Arc::new(reporter(shared, &node)),
+        node_network: shared.node_network.clone(),
         starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
         pulls: Semaphore::new(config.max_parallel_pulls),
         node,
     })
 }
 
+/// The node's own network and the pods': a change of either may be what a pod is waiting for.
+fn follow_networks(shared: &Shared, follower: NetworkFollower) {
+    let (network, count, stop) = (shared.network.clone(), follower.counter(), shared.stop.clone());
+    shared.tasks.spawn(async move { network.watch(stop, count).await });
+    shared.tasks.spawn(follower.run(shared.stop.clone()));
+}
+
 fn spawn_watches(shared: &Shared, images: &Images) {
     let stop = &shared.stop;
-    let (network, watching) = (shared.network.clone(), stop.clone());
-    shared.tasks.spawn(async move { network.watch(watching, || {}).await });
     let (images, watching) = (images.clone(), stop.clone());
     shared.tasks.spawn(async move { images.import_archives(watching).await });
 
@@ -408,7 +426,6 @@ fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
         max_pods: usize::try_from(shared.config.max_pods).unwrap_or(usize::MAX),
         runtime_endpoint: shared.config.runtime_endpoint.clone(),
         node_name: node.name.clone(),
-        node_addresses: node.addresses.clone(),
         network: shared.network.subscribe(),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
@@ -443,6 +460,7 @@ fn supervise(
         reporter: Arc::clone(&executor.reporter),
         followed,
     };
-    let supervisor = Supervisor::new(context, kinds, shared.network.status().is_ready(), stop.clone());
-    shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, images, heartbeat }));
+    let node_network = shared.node_network.clone();
+    let supervisor = Supervisor::new(context, kinds, stop.clone());
+    shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, node_network, images, heartbeat }));
 }

@@ -1,4 +1,5 @@
-//! The node: its name, determined once; its facts; the lock that makes this agent the only one; the agent's
+//! The node: its name, determined once; its facts; its
+//! addresses; the lock that makes this agent the only one; the agent's
 //! capabilities; its resolver.
 
 pub mod capabilities;
@@ -6,6 +7,7 @@ pub mod facts;
 pub mod guard;
 pub mod name;
 pub mod name_service;
+pub mod network;
 
 pub use facts::facts;
 pub use guard::{NodeLock, OtherAgent, StartError, guard, other_agent};

@@ -12,7 +12,9 @@ use crate::status::event::Events;
 use crate::status::metrics::MergeChange;
 use crate::status::metrics::Metrics;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
-use limpet_core::plan::{self, KillCause, NodeConditions};
+use limpet_core::node_state::NodeState;
+use limpet_core::plan::awaits::Awaited;
+use limpet_core::plan::{self, KillCause};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState};
 use limpet_core::status::generate::generate;
 use limpet_core::status::observed::Observed;
@@ -23,7 +25,6 @@ use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::PodVerdict;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Where pods and the runtime are reported: for readers, people and machines.
@@ -35,8 +36,6 @@ pub struct Reporter {
     pub runtime_endpoint: PathBuf,
     /// The node's name.
     pub node_name: String,
-    /// The node's addresses, for `status.hostIP`.
-    pub node_addresses: Vec<IpAddr>,
     /// Whether pods can be attached to a network.
     pub network: watch::Receiver<NetworkStatus>,
     /// Events for people.
@@ -51,12 +50,12 @@ pub struct Reporter {
 
 impl Reporter {
     /// Publishes what readers see of the pod, if it differs from what they saw.
-    pub fn publish(&self, pod: &PodState, conditions: NodeConditions, now: Now) {
+    pub fn publish(&self, pod: &PodState, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&pod.record.key).cloned();
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
         let qos = qos_class(pod.record.spec());
         let before = same_pod.map(|known| &known.status);
-        let status = generate(pod, conditions, &self.node_addresses, qos.as_str(), now, before);
+        let status = generate(pod, node, qos.as_str(), now, before);
         let observed = ObservedPod {
             record: Arc::clone(&pod.record),
             status,
@@ -85,7 +84,7 @@ impl Reporter {
     }
 
     /// The node has as many pods as it may have: this one waits for a place.
-    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, now: Now) {
+    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, node: NodeState, now: Now) {
         let message =
             format!("Node has too many pods: maxPods is {}; it starts when another one is gone", self.max_pods);
         let pod = Some((record.key.clone(), record.uid.clone()));
@@ -97,7 +96,7 @@ impl Reporter {
             known.filter(|known| known.record.uid == record.uid).and_then(|known| known.status.start_time.clone());
         let mut waiting = PodState::new(Arc::clone(record), known.map_or(now.wall, |start| start.0));
         waiting.verdict = Some(PodVerdict::waiting("OutOfpods", message));
-        self.publish(&waiting, NodeConditions { runtime_ready: true, network_ready: true }, now);
+        self.publish(&waiting, NodeState { runtime_ready: true, network_ready: true, ..node }, now);
     }
 
     /// The deadline of the pod has passed.
@@ -119,14 +118,24 @@ impl Reporter {
         }
     }
 
-    /// The pod waits for a CNI configuration: said once a pod.
+    /// The pod waits for a CNI configuration.
     pub fn report_network_wait(&self, pod: &PodState) {
         let message = format!("network is not ready: {}", *self.network.borrow());
+        self.report_wait(pod, None, plan::NETWORK_NOT_READY, message);
+    }
+
+    /// A container waits for what its pod refers to and is not there yet.
+    pub fn report_awaited(&self, pod: &PodState, slot: &ContainerSlot, awaited: &Awaited) {
+        self.report_wait(pod, Some(&slot.name), "Failed", awaited.to_string());
+    }
+
+    /// Says once a pod what it waits for.
+    fn report_wait(&self, pod: &PodState, container: Option<&str>, reason: &'static str, message: String) {
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         let known = self.events.snapshot().into_iter().any(|event| event.pod == key && event.message == message);
         if !known {
             tracing::warn!(pod = %pod.record.key, message, "pod waits");
-            self.events.emit(key, None, EventType::Warning, plan::NETWORK_NOT_READY, message);
+            self.events.emit(key, container, EventType::Warning, reason, message);
         }
     }
 

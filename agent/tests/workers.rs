@@ -11,10 +11,12 @@ use std::time::Duration;
 use agent::{Agent, NODE, pass};
 use limpet::executor::fake::Fault;
 use limpet::executor::fake::world::{Behaviour, World};
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::manifest;
+use limpet_model::node::NodeAddresses;
 use limpet_model::source::SourceKind;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Processes that run until SIGTERM, and end at once then.
@@ -41,7 +43,8 @@ impl Node {
     }
 
     fn start_agent(&mut self) {
-        self.agent = Some(Agent::start(&self.world, &mut self.view));
+        let network = network(NodeAddresses::one([10, 0, 0, 1].into()));
+        self.agent = Some(Agent::start(&self.world, &mut self.view, network));
     }
 
     async fn kill_agent(&mut self) {
@@ -51,11 +54,16 @@ impl Node {
 
     /// Writes the manifest of a pod with one container of that image.
     fn write(&mut self, name: &str, image: &str) {
+        self.write_with(name, image, &json!([]));
+    }
+
+    /// The same with the environment `env`.
+    fn write_with(&mut self, name: &str, image: &str, env: &Value) {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
             "spec": {
                 "hostNetwork": true, "terminationGracePeriodSeconds": 7,
-                "containers": [{ "name": "c", "image": image, "imagePullPolicy": "IfNotPresent" }],
+                "containers": [{ "name": "c", "image": image, "imagePullPolicy": "IfNotPresent", "env": env }],
             },
         });
         let name: Arc<str> = Arc::from(name);
@@ -108,6 +116,10 @@ impl Node {
     fn assert_no_violation(&self) {
         assert!(self.world().violations.is_empty(), "{:?}", self.world().violations);
     }
+}
+
+fn network(addresses: NodeAddresses) -> NodeNetwork {
+    NodeNetwork { addresses, changes: 0 }
 }
 
 fn differences(times: &[u64]) -> Vec<u64> {
@@ -257,5 +269,19 @@ async fn a_failed_start_is_tried_again_after_its_back_off() {
     node.write("web", "app:1");
     node.pass(SECOND * 120).await;
     assert_eq!((node.starts(), node.running().len()), (1, 1), "a lost answer stands for a start that was done");
+    node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_waits_for_the_address_that_its_environment_names() {
+    let mut node = Node::new(OBEDIENT);
+    node.agent.as_ref().unwrap().network.send_replace(network(NodeAddresses::NONE));
+    let env = json!([{ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }]);
+    node.write_with("web", "app:1", &env);
+    node.pass(SECOND * 100).await;
+    assert_eq!((node.starts(), node.waiting_reason("web").as_deref()), (0, Some("CreateContainerConfigError")));
+    node.agent.as_ref().unwrap().network.send_replace(network(NodeAddresses::one([10, 0, 0, 2].into())));
+    node.pass(SECOND).await;
+    assert_eq!((node.starts(), node.waiting_reason("web")), (1, None));
     node.assert_no_violation();
 }

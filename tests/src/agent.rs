@@ -218,6 +218,8 @@ impl Reply {
 pub struct Agent {
     program: Option<PathBuf>,
     settings: Settings,
+    /// The process whose network namespace it runs in, when that is not the harness's.
+    network_of: Option<u32>,
     daemon: Option<Daemon>,
 }
 
@@ -225,7 +227,7 @@ impl Agent {
     /// Prepares an agent; nothing is started. Without a `program` it is the one cargo builds when first needed.
     pub fn prepare(program: Option<PathBuf>, settings: Settings) -> Result<Self> {
         settings.write()?;
-        Ok(Self { program, settings, daemon: None })
+        Ok(Self { program, settings, network_of: None, daemon: None })
     }
 
     fn program(&self) -> Result<PathBuf> {
@@ -243,9 +245,21 @@ impl Agent {
         self.settings.write()
     }
 
+    /// From its next start on it runs in the network namespace of the process `pid`.
+    pub fn move_to_network_of(&mut self, pid: u32) {
+        self.network_of = Some(pid);
+    }
+
     /// `limpet run`, not started.
     pub fn command(&self) -> Result<Command> {
-        let mut command = Command::new(self.program()?);
+        let mut command = match self.network_of {
+            None => Command::new(self.program()?),
+            Some(pid) => {
+                let mut command = Command::new("nsenter");
+                command.args(["--target", &pid.to_string(), "--net", "--"]).arg(self.program()?);
+                command
+            }
+        };
         command.args(["run", "--hostname-override", &self.settings.node_name]);
         command.args(["--v", &self.settings.verbosity.to_string(), "--config"]).arg(self.settings.config());
         command.env("RUST_BACKTRACE", "1");

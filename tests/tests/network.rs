@@ -1,11 +1,12 @@
 //! The pod network: addresses by CNI, pods that wait for one, names and resolvers.
 
 use std::fs;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::manifest::{IDLE, pod, shell, simple};
-use limpet_tests::node::container;
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::process::{self, Daemon};
 use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
 
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
         case!(a_finished_pod_keeps_its_address).on(|node| node.cni = true),
         case!(a_pod_waits_for_the_network),
         case!(the_hosts_resolver_is_followed),
+        case!(an_address_that_comes_late_is_known_without_a_restart).on(|node| node.agent = false),
     ])
 }
 
@@ -114,5 +116,56 @@ fn the_hosts_resolver_is_followed(node: &mut TestNode) -> Result<()> {
     })?;
     let after = node.wait_running("web")?;
     ensure!(container(&after, "main")["containerID"] == container(&before, "main")["containerID"]);
+    Ok(())
+}
+
+/// A network namespace that has nothing but a loopback interface, held by a process of its own.
+fn empty_network(node: &TestNode) -> Result<Daemon> {
+    let mut command = Command::new("unshare");
+    // The node's directory in its environment lets a later run find it where this one was killed.
+    command.args(["--net", "sleep", "100000"]).env("LIMPET_TEST_NODE", node.dir());
+    let holder = Daemon::start(&mut command, &node.dir().join("network.log"))?;
+    let own = fs::read_link("/proc/self/ns/net")?;
+    let theirs = || fs::read_link(format!("/proc/{}/ns/net", holder.pid()));
+    wait::until_true(wait::SOON, "a network namespace", || theirs().is_ok_and(|theirs| theirs != own))?;
+    Ok(holder)
+}
+
+fn an_address_that_comes_late_is_known_without_a_restart(node: &mut TestNode) -> Result<()> {
+    let network = empty_network(node)?;
+    let ip = |args: &[&str]| {
+        let mut command = Command::new("nsenter");
+        process::checked(command.args(["--target", &network.pid().to_string(), "--net", "--", "ip"]).args(args))
+    };
+    node.agent.move_to_network_of(network.pid());
+    node.agent.start()?;
+    let agent = node.agent.pid();
+    let env = json!([{ "name": "HOST_IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }]);
+    node.apply(&pod("web", json!({ "containers": [with(shell("main", IDLE), json!({ "env": env }))] })))?;
+    node.apply(&simple("plain", IDLE))?;
+    let plain = node.wait_running("plain")?;
+    ensure!(plain["status"]["hostIP"].is_null() && plain["status"]["podIP"].is_null(), "{}", plain["status"]);
+    let message = "waits for the node to have an address: env HOST_IP refers to status.hostIP";
+    node.wait_pod("web", "waiting for an address", |pod| {
+        let waiting = &container(pod, "main")["state"]["waiting"];
+        waiting["reason"] == "CreateContainerConfigError" && waiting["message"] == message
+    })?;
+    node.wait_event(message)?;
+
+    ip(&["link", "add", "wan0", "type", "veth", "peer", "name", "wan1"])?;
+    ip(&["link", "set", "wan1", "up"])?;
+    ip(&["link", "set", "wan0", "up"])?;
+    ip(&["addr", "add", "198.51.100.7/24", "dev", "wan0"])?;
+    ip(&["route", "add", "default", "via", "198.51.100.1"])?;
+    let has = |pod: &Value, address: &str| pod["status"]["hostIP"] == address && pod["status"]["podIP"] == address;
+    node.wait_running("web")?;
+    ensure!(node.exec("web", "main", &["/bin/sh", "-c", "echo $HOST_IP"])? == "198.51.100.7\n");
+    let known = node.wait_pod("plain", "the node's address", |pod| has(pod, "198.51.100.7"))?;
+    ensure!(container_id(&known, "main")? == container_id(&plain, "main")?, "it was restarted");
+
+    ip(&["addr", "replace", "203.0.113.9/24", "dev", "wan0"])?;
+    ip(&["route", "replace", "default", "via", "203.0.113.1"])?;
+    node.wait_pod("web", "the node's new address", |pod| has(pod, "203.0.113.9"))?;
+    ensure!(node.agent.pid() == agent);
     Ok(())
 }

@@ -26,7 +26,7 @@ pub use self::host::HostInput;
 
 use limpet_host::volume::Mount;
 use limpet_model::image::LocalImage;
-use limpet_model::node::NodeFacts;
+use limpet_model::node::{NodeAddresses, NodeFacts};
 use limpet_model::object::{ObjectKey, ObjectKind, PodObjects};
 use limpet_model::pod::PodRecord;
 use limpet_model::sandbox::PodAddresses;
@@ -58,8 +58,10 @@ pub struct SpecInput<'a> {
     pub user: &'a ProcessUser,
     /// The pod's namespaces, shm and hostname.
     pub sandbox: &'a Sandbox,
-    /// The pod's addresses, for `fieldRef: status.podIP`.
+    /// The pod's addresses, for `fieldRef: status.podIP`; the node's with `hostNetwork`.
     pub addresses: &'a PodAddresses,
+    /// The node's addresses, for `fieldRef: status.hostIP`.
+    pub node_addresses: NodeAddresses,
     /// Volumes and the files the agent provides (`/etc/hosts`, `/etc/resolv.conf`, termination log), in order.
     pub mounts: &'a [Mount],
     /// `linux.cgroupsPath` in the driver's form.
@@ -108,6 +110,14 @@ pub enum SpecError {
         variable: String,
         /// The path as written.
         path: String,
+    },
+    /// A variable refers to an address that is not there yet.
+    #[error("env {variable:?}: {field} is not known yet")]
+    NoAddress {
+        /// The variable.
+        variable: String,
+        /// The field it refers to.
+        field: String,
     },
     /// A variable comes from an object that does not exist; kubelet's message.
     #[error("{} {name:?} not found", kind.resource())]

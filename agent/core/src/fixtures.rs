@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +14,12 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::time::Instant;
 
-use super::plan::NodeConditions;
+use super::node_state::{NodeNetwork, NodeState};
 use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::node::NodeAddresses;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
@@ -25,8 +27,18 @@ use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
 use limpet_model::stop_signal::StopSignal;
 
-/// All node conditions are met.
-pub const READY: NodeConditions = NodeConditions { runtime_ready: true, network_ready: true };
+/// The node is ready and has an address.
+pub const READY: NodeState = NodeState {
+    runtime_ready: true,
+    network_ready: true,
+    network: NodeNetwork { addresses: NodeAddresses::one(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))), changes: 0 },
+};
+
+/// The same node with these addresses.
+pub fn on_network(addresses: &[&str]) -> NodeState {
+    let addresses = addresses.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
+    NodeState { network: NodeNetwork { addresses, changes: 0 }, ..READY }
+}
 
 /// The Unix epoch on the wall clock, the present on the monotonic clock.
 pub fn now() -> Now {

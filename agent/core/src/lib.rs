@@ -2,7 +2,8 @@
 //!
 //! Pure functions of values and time; time is always an argument: no I/O, no clock, no runtime. [`source`] holds each
 //! source's snapshot and [`merge`] combines them into one desired state; [`plan`] decides a pod's next actions from its
-//! [`state`], [`outcome`] applies their results, [`adopt`] applies what containerd already runs; [`status`] generates the
+//! [`state`] and the node's
+//! [`node_state`], [`outcome`] applies their results, [`adopt`] applies what containerd already runs; [`status`] generates the
 //! reported status, and [`forecast`] predicts what other manifests would change.
 
 pub mod adopt;
@@ -13,6 +14,9 @@ pub mod fixtures;
 pub mod forecast;
 pub mod last_good;
 pub mod merge;
+pub mod node_state;
+#[cfg(test)]
+mod node_state_tests;
 #[cfg(test)]
 mod objects_tests;
 pub mod outcome;

@@ -4,12 +4,14 @@
 //! that may run concurrently now; actions in progress are marked busy in the state and are not planned again, so a
 //! crash between two actions is an ordinary case.
 
+pub mod awaits;
 mod ending;
 
 use std::time::Duration;
 
 use std::time::Instant;
 
+use super::node_state::NodeState;
 use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState, Stopping};
 use ending::{clear, end, release, stop};
 use limpet_model::pod::Role;
@@ -70,15 +72,6 @@ pub enum Step {
     Finished,
 }
 
-/// Conditions of the node that the plan depends on.
-#[derive(Debug, Clone, Copy)]
-pub struct NodeConditions {
-    /// containerd responds.
-    pub runtime_ready: bool,
-    /// There is a CNI configuration.
-    pub network_ready: bool,
-}
-
 /// Collects actions and the earliest time to wake up.
 #[derive(Debug, Default)]
 struct Plan {
@@ -101,21 +94,21 @@ impl Plan {
 }
 
 /// Decides the pod's next step.
-pub fn plan(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
-    if !conditions.runtime_ready {
+pub fn plan(pod: &PodState, node: NodeState, now: Instant) -> Step {
+    if !node.runtime_ready {
         return Step::Wait(None);
     }
     match pod.ending {
         Some(ending) => end(pod, ending, now),
         None if is_finished(pod) || pod.is_failed() => release(pod, now),
-        None => run(pod, conditions, now),
+        None => run(pod, node, now),
     }
 }
 
 /// The verdict that is due on a pod that has none: its deadline has passed. `None` while containerd is away, whose state
 /// may say that the pod has finished in time.
-pub fn verdict(pod: &PodState, conditions: NodeConditions, now: Instant) -> Option<PodVerdict> {
-    let counts = conditions.runtime_ready && pod.ending.is_none() && !pod.is_failed() && !is_finished(pod);
+pub fn verdict(pod: &PodState, node: NodeState, now: Instant) -> Option<PodVerdict> {
+    let counts = node.runtime_ready && pod.ending.is_none() && !pod.is_failed() && !is_finished(pod);
     (counts && pod.deadline().is_some_and(|deadline| deadline <= now)).then(PodVerdict::deadline_exceeded)
 }
 
@@ -204,7 +197,7 @@ pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
 }
 
 /// The pod is to run.
-fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
+fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
     if let Some(deadline) = pod.deadline() {
         plan.wake_at(deadline);
@@ -217,11 +210,11 @@ fn run(pod: &PodState, conditions: NodeConditions, now: Instant) -> Step {
         return plan.step();
     }
     let wanted = wanted(pod);
-    prepare(&mut plan, pod, conditions, now);
+    prepare(&mut plan, pod, node, now);
     cgroup(&mut plan, pod, now);
     volumes(&mut plan, pod, now);
     for index in 0..pod.containers.len() {
-        container(&mut plan, pod, index, wanted.contains(&index), now);
+        container(&mut plan, pod, index, wanted.contains(&index), node, now);
     }
     one_at_the_shim(&mut plan, pod);
     plan.step()
@@ -279,11 +272,11 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
 }
 
 /// Plans the sandbox when there is none and nothing prevents it.
-fn prepare(plan: &mut Plan, pod: &PodState, conditions: NodeConditions, now: Instant) {
+fn prepare(plan: &mut Plan, pod: &PodState, node: NodeState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;
     }
-    if !pod.record.host_network() && !conditions.network_ready || pod.awaits_objects() {
+    if !pod.record.host_network() && !node.network_ready || pod.awaits_objects() {
         // A change of either wakes the worker.
         return;
     }
@@ -314,7 +307,7 @@ fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
 }
 
 /// One container's next action.
-fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: Instant) {
+fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: NodeState, now: Instant) {
     let slot = &pod.containers[index];
     // A stop that has begun is carried through, whatever the desired version is by now.
     if slot.stopping().is_some() || slot.is_running() && wanted && !slot.is_current() {
@@ -341,8 +334,8 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, now: I
         return;
     }
     let image_ready = image(plan, pod, index, now);
-    let admitted = pod.cgroup_admits() && !pod.awaits_objects();
-    if let (true, SandboxState::Ready(_), true) = (image_ready, &pod.sandbox, admitted) {
+    let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && !pod.awaits_objects();
+    if ready && pod.cgroup_admits() && awaits::by_container(pod, slot, node).is_none() {
         plan.push(Action::Start(index));
     } else {
         clear(plan, index, slot, true, now);

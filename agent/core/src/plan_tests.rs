@@ -55,18 +55,18 @@ fn sandbox_and_images_are_prepared_concurrently() {
 #[test]
 fn without_a_network_a_pod_that_needs_one_waits_and_still_pulls_its_images() {
     let state = pod("Always", &[], &["a"]);
-    let conditions = NodeConditions { network_ready: false, ..READY };
-    assert_eq!(plan(&state, conditions, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
+    let node = NodeState { network_ready: false, ..READY };
+    assert_eq!(plan(&state, node, Instant::now()), Step::Do(vec![Action::EnsureImage(0)]));
     let mut spec = state.record.pod.clone();
     spec.spec.as_mut().unwrap().host_network = Some(true);
     let host = PodState::new(version(spec), Timestamp::UNIX_EPOCH);
-    assert_eq!(plan(&host, conditions, Instant::now()), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
+    assert_eq!(plan(&host, node, Instant::now()), Step::Do(vec![Action::PrepareSandbox, Action::EnsureImage(0)]));
 }
 
 #[test]
 fn without_containerd_nothing_is_planned() {
-    let conditions = NodeConditions { runtime_ready: false, ..READY };
-    assert_eq!(plan(&pod("Always", &[], &["a"]), conditions, Instant::now()), Step::Wait(None));
+    let node = NodeState { runtime_ready: false, ..READY };
+    assert_eq!(plan(&pod("Always", &[], &["a"]), node, Instant::now()), Step::Wait(None));
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn with_deadline(policy: &str, active: u64, now: Instant) -> PodState {
 #[test]
 fn a_deadline_is_judged_while_the_pod_is_active() {
     let now = Instant::now();
-    let away = NodeConditions { runtime_ready: false, ..READY };
+    let away = NodeState { runtime_ready: false, ..READY };
     let over = |prepare: &dyn Fn(&mut PodState), active, conditions| {
         let mut pod = with_deadline("Never", active, now);
         prepare(&mut pod);

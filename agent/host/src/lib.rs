@@ -8,6 +8,7 @@ pub mod file_system;
 pub mod inotify;
 pub mod mount_table;
 pub mod network;
+pub mod node_network;
 pub mod orphan_processes;
 pub mod path_watch;
 pub mod peer;

@@ -170,7 +170,7 @@ impl Network {
         self.inner.status.subscribe()
     }
 
-    /// Keeps the status up to date until `stop`, and calls `changed` after each change. Where inotify is not available (its
+    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where inotify is not available (its
     /// limits are used up) the directory is only read at every attach.
     pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
         tokio::select! {
@@ -188,11 +188,14 @@ impl Network {
 
     async fn follow(&self, changed: &impl Fn()) -> io::Result<()> {
         let mut watch = PathWatch::directory(&self.inner.conf_dir)?;
+        let mut known = None;
         loop {
-            if self.read_config().await.1 {
+            let (read, status_changed) = self.read_config().await;
+            if status_changed || known.as_ref().is_some_and(|known| *known != read) {
                 tracing::info!(status = %self.status(), "CNI configuration changed");
                 changed();
             }
+            known = Some(read);
             watch.changed().await?;
             watch.arm()?;
         }

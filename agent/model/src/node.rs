@@ -1,4 +1,4 @@
-//! Facts of the node that containers run on.
+//! The node that containers run on: what is fixed while the agent runs, and its addresses.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,8 +8,6 @@ use std::path::PathBuf;
 pub struct NodeFacts {
     /// The settled node name.
     pub name: String,
-    /// The node's addresses, for `status.hostIP` and host-network pods; may be empty on a box without network.
-    pub addresses: Vec<IpAddr>,
     /// Bytes of memory, for kubelet's OOM score formula.
     pub memory_capacity: u64,
     /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
@@ -26,4 +24,61 @@ pub struct NodeFacts {
     pub seccomp_dir: PathBuf,
     /// containerd's socket.
     pub runtime_endpoint: PathBuf,
+}
+
+/// The node's addresses, the primary one first: one of each family at most, as in `status.hostIPs`. Empty on a machine
+/// without a network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NodeAddresses([Option<IpAddr>; 2]);
+
+impl NodeAddresses {
+    /// No address.
+    pub const NONE: Self = Self([None, None]);
+
+    /// This one alone.
+    pub const fn one(address: IpAddr) -> Self {
+        Self([Some(address), None])
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0[0].is_none()
+    }
+
+    /// The addresses, the primary one first.
+    pub fn iter(self) -> impl Iterator<Item = IpAddr> {
+        self.0.into_iter().flatten()
+    }
+}
+
+impl FromIterator<IpAddr> for NodeAddresses {
+    /// The first address, and the first one after it that is of the other family.
+    fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
+        let mut addresses = addresses.into_iter();
+        let primary = addresses.next();
+        Self([primary, primary.and_then(|primary| addresses.find(|other| other.is_ipv4() != primary.is_ipv4()))])
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_of_each_family_the_first_is_the_primary_one() {
+        let cases: [(&[&str], &[&str]); 5] = [
+            (&[], &[]),
+            (&["10.0.0.1"], &["10.0.0.1"]),
+            (&["10.0.0.1", "fd00::1"], &["10.0.0.1", "fd00::1"]),
+            (&["fd00::1", "10.0.0.1"], &["fd00::1", "10.0.0.1"]),
+            (&["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"], &["10.0.0.1", "fd00::1"]),
+        ];
+        for (given, wanted) in cases {
+            let found: NodeAddresses = given.iter().map(|ip| ip.parse::<IpAddr>().unwrap()).collect();
+            assert_eq!(found.iter().map(|ip| ip.to_string()).collect::<Vec<_>>(), wanted);
+            assert_eq!(found.is_empty(), given.is_empty());
+        }
+        assert_eq!(NodeAddresses::NONE, NodeAddresses::default());
+    }
 }

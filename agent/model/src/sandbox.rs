@@ -34,7 +34,7 @@ pub struct Sandbox {
     pub hostname: String,
 }
 
-/// A pod's addresses, the primary one first; the node's for `hostNetwork`.
+/// A pod's addresses, the primary one first; none with `hostNetwork`, where they are the node's of the moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodAddresses {
     /// Primary address first.

@@ -10,7 +10,7 @@ mod verbs;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use self::start::START_ERROR;
@@ -25,6 +25,7 @@ use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::exit_cause::judge;
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
 use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase};
@@ -45,6 +46,8 @@ pub struct ContainerdExecutor {
     pub config: Arc<Config>,
     /// What is true of the node.
     pub node: NodeFacts,
+    /// The node's addresses, as they are at any moment.
+    pub node_network: watch::Receiver<NodeNetwork>,
     /// The path of limpet's own executable, which the shim runs as logger.
     pub executable: std::path::PathBuf,
     /// The connection to containerd.

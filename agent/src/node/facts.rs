@@ -1,7 +1,5 @@
 //! Facts about the node that do not change while the agent runs.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-
 use rustix::fs::statfs;
 use rustix::thread::CapabilitySet;
 
@@ -20,7 +18,6 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
     let memory = rustix::system::sysinfo();
     NodeFacts {
         name,
-        addresses: addresses(config.node_ip),
         memory_capacity: u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit)),
         oom_score_floor: oom_score_floor(),
         cgroup_v2: cgroup_v2(),
@@ -30,27 +27,6 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         seccomp_dir: config.root_dir.join("seccomp"),
         runtime_endpoint: config.runtime_endpoint.clone(),
     }
-}
-
-/// The node's addresses, the primary one first: `node_ip`, or for each family the source address the kernel would use.
-/// Nothing is sent. Empty on a machine without a network.
-pub fn addresses(node_ip: Option<IpAddr>) -> Vec<IpAddr> {
-    if let Some(node_ip) = node_ip {
-        return vec![node_ip];
-    }
-    // Documentation addresses (RFC 5737, RFC 3849): only a default route leads to them.
-    let anywhere =
-        [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
-    anywhere.into_iter().filter_map(source_address).collect()
-}
-
-fn source_address(destination: IpAddr) -> Option<IpAddr> {
-    let unspecified: IpAddr =
-        if destination.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(unspecified, 0)).ok()?;
-    socket.connect(SocketAddr::new(destination, 9)).ok()?;
-    let address = socket.local_addr().ok()?.ip();
-    (!address.is_unspecified() && !address.is_loopback()).then_some(address)
 }
 
 /// The agent's own `oom_score_adj` if it may not set a lower one.
@@ -98,14 +74,6 @@ mod tests {
         assert_eq!(facts.cgroup_v2, std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
         assert!(facts.seccomp_default && facts.seccomp_dir.ends_with("limpet/seccomp"));
         assert!((OOM_SCORE_MIN..=1_000).contains(&facts.oom_score_floor));
-    }
-
-    #[test]
-    fn a_configured_address_is_the_only_one_and_loopback_is_none() {
-        let given: IpAddr = "192.168.1.5".parse().unwrap();
-        assert_eq!(addresses(Some(given)), [given]);
-        assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
-        assert!(addresses(None).iter().all(|address| !address.is_loopback() && !address.is_unspecified()));
     }
 
     #[test]

@@ -17,8 +17,9 @@ use super::inbox::{Inbox, Messages, PodCommand};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
+use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::plan::{self, Action, NodeConditions, Step, plan};
+use limpet_core::plan::{self, Action, Step, awaits, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::{FoundContainer, Task};
@@ -39,7 +40,7 @@ pub struct PodWorker {
     key: PodKey,
     inbox: Arc<Inbox>,
     context: WorkerContext,
-    conditions: watch::Receiver<NodeConditions>,
+    node: watch::Receiver<NodeState>,
     stop: CancellationToken,
     /// The incarnation being worked on; others found beside it are ended first, one after the other.
     current: Option<PodState>,
@@ -67,7 +68,7 @@ impl PodWorker {
         key: PodKey,
         inbox: Arc<Inbox>,
         context: WorkerContext,
-        conditions: watch::Receiver<NodeConditions>,
+        node: watch::Receiver<NodeState>,
         stop: CancellationToken,
         adopted: Vec<PodState>,
     ) -> Self {
@@ -77,7 +78,7 @@ impl PodWorker {
             key,
             inbox,
             context,
-            conditions,
+            node,
             stop,
             current,
             others,
@@ -100,13 +101,16 @@ impl PodWorker {
             let messages = self.inbox.take();
             self.read(messages, now);
             self.processes.follow(self.current.as_ref(), &self.context, &self.inbox);
-            let conditions = *self.conditions.borrow_and_update();
-            self.judge(conditions, now);
-            let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, conditions, now.mono));
+            let node = *self.node.borrow_and_update();
+            self.judge(node, now);
+            let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {
-                self.context.reporter.publish(pod, conditions, now);
-                if waits_for_network(pod, conditions) {
+                self.context.reporter.publish(pod, node, now);
+                if waits_for_network(pod, node) {
                     self.context.reporter.report_network_wait(pod);
+                }
+                for (slot, awaited) in awaits::addresses(pod, node) {
+                    self.context.reporter.report_awaited(pod, slot, &awaited);
                 }
             }
             match step {
@@ -127,7 +131,7 @@ impl PodWorker {
         }
     }
 
-    /// Waits for messages, an outcome, other conditions, or `until`. True: the agent stops.
+    /// Waits for messages, an outcome, another state of the node, or `until`. True: the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = async {
             match until {
@@ -141,7 +145,7 @@ impl PodWorker {
             () = self.inbox.arrived() => {}
             Some(joined) = self.jobs.join_next() => self.finish(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
-            Ok(()) = self.conditions.changed() => {}
+            Ok(()) = self.node.changed() => {}
             () = alarm => {}
         }
         false
@@ -214,10 +218,10 @@ impl PodWorker {
     }
 
     /// Ends the pod once the node has a reason to.
-    fn judge(&mut self, conditions: NodeConditions, now: Now) {
+    fn judge(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         pod.count_active(now);
-        if let Some(verdict) = plan::verdict(pod, conditions, now.mono) {
+        if let Some(verdict) = plan::verdict(pod, node, now.mono) {
             self.context.reporter.report_deadline(pod, &verdict);
             pod.fail(verdict);
             self.abort_pulls();
@@ -437,11 +441,7 @@ fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
 }
 
 /// Whether a missing network is what keeps the pod from starting.
-fn waits_for_network(pod: &PodState, conditions: NodeConditions) -> bool {
+fn waits_for_network(pod: &PodState, node: NodeState) -> bool {
     let no_sandbox = matches!(pod.sandbox, SandboxState::Absent { .. });
-    conditions.runtime_ready
-        && !conditions.network_ready
-        && no_sandbox
-        && pod.ending.is_none()
-        && !pod.record.host_network()
+    node.runtime_ready && !node.network_ready && no_sandbox && pod.ending.is_none() && !pod.record.host_network()
 }

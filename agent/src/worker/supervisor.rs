@@ -20,7 +20,7 @@ use super::pod_worker::PodWorker;
 use crate::server::Heartbeat;
 use cleanup::Cleanup;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
-use limpet_core::plan::NodeConditions;
+use limpet_core::node_state::{NodeNetwork, NodeState};
 use limpet_core::provisional::Provisional;
 use limpet_core::state::PodState;
 use limpet_host::network::NetworkStatus;
@@ -40,6 +40,8 @@ pub struct Intake {
     pub lifecycle: mpsc::Receiver<LifecycleEvent>,
     /// From the CNI configuration directory.
     pub network: watch::Receiver<NetworkStatus>,
+    /// From the node's own network.
+    pub node_network: watch::Receiver<NodeNetwork>,
     /// From the directory of image archives: the images that have come by them.
     pub images: watch::Receiver<Arc<HashSet<String>>>,
     /// From those who want to know whether this loop is alive.
@@ -50,7 +52,8 @@ pub struct Intake {
 #[derive(Debug)]
 pub struct Supervisor {
     context: WorkerContext,
-    conditions: watch::Sender<NodeConditions>,
+    /// What the workers watch; changed here alone.
+    node: watch::Sender<NodeState>,
     desired: Arc<DesiredPods>,
     workers: BTreeMap<PodKey, Arc<Inbox>>,
     tasks: JoinSet<PodKey>,
@@ -67,11 +70,11 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// A supervisor without workers.
-    pub fn new(context: WorkerContext, sources: Vec<SourceKind>, network_ready: bool, stop: CancellationToken) -> Self {
-        let (conditions, _) = watch::channel(NodeConditions { runtime_ready: false, network_ready });
+    pub fn new(context: WorkerContext, sources: Vec<SourceKind>, stop: CancellationToken) -> Self {
+        let (node, _) = watch::channel(NodeState::default());
         Self {
             context,
-            conditions,
+            node,
             desired: Arc::default(),
             workers: BTreeMap::new(),
             tasks: JoinSet::new(),
@@ -87,6 +90,9 @@ impl Supervisor {
 
     /// Supervises until the agent stops; then waits for the workers to put down what they are doing.
     pub async fn run(mut self, mut intake: Intake) {
+        let network_ready = intake.network.borrow_and_update().is_ready();
+        let network = *intake.node_network.borrow_and_update();
+        self.node.send_modify(|node| (node.network_ready, node.network) = (network_ready, network));
         loop {
             tokio::select! {
                 biased;
@@ -98,7 +104,11 @@ impl Supervisor {
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
-                    self.conditions.send_modify(|conditions| conditions.network_ready = ready);
+                    self.node.send_modify(|node| node.network_ready = ready);
+                }
+                Ok(()) = intake.node_network.changed() => {
+                    let network = *intake.node_network.borrow_and_update();
+                    self.node.send_modify(|node| node.network = network);
                 }
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
@@ -185,7 +195,8 @@ impl Supervisor {
             // Before the first reading of containerd's state it is not known what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
             (None, PodCommand::Run(record)) if self.workers.len() >= self.context.reporter.max_pods => {
-                self.context.reporter.report_out_of_pods(&record, self.context.executor.now());
+                let node = *self.node.borrow();
+                self.context.reporter.report_out_of_pods(&record, node, self.context.executor.now());
             }
             (None, PodCommand::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record))),
             // It may have been waiting for a place.
@@ -231,8 +242,8 @@ impl Supervisor {
             });
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
-        let (conditions, stop) = (self.conditions.subscribe(), self.stop.child_token());
-        let worker = PodWorker::new(key, inbox, self.context.clone(), conditions, stop, adopted);
+        let (node, stop) = (self.node.subscribe(), self.stop.child_token());
+        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted);
         self.tasks.spawn(worker.run());
     }
 
@@ -247,8 +258,8 @@ impl Supervisor {
     /// Reported once, however often the reconnection fails.
     fn disconnected(&mut self) {
         self.reading = Reading::default();
-        if self.conditions.borrow().runtime_ready {
-            self.conditions.send_modify(|conditions| conditions.runtime_ready = false);
+        if self.node.borrow().runtime_ready {
+            self.node.send_modify(|node| node.runtime_ready = false);
             self.context.reporter.runtime_gone(self.workers.len());
         } else if !self.adopted && !self.absence_reported {
             self.context.reporter.runtime_absent();

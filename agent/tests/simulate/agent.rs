@@ -1,6 +1,5 @@
 //! One life of the agent on a simulated node: merge, supervisor and workers over the fake executor.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use limpet::worker::WorkerContext;
 use limpet::worker::supervisor::{Intake, Supervisor};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::Health;
 use limpet_core::source::view::View;
 use limpet_core::status::observed::Observed;
@@ -36,13 +36,15 @@ pub(crate) struct Agent {
     slots: Arc<Slots>,
     /// What is to run.
     pub(crate) desired: Desired,
+    /// What it knows of the node's network.
+    pub(crate) network: watch::Sender<NodeNetwork>,
     /// What is observed of it.
     pub(crate) observed: Observed,
 }
 
 impl Agent {
-    /// Starts an agent on `world`, with one source that publishes `view`.
-    pub(crate) fn start(world: &Arc<Mutex<World>>, view: &mut View) -> Self {
+    /// Starts an agent on `world` with that network, and with one source that publishes `view`.
+    pub(crate) fn start(world: &Arc<Mutex<World>>, view: &mut View, node_network: NodeNetwork) -> Self {
         let (slots, desired, stop) = (Arc::<Slots>::default(), Desired::default(), CancellationToken::new());
         let (merging, merged) = mpsc::channel(1);
         let (events, lifecycle) = mpsc::channel(1_024);
@@ -51,12 +53,12 @@ impl Agent {
         let (health, heartbeat) = AgentHealth::new();
         let (network_status, network) = watch::channel(NetworkStatus::Ready { name: "sim".to_owned() });
         let (archives, images) = watch::channel(Arc::default());
+        let (addresses, node_network) = watch::channel(node_network);
         let observed = Observed::default();
         let reporter = Reporter {
             max_pods: 110,
             runtime_endpoint: "/simulated".into(),
             node_name: NODE.to_owned(),
-            node_addresses: vec![IpAddr::from([10, 0, 0, 1])],
             network: network.clone(),
             events: Events::default(),
             metrics: Metrics::new(NODE),
@@ -68,9 +70,9 @@ impl Agent {
             reporter: Arc::new(reporter),
             followed: Arc::default(),
         };
-        let supervisor = Supervisor::new(context, vec![SourceKind::File], true, stop.clone());
+        let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
         tasks.spawn(async move {
-            supervisor.run(Intake { merged, lifecycle, network, images, heartbeat }).await;
+            supervisor.run(Intake { merged, lifecycle, network, node_network, images, heartbeat }).await;
             drop((network_status, archives));
         });
         let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +81,7 @@ impl Agent {
         }
         world.begin_agent(events);
         drop(world);
-        let agent = Self { tasks, stop, slots, desired, observed };
+        let agent = Self { tasks, stop, slots, desired, network: addresses, observed };
         agent.slots.publish(SourceKind::File, view.snapshot());
         agent.publish(view);
         agent

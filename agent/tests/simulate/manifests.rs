@@ -9,6 +9,9 @@ pub(crate) struct Made {
     policy: &'static str,
     inits: usize,
     mains: usize,
+    /// The first main container has the node's address in its environment.
+    needs_address: bool,
+    host_network: bool,
     grace: u32,
     /// `activeDeadlineSeconds`.
     deadline: Option<u32>,
@@ -31,6 +34,8 @@ impl Made {
             policy: if rng.u32(0..3) == 0 { ["Never", "OnFailure"][rng.usize(0..2)] } else { "Always" },
             inits: if rng.u32(0..3) == 0 { rng.usize(1..3) } else { 0 },
             mains,
+            needs_address: rng.u32(0..4) == 0,
+            host_network: rng.bool(),
             grace: rng.u32(1..10),
             deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
@@ -65,9 +70,12 @@ impl Made {
         };
         let inits: Vec<Value> = (0..self.inits).map(|index| container(format!("init-{index}"), 0, 50)).collect();
         let main = |index: usize| container(format!("main-{index}"), self.images[index], self.cpus[index]);
-        let mains: Vec<Value> = (0..self.mains).map(main).collect();
+        let mut mains: Vec<Value> = (0..self.mains).map(main).collect();
+        if let (true, Some(env)) = (self.needs_address, mains[0]["env"].as_array_mut()) {
+            env.push(json!({ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }));
+        }
         let mut spec = json!({
-            "restartPolicy": self.policy, "terminationGracePeriodSeconds": self.grace, "hostNetwork": true,
+            "restartPolicy": self.policy, "terminationGracePeriodSeconds": self.grace, "hostNetwork": self.host_network,
             "containers": mains,
         });
         if let Some(seconds) = self.deadline {

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use limpet::executor::fake::world::World;
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
+use limpet_model::node::NodeAddresses;
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::source::SourceKind;
@@ -46,6 +48,9 @@ struct Node {
     files: BTreeMap<String, Made>,
     view: View,
     made: u32,
+    has_address: bool,
+    /// How often its network has changed.
+    changes: u64,
     begun: Instant,
 }
 
@@ -61,6 +66,8 @@ impl Node {
             files: BTreeMap::new(),
             view: View::default(),
             made: 0,
+            has_address: true,
+            changes: 0,
             begun: Instant::now(),
         };
         node.start_agent();
@@ -90,7 +97,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..20) {
+        match self.rng.u32(0..22) {
             0..=4 => self.create(),
             5..=8 => self.edit(),
             9 | 10 => self.delete(),
@@ -98,6 +105,7 @@ impl Node {
             15 => self.disconnect().await,
             16 | 17 => self.crash().await,
             18 => self.stop_agent().await,
+            19 | 20 => self.network_changes(),
             _ => self.reboot().await,
         }
     }
@@ -157,6 +165,27 @@ impl Node {
         if let Some(pid) = self.rng.choice(&running) {
             world.exit(*pid, code);
         }
+    }
+
+    /// A link or an address comes or goes.
+    fn network_changes(&mut self) {
+        if self.rng.bool() {
+            self.has_address = !self.has_address;
+        }
+        self.note(format!("the node's network changes, address: {}", self.has_address));
+        self.publish_network();
+    }
+
+    fn publish_network(&mut self) {
+        self.changes += 1;
+        if let Some(agent) = &self.agent {
+            agent.network.send_replace(self.network());
+        }
+    }
+
+    fn network(&self) -> NodeNetwork {
+        let addresses = if self.has_address { NodeAddresses::one([10, 0, 0, 1].into()) } else { NodeAddresses::NONE };
+        NodeNetwork { addresses, changes: self.changes }
     }
 
     /// containerd restarts.
@@ -219,7 +248,8 @@ impl Node {
 
     fn start_agent(&mut self) {
         self.note("the agent starts".to_owned());
-        self.agent = Some(Agent::start(&self.world, &mut self.view));
+        let network = self.network();
+        self.agent = Some(Agent::start(&self.world, &mut self.view, network));
     }
 
     async fn pass(&mut self, time: Duration) {
@@ -236,6 +266,8 @@ impl Node {
         // A reading that finds what was missed, as after a reconnection.
         self.send(LifecycleEvent::Disconnected);
         self.send(LifecycleEvent::Connected);
+        self.has_address = true;
+        self.publish_network();
         self.pass(SETTLE).await;
         self.check();
     }

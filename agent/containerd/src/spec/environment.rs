@@ -1,5 +1,6 @@
 //! A container's environment: the image's, the runtime's own variables, the Pod's.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
@@ -139,16 +140,19 @@ fn text(object: &ObjectRecord, key: &str, entry: &Entry) -> Result<String, SpecE
 
 /// A field of the pod (`fieldRef`).
 fn field_value(field: &ObjectFieldSelector, variable: &str, input: &SpecInput<'_>) -> Result<String, SpecError> {
-    let joined = |ips: &[std::net::IpAddr]| ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-    let first = |ips: &[std::net::IpAddr]| ips.first().map(ToString::to_string).unwrap_or_default();
     let path = field.field_path.as_str();
+    let node_ips: Vec<IpAddr> = input.node_addresses.iter().collect();
+    let ips = |ips: &[IpAddr], all: bool| {
+        let shown = if all { ips } else { &ips[..ips.len().min(1)] };
+        let unknown = || SpecError::NoAddress { variable: variable.to_owned(), field: path.to_owned() };
+        let text = shown.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        if shown.is_empty() { Err(unknown()) } else { Ok(text) }
+    };
     Ok(match path {
         "spec.nodeName" => input.node.name.clone(),
         "spec.serviceAccountName" => input.pod.spec().service_account_name.clone().unwrap_or_default(),
-        "status.hostIP" => first(&input.node.addresses),
-        "status.hostIPs" => joined(&input.node.addresses),
-        "status.podIP" => first(&input.addresses.ips),
-        "status.podIPs" => joined(&input.addresses.ips),
+        "status.hostIP" | "status.hostIPs" => ips(&node_ips, path == "status.hostIPs")?,
+        "status.podIP" | "status.podIPs" => ips(&input.addresses.ips, path == "status.podIPs")?,
         _ => metadata_field(input.pod, path)
             .ok_or_else(|| SpecError::Field { variable: variable.to_owned(), path: path.to_owned() })?,
     })

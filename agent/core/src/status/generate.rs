@@ -12,7 +12,8 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::plan::{self, NodeConditions};
+use crate::node_state::NodeState;
+use crate::plan::{self, awaits};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
@@ -20,15 +21,8 @@ use limpet_model::verdict::VerdictPhase;
 
 /// The status of `pod` now.
 ///
-/// `node_ips`: the node's addresses, primary first. `qos_class`: as Kubernetes names it.
-pub fn generate(
-    pod: &PodState,
-    conditions: NodeConditions,
-    node_ips: &[IpAddr],
-    qos_class: &str,
-    now: Now,
-    before: Option<&PodStatus>,
-) -> PodStatus {
+/// `qos_class`: as Kubernetes names it.
+pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, before: Option<&PodStatus>) -> PodStatus {
     let phase = phase(pod);
     let (mut init_statuses, mut main_statuses, mut ephemeral_statuses) = (Vec::new(), Vec::new(), Vec::new());
     for slot in &pod.containers {
@@ -37,10 +31,11 @@ pub fn generate(
             Role::Main => &mut main_statuses,
             Role::Ephemeral => &mut ephemeral_statuses,
         };
-        list.push(container_status(pod, slot, conditions, now));
+        list.push(container_status(pod, slot, node, now));
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
-    let pod_ips = pod_ips(pod, node_ips);
+    let node_ips: Vec<IpAddr> = node.network.addresses.iter().collect();
+    let pod_ips = pod_ips(pod, &node_ips);
     let verdict = pod.verdict.as_ref();
     // Of a pod that the node has refused no container waits.
     let refused = verdict.is_some() && pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
@@ -99,9 +94,9 @@ fn phase(pod: &PodState) -> String {
     phase.to_owned()
 }
 
-fn container_status(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> ContainerStatus {
+fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> ContainerStatus {
     let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
-    let state = state(pod, slot, conditions, now);
+    let state = state(pod, slot, node, now);
     let ready = match slot.role {
         Role::Init => slot.has_completed(),
         Role::Sidecar | Role::Main => slot.is_running(),
@@ -138,7 +133,7 @@ fn image_id(instance: &Instance) -> String {
     format!("{name}@{}", instance.image_digest)
 }
 
-fn state(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> ContainerState {
+fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> ContainerState {
     if let Some(instance) = &slot.instance {
         if instance.is_running() {
             let started_at = instance.started_at.map(Time);
@@ -148,7 +143,7 @@ fn state(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: 
             return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
         }
     }
-    let (reason, message) = waiting(pod, slot, conditions, now);
+    let (reason, message) = waiting(pod, slot, node, now);
     let message = (!message.is_empty()).then_some(message);
     ContainerState {
         waiting: Some(ContainerStateWaiting { reason: Some(reason), message }),
@@ -157,7 +152,7 @@ fn state(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: 
 }
 
 /// Why a container that should run does not.
-fn waiting(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now: Now) -> (String, String) {
+fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (String, String) {
     if let Some(retry) = &slot.retry {
         return (retry.reason.to_owned(), retry.message.clone());
     }
@@ -180,10 +175,15 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, conditions: NodeConditions, now
     if slot.role == Role::Main && !plan::is_initialized(pod) {
         return ("PodInitializing".to_owned(), String::new());
     }
+    if matches!(pod.sandbox, SandboxState::Ready(_))
+        && let Some(awaited) = awaits::by_container(pod, slot, node)
+    {
+        return (awaited.reason().to_owned(), awaited.to_string());
+    }
     let message = match &pod.retry {
         Some(retry) => retry.message.clone(),
-        None if !conditions.runtime_ready => "waiting for containerd".to_owned(),
-        None if !conditions.network_ready && !pod.record.host_network() => {
+        None if !node.runtime_ready => "waiting for containerd".to_owned(),
+        None if !node.network_ready && !pod.record.host_network() => {
             "network is not ready: no CNI configuration".to_owned()
         }
         None => String::new(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::*;
-use crate::fixtures::{self, READY, exit, now, sandbox};
+use crate::fixtures::{self, READY, exit, now, on_network, sandbox};
 use crate::state::RetryState;
 
 /// A pod with an address: its init containers `i0`…, its containers `m0`….
@@ -30,7 +30,7 @@ fn put(pod: &mut PodState, index: usize, end: Option<i32>, pause: Duration) {
 }
 
 fn status(pod: &PodState) -> PodStatus {
-    generate(pod, READY, &["192.0.2.1".parse().unwrap()], "BestEffort", now(), None)
+    generate(pod, on_network(&["192.0.2.1"]), "BestEffort", now(), None)
 }
 
 #[test]
@@ -103,10 +103,10 @@ fn a_condition_keeps_its_transition_time() {
     put(&mut pod, 0, None, Duration::ZERO);
     let first = status(&pod);
     let later = Now { mono: Instant::now(), wall: Timestamp::from_second(100).unwrap() };
-    let second = generate(&pod, READY, &[], "BestEffort", later, Some(&first));
+    let second = generate(&pod, READY, "BestEffort", later, Some(&first));
     assert_eq!(first.conditions, second.conditions);
     put(&mut pod, 0, Some(1), Duration::from_secs(10));
-    let third = generate(&pod, READY, &[], "BestEffort", later, Some(&second));
+    let third = generate(&pod, READY, "BestEffort", later, Some(&second));
     let ready = third.conditions.unwrap().into_iter().find(|c| c.type_ == "Ready").unwrap();
     assert_eq!((ready.status.as_str(), ready.last_transition_time.unwrap().0), ("False", later.wall));
 }

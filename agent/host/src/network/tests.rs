@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use std::net::IpAddr;
 
@@ -259,25 +260,29 @@ async fn a_configuration_that_appears_is_noticed() {
     assert!(matches!(network.attach(&pod(&uid, dir.path())).await, Err(NetworkError::NotReady(_))));
 
     let stop = CancellationToken::new();
-    let calls = Arc::new(AtomicUsize::new(0));
-    let (watched, until, counted) = (network.clone(), stop.clone(), calls.clone());
-    let mut status = network.subscribe();
-    let watching = tokio::spawn(async move {
-        let changed = || {
-            counted.fetch_add(1, Ordering::Relaxed);
-        };
-        watched.watch(until, changed).await;
-    });
-    let ready = NetworkStatus::Ready { name: "n".to_owned() };
+    let (call, mut calls) = mpsc::unbounded_channel();
+    let (watched, until) = (network.clone(), stop.clone());
+    let watching = tokio::spawn(async move { watched.watch(until, || call.send(()).unwrap()).await });
+    // Whole files alone appear: each step is one change.
     std::fs::create_dir_all(&conf_dir).unwrap();
-    let file = conf_dir.join("10-n.conf");
-    std::fs::write(&file, r#"{"cniVersion":"1.0.0","name":"n","type":"ptp"}"#).unwrap();
-    status.wait_for(|now| *now == ready).await.unwrap();
+    let (file, beside) = (conf_dir.join("10-n.conf"), dir.path().join("beside"));
+    let put = |name: &str, kind: &str| {
+        let config = json!({"cniVersion": "1.0.0", "name": name, "type": kind});
+        std::fs::write(&beside, config.to_string()).unwrap();
+        std::fs::rename(&beside, &file).unwrap();
+    };
+    put("n", "ptp");
+    calls.recv().await.unwrap();
+    assert_eq!(network.status(), NetworkStatus::Ready { name: "n".to_owned() });
+    put("n", "bridge");
+    calls.recv().await.unwrap();
+    assert!(network.status().is_ready(), "another configuration of the same name");
     std::fs::remove_file(&file).unwrap();
-    status.wait_for(|now| *now != ready).await.unwrap();
+    calls.recv().await.unwrap();
+    assert!(!network.status().is_ready());
     stop.cancel();
     watching.await.unwrap();
-    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    assert!(calls.recv().await.is_none());
 }
 
 /// Where the real plugins are, installed or unpacked by setup, if they can be used here.

@@ -130,7 +130,7 @@ impl ContainerdExecutor {
 
     async fn attach(&self, record: &PodRecord, sandbox: &Sandbox) -> Result<PodAddresses, Failure> {
         let Some(netns) = &sandbox.namespaces.network else {
-            return Ok(PodAddresses { ips: self.node.addresses.clone() });
+            return Ok(PodAddresses::default());
         };
         let request = AttachRequest::new(record, netns);
         calling("CNI ADD");
@@ -158,11 +158,8 @@ impl ContainerdExecutor {
         let hostname = hostname(record, &self.config.cluster_domain).ok()?;
         let request = self.sandbox_request(record, &hostname, &[]);
         let sandbox = self.sandboxes.find(&request).await.ok()??;
-        let addresses = if record.host_network() {
-            PodAddresses { ips: self.node.addresses.clone() }
-        } else {
-            self.network.addresses(&record.uid)?
-        };
+        let addresses =
+            if record.host_network() { PodAddresses::default() } else { self.network.addresses(&record.uid)? };
         Some(Arc::new(PodSandbox { sandbox, addresses }))
     }
 

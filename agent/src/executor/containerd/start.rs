@@ -24,6 +24,7 @@ use limpet_host::process;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded};
 use limpet_model::image::LocalImage;
+use limpet_model::sandbox::PodAddresses;
 use limpet_model::stop_signal::StopSignal;
 
 /// kubelet's exit code for a container whose process could not be started.
@@ -166,13 +167,17 @@ impl ContainerdExecutor {
         let user = self.user(start, &rootfs).await?;
         let cgroups_path = self.cgroups.container_path(&start.pod.record, start.id.as_str());
         let objects = start.pod.objects.clone().unwrap_or_default();
+        let node_addresses = self.node_network.borrow().addresses;
+        let on_host = start.pod.record.host_network();
+        let addresses = on_host.then(|| PodAddresses { ips: node_addresses.iter().collect() });
         let input = SpecInput {
             pod: &start.pod.record,
             container: start.container,
             image: start.image,
             user: &user,
             sandbox: &start.sandbox.sandbox,
-            addresses: &start.sandbox.addresses,
+            addresses: addresses.as_ref().unwrap_or(&start.sandbox.addresses),
+            node_addresses,
             mounts: &mounts,
             cgroups_path: &cgroups_path,
             node: &self.node,

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::spec::tests::Fixture;
+use limpet_model::node::NodeAddresses;
 use limpet_model::object::PodObjects;
 
 fn env(container: Value, image: Value) -> Result<Vec<String>, SpecError> {
@@ -86,6 +87,17 @@ fn fields_of_the_pod_are_values() {
     for path in ["metadata.labels", "spec.containers", "spec.x['y']", ""] {
         let made = value(json!({"valueFrom": {"fieldRef": {"fieldPath": path}}}));
         assert!(matches!(made, Err(SpecError::Field { .. })), "{path}");
+    }
+}
+
+#[test]
+fn an_address_that_is_not_known_is_no_value() {
+    for field in ["status.hostIP", "status.hostIPs"] {
+        let env = json!([{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": field}}}]);
+        let mut fixture = Fixture::new(json!({"env": env}), json!({"Cmd": ["run"]}));
+        fixture.node_addresses = NodeAddresses::NONE;
+        let refused = pod_variables(&fixture.input(), &fixture.host).err().unwrap().to_string();
+        assert_eq!(refused, format!("env \"IP\": {field} is not known yet"));
     }
 }
 

@@ -1,0 +1,73 @@
+//! What a container waits for that only an event from outside the pod brings, and the sentence that says so.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::Container;
+
+use super::wanted;
+use crate::node_state::NodeState;
+use crate::state::{CONFIG_ERROR, ContainerSlot, PodState, SandboxState};
+
+/// What is not there yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Awaited {
+    /// An address of the node.
+    Address {
+        /// The environment variable that refers to it.
+        variable: String,
+        /// The field it names.
+        field: String,
+    },
+}
+
+impl Awaited {
+    /// kubelet's reason for the container's waiting state.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Address { .. } => CONFIG_ERROR,
+        }
+    }
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { variable, field } => {
+                write!(f, "waits for the node to have an address: env {variable} refers to {field}")
+            }
+        }
+    }
+}
+
+/// What the start of a container waits for: the addresses in its environment.
+pub fn by_container(pod: &PodState, slot: &ContainerSlot, node: NodeState) -> Option<Awaited> {
+    let container = pod.container_spec(&slot.name)?;
+    address(pod, container, node)
+}
+
+/// The containers that are to start now and wait for an address.
+pub fn addresses(pod: &PodState, node: NodeState) -> Vec<(&ContainerSlot, Awaited)> {
+    if pod.ending.is_some() || !node.runtime_ready || !matches!(pod.sandbox, SandboxState::Ready(_)) {
+        return Vec::new();
+    }
+    let slots = wanted(pod).into_iter().map(|index| &pod.containers[index]).filter(|slot| !slot.is_running());
+    slots.filter_map(|slot| Some((slot, address(pod, pod.container_spec(&slot.name)?, node)?))).collect()
+}
+
+/// The first variable that refers to an address of a node without one. With `hostNetwork` the pod's are the node's.
+fn address(pod: &PodState, container: &Container, node: NodeState) -> Option<Awaited> {
+    if !node.network.addresses.is_empty() {
+        return None;
+    }
+    let fields = container.env.iter().flatten().filter_map(|variable| {
+        let field = variable.value_from.as_ref()?.field_ref.as_ref()?;
+        Some((&variable.name, &field.field_path))
+    });
+    let of_node = |field: &str| match field {
+        "status.hostIP" | "status.hostIPs" => true,
+        "status.podIP" | "status.podIPs" => pod.record.host_network(),
+        _ => false,
+    };
+    let mut found = fields.filter(|(_, field)| of_node(field));
+    found.next().map(|(variable, field)| Awaited::Address { variable: variable.clone(), field: field.clone() })
+}
