@@ -2,17 +2,18 @@
 //! A pod and its node: addresses that come later, networks that are configured later.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 use serde_json::{Value, json};
 
-use super::fixtures::{now, on_network, ready, sandbox};
+use super::fixtures::{READY, now, on_network, ready, sandbox};
 use super::node_state::NodeState;
+use super::outcome::{self, Failure, Outcome};
 use super::plan::{Action, Step, awaits, plan};
-use super::state::{PodState, SandboxState};
+use super::state::{Now, PodState, SandboxState};
 use super::status::generate::generate;
 
 /// A pod whose container `main` has a variable for each of these fields, and whose container `side` has none.
@@ -86,4 +87,72 @@ fn addresses_in_the_status_are_those_of_the_moment() {
     let all = "192.0.2.7,2001:db8::7";
     assert_eq!(addresses(&on_host, both), texts([all, "192.0.2.7", all, "192.0.2.7"]));
     assert_eq!(addresses(&own, both), texts([all, "192.0.2.7", "10.0.0.2", "10.0.0.2"]));
+}
+
+fn fail(pod: &mut PodState, now: Now) {
+    outcome::begin(pod, &Action::PrepareSandbox);
+    prepared(pod, now);
+}
+
+fn prepared(pod: &mut PodState, now: Now) {
+    let failure = Failure { reason: "FailedCreatePodSandBox", message: "no link eth0".to_owned(), transient: false };
+    outcome::apply(pod, Outcome::SandboxPrepared(Err(failure)), now);
+}
+
+/// How long the sandbox's next try is away.
+fn wait(pod: &PodState, now: Now) -> u64 {
+    pod.retry.as_ref().unwrap().retry_at.saturating_duration_since(now.mono).as_secs()
+}
+
+fn later(now: Now, seconds: u64) -> Now {
+    Now { mono: now.mono + Duration::from_secs(seconds), ..now }
+}
+
+#[test]
+fn a_sandbox_is_tried_every_15_seconds_at_least_and_soon_after_a_change_of_the_network() {
+    let (mut pod, start) = (pod(false, &[]), now());
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        fail(&mut pod, start);
+        waits.push(wait(&pod, start));
+    }
+    assert_eq!(waits, [10, 15, 15, 15]);
+
+    pod.take_network_change();
+    assert_eq!(wait(&pod, start), 1, "a second after the failure");
+    pod.take_network_change();
+    assert_eq!(wait(&pod, start), 1, "another change does not put it off");
+    let at = later(start, 1);
+    assert!(matches!(plan(&pod, READY, at.mono), Step::Do(actions) if actions.contains(&Action::PrepareSandbox)));
+    fail(&mut pod, at);
+    assert_eq!(wait(&pod, at), 2, "the back-off grows anew");
+    let at = later(at, 5);
+    pod.take_network_change();
+    assert_eq!(wait(&pod, at), 0);
+
+    // It changes while the sandbox is being made.
+    outcome::begin(&mut pod, &Action::PrepareSandbox);
+    pod.take_network_change();
+    prepared(&mut pod, at);
+    assert_eq!(wait(&pod, at), 1);
+    fail(&mut pod, at);
+    assert_eq!(wait(&pod, at), 2, "only that try");
+}
+
+#[test]
+fn what_does_not_depend_on_the_network_keeps_its_back_off() {
+    let now = now();
+    let mut on_host = pod(true, &[]);
+    fail(&mut on_host, now);
+    on_host.take_network_change();
+    assert_eq!(wait(&on_host, now), 10);
+    let mut ending = pod(false, &[]);
+    ending.end(Duration::from_secs(1), now);
+    for _ in 0..3 {
+        outcome::begin(&mut ending, &Action::TearDown);
+        let failure = Failure { reason: "FailedKillPod", message: "busy".to_owned(), transient: false };
+        outcome::apply(&mut ending, Outcome::TornDown(Err(failure)), now);
+    }
+    ending.take_network_change();
+    assert_eq!(wait(&ending, now), 40);
 }

@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::adopt::STATUS_UNKNOWN;
 use super::plan::Action;
 use super::state::{
-    Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox,
-    PodState, RetryState, SandboxState, StopPhase,
+    AFTER_NETWORK_CHANGE, Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life,
+    Now, PodSandbox, PodState, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
 };
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
@@ -150,6 +150,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
     match action {
         Action::PrepareSandbox => {
             pod.sandbox = SandboxState::Preparing;
+            pod.network_changed = false;
             pod.volumes.writing = pod.volumes_version();
             pod.cgroup = CgroupState { setting: Some(pod_limits(pod.record.spec())), ..CgroupState::default() };
         }
@@ -193,6 +194,8 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
             sandbox_failed(pod, failure, now);
             pod.cgroup = CgroupState::default();
+            let most = if pod.network_changed { AFTER_NETWORK_CHANGE } else { SANDBOX_BACKOFF };
+            pod.retry.iter_mut().for_each(|retry| retry.cap(most));
             pod.retry.take_if(|_| edited);
         }
         Outcome::Refused(verdict) => {

@@ -32,6 +32,11 @@ pub const FAILED_MOUNT: &str = "FailedMount";
 /// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
+/// The longest back-off before a sandbox is tried again: the network may be configured at any moment while a box boots.
+pub const SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
+/// The back-off once the node's network has changed.
+pub const AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
+
 /// One time on both clocks: monotonic for delays, wall for what people read.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
@@ -86,6 +91,15 @@ impl RetryState {
     pub fn after(previous: Option<&Self>, reason: &'static str, message: String, now: Instant) -> Self {
         let pause = backoff::next(previous.map_or(Duration::ZERO, |retry| retry.pause));
         Self { reason, message, retry_at: now + pause, pause }
+    }
+
+    /// Shortens the back-off to `most`.
+    pub fn cap(&mut self, most: Duration) {
+        if self.pause > most {
+            let excess = self.pause - most;
+            self.retry_at = self.retry_at.checked_sub(excess).unwrap_or(self.retry_at);
+            self.pause = most;
+        }
     }
 
     /// A transient failure: retried after a second.
@@ -149,6 +163,8 @@ pub struct PodState {
     pub last_addresses: Vec<IpAddr>,
     /// Why there is no sandbox.
     pub retry: Option<RetryState>,
+    /// The node's network changed while the sandbox was being prepared.
+    pub network_changed: bool,
     /// The call that an action has been waiting for too long.
     pub hanging: Option<String>,
     /// Init containers and sidecars in order, then the others in order.
@@ -187,6 +203,7 @@ impl PodState {
             sandbox: SandboxState::Absent { dirty: false },
             last_addresses: Vec::new(),
             retry: None,
+            network_changed: false,
             hanging: None,
             containers,
             outlived_connection: false,
@@ -262,6 +279,19 @@ impl PodState {
         // That it failed stays known: its shim may be lost.
         for retry in self.containers.iter_mut().filter_map(|slot| slot.retry.as_mut()) {
             retry.retry_at = retry.retry_at.checked_sub(retry.pause).unwrap_or(retry.retry_at);
+        }
+    }
+
+    /// The node's network changed. A sandbox that could not be made is tried again soon, though not at once: a plugin that
+    /// fails may itself be what changed the links.
+    pub fn take_network_change(&mut self) {
+        if self.record.host_network() {
+            return;
+        }
+        match (&self.sandbox, &mut self.retry) {
+            (SandboxState::Preparing, _) => self.network_changed = true,
+            (SandboxState::Absent { .. }, Some(retry)) if self.ending.is_none() => retry.cap(AFTER_NETWORK_CHANGE),
+            _ => {}
         }
     }
 

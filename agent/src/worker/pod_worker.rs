@@ -41,6 +41,8 @@ pub struct PodWorker {
     inbox: Arc<Inbox>,
     context: WorkerContext,
     node: watch::Receiver<NodeState>,
+    /// How many changes of the node's network the current incarnation knows of.
+    network_changes: u64,
     stop: CancellationToken,
     /// The incarnation being worked on; others found beside it are ended first, one after the other.
     current: Option<PodState>,
@@ -74,10 +76,12 @@ impl PodWorker {
     ) -> Self {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
+        let network_changes = node.borrow().network.changes;
         Self {
             key,
             inbox,
             context,
+            network_changes,
             node,
             stop,
             current,
@@ -102,6 +106,11 @@ impl PodWorker {
             self.read(messages, now);
             self.processes.follow(self.current.as_ref(), &self.context, &self.inbox);
             let node = *self.node.borrow_and_update();
+            if std::mem::replace(&mut self.network_changes, node.network.changes) != node.network.changes
+                && let Some(pod) = &mut self.current
+            {
+                pod.take_network_change();
+            }
             self.judge(node, now);
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {
