@@ -7,12 +7,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::fixtures::{READY, now as fixtures_now, sandbox};
+use super::fixtures::{READY, now as fixtures_now, ready, sandbox};
 use super::outcome::{self, Failure, Outcome};
 use super::plan::{Action, Step, plan};
 use super::state::{CONFIG_ERROR, FAILED_MOUNT, ImageState, PodState, SandboxState};
+use super::status::generate::generate;
 use crate::state::Now;
-use limpet_model::object::{ObjectKind, PodObjects};
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectState, PodObjects};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
@@ -52,6 +53,61 @@ fn nothing_starts_before_the_source_has_reported_its_objects() {
     assert_eq!(plan(&pod, READY, now.mono), Step::Wait(None));
     pod.take_objects(Arc::default());
     assert_eq!(planned(&pod, now), [Action::PrepareSandbox, Action::EnsureImage(0)]);
+}
+
+/// A pod of a source that has not reported: `map` has a ConfigMap in its environment, `key` a Secret, `plain` none.
+fn unreported(more: Value) -> PodState {
+    let environment = |kind: &str, name: &str| json!([{"name": "V", "valueFrom": {kind: {"name": name, "key": "k", "optional": true}}}]);
+    let mut spec = json!({"containers": [
+        {"name": "map", "image": "app:1", "env": environment("configMapKeyRef", "m")},
+        {"name": "key", "image": "app:1", "env": environment("secretKeyRef", "s")},
+        {"name": "plain", "image": "app:1"},
+    ]});
+    more.as_object().unwrap().iter().for_each(|(key, value)| spec[key] = value.clone());
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec});
+    let record: PodRecord =
+        limpet_model::manifest::restore(pod.to_string().as_bytes(), "web.yaml", SourceKind::Http, "node").unwrap();
+    PodState::new(Arc::new(record), Timestamp::UNIX_EPOCH)
+}
+
+fn message(pod: &PodState, index: usize) -> String {
+    let status = generate(pod, READY, "BestEffort", fixtures_now(), None);
+    let slot = &pod.containers[index].name;
+    let found = status.container_statuses.unwrap().into_iter().find(|status| status.name == *slot).unwrap();
+    let waiting = found.state.unwrap().waiting.unwrap();
+    format!("{} {}", waiting.reason.unwrap(), waiting.message.unwrap_or_default())
+}
+
+#[test]
+fn each_part_of_a_pod_waits_for_its_own_objects_alone() {
+    let now = fixtures_now();
+    let mut in_environment = ready(unreported(json!({})));
+    assert_eq!(planned(&in_environment, now), [Action::Start(2)]);
+    let said = "ContainerCreating waits for ConfigMap default/m: the source http has not reported it yet";
+    assert_eq!(message(&in_environment, 0), said);
+    // One object is known not to exist: an optional reference waits for nothing any more.
+    let state = |key: &ObjectKey| match key.kind {
+        ObjectKind::ConfigMap => ObjectState::Absent,
+        ObjectKind::Secret => ObjectState::Unknown,
+    };
+    in_environment.take_objects(Arc::new(PodObjects::of(&in_environment.record, state)));
+    assert_eq!(planned(&in_environment, now), [Action::Start(0), Action::Start(2)]);
+    assert!(message(&in_environment, 1).contains("waits for Secret default/s"));
+
+    let volume = json!({"volumes": [{"name": "v", "configMap": {"name": "v"}}]});
+    let mut with_volume = unreported(volume);
+    assert_eq!(planned(&with_volume, now), [0, 1, 2].map(Action::EnsureImage), "no sandbox, but the images");
+    assert!(message(&with_volume, 2).contains("waits for ConfigMap default/v"));
+    assert_eq!(with_volume.volumes_version(), None);
+    with_volume.take_objects(Arc::new(PodObjects::of(&with_volume.record, |key| match &*key.name {
+        "v" => ObjectState::Absent,
+        _ => ObjectState::Unknown,
+    })));
+    assert!(with_volume.volumes_version().is_some() && planned(&with_volume, now).contains(&Action::PrepareSandbox));
+
+    let with_secret = unreported(json!({"imagePullSecrets": [{"name": "p"}]}));
+    assert_eq!(planned(&with_secret, now), [Action::PrepareSandbox], "a sandbox, but no image");
+    assert!(message(&with_secret, 2).contains("waits for Secret default/p"));
 }
 
 #[test]

@@ -276,7 +276,7 @@ fn prepare(plan: &mut Plan, pod: &PodState, node: NodeState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;
     }
-    if !pod.record.host_network() && !node.network_ready || pod.awaits_objects() {
+    if !pod.record.host_network() && !node.network_ready || awaits::by_sandbox(pod).is_some() {
         // A change of either wakes the worker.
         return;
     }
@@ -334,8 +334,8 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: 
         return;
     }
     let image_ready = image(plan, pod, index, now);
-    let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && !pod.awaits_objects();
-    if ready && pod.cgroup_admits() && awaits::by_container(pod, slot, node).is_none() {
+    let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && pod.cgroup_admits();
+    if ready && awaits::by_container(pod, slot, node).is_none() {
         plan.push(Action::Start(index));
     } else {
         clear(plan, index, slot, true, now);
@@ -372,7 +372,7 @@ fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
     match &slot.image {
         ImageState::Ready { attempt, .. } if *attempt == slot.next_attempt() || !always_pulls(pod, slot) => true,
         // The pull credentials may be among the objects.
-        ImageState::Unknown | ImageState::Ready { .. } if pod.awaits_objects() => false,
+        ImageState::Unknown | ImageState::Ready { .. } if awaits::by_images(pod).is_some() => false,
         ImageState::Unknown | ImageState::Ready { .. } => {
             plan.push(Action::EnsureImage(index));
             false

@@ -18,7 +18,7 @@ use std::time::Instant;
 use crate::backoff;
 pub use cgroup::CgroupState;
 use limpet_model::image_name::normalize;
-use limpet_model::object::{PodObjects, references};
+use limpet_model::object::{PodObjects, mounted};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
@@ -175,10 +175,8 @@ pub struct PodState {
     pub verdict: Option<PodVerdict>,
     /// Set once it is being terminated.
     pub ending: Option<Ending>,
-    /// The ConfigMaps and Secrets it refers to; `None`: its source has not reported them yet.
-    pub objects: Option<Arc<PodObjects>>,
-    /// Whether it refers to any.
-    refers: bool,
+    /// The ConfigMaps and Secrets it refers to.
+    pub objects: Arc<PodObjects>,
     /// The volumes made from them.
     pub volumes: VolumesState,
     /// The limits of its cgroup.
@@ -193,8 +191,7 @@ impl PodState {
             .map(|(name, role)| ContainerSlot::new(name, role, fingerprint(&authored, name)))
             .collect();
         Self {
-            refers: !references(&record).is_empty(),
-            objects: None,
+            objects: Arc::new(PodObjects::unknown(&record)),
             volumes: VolumesState::default(),
             cgroup: CgroupState::default(),
             record,
@@ -297,10 +294,10 @@ impl PodState {
 
     /// Sets the objects it refers to. What failed for a missing object is retried at once.
     pub fn take_objects(&mut self, objects: Arc<PodObjects>) {
-        if self.objects.as_ref().is_some_and(|known| **known == *objects) {
+        if *self.objects == *objects {
             return;
         }
-        self.objects = Some(objects);
+        self.objects = objects;
         self.volumes.retry = None;
         self.retry.take_if(|retry| retry.reason == FAILED_MOUNT);
         let pulls_with_secrets = self.record.spec().image_pull_secrets.as_ref().is_some_and(|list| !list.is_empty());
@@ -335,19 +332,10 @@ impl PodState {
         }
     }
 
-    /// Whether it refers to objects that its source has not reported yet.
-    pub fn awaits_objects(&self) -> bool {
-        self.refers && self.objects.is_none()
-    }
-
-    /// The version its volumes should be written from; `None` while that is not known.
+    /// The version its volumes should be written from; `None` while an object in them is not known.
     pub fn volumes_version(&self) -> Option<VolumesVersion> {
-        let objects = match &self.objects {
-            Some(objects) => Arc::clone(objects),
-            None if self.refers => return None,
-            None => Arc::default(),
-        };
-        Some(VolumesVersion { fingerprint: self.record.fingerprint, objects })
+        let known = !self.objects.has_unknown() || self.objects.first_unknown(mounted(&self.record)).is_none();
+        known.then(|| VolumesVersion { fingerprint: self.record.fingerprint, objects: Arc::clone(&self.objects) })
     }
 
     /// Whether it has outdated volumes that are not being written.

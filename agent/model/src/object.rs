@@ -12,7 +12,7 @@ mod secret_bytes;
 
 pub(crate) use decode::read;
 pub use decode::{KEYS_ANNOTATION, decode, restore};
-pub use pod_objects::PodObjects;
+pub use pod_objects::{ObjectState, PodObjects};
 pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};
-pub use reference::{mounted, references};
+pub use reference::{in_environment, mounted, pull_secrets, references};
 pub use secret_bytes::SecretBytes;

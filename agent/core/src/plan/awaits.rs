@@ -1,5 +1,6 @@
-//! What a container waits for that only an event from outside the pod brings, and the sentence that says so.
+//! What a pod or a container waits for that only an event from outside the pod brings, and the sentence that says so.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Container;
@@ -7,6 +8,9 @@ use k8s_openapi::api::core::v1::Container;
 use super::wanted;
 use crate::node_state::NodeState;
 use crate::state::{CONFIG_ERROR, ContainerSlot, PodState, SandboxState};
+use limpet_model::object::{ObjectKey, in_environment, mounted, pull_secrets};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
 
 /// What is not there yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +22,13 @@ pub enum Awaited {
         /// The field it names.
         field: String,
     },
+    /// A ConfigMap or Secret that its source has not reported on.
+    Object {
+        /// The object.
+        key: ObjectKey,
+        /// The pod's source.
+        source: SourceKind,
+    },
 }
 
 impl Awaited {
@@ -25,6 +36,7 @@ impl Awaited {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Address { .. } => CONFIG_ERROR,
+            Self::Object { .. } => "ContainerCreating",
         }
     }
 }
@@ -35,14 +47,25 @@ impl fmt::Display for Awaited {
             Self::Address { variable, field } => {
                 write!(f, "waits for the node to have an address: env {variable} refers to {field}")
             }
+            Self::Object { key, source } => write!(f, "waits for {key}: the source {source} has not reported it yet"),
         }
     }
 }
 
-/// What the start of a container waits for: the addresses in its environment.
+/// What the sandbox waits for: the objects in the pod's volumes.
+pub fn by_sandbox(pod: &PodState) -> Option<Awaited> {
+    object(pod, mounted)
+}
+
+/// What the images wait for: the Secrets they are pulled with.
+pub fn by_images(pod: &PodState) -> Option<Awaited> {
+    object(pod, pull_secrets)
+}
+
+/// What the start of a container waits for: the objects and addresses in its environment.
 pub fn by_container(pod: &PodState, slot: &ContainerSlot, node: NodeState) -> Option<Awaited> {
     let container = pod.container_spec(&slot.name)?;
-    address(pod, container, node)
+    object(pod, |record| in_environment(record, container)).or_else(|| address(pod, container, node))
 }
 
 /// The containers that are to start now and wait for an address.
@@ -52,6 +75,15 @@ pub fn addresses(pod: &PodState, node: NodeState) -> Vec<(&ContainerSlot, Awaite
     }
     let slots = wanted(pod).into_iter().map(|index| &pod.containers[index]).filter(|slot| !slot.is_running());
     slots.filter_map(|slot| Some((slot, address(pod, pod.container_spec(&slot.name)?, node)?))).collect()
+}
+
+/// The first object among `of` the pod that is not known yet.
+fn object(pod: &PodState, of: impl FnOnce(&PodRecord) -> BTreeSet<ObjectKey>) -> Option<Awaited> {
+    if !pod.objects.has_unknown() {
+        return None;
+    }
+    let key = pod.objects.first_unknown(of(&pod.record))?;
+    Some(Awaited::Object { key, source: pod.record.source })
 }
 
 /// The first variable that refers to an address of a node without one. With `hostNetwork` the pod's are the node's.

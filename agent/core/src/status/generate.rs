@@ -186,7 +186,10 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
         None if !node.network_ready && !pod.record.host_network() => {
             "network is not ready: no CNI configuration".to_owned()
         }
-        None => String::new(),
+        None => {
+            let awaited = awaits::by_sandbox(pod).or_else(|| awaits::by_images(pod));
+            awaited.map(|awaited| awaited.to_string()).unwrap_or_default()
+        }
     };
     ("ContainerCreating".to_owned(), message)
 }

@@ -38,6 +38,21 @@ pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     found
 }
 
+/// The objects in the environment of one of the pod's containers: read at its start.
+pub fn in_environment(pod: &PodRecord, container: &Container) -> BTreeSet<ObjectKey> {
+    let mut found = BTreeSet::new();
+    of_container(container, &mut |kind, name: &str| {
+        found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
+    });
+    found
+}
+
+/// The Secrets that the pod's images are pulled with.
+pub fn pull_secrets(pod: &PodRecord) -> BTreeSet<ObjectKey> {
+    let secrets = pod.spec().image_pull_secrets.iter().flatten();
+    secrets.map(|secret| ObjectKey::new(ObjectKind::Secret, pod.key.namespace(), secret.name.as_str())).collect()
+}
+
 fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.init_containers.iter().flatten().chain(&spec.containers)
 }
@@ -116,5 +131,10 @@ mod tests {
             "Secret n/pull",
         ];
         assert_eq!(names, wanted);
+
+        let names = |keys: BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(names(in_environment(&pod, &pod.spec().containers[0])), [wanted[0], wanted[1], wanted[4]]);
+        assert_eq!(names(mounted(&pod)), [wanted[2], wanted[3], wanted[5], wanted[6]]);
+        assert!(names(pull_secrets(&pod)).contains(&wanted[8].to_owned()));
     }
 }

@@ -97,7 +97,7 @@ impl ContainerdExecutor {
 
     /// The pod's own registry credentials. A missing one is reported; the pull may succeed without it.
     fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
-        let objects = pod.objects.clone().unwrap_or_default();
+        let objects = Arc::clone(&pod.objects);
         let names = pod.record.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.as_str());
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for name in names.filter(|name| !name.is_empty()) {

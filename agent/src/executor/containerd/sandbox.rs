@@ -84,7 +84,7 @@ impl ContainerdExecutor {
         cgroup.map_err(|error| Failure { transient: error.may_pass(), ..sandbox_failure(error) })?;
         let sandbox = sandbox.map_err(sandbox_failure)?;
         let addresses = self.attach(record, &sandbox).await?;
-        let objects = pod.objects.clone().unwrap_or_default();
+        let objects = Arc::clone(&pod.objects);
         let warnings = self.volumes.prepare(record, &objects, &addresses, &sandbox.hostname).await;
         let warnings = warnings.map_err(mount_failure)?;
         for warning in warnings {
@@ -101,7 +101,7 @@ impl ContainerdExecutor {
 
     /// Rewrites volumes; containers that have them mounted see the change and keep running.
     pub(super) async fn update_volumes(&self, pod: &PodState) -> Result<(), Failure> {
-        let objects = pod.objects.clone().unwrap_or_default();
+        let objects = Arc::clone(&pod.objects);
         match self.volumes.update(&pod.record, &objects).await {
             Ok(volumes) if volumes.is_empty() => Ok(()),
             Ok(volumes) => {

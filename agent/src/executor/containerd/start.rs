@@ -103,7 +103,7 @@ impl ContainerdExecutor {
             pause: slot.next_pause(),
             stop_signal: self.stop_signal(pod, slot, image),
         };
-        let objects = pod.objects.clone().unwrap_or_default();
+        let objects = Arc::clone(&pod.objects);
         // The semaphore is never closed; without a permit the start goes on all the same.
         let _permit = self.starts.acquire().await.ok();
         let container_type = ContainerType::of(slot.role);
@@ -166,7 +166,7 @@ impl ContainerdExecutor {
             .map_err(|error| config_error(error.to_string()))?;
         let user = self.user(start, &rootfs).await?;
         let cgroups_path = self.cgroups.container_path(&start.pod.record, start.id.as_str());
-        let objects = start.pod.objects.clone().unwrap_or_default();
+        let objects = Arc::clone(&start.pod.objects);
         let node_addresses = self.node_network.borrow().addresses;
         let on_host = start.pod.record.host_network();
         let addresses = on_host.then(|| PodAddresses { ips: node_addresses.iter().collect() });
