@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use imbl::OrdMap;
+use imbl::{OrdMap, OrdSet};
+use reference_index::ReferenceIndex;
 
 use limpet_model::object::{ObjectKey, ObjectRecord, PodObjects};
 use limpet_model::pod::{PodDiff, PodKey, PodRecord};
@@ -132,6 +133,8 @@ pub struct DesiredPods {
     pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
     /// Which sources have reported, in the order of [`SourceKind::ALL`].
     pub ready: [bool; SourceKind::ALL.len()],
+    /// Which pods refer to which object.
+    pub(crate) references: ReferenceIndex,
 }
 
 impl DesiredPods {
@@ -143,7 +146,20 @@ impl DesiredPods {
     /// The objects that `record` refers to, those of its own source.
     pub fn objects_of(&self, record: &PodRecord) -> PodObjects {
         let objects = &self.objects[record.source.index()];
+        // What the source kept of its last good version is whole: an object that is not in it does not exist.
         PodObjects::of(record, |key| objects.get(key).cloned())
+    }
+
+    /// The objects of `source` that its pods refer to, existing or not, each with these pods: what the source has to
+    /// provide. Equal snapshots share the map.
+    pub fn demand(&self, source: SourceKind) -> &OrdMap<ObjectKey, OrdSet<PodKey>> {
+        self.references.of_source(source)
+    }
+
+    /// The objects that pods of `source` refer to and the source does not define, each with these pods.
+    pub fn missing_objects(&self, source: SourceKind) -> impl Iterator<Item = (&ObjectKey, &OrdSet<PodKey>)> {
+        let objects = &self.objects[source.index()];
+        self.demand(source).iter().filter(|(key, _)| !objects.contains_key(*key))
     }
 }
 

@@ -43,6 +43,10 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
         text.push('\n');
         text.extend(faults);
     }
+    for (source, missing) in sources.iter().flat_map(|source| source.missing.iter().map(move |one| (source, one))) {
+        let pods = missing.pods.join(", ");
+        text.push_str(&format!("\n{} is not defined in {}; it is used by {pods}\n", missing.object, source.source));
+    }
     // A remark may apply to several sources.
     let remarks: BTreeSet<&str> =
         sources.iter().flat_map(|source| &source.remark).flat_map(|all| all.lines()).collect();
@@ -105,7 +109,7 @@ pub(super) fn rejection(rejected: &RejectionDocument) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::document::FaultDocument;
+    use crate::server::document::{FaultDocument, MissingObjectDocument};
 
     #[test]
     fn sources_are_shown_with_rejected_manifests() {
@@ -133,6 +137,7 @@ mod tests {
             next_retry: None,
             pods: 3,
             objects: 2,
+            missing: Vec::new(),
             rejected,
             remark: None,
         };
@@ -152,6 +157,14 @@ mod tests {
              http     manifests   retry in 38s (timeout: no connection)   never       3      2         0\n\n\
              the database was damaged\n"
         );
+        let mut lacking = source("file", "good", "", vec![]);
+        lacking.missing = vec![MissingObjectDocument {
+            object: "ConfigMap default/web".to_owned(),
+            pods: vec!["default/a-edge1".to_owned(), "default/b-edge1".to_owned()],
+        }];
+        let text = render(&[lacking], &screen, now);
+        let line = "\nConfigMap default/web is not defined in file; it is used by default/a-edge1, default/b-edge1\n";
+        assert!(text.ends_with(line), "{text}");
         let two = rejected("web.yaml", &["a", "b"], &[]);
         let text = render(&[source("file", "good", "", vec![one, two])], &screen, now);
         assert!(

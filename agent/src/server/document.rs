@@ -104,11 +104,23 @@ pub struct SourceDocument {
     /// How many ConfigMaps and Secrets it publishes.
     #[serde(default)]
     pub objects: usize,
+    /// ConfigMaps and Secrets that its pods refer to and it does not define.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<MissingObjectDocument>,
     /// The manifests it rejects.
     pub rejected: Vec<RejectionDocument>,
     /// A further remark for the user, in a sentence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
+}
+
+/// An object that does not exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingObjectDocument {
+    /// Kind, namespace and name.
+    pub object: String,
+    /// The pods that refer to it.
+    pub pods: Vec<String>,
 }
 
 /// A rejected manifest.

@@ -11,13 +11,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Serialize;
 
 use super::document::{
-    ContainerDocument, DescribeDocument, FaultDocument, PodEntry, PodNames, RejectionDocument, SourceDocument,
+    ContainerDocument, DescribeDocument, FaultDocument, MissingObjectDocument, PodEntry, PodNames, RejectionDocument,
+    SourceDocument,
 };
 use super::sources::SourceView;
 use crate::status::event::{Event, EventType};
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Health, Rejection};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::object::ObjectKey;
 use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 
@@ -257,9 +259,14 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
         next_retry: view.next_retry.map(Time),
         pods: snapshot.pods.len(),
         objects: snapshot.objects.len(),
+        missing: desired.missing_objects(view.kind).map(missing_object).collect(),
         rejected: snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)).collect(),
         remark: None,
     }
+}
+
+fn missing_object((object, pods): (&ObjectKey, &imbl::OrdSet<PodKey>)) -> MissingObjectDocument {
+    MissingObjectDocument { object: object.to_string(), pods: pods.iter().map(ToString::to_string).collect() }
 }
 
 /// Whether a pod of the source does not run; two files that claim one key are already rejected by the source itself.

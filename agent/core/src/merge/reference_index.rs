@@ -1,39 +1,44 @@
 //! Index of the pods that refer to each ConfigMap and Secret: an edit of an object affects only those pods.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use imbl::{OrdMap, OrdSet};
 use limpet_model::object::{ObjectKey, references};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
-/// The desired pods by the objects of their source that they refer to, existing or not.
-#[derive(Debug, Default)]
-pub(super) struct ReferenceIndex(BTreeMap<(SourceKind, ObjectKey), BTreeSet<PodKey>>);
+/// The desired pods by the objects of their source that they refer to, existing or not. Clones share structure.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ReferenceIndex([OrdMap<ObjectKey, OrdSet<PodKey>>; SourceKind::ALL.len()]);
 
 impl ReferenceIndex {
     /// Updates the index when the desired version of one key changes from `old` to `new`.
     pub(super) fn replace(&mut self, old: Option<&PodRecord>, new: Option<&PodRecord>) {
         if let Some(record) = old {
+            let index = &mut self.0[record.source.index()];
             for object in references(record) {
-                let target = (record.source, object);
-                if let Some(pods) = self.0.get_mut(&target) {
+                if let Some(pods) = index.get_mut(&object) {
                     pods.remove(&record.key);
                     if pods.is_empty() {
-                        self.0.remove(&target);
+                        index.remove(&object);
                     }
                 }
             }
         }
         if let Some(record) = new {
+            let index = &mut self.0[record.source.index()];
             for object in references(record) {
-                self.0.entry((record.source, object)).or_default().insert(record.key.clone());
+                index.entry(object).or_default().insert(record.key.clone());
             }
         }
     }
 
     /// The pods that refer to an object of `source`.
-    pub(super) fn pods(&self, source: SourceKind, object: ObjectKey) -> impl Iterator<Item = &PodKey> {
-        self.0.get(&(source, object)).into_iter().flatten()
+    pub(super) fn pods(&self, source: SourceKind, object: &ObjectKey) -> impl Iterator<Item = &PodKey> {
+        self.0[source.index()].get(object).into_iter().flatten()
+    }
+
+    /// Every object of `source` that pods refer to, with these pods.
+    pub(super) fn of_source(&self, source: SourceKind) -> &OrdMap<ObjectKey, OrdSet<PodKey>> {
+        &self.0[source.index()]
     }
 }
 
@@ -140,6 +145,29 @@ mod tests {
         let mut index = ReferenceIndex::default();
         index.replace(None, Some(&a));
         index.replace(Some(&a), None);
-        assert!(index.0.is_empty());
+        assert!(index.0.iter().all(OrdMap::is_empty));
+    }
+
+    #[test]
+    fn a_source_sees_what_its_pods_refer_to_and_what_of_it_is_missing() {
+        let mut table = MergeTable::default();
+        let demand = |table: &MergeTable, source| {
+            table.desired().demand(source).keys().map(|key| key.name.to_string()).collect::<Vec<_>>()
+        };
+        let missing = |table: &MergeTable, source| {
+            let found = table.desired().missing_objects(source);
+            found.map(|(key, pods)| (key.name.to_string(), pods.len())).collect::<Vec<_>>()
+        };
+        let pods = [pod("a", &["x", "y"], SourceKind::File), pod("b", &["y"], SourceKind::File)];
+        let http = view(&[pod("other", &["x"], SourceKind::Http)], &[]);
+        absorb(&mut table, view(&pods, &[map("x", "1"), map("z", "1")]), Arc::clone(&http));
+        assert_eq!(demand(&table, SourceKind::File), ["x", "y"]);
+        assert_eq!(missing(&table, SourceKind::File), [("y".to_owned(), 2)]);
+        assert_eq!(missing(&table, SourceKind::Http), [("x".to_owned(), 1)], "objects are of one source alone");
+        let before = table.desired().clone();
+        absorb(&mut table, view(&pods[1..], &[map("x", "2")]), http);
+        assert_eq!(demand(&table, SourceKind::File), ["y"]);
+        assert_eq!(missing(&table, SourceKind::File), [("y".to_owned(), 1)]);
+        assert_eq!(before.demand(SourceKind::File).len(), 2, "a snapshot stays as it is");
     }
 }

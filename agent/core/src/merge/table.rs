@@ -9,7 +9,6 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::reference_index::ReferenceIndex;
 use super::{DesiredPods, Duplicate, PodChange};
 use crate::source::{Snapshots, SourceSnapshot, delta};
 use limpet_model::object::ObjectKey;
@@ -23,7 +22,6 @@ pub struct MergeTable {
     desired: DesiredPods,
     /// The keys whose first claim has that UID: more than one only if manifests set UIDs. Unordered.
     holders: HashMap<PodUid, Vec<PodKey>>,
-    references: ReferenceIndex,
 }
 
 /// The result of one merge.
@@ -75,7 +73,7 @@ impl MergeTable {
         delta.changes.reserve_exact(changes.iter().map(Vec::len).sum());
         delta.changes.extend(changes.into_iter().flatten());
         for (source, object) in objects {
-            delta.objects_changed.extend(self.references.pods(source, object).cloned());
+            delta.objects_changed.extend(self.desired.references.pods(source, &object).cloned());
         }
         delta
     }
@@ -172,7 +170,7 @@ impl MergeTable {
             Some(winner) => self.desired.pods.insert(key, Arc::clone(winner)),
             None => self.desired.pods.remove(&key),
         };
-        self.references.replace(before.as_deref(), winner.as_deref());
+        self.desired.references.replace(before.as_deref(), winner.as_deref());
         classify(before, winner, emit);
     }
 }

@@ -106,6 +106,7 @@ fn manifests_and_sources_without_a_row_are_remarked() {
         remark: None,
         pods: 1,
         objects: 0,
+        missing: Vec::new(),
         rejected: vec![rejected(&[]), rejected(&["default/web-edge1"])],
     };
     assert_eq!(
