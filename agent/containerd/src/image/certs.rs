@@ -34,6 +34,8 @@ pub(super) struct Endpoint {
     pub(super) headers: Vec<(String, String)>,
     /// Not the registry itself: `?ns=` passes the registry's name.
     pub(super) mirror: bool,
+    /// Where the registry is by its name or by `server`: its credentials are for it, and for no mirror.
+    pub(super) server: bool,
 }
 
 impl Endpoint {
@@ -49,6 +51,7 @@ impl Endpoint {
             client: Vec::new(),
             headers: Vec::new(),
             mirror: false,
+            server: true,
         };
         endpoint.set_default_server(host);
         endpoint
@@ -154,7 +157,13 @@ fn parse(text: &str, dir: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
         let table: HostTable = table.try_into().map_err(|error| format!("host.{url:?}: {error}"))?;
         endpoints.push(endpoint(Some(&url), table, dir, host).map_err(|error| format!("host.{url:?}: {error}"))?);
     }
-    endpoints.push(endpoint(file.server.as_deref(), server, dir, host).map_err(|error| format!("server: {error}"))?);
+    let server = endpoint(file.server.as_deref(), server, dir, host).map_err(|error| format!("server: {error}"))?;
+    // A host's table may be that of the registry itself, or only add settings to the server.
+    let origin = |endpoint: &Endpoint| reqwest::Url::parse(&endpoint.base).ok().map(|url| url.origin());
+    for endpoint in &mut endpoints {
+        endpoint.server = !endpoint.mirror || origin(endpoint) == origin(&server);
+    }
+    endpoints.push(server);
     Ok(endpoints)
 }
 
@@ -212,6 +221,15 @@ fn base(url: &str, override_path: bool) -> Result<(String, String), String> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_registrys_credentials_are_for_its_name_and_its_server() {
+        let server = |text: &str| -> Vec<bool> {
+            parse(text, Path::new("/"), "r.test:5000").unwrap().iter().map(|endpoint| endpoint.server).collect()
+        };
+        assert_eq!(server("[host.\"http://r.test:5000\"]\n[host.\"https://mirror\"]"), [true, false, true]);
+        assert_eq!(server("server = \"https://s\"\n[host.\"https://s\"]\n[host.\"http://s\"]"), [true, false, true]);
+    }
 
     fn bases(endpoints: &[Endpoint]) -> Vec<&str> {
         endpoints.iter().map(|endpoint| endpoint.base.as_str()).collect()

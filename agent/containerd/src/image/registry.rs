@@ -97,9 +97,10 @@ impl Session {
     ) -> Result<Self, ImageError> {
         let mut hosts = Vec::new();
         for endpoint in certs::endpoints(certs_d, &name.host)? {
-            // Credentials are for the host that they name: a mirror gets none of the registry's.
-            let host = if endpoint.mirror { &endpoint.host } else { &name.host };
-            let credentials = keyring.find(host, &name.repository, turn).cloned();
+            // A mirror gets none of the registry's credentials, which its operator need not be trusted with.
+            let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
+            let registrys = || keyring.find(&name.host, &name.repository, turn).filter(|_| endpoint.server);
+            let credentials = own.or_else(registrys).cloned();
             let http = Http::new(&endpoint)?;
             hosts.push(Host { endpoint, http, login: Login::new(credentials) });
         }
