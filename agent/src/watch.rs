@@ -7,31 +7,33 @@
 //!
 //! inotify needs no privilege and works on every kernel, so it alone decides. The [`Attributor`] adds who made a change.
 
+mod arming;
 mod attribution;
 mod trail;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::inotify::{ReadFlags, WatchFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::attribution::{Attributor, DirectoryEntry, Feed};
+use arming::Arming;
 use inotify::{Change, Queue, Wd};
-use limpet_host::directory::directory_id;
 use limpet_host::inotify;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchSettings;
 use limpet_model::directory_id::DirectoryId;
-use trail::Trail;
 
 /// Events of names in a directory whose files are read.
 const NAMES: WatchFlags = WatchFlags::CLOSE_WRITE
@@ -45,8 +47,6 @@ const ITSELF: WatchFlags = WatchFlags::DELETE_SELF.union(WatchFlags::MOVE_SELF);
 /// A watched inode was removed or moved.
 const GONE: ReadFlags =
     ReadFlags::DELETE_SELF.union(ReadFlags::MOVE_SELF).union(ReadFlags::UNMOUNT).union(ReadFlags::IGNORED);
-/// How often a path that keeps changing under the watch is resolved again before the next event is awaited.
-const SETTLE_ROUNDS: usize = 4;
 
 /// Why the whole directory has to be rescanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +103,8 @@ pub struct DirectoryWatch {
     drained: Option<Instant>,
     /// The directory was replaced during each attempt to watch it: resolve it again before the next event is awaited.
     unsettled: bool,
+    /// The path is being resolved.
+    arming: Option<Arming>,
     /// Part of the path could not be watched: the watch is unusable.
     failed: Option<io::Error>,
 }
@@ -113,15 +115,15 @@ impl DirectoryWatch {
     /// # Errors
     /// The kernel refuses an inotify instance (`EMFILE`: `fs.inotify.max_user_instances`) or a watch
     /// (`ENOSPC`: `fs.inotify.max_user_watches`).
-    pub fn new(directory: &Path) -> io::Result<Self> {
-        Self::with_attribution(directory, WatchSettings::default(), None)
+    pub async fn new(directory: &Path) -> io::Result<Self> {
+        Self::with_attribution(directory, WatchSettings::default(), None).await
     }
 
     /// The same, with attribution as far as it works here; a feed may come later.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_attribution(
+    pub async fn with_attribution(
         directory: &Path,
         settings: WatchSettings,
         feeds: Option<mpsc::Receiver<Feed>>,
@@ -144,10 +146,12 @@ impl DirectoryWatch {
             actors: HashMap::new(),
             drained: None,
             unsettled: false,
+            arming: None,
             failed: None,
         };
-        watch.arm()?;
-        Ok(watch)
+        watch.arm_first().await;
+        watch.pending = Some(RescanReason::Start);
+        watch.take_failure().map_or(Ok(watch), Err)
     }
 
     /// The next event. All that the kernel has queued is drained into it.
@@ -161,7 +165,10 @@ impl DirectoryWatch {
             if self.unsettled {
                 // A process that swaps directories without end may need this CPU.
                 tokio::task::yield_now().await;
-                self.recheck();
+                self.begin_arming(false);
+            }
+            if self.arming.is_some() {
+                self.finish_arming().await;
             }
             if let Some(error) = self.take_failure() {
                 return Err(error);
@@ -178,7 +185,7 @@ impl DirectoryWatch {
                     self.process(changes);
                 }
                 completeness = self.attributor.read_events() => self.rescan_if_lost(completeness),
-                () = mounts_changed(self.mounts.as_ref()) => self.recheck(),
+                () = mounts_changed(self.mounts.as_ref()) => self.begin_arming(false),
             }
         }
     }
@@ -186,100 +193,6 @@ impl DirectoryWatch {
     /// Why the watch is unusable, if it is.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failed.take()
-    }
-
-    /// Resolves the path again and rescans if it leads elsewhere.
-    pub fn recheck(&mut self) {
-        let before = self.main;
-        self.failed = self.arm().err();
-        self.pending = match (before, self.main) {
-            (None, Some(_)) => Some(RescanReason::Returned),
-            (Some(_), None) => Some(RescanReason::Removed),
-            (before, now) if before != now => Some(RescanReason::Replaced),
-            _ => self.pending,
-        };
-    }
-
-    /// Watches the targets of the symlinks `names` and the directories on their way, instead of those followed before.
-    ///
-    /// Returns whether a directory is newly watched: it may have changed before, so read the names again.
-    pub fn follow<'a>(&mut self, names: impl IntoIterator<Item = &'a OsStr>) -> bool {
-        let mut steps: BTreeMap<(PathBuf, OsString), BTreeSet<OsString>> = BTreeMap::new();
-        for name in names {
-            for step in trail::from(&self.directory, name).steps {
-                steps.entry((step.directory, step.name)).or_default().insert(name.to_owned());
-            }
-        }
-        let before = std::mem::take(&mut self.links);
-        self.link_ids.clear();
-        for ((directory, name), dependents) in steps {
-            match self.queue.add(&directory, NAMES | ITSELF) {
-                Ok(wd) => {
-                    self.links.entry(wd).or_default().entry(name).or_default().extend(dependents);
-                    if let Ok(id) = directory_id(&directory) {
-                        self.link_ids.insert(wd, id);
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::StorageFull => self.failed = Some(error),
-                Err(error) => {
-                    tracing::warn!(%error, directory = %directory.display(), "target of a symlinked manifest is not watched");
-                }
-            }
-        }
-        for wd in before.keys() {
-            self.release(*wd);
-        }
-        self.update_attributor();
-        self.links.keys().any(|wd| !before.contains_key(wd) && self.main.is_none_or(|(main, _)| main != *wd))
-    }
-
-    /// Watches the directories along the path and its end as they are now; watches that stay lose no event.
-    fn arm(&mut self) -> io::Result<()> {
-        let mut armed = Ok(());
-        for _ in 0..SETTLE_ROUNDS {
-            let trail = trail::of(&self.directory);
-            armed = self.arm_trail(&trail);
-            // A directory that was removed before it was watched sends no event: it has to be resolved again.
-            self.unsettled = armed.is_ok() && trail.end.is_some() != self.main.is_some();
-            // A watched one sends an event when it moves away.
-            if !self.unsettled && directory_id(&self.directory).ok() == self.main.map(|(_, id)| id) {
-                break;
-            }
-        }
-        self.update_attributor();
-        armed
-    }
-
-    fn arm_trail(&mut self, trail: &Trail) -> io::Result<()> {
-        let old_path = std::mem::take(&mut self.path);
-        let old_main = self.main.take();
-        let mut failure = None;
-        for step in &trail.steps {
-            // A step that is neither a symlink nor missing changes only when the directory itself moves away.
-            let decides = step.link || !step.directory_follows;
-            let mask = if decides { ITSELF | NAMES } else { ITSELF };
-            match self.queue.add(&step.directory, mask) {
-                Ok(wd) => {
-                    let names = self.path.entry(wd).or_default();
-                    if decides {
-                        names.insert(step.name.clone());
-                    }
-                }
-                Err(error) => failure = Some(error),
-            }
-        }
-        if let Some(end) = &trail.end {
-            match directory_id(end).and_then(|id| Ok((self.queue.add(end, NAMES | ITSELF)?, id))) {
-                Ok(main) => self.main = Some(main),
-                Err(error) => failure = Some(error),
-            }
-        }
-        // A directory removed in between is reported by its parent, which is watched.
-        let failure = failure.filter(|error| !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory));
-        for wd in old_path.into_keys().chain(old_main.map(|(wd, _)| wd)) {
-            self.release(wd);
-        }
-        failure.map_or(Ok(()), Err)
     }
 
     /// Removes a watch that nothing needs any more.
@@ -317,13 +230,7 @@ impl DirectoryWatch {
             self.hint(&change, is_main, gone);
         }
         if recheck {
-            let overflow = self.pending;
-            self.recheck();
-            self.pending = self.pending.or(overflow);
-            if self.main.is_some() {
-                // Even if it is the same directory again, files of another one may have been read meanwhile.
-                self.pending.get_or_insert(RescanReason::Replaced);
-            }
+            self.begin_arming(true);
         }
     }
 
@@ -354,9 +261,23 @@ impl DirectoryWatch {
     }
 }
 
-/// Symlinks and hard links hold their content when they appear, and no close follows.
+/// Symlinks and hard links hold their content when they appear, and no close follows. A name that was just created is
+/// cached; one that is not, on a slow file system, is read to see.
 fn complete_at_creation(path: &Path) -> bool {
-    path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED) {
+        Ok(found) => {
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            let stat = statx(found, c"", flags, StatxFlags::TYPE | StatxFlags::NLINK);
+            stat.is_ok_and(|stat| FileType::from_raw_mode(stat.stx_mode.into()).is_symlink() || stat.stx_nlink > 1)
+        }
+        Err(Errno::AGAIN) => true,
+        // Linux before 5.12.
+        Err(Errno::NOSYS | Errno::INVAL | Errno::PERM) => {
+            path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink() || metadata.nlink() > 1)
+        }
+        Err(_) => false,
+    }
 }
 
 /// Resolves when the mount table changed; never when it cannot be watched.

@@ -168,7 +168,7 @@ fn watch(directory: &Path, way: Way, sender: &mpsc::Sender<Report>) {
         let wanted = if let Way::Limpet(wanted) = way { wanted } else { ManifestWatch::Inotify };
         let settings = WatchSettings { wanted, ..WatchSettings::default() };
         let (offer, offered) = tokio::sync::mpsc::channel(1);
-        let mut watch = DirectoryWatch::with_attribution(directory, settings, Some(offered)).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(directory, settings, Some(offered)).await.unwrap();
         if wanted == ManifestWatch::Ebpf {
             match Programs::load() {
                 Ok((programs, feed)) => {

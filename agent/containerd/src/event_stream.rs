@@ -68,11 +68,10 @@ async fn socket_or_pause(socket: &Path, pause: Duration) {
 
 /// Resolves once `socket` exists.
 async fn appearance(socket: &Path) -> std::io::Result<()> {
-    let mut watch = PathWatch::file(socket)?;
+    let mut watch = PathWatch::file(socket).await?;
     // Checked after the watch is armed, so that a socket created in between is not missed.
     while !socket.exists() {
         watch.changed().await?;
-        watch.arm()?;
     }
     Ok(())
 }

@@ -46,13 +46,12 @@ impl TestContainer {
         );
         fs::write(base.join("config.toml"), config).unwrap();
         let log = fs::File::create(base.join("log")).unwrap();
-        let mut appears = PathWatch::file(&socket).unwrap();
+        let mut appears = PathWatch::file(&socket).await.unwrap();
         let containerd =
             Command::new("containerd").arg("--config").arg(base.join("config.toml")).stderr(log).spawn().unwrap();
         let test = Self { client: Client::new(&socket), containerd, directory, id: new_id() };
         while !socket.exists() {
             appears.changed().await.unwrap();
-            appears.arm().unwrap();
         }
         test.make_rootfs();
         let rootfs = test.rootfs();
@@ -127,10 +126,9 @@ impl TestContainer {
     /// # Panics
     /// When a process of a session still runs.
     pub async fn all_cleaned_up(&self) {
-        let mut watch = PathWatch::directory(&self.fifo_dir()).unwrap();
+        let mut watch = PathWatch::directory(&self.fifo_dir()).await.unwrap();
         while !fifo::orphans(&self.fifo_dir()).is_empty() {
             watch.changed().await.unwrap();
-            watch.arm().unwrap();
         }
         let mark = format!("LIMPET_EXEC_TEST={}", self.id);
         let marked =

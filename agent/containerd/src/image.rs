@@ -14,6 +14,7 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::watch;
 
 use super::client::Client;
+use limpet_host::blocking;
 use limpet_model::object::ObjectRecord;
 
 mod archive;
@@ -295,7 +296,7 @@ impl Inner {
         let image = name.whole.clone();
         let (certs_d, auth_files) = (self.config.registry_config_dir.clone(), self.config.auth_files.clone());
         let secrets = Arc::clone(secrets);
-        let prepared = tokio::task::spawn_blocking(move || {
+        let prepared = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
             let keyring = auth::Keyring::of(&secrets, &auth_files);
             let others = keyring.count(&name.host, &name.repository) > turn + 1;
             let session = registry::Session::prepare(name, &certs_d, &keyring, turn);

@@ -356,7 +356,7 @@ impl Cgroups {
     }
 }
 
-/// Runs blocking file operations on tokio's blocking threads.
+/// Runs blocking file operations on tokio's blocking threads. No deadline: the cgroup file system waits for no device.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CgroupError> + Send + 'static,
 ) -> Result<T, CgroupError> {

@@ -21,7 +21,7 @@ const BUFFER: usize = 8 << 10;
 const MAX_EVENTS: usize = 4_096;
 
 /// A watch descriptor. The kernel never reuses one within an instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Wd(i32);
 
 impl Wd {
@@ -53,6 +53,21 @@ impl OwnsDescriptor for OwnedFd {}
 impl OwnsDescriptor for File {}
 impl OwnsDescriptor for Arc<OwnedFd> {}
 
+/// Adds watches to a [`Queue`] from any thread: the kernel resolves a path, which may block.
+#[derive(Debug)]
+pub struct Adder(OwnedFd);
+
+impl Adder {
+    /// Watches the directory `path` for `mask` in addition to its present mask. Blocks.
+    ///
+    /// # Errors
+    /// It is no directory, or no watch is left (`ENOSPC`).
+    pub fn add(&self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
+        let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
+        Ok(Wd(inotify::add_watch(&self.0, path, mask).map_err(with_limit)?))
+    }
+}
+
 /// The kernel's error, with a better text where its own would mislead.
 fn with_limit(error: Errno) -> io::Error {
     let words = match error {
@@ -80,12 +95,17 @@ impl Queue {
         Ok(Self { fd: register(fd, Interest::READABLE)?, paths: HashMap::new() })
     }
 
-    /// Watches the directory `path` for `mask` in addition to its present mask.
-    pub fn add(&mut self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
-        let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
-        let wd = Wd(inotify::add_watch(self.fd.get_ref(), path, mask).map_err(with_limit)?);
-        self.paths.insert(wd, path.to_owned());
-        Ok(wd)
+    /// What adds watches to this instance.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn adder(&self) -> io::Result<Adder> {
+        Ok(Adder(self.fd.get_ref().try_clone()?))
+    }
+
+    /// Keeps the path of a watch that [`Adder::add`] made.
+    pub fn keep(&mut self, wd: Wd, path: PathBuf) {
+        self.paths.insert(wd, path);
     }
 
     /// Removes a watch; one that the kernel has removed already is no error.

@@ -2,6 +2,7 @@
 //!
 //! Each module executes commands and reports the state; none decides. Inputs and outputs are the types of `limpet-model`.
 
+pub mod blocking;
 pub mod cgroup;
 pub mod directory;
 pub mod file_system;

@@ -27,6 +27,7 @@ use self::conflist::Conflist;
 use self::invoke::Plugins;
 use self::record::{NetworkNamespace, Record, Records};
 pub use self::request::{AttachRequest, BandwidthLimits, PortMapping};
+use crate::blocking;
 use crate::orphan_processes;
 use crate::path_watch::PathWatch;
 use limpet_model::pod::PodUid;
@@ -187,7 +188,7 @@ impl Network {
     }
 
     async fn follow(&self, changed: &impl Fn()) -> io::Result<()> {
-        let mut watch = PathWatch::directory(&self.inner.conf_dir)?;
+        let mut watch = PathWatch::directory(&self.inner.conf_dir).await?;
         let mut known = None;
         loop {
             let (read, status_changed) = self.read_config().await;
@@ -197,7 +198,6 @@ impl Network {
             }
             known = Some(read);
             watch.changed().await?;
-            watch.arm()?;
         }
     }
 
@@ -253,19 +253,27 @@ impl Network {
         Ok(())
     }
 
-    /// The pods with a record, attached or partly attached, for the clean-up of orphans. Reads a directory.
-    pub fn attached(&self) -> Vec<PodUid> {
-        self.inner.records.list().unwrap_or_else(|error| {
+    /// The pods with a record, attached or partly attached, for the clean-up of orphans.
+    pub async fn attached(&self) -> Vec<PodUid> {
+        let records = self.inner.records.clone();
+        let listed = blocking::run(records.dir.clone(), blocking::DEADLINE, move |_| records.list()).await;
+        listed.flatten().unwrap_or_else(|error| {
             tracing::warn!(directory = %self.inner.records.dir.display(), %error, "attachments cannot be listed");
             Vec::new()
         })
     }
 
-    /// The addresses of a pod that is attached in a namespace that still exists. Reads one small file.
-    pub fn addresses(&self, uid: &PodUid) -> Option<PodAddresses> {
-        let record = self.inner.records.load(uid).ok()??;
-        let addresses = answer::addresses(record.result.as_ref()?, INTERFACE).ok()?;
-        record.network_namespace.exists().then_some(addresses)
+    /// The addresses of a pod that is attached in a namespace that still exists.
+    pub async fn addresses(&self, uid: &PodUid) -> Option<PodAddresses> {
+        let (records, pod) = (self.inner.records.clone(), uid.clone());
+        let read = self.file_call(uid, "read", records.path(uid), move |_| {
+            let record = records.load(&pod)?.filter(|record| record.network_namespace.exists());
+            Ok(record.and_then(|record| answer::addresses(record.result.as_ref()?, INTERFACE).ok()))
+        });
+        read.await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the addresses of a pod that was found running");
+            None
+        })
     }
 
     /// The addresses of `record` if it is of `namespace` and its plugins' CHECK succeeds.
@@ -295,7 +303,7 @@ impl Network {
     /// Reads the configuration directory; also returns whether the status has changed.
     async fn read_config(&self) -> (Result<Conflist, conflist::ConfigError>, bool) {
         let dir = self.inner.conf_dir.clone();
-        let read = tokio::task::spawn_blocking(move || conflist::load(&dir)).await;
+        let read = blocking::run(dir.clone(), blocking::DEADLINE, move |_| conflist::load(&dir)).await;
         let read = read.unwrap_or_else(|error| {
             Err(conflist::ConfigError::Read { path: self.inner.conf_dir.clone(), reason: error.to_string() })
         });
@@ -335,7 +343,7 @@ impl Network {
         self.file_call(uid, "remove", self.inner.records.path(uid), move |_| records.remove(&pod)).await
     }
 
-    /// Runs `work` on `path` on tokio's blocking threads.
+    /// Runs `work` on `path` on a blocking thread.
     async fn file_call<T: Send + 'static>(
         &self,
         uid: &PodUid,
@@ -344,7 +352,7 @@ impl Network {
         work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, NetworkError> {
         let on = path.clone();
-        let done = tokio::task::spawn_blocking(move || work(&on)).await.unwrap_or_else(|error| Err(error.into()));
+        let done = blocking::run(path.clone(), blocking::DEADLINE, move |_| work(&on)).await.flatten();
         done.map_err(|source| NetworkError::File { uid: uid.clone(), operation, path, source })
     }
 }

@@ -5,37 +5,48 @@ use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::blocking::{self, DEADLINE, Progress};
 use limpet_model::process::container_in_cgroups;
 
 /// Kills every process in whose environment the variable `name` is `value`.
 pub async fn end(name: &'static str, value: &str) {
     let value = value.to_owned();
-    // A panic in it leaves the process running, as before.
-    let _ = tokio::task::spawn_blocking(move || end_others(name, &value)).await;
+    let wanted = format!("{name}={value}");
+    sweep(move |progress| kill_all_with(&wanted, progress)).await;
+}
+
+/// Runs `work` on the processes of the host. What the kernel tells of a process may wait for the file system that this
+/// process waits for.
+async fn sweep(work: impl FnOnce(&Progress) + Send + 'static) {
+    if let Err(error) = blocking::run("/proc".into(), DEADLINE, work).await {
+        tracing::warn!(%error, "orphaned processes are left running");
+    }
 }
 
 /// The same for blocking callers; never kills the calling process.
 pub fn end_others(name: &str, value: &str) {
-    let wanted = format!("{name}={value}");
-    kill_all(&wanted, |process| values(process, "environ").any(|pair| pair == wanted.as_bytes()));
+    kill_all_with(&format!("{name}={value}"), &Progress::new(Path::new("/proc")));
+}
+
+/// Kills every process with the variable and value `wanted` in its environment.
+fn kill_all_with(wanted: &str, progress: &Progress) {
+    kill_all(wanted, progress, |process| values(process, "environ").any(|pair| pair == wanted.as_bytes()));
 }
 
 /// Kills the shims that were started for a container whose id ends with `digits`. A containerd that is killed while it
 /// starts a shim forgets it, and the shim waits forever for its first task.
 pub async fn end_shims(digits: String) {
-    // As above.
-    let _ = tokio::task::spawn_blocking(move || kill_all(&digits, |process| is_shim(process, &digits))).await;
+    sweep(move |progress| kill_all(&digits, progress, |process| is_shim(process, &digits))).await;
 }
 
 /// The same, unless a process of a container with such an id runs, other than the one of `starting`.
 pub async fn end_idle_shims(digits: String, starting: String) {
-    let end = move || {
+    sweep(move |progress| {
         if !another_container_runs(&digits, &starting) {
-            kill_all(&digits, |process| is_shim(process, &digits));
+            kill_all(&digits, progress, |process| is_shim(process, &digits));
         }
-    };
-    // As above.
-    let _ = tokio::task::spawn_blocking(end).await;
+    })
+    .await;
 }
 
 /// Whether any process is in the cgroup of a container whose id ends with `digits` and is not `starting`.
@@ -65,13 +76,14 @@ fn values(process: &Path, file: &str) -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// Kills every process but this one that `is_wanted` by its directory in `/proc`.
-fn kill_all(wanted: &str, is_wanted: impl Fn(&Path) -> bool) {
+fn kill_all(wanted: &str, progress: &Progress, is_wanted: impl Fn(&Path) -> bool) {
     let own = rustix::process::getpid();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
         // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+        progress.at(&entry.path());
         if is_wanted(&entry.path()) {
             tracing::info!(pid = pid.as_raw_nonzero(), wanted, "killing an orphaned process");
             // It may have exited by itself.

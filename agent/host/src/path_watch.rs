@@ -2,7 +2,7 @@
 //!
 //! inotify watches directories, so a path is followed from directory to directory: each symlink on the way and the
 //! file itself are names within a watched directory, and a missing name is awaited in its nearest existing parent. An
-//! event only asks for a read; the caller reads, and arms the watch again (the path may resolve elsewhere now).
+//! event only asks for a read. Before it is returned, the path is resolved again: it may lead elsewhere now.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify::{ReadFlags, WatchFlags};
 
-use crate::inotify::{Change, Queue, Wd};
+use crate::blocking;
+use crate::inotify::{Adder, Change, Queue, Wd};
 
 /// The kernel's limit of symlinks in one path.
 const MAX_LINKS: usize = 40;
@@ -33,50 +34,39 @@ pub struct PathWatch {
     complete: bool,
     queue: Queue,
     watched: HashMap<Wd, Names>,
+    /// An event has come since the path was resolved.
+    stale: bool,
 }
 
 impl PathWatch {
     /// Watches one file, its symlinks included.
-    pub fn file(path: &Path) -> io::Result<Self> {
-        Self::new(path, false, false)
+    pub async fn file(path: &Path) -> io::Result<Self> {
+        Self::new(path, false, false).await
     }
 
     /// Watches a directory: itself and every entry in it.
-    pub fn directory(path: &Path) -> io::Result<Self> {
-        Self::new(path, true, false)
+    pub async fn directory(path: &Path) -> io::Result<Self> {
+        Self::new(path, true, false).await
     }
 
     /// Watches a directory for complete files: closed by their writer, or moved there.
-    pub fn complete_files(path: &Path) -> io::Result<Self> {
-        Self::new(path, true, true)
+    pub async fn complete_files(path: &Path) -> io::Result<Self> {
+        Self::new(path, true, true).await
     }
 
-    fn new(path: &Path, entries: bool, complete: bool) -> io::Result<Self> {
-        let queue = Queue::new()?;
-        let mut watch = Self { path: path.to_owned(), entries, complete, queue, watched: HashMap::new() };
-        watch.arm()?;
+    async fn new(path: &Path, entries: bool, complete: bool) -> io::Result<Self> {
+        let (path, queue, watched) = (path.to_owned(), Queue::new()?, HashMap::new());
+        let mut watch = Self { path, entries, complete, queue, watched, stale: false };
+        watch.arm().await?;
         Ok(watch)
     }
 
-    /// Resolves the path again. Call it after every change, and read only then: later changes are reported, earlier ones
-    /// are read.
-    pub fn arm(&mut self) -> io::Result<()> {
-        let complete = WatchFlags::DELETE
-            | WatchFlags::MOVE
-            | WatchFlags::CLOSE_WRITE
-            | WatchFlags::DELETE_SELF
-            | WatchFlags::MOVE_SELF;
-        let every = complete | WatchFlags::CREATE | WatchFlags::MODIFY;
-        let mut now = HashMap::new();
-        for (directory, names) in self.directories() {
-            let flags = if self.complete && matches!(names, Names::All) { complete } else { every };
-            match self.queue.add(&directory, flags) {
-                Ok(wd) => merge(&mut now, wd, names),
-                // It was removed in between; its parent is watched as well and has reported it.
-                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-                Err(error) => return Err(error),
-            }
-        }
+    /// Resolves the path and watches what it leads through now.
+    async fn arm(&mut self) -> io::Result<()> {
+        let (path, entries, complete) = (self.path.clone(), self.entries, self.complete);
+        let adder = self.queue.adder()?;
+        let armed = blocking::run(path.clone(), blocking::DEADLINE, move |_| add(&adder, path, entries, complete));
+        let now = armed.await??;
         for wd in self.watched.keys().filter(|wd| !now.contains_key(wd)) {
             self.queue.remove(*wd);
         }
@@ -84,13 +74,20 @@ impl PathWatch {
         Ok(())
     }
 
-    /// Resolves when something that matters may have changed. Cancel safe.
+    /// Resolves when something that matters may have changed. Read only then: later changes are reported, earlier ones are
+    /// read. Cancel safe.
+    ///
+    /// # Errors
+    /// The kernel refuses a watch, or a file system on the way does not answer.
     pub async fn changed(&mut self) -> io::Result<()> {
         loop {
-            let (changes, _) = self.queue.drain().await?;
-            if changes.iter().any(|change| self.matters(change)) {
+            if self.stale {
+                self.arm().await?;
+                self.stale = false;
                 return Ok(());
             }
+            let (changes, _) = self.queue.drain().await?;
+            self.stale = changes.iter().any(|change| self.matters(change));
         }
     }
 
@@ -98,31 +95,51 @@ impl PathWatch {
         change.flags.contains(ReadFlags::QUEUE_OVERFLOW)
             || self.watched.get(&change.wd).is_some_and(|names| concerns(names, change.name.as_deref()))
     }
+}
 
-    /// The directories to watch and the names in them through which the path resolves.
-    fn directories(&self) -> Vec<(PathBuf, Names)> {
-        let mut directories = Vec::new();
-        let mut path = self.path.clone();
-        for _ in 0..MAX_LINKS {
-            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
-            // The nearest existing parent, and the name that is missing in it.
-            let mut parent = parent.to_owned();
-            let mut name = name.to_owned();
-            while !parent.is_dir() {
-                let (Some(above), Some(missing)) = (parent.parent(), parent.file_name()) else { break };
-                (name, parent) = (missing.to_owned(), above.to_owned());
-            }
-            directories.push((parent.clone(), Names::These(BTreeSet::from([name]))));
-            match std::fs::read_link(&path) {
-                Ok(target) => path = parent.join(target),
-                Err(_) => break,
-            }
+/// Watches the directories of `path`. Blocks.
+fn add(adder: &Adder, path: PathBuf, entries: bool, complete: bool) -> io::Result<HashMap<Wd, Names>> {
+    let closed = WatchFlags::DELETE
+        | WatchFlags::MOVE
+        | WatchFlags::CLOSE_WRITE
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::MOVE_SELF;
+    let every = closed | WatchFlags::CREATE | WatchFlags::MODIFY;
+    let mut now = HashMap::new();
+    for (directory, names) in directories(path, entries) {
+        let flags = if complete && matches!(names, Names::All) { closed } else { every };
+        match adder.add(&directory, flags) {
+            Ok(wd) => merge(&mut now, wd, names),
+            // It was removed in between; its parent is watched as well and has reported it.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(error),
         }
-        if self.entries {
-            directories.push((path, Names::All));
-        }
-        directories
     }
+    Ok(now)
+}
+
+/// The directories to watch and the names in them through which the path resolves; with `entries` what is in it, too.
+fn directories(mut path: PathBuf, entries: bool) -> Vec<(PathBuf, Names)> {
+    let mut directories = Vec::new();
+    for _ in 0..MAX_LINKS {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { break };
+        // The nearest existing parent, and the name that is missing in it.
+        let mut parent = parent.to_owned();
+        let mut name = name.to_owned();
+        while !parent.is_dir() {
+            let (Some(above), Some(missing)) = (parent.parent(), parent.file_name()) else { break };
+            (name, parent) = (missing.to_owned(), above.to_owned());
+        }
+        directories.push((parent.clone(), Names::These(BTreeSet::from([name]))));
+        match std::fs::read_link(&path) {
+            Ok(target) => path = parent.join(target),
+            Err(_) => break,
+        }
+    }
+    if entries {
+        directories.push((path, Names::All));
+    }
+    directories
 }
 
 fn merge(watched: &mut HashMap<Wd, Names>, wd: Wd, names: Names) {
@@ -151,14 +168,13 @@ mod tests {
     async fn changed(watch: &mut PathWatch) {
         // A timeout for a failing test only: an event resolves it at once.
         tokio::time::timeout(std::time::Duration::from_secs(20), watch.changed()).await.unwrap().unwrap();
-        watch.arm().unwrap();
     }
 
     #[tokio::test]
     async fn a_directory_that_is_created_later_is_reported() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("cni/net.d");
-        let mut watch = PathWatch::directory(&path).unwrap();
+        let mut watch = PathWatch::directory(&path).await.unwrap();
         std::fs::create_dir(base.path().join("cni")).unwrap();
         changed(&mut watch).await;
         std::fs::create_dir(&path).unwrap();
@@ -177,7 +193,7 @@ mod tests {
         std::fs::write(run.join("stub"), "one").unwrap();
         let file = base.path().join("resolv.conf");
         std::os::unix::fs::symlink("run/stub", &file).unwrap();
-        let mut watch = PathWatch::file(&file).unwrap();
+        let mut watch = PathWatch::file(&file).await.unwrap();
 
         std::fs::write(run.join("stub"), "two").unwrap();
         changed(&mut watch).await;

@@ -344,7 +344,7 @@ fn at(operation: &'static str, path: &Path, errno: Errno) -> SandboxError {
     SandboxError::Path { operation, path: path.to_owned(), source: errno.into() }
 }
 
-/// Runs `work` on tokio's blocking threads.
+/// Runs `work` on tokio's blocking threads. No deadline: tmpfs and nsfs wait for no device.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {

@@ -39,16 +39,21 @@ mod written;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 
 pub use self::dns::ClusterDns;
 pub use self::hostname::{PodHostname, pod_hostname};
-pub use self::termination::{MAX_TERMINATION_MESSAGE, read_termination_message};
+pub use self::termination::MAX_TERMINATION_MESSAGE;
+use crate::blocking::{self, DEADLINE, Progress};
 use limpet_model::object::{ObjectKind, PodObjects};
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
+
+/// A large emptyDir takes an SD card minutes to remove. A try after the deadline waits for the one before.
+const REMOVAL_DEADLINE: Duration = Duration::from_secs(120);
 
 /// How mounts on one side of a bind mount propagate to the other (`mountPropagation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -171,6 +176,9 @@ pub enum VolumeError {
         /// The cause.
         source: io::Error,
     },
+    /// A file system does not answer, or the call panicked.
+    #[error(transparent)]
+    Blocking(io::Error),
     /// A mount below a pod's directory could not be unmounted, so nothing below it is removed.
     #[error("refusing to remove {}: something is mounted on it; unmount it", .0.display())]
     Mounted(PathBuf),
@@ -251,7 +259,7 @@ impl Volumes {
         let work = preparation::Preparation::of(pod, objects, addresses, hostname, &self.settings)?;
         let settings = self.settings.clone();
         let path = settings.pod_dir(&pod.uid);
-        blocking(path, move || work.run(&settings)).await
+        blocking(path, DEADLINE, move |progress| work.run(&settings, progress)).await
     }
 
     /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the names of
@@ -264,20 +272,26 @@ impl Volumes {
         if written.is_empty() {
             return Ok(Vec::new());
         }
-        blocking(path, move || preparation::update(written)).await
+        blocking(path, DEADLINE, move |_| preparation::update(written)).await
     }
 
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,
     /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here. So is a
     /// hostPath that is missing again, by its type.
-    /// [`Self::prepare`] must have succeeded. Accesses few files, so it does not block for long.
+    /// [`Self::prepare`] must have succeeded. Blocks; `progress` is given the path that is accessed.
     pub fn mounts(
         &self,
         pod: &PodRecord,
         container: &Container,
         container_id: &str,
+        progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
-        mounts::of(pod, container, container_id, &self.settings.pod_dir(&pod.uid))
+        mounts::of(pod, container, container_id, &self.settings.pod_dir(&pod.uid), progress)
+    }
+
+    /// The directory of a pod's files, the subject of blocking calls on them.
+    pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
+        self.settings.pod_dir(uid)
     }
 
     /// The host's file for a container's termination message, as [`Self::mounts`] creates it.
@@ -286,25 +300,43 @@ impl Volumes {
     }
 
     /// Removes an exited container's termination message, when its record is removed too.
-    pub fn remove_termination_log(&self, uid: &PodUid, container: &str, container_id: &str) -> Result<(), VolumeError> {
+    pub async fn remove_termination_log(
+        &self,
+        uid: &PodUid,
+        container: &str,
+        container_id: &str,
+    ) -> Result<(), VolumeError> {
         let path = self.termination_log(uid, container, container_id);
-        match std::fs::remove_file(&path) {
+        let remove = move |_: &Progress| match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(VolumeError::io("remove", path)(error)),
             _ => Ok(()),
-        }
+        };
+        blocking(self.pod_dir(uid), DEADLINE, remove).await
+    }
+
+    /// An exited container's termination message: its last [`MAX_TERMINATION_MESSAGE`] bytes.
+    pub async fn termination_message(
+        &self,
+        uid: &PodUid,
+        container: &str,
+        container_id: &str,
+    ) -> Result<String, VolumeError> {
+        let path = self.termination_log(uid, container, container_id);
+        let read = move |_: &Progress| termination::read(&path, MAX_TERMINATION_MESSAGE);
+        blocking(self.pod_dir(uid), DEADLINE, read).await
     }
 
     /// Removes all files of a pod: mounts below its directory are detached, busy or not, and the directory is deleted
     /// without following a symlink or crossing into another mount. A missing one is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
-        blocking(self.settings.pod_dir(uid), move || removal::remove(&pods, name.as_str())).await
+        blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await
     }
 
     /// The pods that have a directory, for the clean-up of orphans.
     pub async fn list(&self) -> Vec<PodUid> {
         let dir = self.settings.pods_dir();
-        let listed = blocking(dir.clone(), move || files::directories(&dir)).await;
+        let listed = blocking(dir.clone(), DEADLINE, move |_| files::directories(&dir)).await;
         listed.unwrap_or_else(|error| {
             tracing::warn!(%error, "pods' directories cannot be listed");
             Vec::new()
@@ -312,15 +344,13 @@ impl Volumes {
     }
 }
 
-/// Runs `work` on tokio's blocking threads.
+/// Runs `work` on a blocking thread, one call at a time for each `path`.
 async fn blocking<T: Send + 'static>(
     path: PathBuf,
-    work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
+    deadline: Duration,
+    work: impl FnOnce(&Progress) -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, VolumeError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(VolumeError::io("complete a blocking task on", path)(error.into())),
-    }
+    blocking::run(path, deadline, work).await.map_err(VolumeError::Blocking)?
 }
 
 #[cfg(test)]

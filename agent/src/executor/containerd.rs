@@ -3,11 +3,14 @@
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
 mod image;
+mod permit;
 mod sandbox;
 mod start;
 mod verbs;
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::{Semaphore, watch};
@@ -29,15 +32,20 @@ use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
 use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase};
+use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
 use limpet_host::sandbox::Sandboxes;
-use limpet_host::volume::{MAX_TERMINATION_MESSAGE, Volumes, read_termination_message};
+use limpet_host::volume::Volumes;
 use limpet_model::container::{ContainerId, ContainerState, Exit};
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::node::NodeFacts;
+use limpet_model::pod::PodUid;
 use limpet_model::process::SIGKILL;
 use limpet_model::verdict::PodVerdict;
+
+/// How long the removal of a pod's logs may take; a busy SD card takes seconds for each file.
+const LOGS_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
@@ -232,16 +240,11 @@ impl ContainerdExecutor {
     }
 
     async fn termination_message(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance) -> String {
-        let path = self.volumes.termination_log(&pod.record.uid, &slot.name, instance.id.as_str());
-        let read = tokio::task::spawn_blocking(move || read_termination_message(&path, MAX_TERMINATION_MESSAGE)).await;
-        match read {
-            Ok(Ok(message)) => message,
-            Ok(Err(error)) => {
-                tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "no termination message");
-                String::new()
-            }
-            Err(_panicked) => String::new(),
-        }
+        let read = self.volumes.termination_message(&pod.record.uid, &slot.name, instance.id.as_str()).await;
+        read.unwrap_or_else(|error| {
+            tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "no termination message");
+            String::new()
+        })
     }
 
     /// Removes the records and logs of instances that are not needed any more.
@@ -250,20 +253,13 @@ impl ContainerdExecutor {
         for instance in &pod.containers[index].stale {
             match self.containers.remove(&instance.id).await {
                 Ok(()) => {
-                    let removed = self.volumes.remove_termination_log(
-                        &pod.record.uid,
-                        &pod.containers[index].name,
-                        instance.id.as_str(),
-                    );
-                    if let Err(error) = removed {
+                    let (uid, name) = (&pod.record.uid, pod.containers[index].name.clone());
+                    let removed = self.volumes.remove_termination_log(uid, &name, instance.id.as_str());
+                    if let Err(error) = removed.await {
                         tracing::warn!(pod = %pod.record.key, %error, "an old termination message stays");
                     }
-                    self.logs.remove_attempt(
-                        &pod.record,
-                        &pod.containers[index].name,
-                        instance.attempt,
-                        instance.id.as_str(),
-                    );
+                    let (record, attempt, id) = (Arc::clone(&pod.record), instance.attempt, instance.id.clone());
+                    self.on_logs(uid, move |logs| logs.remove_attempt(&record, &name, attempt, id.as_str())).await;
                     ids.push(instance.id.clone());
                 }
                 Err(error) => {
@@ -273,6 +269,23 @@ impl ContainerdExecutor {
             }
         }
         Outcome::Forgotten { index, ids }
+    }
+
+    /// Runs `work` on the logs of a pod, on a blocking thread. Old logs only take up space: a failure is logged.
+    async fn on_logs(&self, uid: &PodUid, work: impl FnOnce(&LogPaths) + Send + 'static) {
+        if let Err(error) = self.try_on_logs(uid, work).await {
+            tracing::warn!(%uid, %error, "the pod's logs stay as they are for now");
+        }
+    }
+
+    /// The same, for callers that need to know whether the file system of the logs has answered.
+    async fn try_on_logs<T: Send + 'static>(
+        &self,
+        uid: &PodUid,
+        work: impl FnOnce(&LogPaths) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let logs = self.logs.clone();
+        blocking::run(logs.pods.join(uid.as_str()), LOGS_DEADLINE, move |_| work(&logs)).await
     }
 
     /// Removes a container that was made and never started.

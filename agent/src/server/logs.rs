@@ -17,6 +17,7 @@ use super::authorization::{Permission, Subresource};
 use super::routes::Routes;
 use limpet_containerd::log::{LogStream, ReadOptions, exists, previous_attempt, read};
 use limpet_core::status::observed::{Observed, ObservedPod};
+use limpet_host::blocking;
 use limpet_model::pod::PodKey;
 
 /// The container whose log is requested.
@@ -89,7 +90,7 @@ pub type ResolveLog = dyn Fn(&LogTarget) -> Result<ResolvedLog, LogLookupError> 
 /// What the routes need.
 #[derive(Clone)]
 pub struct LogState {
-    /// Finds the requested log; called within a tokio runtime, must not block.
+    /// Finds the requested log; called on a blocking thread of a tokio runtime.
     pub resolve: Arc<ResolveLog>,
 }
 
@@ -116,9 +117,11 @@ async fn container_logs(
         Err(message) => return (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response(),
     };
     let target = LogTarget { pod: PodKey::new(namespace, pod), container, previous };
-    let log = match (state.resolve)(&target) {
-        Ok(log) => log,
-        Err(error) => return error.into_response(),
+    let (subject, wanted) = (PathBuf::from(format!("the logs of pod {}", target.pod)), target.clone());
+    let log = match blocking::run(subject, blocking::DEADLINE, move |_| (state.resolve)(&wanted)).await {
+        Ok(Ok(log)) => log,
+        Ok(Err(error)) => return error.into_response(),
+        Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     };
     if !exists(&log.path).await {
         let message = format!("container \"{}\" in pod \"{}\" has no log\n", target.container, target.pod.name());

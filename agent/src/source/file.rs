@@ -10,18 +10,20 @@
 mod cached;
 mod names;
 mod scan;
+mod scan_run;
+mod scanning;
 mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 use crate::attribution::Feed;
 use crate::source::Pulse;
@@ -41,7 +43,7 @@ use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
 pub use scan::read_all;
 use scan::{Finding, KnownFiles, Listing, Scan, Scanner};
-use watching::{listen, next_event};
+use watching::next_event;
 
 /// How long a removed name may reappear before its pods are removed.
 const VANISH_DELAY: Duration = Duration::from_millis(50);
@@ -81,6 +83,8 @@ pub struct FileSource {
     resync: Instant,
     view: View,
     known: KnownFiles,
+    /// Names that a thread still waits for, with the subject of its call; "": the directory.
+    hung: BTreeMap<Arc<str>, PathBuf>,
     last_good: BTreeMap<Arc<str>, LastGood>,
     accepted: Option<DirectoryId>,
     /// Names that are removed but not confirmed yet, and who removed them.
@@ -122,6 +126,7 @@ impl FileSource {
             resync: Instant::now(),
             view: View::default(),
             known: KnownFiles::new(),
+            hung: BTreeMap::new(),
             last_good: BTreeMap::new(),
             accepted: None,
             vanishing: BTreeMap::new(),
@@ -159,7 +164,7 @@ impl FileSource {
             .load(move |store| Ok((store.load(SourceKind::File)?.records, store.get(SourceKind::File, &path)?)));
         (self.last_good, self.accepted) = saved.await.unwrap_or_default();
         self.ledger.expect(&self.last_good);
-        self.open_watch();
+        self.open_watch().await;
         if self.watch.is_none() {
             self.rescan_all(&publish).await;
         }
@@ -169,11 +174,12 @@ impl FileSource {
                 () = stop.cancelled() => break,
                 event = next_event(self.watch.as_mut()) => self.handle(event, &publish).await,
                 () = at(self.confirm_at) => self.rescan_all(&publish).await,
+                () = scanning::answered(&self.hung) => self.rescan_all(&publish).await,
                 () = self.persister.written() => {}
                 () = sleep_until(self.resync) => {
                     match &mut self.watch {
-                        Some(watch) => watch.recheck(),
-                        None => self.open_watch(),
+                        Some(watch) => watch.recheck().await,
+                        None => self.open_watch().await,
                     }
                     self.rescan_all(&publish).await;
                     self.set_resync();
@@ -193,8 +199,11 @@ impl FileSource {
             return self.publish(publish).await;
         }
         let named = names.clone();
-        let scan = self.run_scan(move |scanner, known| scanner.scan_names(names, known)).await;
+        let mut scan = self.scan_names(names).await;
         self.drop_uncertain();
+        if let Some(Err(reason)) = scan.listing.take() {
+            self.unavailable(reason);
+        }
         self.apply_scan(scan);
         // Only named symlinks are followed: an event costs the same however many files there are.
         if named.iter().any(|name| self.links.contains(name) || self.is_link(name)) {
@@ -206,7 +215,7 @@ impl FileSource {
     async fn rescan_all(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         let confirms = self.confirm_at.take_if(|at| *at <= Instant::now()).is_some();
         let logged = self.logged_skipped.clone();
-        let mut scan = self.run_scan(move |scanner, known| scanner.scan_all(known, &logged)).await;
+        let mut scan = self.run_scan(move |scanner, run, progress| scanner.scan_all(&logged, run, progress)).await;
         self.drop_uncertain();
         match scan.listing.take() {
             Some(Ok(listing)) => {
@@ -224,26 +233,6 @@ impl FileSource {
             None => self.known = scan.known,
         }
         self.publish(publish).await;
-    }
-
-    /// Runs a scan on a run_scan thread.
-    async fn run_scan(&mut self, scan: impl FnOnce(&Scanner, KnownFiles) -> Scan + Send + 'static) -> Scan {
-        let (scanner, known) = (Arc::clone(&self.scanner), std::mem::take(&mut self.known));
-        let mut scanning = tokio::task::spawn_blocking(move || scan(&scanner, known));
-        let scanned = loop {
-            tokio::select! {
-                scanned = &mut scanning => break scanned,
-                // Read the actors of events meanwhile: their processes may exit before the next event is handled.
-                () = listen(self.watch.as_mut()) => {}
-            }
-        };
-        match scanned {
-            Ok(scan) => scan,
-            Err(error) => {
-                error!(%error, "reading manifests failed");
-                Scan { known: KnownFiles::new(), findings: Vec::new(), listing: None }
-            }
-        }
     }
 
     fn apply_scan(&mut self, scan: Scan) {
@@ -376,11 +365,10 @@ impl FileSource {
         else {
             return;
         };
-        let unseen = watch.follow(links.iter().map(|name| OsStr::new(&**name)));
+        let unseen = watch.follow(links.iter().map(|name| OsStr::new(&**name))).await;
         self.links = links;
         if unseen {
-            let names = self.links.clone();
-            let scan = self.run_scan(move |scanner, known| scanner.scan_names(names, known)).await;
+            let scan = self.scan_names(self.links.clone()).await;
             self.apply_scan(scan);
         }
     }

@@ -184,22 +184,25 @@ impl HttpSource {
     }
 
     async fn apply_body(&mut self, bytes: Vec<u8>, validators: Option<Validators>) -> Result<(), Failure> {
-        let digest = Sha256::digest(&bytes).into();
-        if self.body == Some(digest) {
-            self.validators = validators;
-            return Ok(());
-        }
         let (decoder, origin, node_name) = (self.decoder, Arc::clone(&self.origin), Arc::clone(&self.node_name));
-        let read = move || body::read(&bytes, decoder, &origin, &node_name);
-        let manifest = match tokio::task::spawn_blocking(read).await {
-            Ok(manifest) => manifest?,
-            Err(error) => {
-                error!(%error, "decoding the URL's response failed");
-                return Err(Failure::bad_response("cannot decode the response"));
+        let known = self.body;
+        // One request at a time: at most one thread hashes and decodes.
+        let read = tokio::task::spawn_blocking(move || {
+            let digest = Sha256::digest(&bytes).into();
+            let changed = known != Some(digest);
+            (digest, changed.then(|| body::read(&bytes, decoder, &origin, &node_name)))
+        });
+        let (digest, manifest) = read.await.map_err(|error| {
+            error!(%error, "decoding the URL's response failed");
+            Failure::bad_response("cannot decode the response")
+        })?;
+        match manifest {
+            None => self.validators = validators,
+            Some(manifest) => {
+                self.accept(manifest?, validators);
+                self.body = Some(digest);
             }
-        };
-        self.accept(manifest, validators);
-        self.body = Some(digest);
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
@@ -31,7 +32,7 @@ impl TestDirectory {
     }
 
     async fn watch(&self) -> DirectoryWatch {
-        let mut watch = DirectoryWatch::new(&self.directory).unwrap();
+        let mut watch = DirectoryWatch::new(&self.directory).await.unwrap();
         assert_eq!(watch.next().await.unwrap(), WatchEvent::Rescan(RescanReason::Start));
         watch
     }
@@ -80,8 +81,8 @@ async fn a_followed_link_is_hinted_when_its_target_changes() {
     fs::write(elsewhere.join("a.yaml"), "x").unwrap();
     symlink("../elsewhere/a.yaml", test.directory.join("a.yaml")).unwrap();
     let mut watch = test.watch().await;
-    assert!(watch.follow([OsStr::new("a.yaml")]));
-    assert!(!watch.follow([OsStr::new("a.yaml")]));
+    assert!(watch.follow([OsStr::new("a.yaml")]).await);
+    assert!(!watch.follow([OsStr::new("a.yaml")]).await);
     fs::write(elsewhere.join("other.yaml"), "x").unwrap();
     fs::write(elsewhere.join("a.yaml"), "y").unwrap();
     assert_eq!(next(&mut watch).await, hint(&["a.yaml"]));
@@ -99,7 +100,7 @@ async fn a_projected_volume_swap_hints_every_file() {
     symlink("..data/a.yaml", test.directory.join("a.yaml")).unwrap();
     symlink("..data/b.yaml", test.directory.join("b.yaml")).unwrap();
     let mut watch = test.watch().await;
-    watch.follow([OsStr::new("a.yaml"), OsStr::new("b.yaml")]);
+    watch.follow([OsStr::new("a.yaml"), OsStr::new("b.yaml")]).await;
     symlink("..v2", test.directory.join("..data_tmp")).unwrap();
     fs::rename(test.directory.join("..data_tmp"), test.directory.join("..data")).unwrap();
     let mut seen = BTreeSet::new();
@@ -149,7 +150,7 @@ async fn a_directory_that_was_replaced_temporarily_is_rescanned() {
 async fn a_directory_whose_ancestors_are_missing_is_found_when_they_appear() {
     let test = TestDirectory::new();
     let deep = test.parent.join("one/two/three");
-    let mut watch = DirectoryWatch::new(&deep).unwrap();
+    let mut watch = DirectoryWatch::new(&deep).await.unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     fs::create_dir_all(&deep).unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Returned));
@@ -164,7 +165,7 @@ async fn a_path_that_is_a_symlink_is_followed_where_it_points_now() {
     fs::create_dir(test.parent.join("green")).unwrap();
     let current = test.parent.join("current");
     symlink("blue", &current).unwrap();
-    let mut watch = DirectoryWatch::new(&current).unwrap();
+    let mut watch = DirectoryWatch::new(&current).await.unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     symlink("green", test.parent.join("next")).unwrap();
     fs::rename(test.parent.join("next"), &current).unwrap();

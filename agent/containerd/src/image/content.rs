@@ -142,7 +142,8 @@ impl Store {
                 break;
             }
         }
-        if document::sha256(&bytes) == digest {
+        let (bytes, found) = document::examine(bytes, document::sha256).await;
+        if found == digest {
             return Ok(Some(bytes));
         }
         tracing::warn!(digest, "content is damaged on disk: removed, to be fetched again");

@@ -7,6 +7,8 @@ use sha2::{Digest as _, Sha256};
 
 /// The largest manifest, index or configuration that is read: the limit of registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
+/// The largest document, in bytes, that is hashed and parsed on the agent's own thread.
+const SMALL: usize = 32 << 10;
 /// The limit of overlayfs for layers.
 pub(super) const MAX_LAYERS: usize = 127;
 /// The limit for entries of an index.
@@ -106,6 +108,28 @@ pub(super) fn is_sha256(digest: &str) -> bool {
     digest
         .strip_prefix("sha256:")
         .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)))
+}
+
+/// Runs `work` on a document, which is returned too: a small one on this thread, a large one on another, because hashing or
+/// parsing it takes a small board many milliseconds.
+pub(super) async fn examine<T: Send + 'static>(
+    bytes: Vec<u8>,
+    work: impl FnOnce(&[u8]) -> T + Send + 'static,
+) -> (Vec<u8>, T) {
+    let size = bytes.len();
+    let work = move || {
+        let done = work(&bytes);
+        (bytes, done)
+    };
+    if size <= SMALL {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The agent stops.
+        Err(_) => std::future::pending().await,
+    }
 }
 
 /// `sha256:…` of bytes.

@@ -1,10 +1,12 @@
 //! Imports one archive into containerd: its blobs into the content store in order, then the last steps of a pull.
 
 use std::path::Path;
+use std::time::Duration;
 
 use containerd_client::types;
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::archive::{self, Contents, Found, Piece, Stored, Target};
 use super::content::{Blob, Completed, Labels, Opened, Store};
@@ -15,6 +17,9 @@ use limpet_model::image::LocalImage;
 
 /// Pieces between the reader and the writer: enough to keep both busy.
 const QUEUE: usize = 4;
+
+/// How long the next piece of an archive may take to be read.
+const ARCHIVE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The prefix of every import's lease.
 pub(super) const LEASE_PREFIX: &str = "limpet-import-";
@@ -48,8 +53,12 @@ async fn import_leased(
     let contents = store_blobs(store, receiver, lease).await;
     // containerd's failure takes precedence: it is why the reader stopped.
     let contents = contents.map_err(|error| ImageError::call(&path.display().to_string(), error))?;
-    reader.await.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
-    let found = contents.images().map_err(broken)?;
+    let read = timeout(ARCHIVE_DEADLINE, reader)
+        .await
+        .map_err(|_| broken(format!("its file system has not answered for {} s", ARCHIVE_DEADLINE.as_secs())))?;
+    read.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
+    let listed = tokio::task::spawn_blocking(move || contents.images()).await;
+    let found = listed.map_err(|error| broken(error.to_string()))?.map_err(broken)?;
     let mut images = Vec::with_capacity(found.len());
     for image in &found {
         let target = target(store, image, lease).await?;
@@ -58,10 +67,15 @@ async fn import_leased(
     Ok(images)
 }
 
+/// The next piece; `None` at the end of the archive, and when its file system does not answer.
+async fn next(pieces: &mut mpsc::Receiver<Piece>) -> Option<Piece> {
+    timeout(ARCHIVE_DEADLINE, pieces.recv()).await.ok().flatten()
+}
+
 /// Writes blobs in the archive's order.
 async fn store_blobs(store: &Store, mut pieces: mpsc::Receiver<Piece>, lease: &str) -> Result<Contents, CallError> {
     let mut contents = Contents::default();
-    while let Some(piece) = pieces.recv().await {
+    while let Some(piece) = next(&mut pieces).await {
         match piece {
             Piece::List { name, bytes } => drop(contents.lists.insert(name, bytes)),
             Piece::Link { name, target } => drop(contents.links.insert(name, target)),
@@ -98,7 +112,7 @@ async fn store_blob(
     }
     let mut layer_type = None;
     loop {
-        match pieces.recv().await {
+        match next(pieces).await {
             Some(Piece::Data(data)) => {
                 layer_type.get_or_insert_with(|| archive::layer_type(&data));
                 if let Some(ingest) = &mut ingest {

@@ -109,7 +109,7 @@ impl Store {
         for _ in 0..=MAX_DEPTH {
             let Some(bytes) = self.read_document(&digest).await.map_err(call)? else { return Ok(None) };
             documents_size += bytes.len() as u64;
-            match Document::parse(&bytes).map_err(content)? {
+            match document::examine(bytes, Document::parse).await.1.map_err(content)? {
                 Document::Index(index) => {
                     let chosen = platform.choose(index.manifests());
                     let chosen = chosen.ok_or_else(|| content(format!("no manifest for {platform}")))?;
@@ -120,7 +120,9 @@ impl Store {
                     let config_digest = manifest.config().digest().to_string();
                     let Some(bytes) = self.read_document(&config_digest).await.map_err(call)? else { return Ok(None) };
                     documents_size += bytes.len() as u64;
-                    let config = document::parse_config(&bytes, &manifest).map_err(content)?;
+                    let parse = move |config: &[u8]| (document::parse_config(config, &manifest), manifest);
+                    let (_, (config, manifest)) = document::examine(bytes, parse).await;
+                    let config = config.map_err(content)?;
                     let chain_ids = document::chain_ids(config.rootfs().diff_ids());
                     let manifest_digest = digest;
                     return Ok(Some(Resolved {

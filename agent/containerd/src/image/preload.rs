@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::content::Labels;
 use super::error::{CallError, ImageError};
 use super::{Images, document, import};
+use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 
 /// Pauses between attempts while containerd is not reachable or the disk is full.
@@ -136,11 +137,9 @@ impl Images {
 
     /// Imports new archives; `tried` are those that were imported or have failed permanently.
     async fn scan(&self, dir: &Path, tried: &mut HashMap<PathBuf, Stamp>, report: &impl Fn(ArchiveEvent)) -> Scan {
-        let listed = {
-            let dir = dir.to_owned();
-            tokio::task::spawn_blocking(move || archives(&dir)).await
-        };
-        let listed = match listed.map_err(io::Error::other).flatten() {
+        let directory = dir.to_owned();
+        let listed = blocking::run(dir.to_owned(), blocking::DEADLINE, move |_| archives(&directory)).await;
+        let listed = match listed.flatten() {
             Ok(listed) => listed,
             Err(error) => {
                 tracing::warn!(dir = %dir.display(), %error, "image archives cannot be listed");
@@ -224,14 +223,10 @@ fn label_key(path: &Path) -> String {
     format!("limpet.io/archive.{}", digest.get(7..23).unwrap_or_default())
 }
 
-/// Resolves when the directory may have changed; never when it is not watched. Armed again before the next listing, so no
-/// change is missed.
+/// Resolves when the directory may have changed; never when it is not watched.
 async fn changed(watch: Option<&mut PathWatch>) -> io::Result<()> {
     match watch {
-        Some(watch) => {
-            watch.changed().await?;
-            watch.arm()
-        }
+        Some(watch) => watch.changed().await,
         None => std::future::pending().await,
     }
 }
@@ -245,8 +240,9 @@ async fn after(pause: Option<Duration>) {
 
 /// Creates the directory and watches it.
 async fn open(dir: &Path) -> io::Result<PathWatch> {
-    tokio::fs::create_dir_all(dir).await?;
-    PathWatch::complete_files(dir)
+    let directory = dir.to_owned();
+    blocking::run(dir.to_owned(), blocking::DEADLINE, move |_| std::fs::create_dir_all(directory)).await??;
+    PathWatch::complete_files(dir).await
 }
 
 /// The archives of a directory in the order of their names.

@@ -93,7 +93,9 @@ impl Pull<'_> {
         let mut target = None;
         let mut fetched = top;
         for _ in 0..=MAX_DEPTH {
-            let document = Document::parse(&fetched.bytes).map_err(content)?;
+            let (bytes, document) = document::examine(fetched.bytes, Document::parse).await;
+            fetched.bytes = bytes;
+            let document = document.map_err(content)?;
             self.put(&fetched.digest, &fetched.bytes).await?;
             target.get_or_insert_with(|| types::Descriptor {
                 media_type: media_type(&document, &fetched.media_type),
@@ -114,7 +116,9 @@ impl Pull<'_> {
                         Some(config) => config,
                         None => self.session.small_blob(&digest).await?,
                     };
-                    document::parse_config(&config, &manifest).map_err(content)?;
+                    let parse = move |config: &[u8]| (document::parse_config(config, &manifest), manifest);
+                    let (config, (parsed, manifest)) = document::examine(config, parse).await;
+                    parsed.map_err(content)?;
                     self.put(&digest, &config).await?;
                     // Set in the first round.
                     return Ok((manifest, target.unwrap_or_default()));

@@ -125,7 +125,7 @@ impl Session {
         let media_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let media_type = media_type.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_owned();
         let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
-        let digest = document::sha256(&bytes);
+        let (bytes, digest) = document::examine(bytes, document::sha256).await;
         if target.starts_with("sha256:") && target != digest {
             return Err(Failure::new(Kind::Content, format!("asked for {target}, got {digest}")));
         }
@@ -147,7 +147,8 @@ impl Session {
     async fn small_blob_from(&self, host: &Host, digest: &str) -> Result<Vec<u8>, Failure> {
         let response = self.get(host, &format!("{}/blobs/{digest}", self.name.repository), None, 0).await?;
         let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
-        match document::sha256(&bytes) == digest {
+        let (bytes, found) = document::examine(bytes, document::sha256).await;
+        match found == digest {
             true => Ok(bytes),
             false => Err(Failure::new(Kind::Content, format!("{digest} is not what was sent"))),
         }

@@ -8,6 +8,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
+use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 
 /// A writer that is silent for so long after its container's exit has written everything.
@@ -27,9 +28,9 @@ impl LogWatch {
     ///
     /// # Errors
     /// When there are no more inotify instances.
-    pub(super) fn new(path: &Path) -> io::Result<Self> {
+    pub(super) async fn new(path: &Path) -> io::Result<Self> {
         let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
-        let watch = PathWatch::directory(&directory)?;
+        let watch = PathWatch::directory(&directory).await?;
         Ok(Self { directory, watch })
     }
 
@@ -39,29 +40,33 @@ impl LogWatch {
     /// `NotFound` when the directory was removed.
     pub(super) async fn changed(&mut self) -> io::Result<()> {
         self.watch.changed().await?;
-        self.watch.arm()?;
-        self.directory.metadata().map(|_| ())
+        let directory = self.directory.clone();
+        blocking::run(self.directory.clone(), blocking::DEADLINE, move |_| directory.metadata().map(|_| ())).await?
     }
 }
 
 /// Waits, after a container's exit, until the log at `path` contains its last line: its writer has exited, or is silent.
 /// A container's exit is reported some milliseconds before its last output is in the file.
 pub async fn settle(path: &Path) {
-    let Ok(mut watch) = LogWatch::new(path) else {
-        if !writer_exited(path) {
+    let Ok(mut watch) = LogWatch::new(path).await else {
+        if !writer_exited(path).await {
             // Changes of the log are not reported: wait for the silence period instead.
             tokio::time::sleep(QUIET).await;
         }
         return;
     };
-    let quiet = async { while !writer_exited(path) && matches!(timeout(QUIET, watch.changed()).await, Ok(Ok(()))) {} };
+    let quiet =
+        async { while !writer_exited(path).await && matches!(timeout(QUIET, watch.changed()).await, Ok(Ok(()))) {} };
     // A timeout is fine too.
     let _ = timeout(MAX_WAIT, quiet).await;
 }
 
-/// Whether no process holds the writer's lock on the file.
-fn writer_exited(path: &Path) -> bool {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .and_then(|file| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared))
-        != Err(Errno::WOULDBLOCK)
+/// Whether no process holds the writer's lock on the file. A file system that does not answer says nothing of one.
+async fn writer_exited(path: &Path) -> bool {
+    let file = path.to_owned();
+    let locked = blocking::run(path.to_owned(), blocking::DEADLINE, move |_| {
+        rustix::fs::open(&file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|file| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared))
+    });
+    !matches!(locked.await, Ok(Err(Errno::WOULDBLOCK)))
 }

@@ -17,6 +17,7 @@ use super::follow::{LogWatch, settle};
 use super::paths::{among_generations, generations};
 use super::render::Render;
 use super::start;
+use limpet_host::blocking;
 
 /// Bytes read at once, and about how many are returned at once.
 const CHUNK: usize = 64 << 10;
@@ -65,7 +66,7 @@ pub fn read(
 /// Whether there is a log whose newest file is, or was, `path`.
 pub async fn exists(path: &Path) -> bool {
     let path = path.to_owned();
-    blocking(move || generations(&path)).await.is_ok_and(|files| !files.is_empty())
+    blocking(path.clone(), move || generations(&path)).await.is_ok_and(|files| !files.is_empty())
 }
 
 enum State {
@@ -86,8 +87,8 @@ struct Reading {
 impl Reading {
     async fn start(path: PathBuf, options: ReadOptions, finished: watch::Receiver<bool>) -> io::Result<Self> {
         // Created before the first read: later writes are reported.
-        let follow = if options.follow { Some(LogWatch::new(&path)?) } else { None };
-        let files = blocking({
+        let follow = if options.follow { Some(LogWatch::new(&path).await?) } else { None };
+        let files = blocking(path.clone(), {
             let path = path.clone();
             move || Files::open(path, &options)
         })
@@ -98,7 +99,7 @@ impl Reading {
     async fn next(&mut self) -> io::Result<Option<Bytes>> {
         while let Some(mut files) = self.files.take() {
             let last = self.follow.is_none();
-            let (files, step) = blocking(move || {
+            let (files, step) = blocking(self.path.clone(), move || {
                 let step = files.next(last)?;
                 Ok((files, step))
             })
@@ -137,8 +138,12 @@ impl Reading {
     }
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+/// Runs `work` on the log at `path`, on a blocking thread.
+async fn blocking<T: Send + 'static>(
+    path: PathBuf,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    blocking::run(path, blocking::DEADLINE, |_| work()).await?
 }
 
 /// The end of a container's log for its status message: at most 80 lines and 2,048 bytes
@@ -150,7 +155,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
 pub async fn tail_for_termination_message(path: &Path) -> io::Result<String> {
     settle(path).await;
     let path = path.to_owned();
-    blocking(move || last_bytes(path)).await
+    blocking(path.clone(), move || last_bytes(path)).await
 }
 
 fn last_bytes(path: PathBuf) -> io::Result<String> {

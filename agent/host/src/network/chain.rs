@@ -74,7 +74,9 @@ async fn call(
     stdin: &Value,
 ) -> Result<Vec<u8>, NetworkError> {
     let plugin = conflist.plugin_type(index);
-    let Some(program) = invoke::find(plugin, &plugins.dirs) else {
+    let found = invoke::find(plugin, &plugins.dirs).await;
+    let found = found.map_err(|error| failed_call(record, plugin, command, error.to_string()))?;
+    let Some(program) = found else {
         return Err(NetworkError::PluginMissing {
             pod: format!("{}/{}", record.namespace, record.name),
             plugin: plugin.to_owned(),

@@ -9,6 +9,8 @@ use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
+use crate::blocking::{self, DEADLINE};
+
 /// The plugins' directories, and how long a plugin may take.
 #[derive(Debug, Clone)]
 pub(super) struct Plugins {
@@ -31,8 +33,19 @@ pub(super) struct Output {
 }
 
 /// The executable of that `type`: the first one found in the directories, as in libcni.
-pub(super) fn find(plugin: &str, dirs: &[PathBuf]) -> Option<PathBuf> {
-    dirs.iter().map(|dir| dir.join(plugin)).find(|path| path.is_file())
+///
+/// # Errors
+/// A directory's file system does not answer.
+pub(super) async fn find(plugin: &str, dirs: &[PathBuf]) -> io::Result<Option<PathBuf>> {
+    let paths: Vec<PathBuf> = dirs.iter().map(|dir| dir.join(plugin)).collect();
+    let Some(first) = paths.first().cloned() else { return Ok(None) };
+    blocking::run(first, DEADLINE, move |progress| {
+        paths.into_iter().find(|path| {
+            progress.at(path);
+            path.is_file()
+        })
+    })
+    .await
 }
 
 /// Runs `program` with `environment` added to the agent's own (plugins search `iptables` in `PATH`) and `input` on its
@@ -46,14 +59,16 @@ pub(super) async fn run(
     input: &[u8],
     deadline: Duration,
 ) -> io::Result<Output> {
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0)
-        .kill_on_drop(true)
-        .spawn()?;
+        .kill_on_drop(true);
+    // It returns once the executable was read from its file system.
+    let mut child = blocking::run(program.to_owned(), DEADLINE, move |_| command.spawn()).await??;
     match tokio::time::timeout(deadline, talk(&mut child, input)).await {
         Ok(result) => result,
         Err(_) => {
@@ -102,15 +117,15 @@ fn kill_group(child: &Child) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_first_directory_wins() {
+    #[tokio::test]
+    async fn the_first_directory_wins() {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let paths: Vec<_> = dirs.iter().map(|dir| dir.path().to_owned()).collect();
-        assert_eq!(find("bridge", &paths), None);
+        assert_eq!(find("bridge", &paths).await.unwrap(), None);
         std::fs::write(paths[1].join("bridge"), "").unwrap();
-        assert_eq!(find("bridge", &paths), Some(paths[1].join("bridge")));
+        assert_eq!(find("bridge", &paths).await.unwrap(), Some(paths[1].join("bridge")));
         std::fs::write(paths[0].join("bridge"), "").unwrap();
-        assert_eq!(find("bridge", &paths), Some(paths[0].join("bridge")));
+        assert_eq!(find("bridge", &paths).await.unwrap(), Some(paths[0].join("bridge")));
     }
 
     const LONG: Duration = Duration::from_secs(60);

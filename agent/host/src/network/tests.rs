@@ -116,8 +116,8 @@ async fn an_attachment_is_recorded_checked_and_detached() {
              K8S_POD_UID={uid} eth0 {uid}\n"
         )
     );
-    assert_eq!(node.network.addresses(&uid), Some(addresses.clone()));
-    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    assert_eq!(node.network.addresses(&uid).await, Some(addresses.clone()));
+    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
 
     // Again, by a restarted agent: CHECK with the recorded result, no ADD.
     let again = Network::new(node.at("net.d"), vec![node.at("bin")], node.at("state"));
@@ -133,7 +133,7 @@ async fn an_attachment_is_recorded_checked_and_detached() {
     assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
     again.detach(&uid).await.unwrap();
     assert_eq!(node.calls(), [""; 0]);
-    assert_eq!((again.attached(), again.addresses(&uid)), (vec![], None));
+    assert_eq!((again.attached().await, again.addresses(&uid).await), (vec![], None));
 }
 
 #[tokio::test]
@@ -170,13 +170,13 @@ async fn after_a_namespace_change_or_a_reboot_del_has_no_namespace() {
     let text = std::fs::read_to_string(&file).unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     std::fs::write(&file, text.replace(boot.trim(), "another-boot")).unwrap();
-    assert_eq!(node.network.addresses(&uid), None);
+    assert_eq!(node.network.addresses(&uid).await, None);
     node.calls();
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL", "one ADD netns", "two ADD netns"]);
 
     std::fs::remove_file(&netns).unwrap();
-    assert_eq!(node.network.addresses(&uid), None);
+    assert_eq!(node.network.addresses(&uid).await, None);
     node.network.detach(&uid).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL"]);
     let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
@@ -192,18 +192,18 @@ async fn a_failed_add_is_undone_and_reported_with_the_plugins_message() {
     assert_eq!(error.to_string(), "network of pod default/web-node: plugin type=\"two\" failed (add): busy; later");
     assert!(matches!(error, NetworkError::Plugin { code: Some(11), .. }));
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
-    assert_eq!(node.network.attached(), []);
+    assert_eq!(node.network.attached().await, []);
 
     // A failed DEL leaves the record, and the other plugins still get their DEL.
     std::fs::write(node.at("fail-two-DEL"), "").unwrap();
     node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
-    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
     assert!(node.network.detach(&uid).await.is_err());
-    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
     std::fs::remove_file(node.at("fail-two-DEL")).unwrap();
     node.network.detach(&uid).await.unwrap();
-    assert_eq!(node.network.attached(), []);
+    assert_eq!(node.network.attached().await, []);
 }
 
 #[tokio::test]
@@ -214,7 +214,7 @@ async fn unusable_results_are_errors() {
         std::fs::write(node.at("result"), result).unwrap();
         let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
-        assert_eq!(node.network.attached(), []);
+        assert_eq!(node.network.attached().await, []);
     }
     std::fs::remove_file(node.at("bin/two")).unwrap();
     let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
@@ -232,7 +232,7 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
     record["result"] = Value::Null;
     std::fs::write(&file, record.to_string()).unwrap();
     node.calls();
-    assert_eq!(node.network.attached(), std::slice::from_ref(&uid));
+    assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns", "one ADD netns", "two ADD netns"]);
 
@@ -240,7 +240,7 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
     std::fs::write(&file, "{").unwrap();
     node.network.detach(&uid).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL"]);
-    assert_eq!(node.network.attached(), []);
+    assert_eq!(node.network.attached().await, []);
 }
 
 #[tokio::test]
@@ -368,5 +368,5 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     network.detach(&uids[1]).await.unwrap();
     assert_eq!(reserved(&data), [""; 0]);
     sandboxes.remove(&uids[0]).await.unwrap();
-    assert_eq!(network.attached(), []);
+    assert_eq!(network.attached().await, []);
 }

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, preparation, resolver, termination};
+use crate::blocking::Progress;
 use limpet_model::pod::PodRecord;
 
 /// The path of the termination message in the container, unless it names another.
@@ -23,11 +24,13 @@ pub(super) fn of(
     container: &Container,
     container_id: &str,
     pod_dir: &Path,
+    progress: &Progress,
 ) -> Result<Vec<Mount>, VolumeError> {
     let mut mounts = Vec::new();
     for (index, wanted) in container.volume_mounts.iter().flatten().enumerate() {
-        mounts.push(volume_mount(pod, container, wanted, index, pod_dir)?);
+        mounts.push(volume_mount(pod, container, wanted, index, pod_dir, progress)?);
     }
+    progress.at(pod_dir);
     let read_only_root =
         container.security_context.as_ref().and_then(|context| context.read_only_root_filesystem).unwrap_or(false);
     for (target, file, read_only) in [
@@ -57,6 +60,7 @@ fn volume_mount(
     wanted: &VolumeMount,
     index: usize,
     pod_dir: &Path,
+    progress: &Progress,
 ) -> Result<Mount, VolumeError> {
     refuse_unsupported(wanted)?;
     let volumes = pod.spec().volumes.as_deref().unwrap_or_default();
@@ -64,12 +68,13 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
-    preparation::ensure_host_path(volume)?;
+    preparation::ensure_host_path(volume, progress)?;
     let (path, only_read) = preparation::location(volume, pod_dir)?;
     let host_path = match wanted.sub_path.as_deref().filter(|path| !path.is_empty()) {
         None => path,
         Some(sub_path) => {
             let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
+            progress.at(&path);
             part.bind(pod_dir, &path)?
         }
     };
@@ -135,7 +140,7 @@ mod tests {
             {"name": "disk", "nfs": {"server": "x", "path": "/"}},
         ]}));
         let container: Container = serde_json::from_value(container).unwrap();
-        let mounts = of(&pod, &container, "id", dir.path())?;
+        let mounts = of(&pod, &container, "id", dir.path(), &Progress::new(dir.path()))?;
         let text = |path: &Path| path.strip_prefix(dir.path()).unwrap_or(path).display().to_string();
         let row = |mount: &Mount| {
             (text(&mount.container_path), text(&mount.host_path), if mount.read_only { "ro" } else { "rw" })
@@ -198,7 +203,7 @@ mod tests {
             let pod = record(json!({"volumes": [{"name": "conf", "hostPath": {"path": path, "type": kind}}]}));
             let mount = json!({"name": "c", "volumeMounts": [{"name": "conf", "mountPath": "/conf"}]});
             let container: Container = serde_json::from_value(mount).unwrap();
-            let mounted = of(&pod, &container, "id", dir.path());
+            let mounted = of(&pod, &container, "id", dir.path(), &Progress::new(dir.path()));
             assert_eq!((mounted.is_ok(), path.exists()), (made, made), "{kind:?} {mounted:?}");
             std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         }

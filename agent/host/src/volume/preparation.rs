@@ -10,6 +10,7 @@ use super::host_path::HostPath;
 use super::payload::{Sources, payload};
 use super::written::{self, WrittenVolume};
 use super::{Settings, VolumeError, Warning, files, hostname, hosts, resolver};
+use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
@@ -70,10 +71,11 @@ impl Preparation {
     }
 
     /// Creates the volumes and files; those that are up to date are not changed.
-    pub(super) fn run(self, settings: &Settings) -> Result<Vec<Warning>, VolumeError> {
+    pub(super) fn run(self, settings: &Settings, progress: &Progress) -> Result<Vec<Warning>, VolumeError> {
         let pod_dir = settings.pod_dir(&self.uid);
         files::make_dirs(&pod_dir, 0o750)?;
         for volume in &self.volumes {
+            progress.at(volume.path());
             match volume {
                 VolumeKind::EmptyDir(empty_dir) => empty_dir.set_up()?,
                 VolumeKind::HostPath(host_path) => host_path.set_up()?,
@@ -82,6 +84,7 @@ impl Preparation {
                 }
             }
         }
+        progress.at(&pod_dir);
         let hosts = match self.hosts {
             Hosts::Own(text) => text,
             Hosts::Node(aliases) => {
@@ -96,6 +99,15 @@ impl Preparation {
 }
 
 impl VolumeKind {
+    /// Its path on the node.
+    fn path(&self) -> &Path {
+        match self {
+            Self::EmptyDir(empty_dir) => &empty_dir.path,
+            Self::HostPath(host_path) => &host_path.path,
+            Self::Written(written) => &written.path,
+        }
+    }
+
     /// The volume as one of the supported kinds.
     fn of(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
         let fs_group = sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
@@ -111,8 +123,10 @@ impl VolumeKind {
 
 /// Checks a hostPath volume again, and creates its path where the type asks for it: below `/run`, say, it may have been
 /// removed since the pod's first container started. Other volumes stay as they are.
-pub(super) fn ensure_host_path(volume: &Volume) -> Result<(), VolumeError> {
-    volume.host_path.as_ref().map_or(Ok(()), |source| HostPath::of(&volume.name, source)?.set_up())
+pub(super) fn ensure_host_path(volume: &Volume, progress: &Progress) -> Result<(), VolumeError> {
+    let Some(source) = &volume.host_path else { return Ok(()) };
+    progress.at(Path::new(&source.path));
+    HostPath::of(&volume.name, source)?.set_up()
 }
 
 /// A volume's path on the node, and whether it is read-only for containers.

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::dns::{self, DnsRequest, Resolver};
 use super::{Settings, VolumeError, Volumes, Warning, blocking, files};
+use crate::blocking::{DEADLINE, Progress};
 use crate::path_watch::PathWatch;
 use limpet_model::pod::PodRecord;
 
@@ -59,10 +60,11 @@ impl Volumes {
     pub async fn rewrite_resolv_conf(&self, pods: &[Arc<PodRecord>]) {
         let requests: Vec<_> = pods.iter().map(|pod| (pod.uid.clone(), DnsRequest::of(pod))).collect();
         let settings = self.settings.clone();
-        let rewrite = move || {
+        let rewrite = move |progress: &Progress| {
             let node = read_nodes(&settings)?;
             for (uid, request) in requests {
                 let pod_dir = settings.pod_dir(&uid);
+                progress.at(&pod_dir);
                 if !pod_dir.join(FILE).exists() {
                     continue;
                 }
@@ -72,7 +74,7 @@ impl Volumes {
             }
             Ok(())
         };
-        if let Err(error) = blocking(self.settings.pods_dir(), rewrite).await {
+        if let Err(error) = blocking(self.settings.pods_dir(), DEADLINE, rewrite).await {
             tracing::warn!(%error, "the pods keep their old nameservers");
         }
     }
@@ -91,11 +93,10 @@ impl Volumes {
     }
 
     async fn follow_resolv_conf(&self, path: &Path, changed: &impl Fn()) -> Result<(), VolumeError> {
-        let mut watch = PathWatch::file(path).map_err(VolumeError::io("watch", path))?;
+        let mut watch = PathWatch::file(path).await.map_err(VolumeError::io("watch", path))?;
         let mut known = self.read_resolv_conf(path).await;
         loop {
             watch.changed().await.map_err(VolumeError::io("watch", path))?;
-            watch.arm().map_err(VolumeError::io("watch", path))?;
             // An unreadable or missing file (during a replacement) is not treated as an empty one.
             let Some(now) = self.read_resolv_conf(path).await else { continue };
             if known.as_ref() != Some(&now) {
@@ -107,7 +108,7 @@ impl Volumes {
 
     async fn read_resolv_conf(&self, path: &Path) -> Option<Resolver> {
         let settings = self.settings.clone();
-        match blocking(path.to_owned(), move || read_nodes(&settings)).await {
+        match blocking(path.to_owned(), DEADLINE, move |_| read_nodes(&settings)).await {
             Ok(NodeResolver::Present(resolver)) => Some(resolver),
             _ => None,
         }

@@ -27,7 +27,7 @@ pub(super) fn make(pod_dir: &Path, container: &str, container_id: &str) -> Resul
 
 /// The last `limit` bytes of the message (normally [`MAX_TERMINATION_MESSAGE`]), as in kubelet. A missing file is an empty
 /// message; invalid UTF-8 is replaced. Reads one small file.
-pub fn read_termination_message(path: &Path, limit: u64) -> Result<String, VolumeError> {
+pub(super) fn read(path: &Path, limit: u64) -> Result<String, VolumeError> {
     let fail = VolumeError::io("read", path);
     match read_tail(path, limit) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -55,16 +55,16 @@ mod tests {
     #[test]
     fn the_tail_of_the_message_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(read_termination_message(&dir.path().join("none"), 9).unwrap(), "");
+        assert_eq!(read(&dir.path().join("none"), 9).unwrap(), "");
         let file = make(dir.path(), "c", "id").unwrap();
         assert_eq!(file, dir.path().join("containers/c/id"));
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode(), 0o100_666);
-        assert_eq!(read_termination_message(&file, 9).unwrap(), "");
+        assert_eq!(read(&file, 9).unwrap(), "");
         std::fs::write(&file, "first last").unwrap();
-        assert_eq!(read_termination_message(&file, 4).unwrap(), "last");
+        assert_eq!(read(&file, 4).unwrap(), "last");
         make(dir.path(), "c", "id").unwrap();
-        assert_eq!(read_termination_message(&file, 4096).unwrap(), "first last");
+        assert_eq!(read(&file, 4096).unwrap(), "first last");
         std::fs::write(&file, b"\xff!").unwrap();
-        assert_eq!(read_termination_message(&file, 4096).unwrap(), "\u{fffd}!");
+        assert_eq!(read(&file, 4096).unwrap(), "\u{fffd}!");
     }
 }

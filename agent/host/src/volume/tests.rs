@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use limpet_tests::need;
 
 use super::*;
+use crate::blocking::Progress;
 use crate::mount_table;
 use crate::mount_table::is_mount_point;
 use limpet_model::pod::{Fingerprint, PodKey};
@@ -244,7 +245,12 @@ async fn a_sub_path_is_bound_and_stays_within_its_volume() {
         let container = json!({"name": "c", "volumeMounts": [
             {"name": "data", "mountPath": "/data", "subPath": sub_path},
         ]});
-        node.volumes.mounts(&record(spec.clone()), &serde_json::from_value(container).unwrap(), "id")
+        node.volumes.mounts(
+            &record(spec.clone()),
+            &serde_json::from_value(container).unwrap(),
+            "id",
+            &Progress::new(&node.pod_dir()),
+        )
     };
     let target = node.pod_dir().join("volume-subpaths/data/c/0");
     for _restart in 0..2 {

@@ -58,7 +58,7 @@ pub(super) fn refused(programs: &[ProgramState], purpose: Purpose) -> Option<Str
 /// Writes a file into a new directory and waits for its event.
 async fn watch_a_file() -> io::Result<()> {
     let directory = Scratch::new()?;
-    let mut watch = DirectoryWatch::new(directory.path())?;
+    let mut watch = DirectoryWatch::new(directory.path()).await?;
     fs::write(directory.path().join("file"), "")?;
     let event = async {
         loop {

@@ -85,6 +85,7 @@ impl ContainerdExecutor {
         let sandbox = sandbox.map_err(sandbox_failure)?;
         let addresses = self.attach(record, &sandbox).await?;
         let objects = Arc::clone(&pod.objects);
+        calling("setting up its volumes");
         let warnings = self.volumes.prepare(record, &objects, &addresses, &sandbox.hostname).await;
         let warnings = warnings.map_err(mount_failure)?;
         for warning in warnings {
@@ -159,7 +160,7 @@ impl ContainerdExecutor {
         let request = self.sandbox_request(record, &hostname, &[]);
         let sandbox = self.sandboxes.find(&request).await.ok()??;
         let addresses =
-            if record.host_network() { PodAddresses::default() } else { self.network.addresses(&record.uid)? };
+            if record.host_network() { PodAddresses::default() } else { self.network.addresses(&record.uid).await? };
         Some(Arc::new(PodSandbox { sandbox, addresses }))
     }
 
@@ -206,13 +207,15 @@ impl ContainerdExecutor {
         let removed = self.timed("remove_container", self.containers.remove_half_made(id)).await;
         removed.map_err(|error| failure("FailedKillPod", &error))?;
         self.clear_cgroup(pod, id).await;
-        self.logs.remove_link(&pod.record, &slot.name, id.as_str());
+        let (record, name, id) = (Arc::clone(&pod.record), slot.name.clone(), id.clone());
+        self.on_logs(&pod.record.uid, move |logs| logs.remove_link(&record, &name, id.as_str())).await;
         Ok(())
     }
 
     /// Everything of the pod goes: containers, sandbox, volumes, logs.
     pub(super) async fn tear_down(&self, pod: &PodState) -> Result<(), Failure> {
         let began = tokio::time::Instant::now();
+        let mut links = Vec::new();
         for slot in &pod.containers {
             for instance in slot.instance.iter().chain(&slot.previous).chain(&slot.stale) {
                 let removed = self.timed("remove_container", self.containers.remove(&instance.id)).await;
@@ -220,7 +223,7 @@ impl ContainerdExecutor {
                 if instance.exit().is_some_and(|exit| exit.reason == START_ERROR) {
                     self.clear_cgroup(pod, &instance.id).await;
                 }
-                self.logs.remove_link(&pod.record, &slot.name, instance.id.as_str());
+                links.push((slot.name.clone(), instance.id.clone()));
             }
             self.remove_failed_start(pod, slot).await?;
         }
@@ -229,7 +232,12 @@ impl ContainerdExecutor {
         }
         self.release(&pod.record.uid).await?;
         // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
-        self.logs.remove_pod_logs(&pod.record);
+        let record = Arc::clone(&pod.record);
+        self.on_logs(&pod.record.uid, move |logs| {
+            links.iter().for_each(|(name, id)| logs.remove_link(&record, name, id.as_str()));
+            logs.remove_pod_logs(&record);
+        })
+        .await;
         self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
             reason: "FailedKillPod",
             message: error.to_string(),
@@ -243,7 +251,7 @@ impl ContainerdExecutor {
     /// of limpet's go before the pod's directory.
     pub(super) async fn traces(&self) -> HashSet<PodUid> {
         let mut found: HashSet<PodUid> = HashSet::new();
-        found.extend(self.network.attached());
+        found.extend(self.network.attached().await);
         found.extend(self.sandboxes.list().await.unwrap_or_default());
         found.extend(self.volumes.list().await);
         found.extend(self.cgroups.pods().await.unwrap_or_default());
@@ -258,7 +266,9 @@ impl ContainerdExecutor {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;
         }
-        if let Err(error) = self.logs.remove_logs_of(uid) {
+        let pod = uid.clone();
+        let removed = self.try_on_logs(uid, move |logs| logs.remove_logs_of(&pod)).await;
+        if let Err(error) = removed.and_then(|removed| removed) {
             tracing::warn!(%uid, %error, "logs are left behind, and stay for now");
             return;
         }

@@ -1,5 +1,6 @@
 //! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +9,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
+use super::permit::with_permit;
 use super::{ContainerdExecutor, ended_state, failure, sandbox_of};
 use crate::clock;
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
+use limpet_containerd::client::calling;
 use limpet_containerd::container::{NewContainer, Rootfs};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
@@ -19,6 +22,7 @@ use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, RetryState};
+use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
 use limpet_model::container::Task;
@@ -37,8 +41,8 @@ struct Start<'a> {
     pod: &'a PodState,
     slot: &'a ContainerSlot,
     container: &'a Container,
-    image: &'a LocalImage,
-    sandbox: &'a PodSandbox,
+    image: &'a Arc<LocalImage>,
+    sandbox: &'a Arc<PodSandbox>,
     id: ContainerId,
     attempt: u32,
     pause: Duration,
@@ -104,12 +108,14 @@ impl ContainerdExecutor {
             stop_signal: self.stop_signal(pod, slot, image),
         };
         let objects = Arc::clone(&pod.objects);
-        // The semaphore is never closed; without a permit the start goes on all the same.
-        let _permit = self.starts.acquire().await.ok();
         let container_type = ContainerType::of(slot.role);
-        self.reporter.metrics.container_start_begun(container_type);
-        let began = Instant::now();
-        match self.timed("start_container", self.run(&start)).await {
+        let run = async {
+            self.reporter.metrics.container_start_begun(container_type);
+            let began = Instant::now();
+            (began, self.timed("start_container", self.run(&start)).await)
+        };
+        let (began, ran) = with_permit(&self.starts, run).await;
+        match ran {
             Ok(Ran::Now { pid, created }) => Ok(Box::new(self.started(&start, pid, began, created).await)),
             Ok(Ran::Before(task, recorded)) => Ok(Box::new(self.started_before(&start, task, recorded, began).await)),
             Err(StartFailure::Before(mut failure)) => {
@@ -160,31 +166,8 @@ impl ContainerdExecutor {
                 return Ok(Ran::Before(task, recorded.map(Box::new)));
             }
         };
-        let mounts = self
-            .volumes
-            .mounts(&start.pod.record, start.container, start.id.as_str())
-            .map_err(|error| config_error(error.to_string()))?;
         let user = self.user(start, &rootfs).await?;
-        let cgroups_path = self.cgroups.container_path(&start.pod.record, start.id.as_str());
-        let objects = Arc::clone(&start.pod.objects);
-        let node_addresses = self.node_network.borrow().addresses;
-        let on_host = start.pod.record.host_network();
-        let addresses = on_host.then(|| PodAddresses { ips: node_addresses.iter().collect() });
-        let input = SpecInput {
-            pod: &start.pod.record,
-            container: start.container,
-            image: start.image,
-            user: &user,
-            sandbox: &start.sandbox.sandbox,
-            addresses: addresses.as_ref().unwrap_or(&start.sandbox.addresses),
-            node_addresses,
-            mounts: &mounts,
-            cgroups_path: &cgroups_path,
-            node: &self.node,
-            objects: &objects,
-        };
-        let spec = spec::build(&input).map_err(|error| config_error(error.to_string()))?;
-        let spec = serde_json::to_vec(&spec).map_err(|error| config_error(error.to_string()))?;
+        let spec = self.spec(start, user).await?;
         let identity = self.identity(start);
         let new = NewContainer {
             id: &start.id,
@@ -194,13 +177,15 @@ impl ContainerdExecutor {
             spec,
         };
         self.containers.create(&new).await.map_err(refused)?;
-        self.create_link(start);
         let terminal = start.container.tty.unwrap_or(false);
         let log_uri =
             limpet_containerd::log::writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start));
         // The container holds its snapshot now: the lease goes back while the shim works.
-        let ((), created) =
-            tokio::join!(self.release_lease(lease), self.create_task(start, rootfs, &log_uri, terminal));
+        let ((), (), created) = tokio::join!(
+            self.release_lease(lease),
+            self.create_link(start),
+            self.create_task(start, rootfs, &log_uri, terminal)
+        );
         let pid = created?;
         let created = began.elapsed();
         self.containers.start_task(&start.id).await.map_err(run_error)?;
@@ -218,6 +203,38 @@ impl ContainerdExecutor {
         }
     }
 
+    /// Its OCI spec in JSON. The files that it mounts, and the host's that the spec depends on, are accessed.
+    async fn spec(&self, start: &Start<'_>, user: ProcessUser) -> Result<Vec<u8>, StartFailure> {
+        let (record, container, id) = (Arc::clone(&start.pod.record), start.container.clone(), start.id.clone());
+        let (image, sandbox) = (Arc::clone(start.image), Arc::clone(start.sandbox));
+        let (volumes, node) = (self.volumes.clone(), self.node.clone());
+        let cgroups_path = self.cgroups.container_path(&record, id.as_str());
+        let objects = Arc::clone(&start.pod.objects);
+        let node_addresses = self.node_network.borrow().addresses;
+        let on_host = record.host_network().then(|| PodAddresses { ips: node_addresses.iter().collect() });
+        calling("setting up the mounts");
+        let built = blocking::run(volumes.pod_dir(&record.uid), DEADLINE, move |progress| {
+            let mounts = volumes.mounts(&record, &container, id.as_str(), progress);
+            let mounts = mounts.map_err(|error| error.to_string())?;
+            let input = SpecInput {
+                pod: &record,
+                container: &container,
+                image: &image,
+                user: &user,
+                sandbox: &sandbox.sandbox,
+                addresses: on_host.as_ref().unwrap_or(&sandbox.addresses),
+                node_addresses,
+                mounts: &mounts,
+                cgroups_path: &cgroups_path,
+                node: &node,
+                objects: &objects,
+            };
+            let spec = spec::build(&input).map_err(|error| error.to_string())?;
+            serde_json::to_vec(&spec).map_err(|error| error.to_string())
+        });
+        built.await.unwrap_or_else(|error| Err(error.to_string())).map_err(config_error)
+    }
+
     /// Who it runs as: the Pod's security context and the image's own `USER`, by the image's account files.
     async fn user(&self, start: &Start<'_>, rootfs: &[SnapshotMount]) -> Result<ProcessUser, StartFailure> {
         let image_user = start.image.config.config().as_ref().and_then(|config| config.user().clone());
@@ -226,7 +243,8 @@ impl ContainerdExecutor {
             Some(accounts) => accounts,
             None => {
                 let mounts = rootfs.iter().map(accounts_mount).collect::<Vec<_>>();
-                let read = tokio::task::spawn_blocking(move || read_accounts(&mounts)).await;
+                let subject = PathBuf::from(format!("the image's layers {}", start.image.chain_id));
+                let read = blocking::run(subject, DEADLINE, move |_| read_accounts(&mounts)).await;
                 let read = read.map_err(|error| config_error(error.to_string()))?;
                 let accounts = Arc::new(read.map_err(|error| config_error(error.to_string()))?);
                 self.accounts.put(Arc::clone(&start.image.chain_id), Arc::clone(&accounts));
@@ -268,11 +286,15 @@ impl ContainerdExecutor {
         self.logs.log_path(&start.pod.record, &start.slot.name, start.attempt)
     }
 
-    fn create_link(&self, start: &Start<'_>) {
-        let linked = self.logs.create_link(&start.pod.record, &start.slot.name, start.id.as_str(), start.attempt);
-        if let Err(error) = linked {
-            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "no log link");
-        }
+    async fn create_link(&self, start: &Start<'_>) {
+        let (record, name) = (Arc::clone(&start.pod.record), start.slot.name.clone());
+        let (id, attempt) = (start.id.clone(), start.attempt);
+        self.on_logs(&start.pod.record.uid, move |logs| {
+            if let Err(error) = logs.create_link(&record, &name, id.as_str(), attempt) {
+                tracing::warn!(pod = %record.key, container = name, %error, "no log link");
+            }
+        })
+        .await;
     }
 
     fn identity(&self, start: &Start<'_>) -> ContainerIdentity {

@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::OFlags;
 
 use super::names::{NameClass, class, looks_like_manifest};
+use super::scan_run::ScanRun;
 use limpet_core::source::Decoder;
+use limpet_host::blocking::Progress;
 use limpet_host::directory::directory_id;
 use limpet_host::file_system;
 use limpet_model::directory_id::DirectoryId;
@@ -119,6 +121,13 @@ pub(super) struct Scan {
     pub(super) listing: Option<Result<Listing, String>>,
 }
 
+impl Scan {
+    /// One that has found nothing yet.
+    pub(super) fn new(known: KnownFiles) -> Self {
+        Self { known, findings: Vec::new(), listing: None }
+    }
+}
+
 /// The listing of a directory.
 #[derive(Debug)]
 pub(super) struct Listing {
@@ -150,7 +159,9 @@ fn blank(name: &Arc<str>) -> Fault {
 /// The directory cannot be read; the error message.
 pub fn read_all(path: &Path, node_name: &str, decoder: Decoder) -> Result<Vec<(Arc<str>, Manifest)>, String> {
     let (scanner, _) = Scanner::at(path, node_name, decoder);
-    let scan = scanner.scan_all(KnownFiles::new(), &BTreeSet::new());
+    let run = ScanRun::new(KnownFiles::new(), BTreeSet::new());
+    scanner.scan_all(&BTreeSet::new(), &run, &Progress::new(path));
+    let (scan, _) = run.take();
     scan.listing.unwrap_or_else(|| Err("not scanned".to_owned()))?;
     let read = |(name, finding)| match finding {
         Finding::Read(manifest) => Some((name, manifest)),
@@ -179,35 +190,35 @@ impl Scanner {
     }
 
     /// Scans `names` and reads those that changed.
-    pub(super) fn scan_names(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles) -> Scan {
-        self.scan(names, known, false)
+    pub(super) fn scan_names(&self, names: &BTreeSet<Arc<str>>, run: &ScanRun, progress: &Progress) {
+        for name in names {
+            self.scan_name(name, false, run, progress);
+        }
     }
 
-    fn scan(&self, names: impl IntoIterator<Item = Arc<str>>, known: KnownFiles, full_scan: bool) -> Scan {
-        let mut scan = Scan { known, findings: Vec::new(), listing: None };
-        for name in names {
-            self.examine(name, full_scan, &mut scan);
+    fn scan_name(&self, name: &Arc<str>, full_scan: bool, run: &ScanRun, progress: &Progress) {
+        if run.enter(name) {
+            progress.at(&self.directory.join(&**name));
+            let mut one = Scan::new(run.known(name).map(|known| (Arc::clone(name), known)).into_iter().collect());
+            self.examine(Arc::clone(name), full_scan, &mut one);
+            run.leave(name, one);
         }
-        scan
     }
 
     /// Lists the directory, and reads what changed. `logged`: skipped names that need no check.
-    pub(super) fn scan_all(&self, known: KnownFiles, logged: &BTreeSet<String>) -> Scan {
-        match self.list(logged) {
+    pub(super) fn scan_all(&self, logged: &BTreeSet<String>, run: &ScanRun, progress: &Progress) {
+        match self.list(logged, run, progress) {
             Ok(listing) => {
-                let mut scan = self.scan(listing.names.iter().cloned().collect::<Vec<_>>(), known, true);
-                scan.known.retain(|name, _| listing.names.contains(name));
-                scan.listing = Some(Ok(listing));
-                scan
+                for name in &listing.names {
+                    self.scan_name(name, true, run, progress);
+                }
+                run.finish(Ok(listing));
             }
-            Err(error) => {
-                let reason = format!("cannot read {}: {error}", self.directory.display());
-                Scan { known, findings: Vec::new(), listing: Some(Err(reason)) }
-            }
+            Err(error) => run.finish(Err(format!("cannot read {}: {error}", self.directory.display()))),
         }
     }
 
-    fn list(&self, logged: &BTreeSet<String>) -> io::Result<Listing> {
+    fn list(&self, logged: &BTreeSet<String>, run: &ScanRun, progress: &Progress) -> io::Result<Listing> {
         let id = directory_id(&self.directory)?;
         let unwatched_fs = file_system::hides_changes(&self.directory);
         let mut listing = Listing { id, names: BTreeSet::new(), skipped: Vec::new(), excess: 0, unwatched_fs };
@@ -221,21 +232,28 @@ impl Scanner {
                 }
                 continue;
             };
+            let name = &Arc::from(name);
+            if !run.enter(name) {
+                listing.names.extend(self.is_manifest(name).then(|| Arc::clone(name)));
+                continue;
+            }
+            progress.at(&entry.path());
             if self.is_manifest(name) {
                 if listing.unwatched_fs.is_none() && entry.file_type()?.is_symlink() {
-                    listing.unwatched_fs = file_system::hides_changes(&self.directory.join(name));
+                    listing.unwatched_fs = file_system::hides_changes(&self.directory.join(&**name));
                 }
                 if !entry.file_type()?.is_dir() {
-                    listing.names.insert(Arc::from(name));
+                    listing.names.insert(Arc::clone(name));
                 }
             } else if self.only.is_none()
                 && class(name) == NameClass::Other
-                && !logged.contains(name)
+                && !logged.contains(&**name)
                 && self.sniff(name)
             {
-                listing.skipped.push(name.to_owned());
+                listing.skipped.push(name.to_string());
             }
         }
+        run.enter_none();
         while listing.names.len() > MAX_FILES {
             listing.names.pop_last();
             listing.excess += 1;
@@ -305,7 +323,7 @@ impl Scanner {
     }
 
     /// The file exists and cannot be read: handled as broken, and retried at every scan.
-    fn mark_unreadable(&self, name: Arc<str>, link: bool, error: &io::Error, scan: &mut Scan) {
+    pub(super) fn mark_unreadable(&self, name: Arc<str>, link: bool, error: &io::Error, scan: &mut Scan) {
         let message = match error.kind() {
             io::ErrorKind::NotFound if link => "the symlink's target does not exist".to_owned(),
             _ => format!("cannot be read: {error}"),

@@ -36,8 +36,9 @@ impl FileSource {
         self.resync = Instant::now() + jittered(pause);
     }
 
-    pub(super) fn open_watch(&mut self) {
-        match DirectoryWatch::with_attribution(&self.scanner.directory, self.settings.clone(), self.feeds.take()) {
+    pub(super) async fn open_watch(&mut self) {
+        match DirectoryWatch::with_attribution(&self.scanner.directory, self.settings.clone(), self.feeds.take()).await
+        {
             Ok(watch) => {
                 self.watch = Some(watch);
                 self.blind = None;

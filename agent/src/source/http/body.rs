@@ -20,9 +20,9 @@ pub(super) struct BodyFormat {
 }
 
 impl BodyFormat {
-    /// Whether [`Self::decode`] takes time.
-    pub(super) fn is_compressed(&self) -> bool {
-        !matches!(self.encoding.as_deref(), None | Some("" | "identity"))
+    /// Whether the body is its own content, with nothing to decompress or to check.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.encoding.as_deref(), None | Some("" | "identity")) && !self.open_ended
     }
 
     /// The body's content.

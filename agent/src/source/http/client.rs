@@ -13,6 +13,7 @@ use reqwest::{Certificate, Client, Identity, redirect};
 
 use super::settings::HttpSettings;
 use crate::store::chain;
+use limpet_host::blocking::{self, DEADLINE};
 
 /// The limit of a certificate file.
 const MAX_FILE: u64 = 1 << 20;
@@ -66,7 +67,7 @@ impl Clients {
             let made = (before.as_ref() != Some(&stamps)).then(|| build(&settings, timeouts, true));
             (stamps, made)
         };
-        let (stamps, made) = tokio::task::spawn_blocking(look).await.map_err(|error| error.to_string())?;
+        let (stamps, made) = on_certificates(look).await?;
         match (made, &self.own) {
             (Some(Ok(client)), _) => {
                 if self.own.is_some() {
@@ -92,14 +93,19 @@ impl Clients {
     /// A client for other origins, which redirects lead to: without client certificate.
     pub(super) async fn foreign(&self) -> Result<Client, String> {
         let (settings, timeouts) = (Arc::clone(&self.settings), self.timeouts);
-        let built = tokio::task::spawn_blocking(move || build(&settings, timeouts, false)).await;
-        built.map_err(|error| error.to_string())?
+        on_certificates(move || build(&settings, timeouts, false)).await?
     }
 
     /// Rereads all certificates, the system's too, before the next exchange.
     pub(super) fn reload(&mut self) {
         self.own = None;
     }
+}
+
+/// Runs `work`, which reads certificates, on a blocking thread.
+async fn on_certificates<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    let done = blocking::run("the URL source's certificates".into(), DEADLINE, |_| work()).await;
+    done.map_err(|error| error.to_string())
 }
 
 fn files(settings: &HttpSettings) -> impl Iterator<Item = &Path> {

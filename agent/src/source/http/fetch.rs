@@ -164,12 +164,12 @@ async fn read_response(url: &Url, response: Response) -> Result<Fetched, Failure
     let format = BodyFormat { encoding, open_ended };
     let validators = Validators::of(url, headers);
     let bytes = read(response).await?;
-    let bytes = match format.is_compressed() {
-        true => {
+    let bytes = match format.is_plain() {
+        true => bytes,
+        false => {
             let decoded = tokio::task::spawn_blocking(move || format.decode(bytes)).await;
             decoded.map_err(|error| Failure::bad_response(error.to_string()))??
         }
-        false => format.decode(bytes)?,
     };
     Ok(Fetched::Body { bytes, validators })
 }

@@ -6,6 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 
 use super::{Reading, Seconds};
+use limpet_host::blocking;
 
 /// Clock ticks per second in `/proc`: 100 in the ABI of every architecture the agent is built for.
 const USER_HZ: f64 = 100.0;
@@ -29,6 +30,7 @@ impl Collector for ProcessCollector {
             ("process_start_time_seconds", "When the agent began, in seconds since 1970", started),
             ("process_resident_memory_bytes", "Memory in use", kibibytes(&status, "VmRSS:")),
             ("process_virtual_memory_bytes", "Address space in use", kibibytes(&status, "VmSize:")),
+            ("limpet_hung_calls", "Calls that a file system does not answer", Some(blocking::hung() as f64)),
             ("process_open_fds", "Open file descriptors", open),
         ];
         for (name, help, value) in readings {

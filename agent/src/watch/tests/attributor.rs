@@ -11,6 +11,7 @@ use limpet_tests::need;
 
 use super::*;
 use limpet_attribution::feed::Sighting;
+use limpet_host::directory::directory_id;
 use limpet_model::actor::Resident;
 use limpet_model::attribution::Backend;
 use limpet_model::attribution::ManifestWatch;
@@ -46,7 +47,7 @@ impl TestDirectory {
     async fn watch_with_fanotify(&self, onlooker: &Arc<RecordingOnlooker>) -> Option<DirectoryWatch> {
         let settings =
             WatchSettings { wanted: ManifestWatch::Fanotify, onlooker: Arc::clone(onlooker) as Arc<dyn Onlooker> };
-        let mut watch = DirectoryWatch::with_attribution(&self.directory, settings, None).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(&self.directory, settings, None).await.unwrap();
         assert_eq!(watch.next().await.unwrap(), WatchEvent::Rescan(RescanReason::Start));
         if watch.backend() != Backend::Fanotify {
             need::kernel_lacks("fanotify does not work here");
@@ -130,10 +131,10 @@ async fn a_swap_of_linked_data_has_its_actor() {
     symlink("..v1", test.directory.join("..data")).unwrap();
     symlink("..data/a.yaml", test.directory.join("a.yaml")).unwrap();
     let Some(mut watch) = test.watch_with_fanotify(&Arc::default()).await else { return };
-    watch.follow([OsStr::new("a.yaml")]);
+    watch.follow([OsStr::new("a.yaml")]).await;
     let pid = test.shell("ln -s ..v2 ..tmp; exec mv -T ..tmp ..data");
     assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(pid));
-    watch.follow([OsStr::new("a.yaml")]);
+    watch.follow([OsStr::new("a.yaml")]).await;
     let pid = test.shell("echo 3 > ..v2/a.yaml");
     assert_eq!(who(&mut watch, "a.yaml").await.unwrap().pid, Some(pid), "the directory it resolves to now");
 }
@@ -185,7 +186,7 @@ pub(super) async fn follow(
     let names: Vec<OsString> = match next(watch).await {
         WatchEvent::Hint(names) => names.into_iter().collect(),
         WatchEvent::Rescan(_) => {
-            watch.recheck();
+            watch.recheck().await;
             let entries = fs::read_dir(&test.directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name()).collect()
         }
@@ -241,7 +242,7 @@ async fn programs_detached_under_load_are_replaced_and_no_change_is_missed() {
     let onlooker = Arc::new(RecordingOnlooker::default());
     let (offer, offered) = mpsc::channel(1);
     let settings = WatchSettings { wanted: ManifestWatch::Auto, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
-    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, Some(offered)).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, Some(offered)).await.unwrap();
     let (directories, mut requested) = tokio::sync::watch::channel(BTreeSet::new());
     let (sender, sightings) = mpsc::channel(64);
     let losses = Arc::new(AtomicU64::new(3));
@@ -327,7 +328,7 @@ async fn fanotify_refused_for_one_directory_is_tried_for_the_next() {
     let path = test.parent.join("path");
     std::os::unix::fs::symlink(&test.parent, &path).unwrap();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&path, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&path, settings, None).await.unwrap();
     next(&mut watch).await;
     assert_eq!(watch.backend(), Backend::Inotify);
     rustix::thread::set_capabilities(None, privileged).unwrap();

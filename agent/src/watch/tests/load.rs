@@ -135,7 +135,7 @@ async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<(Backend, Known)>
     } else {
         (None, Arc::default())
     };
-    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, feeds).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, feeds).await.unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if wanted == ManifestWatch::Ebpf {
         assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Attributor));
@@ -189,7 +189,7 @@ async fn none_of_ten_thousand_changes_by_short_lived_writers_is_missed() {
 async fn a_writer_that_exits_at_once_is_known_at_least_by_pid() {
     let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Fanotify, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).await.unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     if watch.backend() != Backend::Fanotify {
         need::kernel_lacks("fanotify does not work here");
@@ -225,7 +225,7 @@ async fn a_writer_that_exits_at_once_is_known_at_least_by_pid() {
 async fn an_endless_writer_does_not_delay_other_changes() {
     let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).await.unwrap();
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
     let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let endless = std::thread::spawn({
@@ -263,7 +263,7 @@ async fn an_endless_writer_does_not_delay_other_changes() {
 async fn a_directory_swapped_repeatedly_under_load_is_read_in_its_last_state() {
     let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).await.unwrap();
     let (other, aside) = (test.parent.join("other"), test.parent.join("aside"));
     fs::create_dir(&other).unwrap();
     let swapping = std::thread::spawn({
@@ -313,7 +313,7 @@ async fn without_the_capability_inotify_watches_alone_and_it_is_reported() {
     for wanted in [ManifestWatch::Auto, ManifestWatch::Fanotify, ManifestWatch::Ebpf] {
         let (test, onlooker) = (TestDirectory::new(), Arc::new(RecordingOnlooker::default()));
         let settings = WatchSettings { wanted, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
-        let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
+        let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).await.unwrap();
         assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
         assert_eq!(watch.backend(), Backend::Inotify);
         assert_eq!(*onlooker.backends.lock().unwrap(), [(Backend::Inotify, Some(Backend::Fanotify))]);
@@ -327,7 +327,7 @@ async fn without_the_capability_inotify_watches_alone_and_it_is_reported() {
 async fn a_capability_dropped_under_load_loses_no_change() {
     let test = TestDirectory::new();
     let settings = WatchSettings { wanted: ManifestWatch::Auto, ..WatchSettings::default() };
-    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).unwrap();
+    let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).await.unwrap();
     let stop = Arc::default();
     let writing = load(&test, &stop);
     let mut known = BTreeMap::new();
@@ -337,7 +337,7 @@ async fn a_capability_dropped_under_load_loses_no_change() {
         }
         if round == 20 {
             // Marks have to be added again, without the capability.
-            watch.recheck();
+            watch.recheck().await;
         }
         follow(&mut watch, &test, &mut known).await;
     }

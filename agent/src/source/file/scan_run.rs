@@ -1,0 +1,84 @@
+//! A scan under way, shared by the thread that reads and the task that waits for it.
+//!
+//! A name may lead to a file system that does not answer. The task then takes what was found so far, notes which name it
+//! was, and scans again without that name; the thread left behind finds its scan taken and ends.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::scan::{KnownFile, KnownFiles, Listing, Scan};
+
+/// One run of a scan.
+#[derive(Debug)]
+pub(super) struct ScanRun {
+    /// Names that an earlier thread still waits for.
+    hung: BTreeSet<Arc<str>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    scan: Scan,
+    /// The name that is accessed.
+    at: Option<Arc<str>>,
+    taken: bool,
+}
+
+impl ScanRun {
+    /// A run that leaves the names `hung` alone.
+    pub(super) fn new(known: KnownFiles, hung: BTreeSet<Arc<str>>) -> Self {
+        Self { hung, state: Mutex::new(State { scan: Scan::new(known), at: None, taken: false }) }
+    }
+
+    /// `name` is accessed from now on. False: it is to be left alone, or the run is over.
+    pub(super) fn enter(&self, name: &Arc<str>) -> bool {
+        let mut state = self.state();
+        let goes_on = !state.taken && !self.hung.contains(name);
+        if goes_on {
+            state.at = Some(Arc::clone(name));
+        }
+        goes_on
+    }
+
+    /// No name is accessed.
+    pub(super) fn enter_none(&self) {
+        self.state().at = None;
+    }
+
+    /// What is known of `name`.
+    pub(super) fn known(&self, name: &str) -> Option<KnownFile> {
+        self.state().scan.known.get(name).copied()
+    }
+
+    /// `name` was scanned, and this was found.
+    pub(super) fn leave(&self, name: &str, found: Scan) {
+        let mut state = self.state();
+        if !state.taken {
+            state.at = None;
+            state.scan.known.remove(name);
+            state.scan.known.extend(found.known);
+            state.scan.findings.extend(found.findings);
+        }
+    }
+
+    /// Everything was scanned.
+    pub(super) fn finish(&self, listing: Result<Listing, String>) {
+        let mut state = self.state();
+        state.at = None;
+        if let Ok(listing) = &listing {
+            state.scan.known.retain(|name, _| listing.names.contains(name));
+        }
+        state.scan.listing = Some(listing);
+    }
+
+    /// Ends the run: what was found, and the name that was being accessed.
+    pub(super) fn take(&self) -> (Scan, Option<Arc<str>>) {
+        let mut state = self.state();
+        state.taken = true;
+        (std::mem::replace(&mut state.scan, Scan::new(KnownFiles::new())), state.at.take())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
