@@ -52,8 +52,9 @@ type Calls = Arc<Mutex<Vec<String>>>;
 
 /// Answers as systemd: `a.slice` can be started, `existing.slice` exists already, `bad.slice` fails.
 async fn script(connection: Connection, calls: Calls) {
-    connection.request_name(BUS_NAME).await.unwrap();
+    // The name's owner is called at once: a stream made later would miss that.
     let mut messages = MessageStream::from(&connection);
+    connection.request_name(BUS_NAME).await.unwrap();
     while let Some(Ok(message)) = messages.next().await {
         let header = message.header();
         let Some(member) = header.member().map(|member| member.to_string()) else { continue };
