@@ -137,6 +137,7 @@ impl FakeExecutor {
     async fn start(&self, pod: &PodState, index: usize) -> Outcome {
         let slot = &pod.containers[index];
         let now = self.now();
+        self.world().begin_start(pod, slot);
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
         let result = started.map(|(id, task, started_at, sandbox)| {
             let fingerprint = self.world().fingerprint(&id);

@@ -309,6 +309,13 @@ impl World {
         }
     }
 
+    /// The agent begins to start a container: a verdict is known by then, or comes while the start is under way.
+    pub(super) fn begin_start(&mut self, pod: &PodState, slot: &ContainerSlot) {
+        if self.has_failed(&pod.record.uid) {
+            self.violate(format!("{}/{} starts after a verdict", pod.record.key, slot.name));
+        }
+    }
+
     fn check_start(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) {
         let uid = pod.record.uid.as_str();
         let mut found = Vec::new();
@@ -317,9 +324,6 @@ impl World {
             let same_slot = identity.uid == uid && identity.container == slot.name;
             if is_running(one) && (same_slot || (identity.pod_key() == pod.record.key && identity.uid != uid)) {
                 found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
-            }
-            if let Some(verdict) = one.recorded.state.verdict.as_ref().filter(|_| identity.uid == uid) {
-                found.push(format!("{}/{} starts after {}", pod.record.key, slot.name, verdict.reason));
             }
             let code = one.exit_code();
             let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid);
