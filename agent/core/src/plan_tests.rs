@@ -339,3 +339,16 @@ fn a_failed_pod_removes_what_a_failed_start_left_before_its_sandbox() {
     (pod.containers[0].half_made, pod.containers[0].retry) = (None, None);
     assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);
 }
+
+#[test]
+fn a_start_that_was_found_again_keeps_its_record_when_the_pod_has_finished() {
+    let now = Instant::now();
+    let mut pod = fixtures::pod("Never", &[], &["a"]);
+    pod.sandbox = SandboxState::Ready(fixtures::sandbox(&[]));
+    exited(&mut pod, 0, 0, now);
+    // Its answer was lost; the runtime's state, read again, had the container.
+    pod.containers[0].half_made = pod.containers[0].instance.as_ref().map(|instance| instance.id.clone());
+    assert_eq!(actions(&pod, now), [Action::Reap(0)]);
+    reaped(&mut pod, 0);
+    assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);
+}

@@ -69,7 +69,7 @@ pub(super) fn release(pod: &PodState, now: Instant) -> Step {
         if slot.busy.is_some() || slot.is_running() {
             continue;
         }
-        if slot.half_made.is_some() {
+        if slot.unknown_start().is_some() {
             // A start whose answer was lost may have started its process.
             if !held_back(&mut plan, slot, now) {
                 plan.push(Action::Discard(index));
@@ -81,7 +81,8 @@ pub(super) fn release(pod: &PodState, now: Instant) -> Step {
     if !plan.actions.is_empty() || pod.containers.iter().any(ContainerSlot::is_running) {
         return plan.step();
     }
-    let busy = pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some() || slot.half_made.is_some());
+    let busy =
+        pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some() || slot.unknown_start().is_some());
     match (&pod.sandbox, &pod.retry) {
         (_, Some(retry)) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
         (SandboxState::Ready(_) | SandboxState::Absent { dirty: true }, _) if !busy => {

@@ -54,7 +54,7 @@ impl PodState {
 fn has_other_version(slot: &ContainerSlot) -> bool {
     let instances = slot.instance.iter().chain(&slot.previous).chain(&slot.stale);
     matches!(slot.busy, Some(Busy::Starting(_)))
-        || slot.half_made.is_some()
+        || slot.unknown_start().is_some()
         || instances
             .filter(|instance| instance.fingerprint != slot.fingerprint)
             .any(|instance| !matches!(instance.life, Life::Exited { reaped: true, .. }))

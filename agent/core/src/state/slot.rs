@@ -192,6 +192,14 @@ impl ContainerSlot {
         }
     }
 
+    /// The start of which it is not known what it has left: its answer was lost, and no instance of its id was found since.
+    pub fn unknown_start(&self) -> Option<&ContainerId> {
+        let known = |id: &ContainerId| {
+            self.instance.iter().chain(&self.previous).chain(&self.stale).any(|instance| instance.id == *id)
+        };
+        self.half_made.as_ref().filter(|id| !known(id))
+    }
+
     /// The attempt number of the next start.
     pub fn next_attempt(&self) -> u32 {
         let next = self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1));
