@@ -347,6 +347,10 @@ fn stopped(
     match result {
         Ok(Some(exit)) if exit.reason == STATUS_UNKNOWN => instance.end(exit, now),
         Ok(Some(exit)) => {
+            if stopping.phase == phase {
+                // Should the exit not be collected, SIGKILL is repeated and finds it again.
+                stopping.done(now.mono);
+            }
             slot.retry = None;
             return Some((instance.id.clone(), exit));
         }

@@ -124,7 +124,7 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
     let stopped = |exit: Exit| {
         let mut pod = pod();
         pod.containers[0].succeed(instance(0));
-        let stopping = Stopping::begin(Duration::ZERO, Instant::now());
+        let stopping = Stopping { phase: StopPhase::Kill, ..Stopping::begin(Duration::ZERO, Instant::now()) };
         begin(&mut pod, &Action::Stop(0, stopping, KillCause::PodEnds));
         let (id, phase) = (Some(instance(0).id), StopPhase::Kill);
         let found = apply(&mut pod, Outcome::Stopped { index: 0, id, phase, result: Ok(Some(exit)) }, now());
@@ -133,6 +133,10 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
     let (pod, found) = stopped(exit(7));
     assert_eq!(found, Some((instance(0).id, exit(7))));
     assert!(pod.containers[0].is_running() && pod.containers[0].busy.is_none());
+    assert!(
+        pod.containers[0].stopping().unwrap().repeat_at.is_some(),
+        "SIGKILL is repeated until the exit is collected"
+    );
     let (pod, found) = stopped(unknown_end(now()));
     assert_eq!(found, None);
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);

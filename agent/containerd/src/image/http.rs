@@ -269,7 +269,7 @@ mod tests {
     fn a_body_below_the_floor_is_given_up() {
         let second = Duration::from_secs(1);
         let mut floor = Floor::default();
-        // Nothing is said of the first minute, however slow it begins.
+        // The first minute is not judged, however slowly it begins.
         (0..59).for_each(|_| floor.passed(second, 1).unwrap());
         let error = floor.passed(second, 1).unwrap_err();
         assert_eq!(error, "too slow: 60 bytes in 60 s, and 32768 are the least");
