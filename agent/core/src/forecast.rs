@@ -22,6 +22,7 @@ use crate::merge::{DesiredPods, Duplicate};
 use crate::source::Snapshots;
 use crate::source::SourceSnapshot;
 use crate::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::pod::replaceable::obstacles;
 use limpet_model::pod::{Edit, PodDiff, PodKey, PodRecord, edits};
 use limpet_model::source::SourceKind;
 pub use objects::{ObjectForecast, ValueChange};
@@ -128,11 +129,14 @@ fn one_pod(
 
 fn change(observed: &ObservedPod, new: &Arc<PodRecord>, now: Instant) -> Effect {
     let old = &observed.record;
-    let diff = PodDiff::between(old, new);
-    if !diff.needs_new_pod() {
-        return Effect::InPlace(replacement(observed, Arc::clone(new), now));
-    }
-    Effect::Recreates { why: reasons(old, new), grace: grace(old) }
+    let why = match PodDiff::between(old, new).needs_new_pod() {
+        true => reasons(old, new),
+        false => match replacement(observed, Arc::clone(new), now) {
+            Ok(replacement) => return Effect::InPlace(replacement),
+            Err(over) => vec![over.to_string()],
+        },
+    };
+    Effect::Recreates { why, grace: grace(old) }
 }
 
 /// The parts of an edit that cannot change in place.
@@ -148,6 +152,7 @@ fn reasons(old: &PodRecord, new: &PodRecord) -> Vec<String> {
     if before != after {
         reasons.push(format!("its QoS class changes from {before} to {after}"));
     }
+    reasons.extend(obstacles(old, new).iter().map(ToString::to_string));
     if old.source != new.source {
         reasons.push(format!("from {} to {}", old.source, new.source));
     }

@@ -6,6 +6,7 @@
 
 pub mod awaits;
 mod ending;
+pub mod over;
 
 use std::time::Duration;
 

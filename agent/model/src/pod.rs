@@ -19,6 +19,7 @@ pub mod key;
 pub mod qos;
 pub mod quantity;
 pub mod record;
+pub mod replaceable;
 pub mod role;
 pub(crate) mod size;
 pub mod strict;

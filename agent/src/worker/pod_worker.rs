@@ -19,7 +19,7 @@ use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::plan::{self, Action, Step, awaits, plan};
+use limpet_core::plan::{self, Action, Step, awaits, over, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
 use limpet_model::container::ContainerId;
 use limpet_model::container::{FoundContainer, Task};
@@ -309,7 +309,7 @@ impl PodWorker {
     fn settle(&mut self, now: Now) {
         let others = !self.others.is_empty();
         match (&mut self.current, &self.next) {
-            (Some(pod), Some(next)) if !others && pod.ending.is_none() && pod.record.is_same_incarnation(next) => {
+            (Some(pod), Some(next)) if !others && pod.ending.is_none() && over::takes_in_place(pod, next) => {
                 for index in pod.update(Arc::clone(next)) {
                     // What is being pulled for the version before is of no use any more.
                     if let Some(pull) = self.pulls.remove(&index) {

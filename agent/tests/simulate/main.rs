@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod agent;
+mod expected;
 mod manifests;
 mod run;
 

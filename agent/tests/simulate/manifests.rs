@@ -17,7 +17,7 @@ pub(crate) struct Made {
     deadline: Option<u32>,
     /// Changes with every edit that recreates the pod.
     generation: u32,
-    /// The image of each main container.
+    /// The image of each init container, then of each main container.
     images: Vec<u32>,
     /// The CPU limit of each main container in millicores; 0: none.
     cpus: Vec<u32>,
@@ -29,31 +29,28 @@ const CPUS: [u32; 6] = [100, 200, 300, 400, 500, 0];
 impl Made {
     pub(crate) fn new(rng: &mut fastrand::Rng, name: String) -> Self {
         let mains = rng.usize(1..3);
+        let policy = if rng.u32(0..3) == 0 { ["Never", "OnFailure"][rng.usize(0..2)] } else { "Always" };
+        let inits = if rng.u32(0..3) == 0 { rng.usize(1..3) } else { 0 };
         Self {
             name,
-            policy: if rng.u32(0..3) == 0 { ["Never", "OnFailure"][rng.usize(0..2)] } else { "Always" },
-            inits: if rng.u32(0..3) == 0 { rng.usize(1..3) } else { 0 },
+            policy,
+            inits,
             mains,
             needs_address: rng.u32(0..4) == 0,
             host_network: rng.bool(),
             grace: rng.u32(1..10),
             deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
-            images: vec![0; mains],
+            images: vec![0; inits + mains],
             cpus: (0..mains).map(|_| CPUS[rng.usize(..CPUS.len())]).collect(),
         }
     }
 
     pub(crate) fn edit(&mut self, rng: &mut fastrand::Rng) {
-        // In place only where the policy restarts: what an edit of other pods means is decided by their state.
-        if self.policy == "Always" && rng.bool() {
-            let index = rng.usize(0..self.mains);
-            match rng.bool() {
-                true => self.images[index] += 1,
-                false => self.cpus[index] = CPUS[rng.usize(..CPUS.len())],
-            }
-        } else {
-            self.generation += 1;
+        match rng.u32(0..4) {
+            0 => self.images[rng.usize(..self.inits + self.mains)] += 1,
+            1 => self.cpus[rng.usize(0..self.mains)] = CPUS[rng.usize(..CPUS.len())],
+            _ => self.generation += 1,
         }
     }
 
@@ -68,8 +65,9 @@ impl Made {
             }
             container
         };
-        let inits: Vec<Value> = (0..self.inits).map(|index| container(format!("init-{index}"), 0, 50)).collect();
-        let main = |index: usize| container(format!("main-{index}"), self.images[index], self.cpus[index]);
+        let inits: Vec<Value> =
+            (0..self.inits).map(|index| container(format!("init-{index}"), self.images[index], 50)).collect();
+        let main = |index: usize| container(format!("main-{index}"), self.images[self.inits + index], self.cpus[index]);
         let mut mains: Vec<Value> = (0..self.mains).map(main).collect();
         if let (true, Some(env)) = (self.needs_address, mains[0]["env"].as_array_mut()) {
             env.push(json!({ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }));

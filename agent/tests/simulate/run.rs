@@ -16,6 +16,7 @@ use limpet_model::source::SourceKind;
 use tokio::time::Instant;
 
 use crate::agent::{Agent, NODE, pass};
+use crate::expected;
 use crate::manifests::Made;
 
 /// After the last fault: longer than the longest back-off, deadline and grace together.
@@ -289,7 +290,7 @@ impl Node {
         }
         let running = world.what_runs();
         for record in desired.pods.values().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
-            // Every deadline is over by now. An edit in place does not bring back a pod that has failed.
+            // Every deadline is over by now.
             let runs = record.spec().active_deadline_seconds.is_none() && !world.has_failed(&record.uid);
             for container in &record.spec().containers {
                 let instances =
@@ -311,6 +312,9 @@ impl Node {
             if runs && limits != Some(pod_limits(record.spec())) {
                 found.push(format!("{} has a cgroup of {limits:?}", record.key));
             }
+        }
+        for record in desired.pods.values() {
+            found.extend(expected::contradictions(record, &world.newest(&record.uid), world.has_failed(&record.uid)));
         }
         if world.under_way > 0 {
             found.push(format!("{} calls are under way although nothing happens", world.under_way));

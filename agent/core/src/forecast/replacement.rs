@@ -10,11 +10,13 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 use std::time::Instant;
 
 use crate::plan;
+use crate::plan::over::{self, Over};
 use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::PodRecord;
 use limpet_model::stop_signal::StopSignal;
+use limpet_model::verdict::{PodVerdict, VerdictPhase};
 
 /// What an update in place does to the containers of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,21 +27,31 @@ pub struct Replacement {
     pub keeps: Vec<String>,
 }
 
-/// What the worker of `observed` does with `new`, which is an update in place.
-pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Replacement {
+/// What the worker of `observed` does with `new`, which its manifest alone lets it reach in place.
+///
+/// # Errors
+/// The pod is over and is made anew.
+pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, Over> {
     let mut pod = state(observed, now);
+    if let Some(over) = over::makes_anew(&pod, &new) {
+        return Err(over);
+    }
     pod.update(new);
     let renewed = plan::renewed(&pod);
     let name = |index: &usize| pod.containers[*index].name.clone();
     let kept = |index: &usize| pod.containers[*index].is_running() && !renewed.contains(index);
-    Replacement {
+    Ok(Replacement {
         restarts: renewed.iter().map(name).collect(),
         keeps: (0..pod.containers.len()).filter(kept).map(|index| name(&index)).collect(),
-    }
+    })
 }
 
 fn state(observed: &ObservedPod, now: Instant) -> PodState {
     let mut pod = PodState::new(Arc::clone(&observed.record), Timestamp::UNIX_EPOCH);
+    if let (Some("Failed"), Some(reason)) = (observed.status.phase.as_deref(), &observed.status.reason) {
+        let (reason, message) = (reason.clone().into(), observed.status.message.clone().unwrap_or_default());
+        pod.verdict = Some(PodVerdict { reason, message, phase: VerdictPhase::Failed });
+    }
     // As long as its sandbox stays the one it has.
     pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox::default()));
     let statuses = || {
@@ -148,14 +160,9 @@ mod tests {
             ("Always", ["0", "run", "run"], [false, true, false], &["a"], &["b"]),
             ("Always", ["0", "run", "run"], [false, true, true], &["a", "b"], &[]),
             ("Always", ["0", "run", "run"], [false, false, false], &[], &["a", "b"]),
-            ("Always", ["0", "run", "run"], [true, false, false], &[], &["a", "b"]),
-            ("Always", ["run", "wait", "wait"], [true, true, false], &["init"], &[]),
             ("Always", ["run", "wait", "wait"], [false, true, false], &[], &["init"]),
             ("Always", ["0", "crash", "run"], [false, true, false], &["a"], &["b"]),
-            ("Never", ["0", "1", "run"], [false, true, false], &[], &["b"]),
-            ("OnFailure", ["0", "0", "run"], [false, true, true], &["b"], &[]),
-            ("OnFailure", ["0", "1", "run"], [false, true, false], &["a"], &["b"]),
-            ("Never", ["0", "0", "0"], [false, true, true], &[], &[]),
+            ("Never", ["0", "1", "run"], [false, false, false], &[], &["b"]),
         ];
         for (policy, states, changed, restarts, keeps) in cases {
             let image = |index: usize| if changed[index] { "new:2" } else { ["i:1", "a:1", "b:1"][index] };
@@ -163,7 +170,22 @@ mod tests {
             let found = replacement(&observed(policy, *states), new, Instant::now());
             let of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
             let wanted = Replacement { restarts: of(restarts), keeps: of(keeps) };
-            assert_eq!(found, wanted, "{policy} {states:?} {changed:?}");
+            assert_eq!(found, Ok(wanted), "{policy} {states:?} {changed:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_over_is_made_anew_for_an_image_alone() {
+        let mut failed = observed("Always", ["0", "1", "1"]);
+        (failed.status.phase, failed.status.reason) = (Some("Failed".into()), Some("DeadlineExceeded".into()));
+        let finished = observed("Never", ["0", "0", "0"]);
+        for (policy, pod, over) in
+            [("Always", failed, Over::Failed("DeadlineExceeded".into())), ("Never", finished, Over::Finished)]
+        {
+            let edited = record(policy, ["i:1", "a:1", "b:2"]);
+            assert_eq!(replacement(&pod, edited, Instant::now()), Err(over));
+            let same = record(policy, ["i:1", "a:1", "b:1"]);
+            assert_eq!(replacement(&pod, same, Instant::now()), Ok(Replacement::default()));
         }
     }
 }

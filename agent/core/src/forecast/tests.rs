@@ -121,6 +121,24 @@ fn effects_on_pods() {
             ],
         ),
         (
+            "an init container's image",
+            vec![file("w.yaml", &web("proxy:1", ", initContainers: [{name: i, image: 'i:1'}]"))],
+            vec![file("w.yaml", &web("proxy:2", ", initContainers: [{name: i, image: 'i:2'}]"))],
+            false,
+            &[
+                "web-edge1: recreates (init container i runs again only in a new pod) 30s spec.containers[proxy].image spec.initContainers[i].image",
+            ],
+        ),
+        (
+            "an image of a pod that does not always restart",
+            vec![file("w.yaml", &web("proxy:1", ", restartPolicy: OnFailure"))],
+            vec![file("w.yaml", &web("proxy:2", ", restartPolicy: OnFailure"))],
+            false,
+            &[
+                "web-edge1: recreates (container proxy is not started again under restartPolicy OnFailure) 30s spec.containers[proxy].image",
+            ],
+        ),
+        (
             "the host's network and an image",
             vec![file("w.yaml", &base)],
             vec![file("w.yaml", &web("proxy:2", ", hostNetwork: true"))],

@@ -54,7 +54,7 @@ fn each_edit_is_named_and_only_some_need_a_new_pod() {
         ("/metadata/uid", json!("0123"), "uid", true),
         ("/spec/containers/0/image", json!("web:2"), "image of container web", false),
         ("/spec/containers/1/image", json!("proxy"), "image of container proxy", false),
-        ("/spec/initContainers/0/image", json!("tool:2"), "image of container prepare", false),
+        ("/spec/initContainers/0/image", json!("tool:2"), "image of container prepare", true),
         ("/spec/containers/0/resources/limits/memory", json!("1Gi"), "resources of container web", false),
         // Equal with defaults; different as authored, which determines the container's fingerprint.
         ("/spec/containers/0/resources/requests", json!({ "memory": "64Mi" }), "resources of container web", false),
@@ -112,7 +112,7 @@ fn several_edits_are_all_named_and_a_container_is_restarted_once() {
     let expected = "labels, image of container prepare, image of container web, resources of container web";
     assert_eq!(diff.to_string(), expected);
     assert_eq!(diff.restarts().collect::<Vec<_>>(), ["prepare", "web"]);
-    assert!(!diff.is_metadata_only() && !diff.needs_new_pod());
+    assert!(!diff.is_metadata_only() && diff.needs_new_pod());
 }
 
 #[test]

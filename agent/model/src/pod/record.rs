@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::pod::qos::{QosClass, qos_class};
+use crate::pod::replaceable::obstacles;
 use crate::pod::{PodKey, PodUid};
 use crate::source::SourceKind;
 
@@ -55,11 +56,13 @@ impl PodRecord {
     }
 
     /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,
-    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup lies in that of its class.
+    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup lies in that of its class, and so do
+    /// edits of containers that cannot be replaced alone.
     pub fn is_same_incarnation(&self, other: &Self) -> bool {
         self.uid == other.uid
             && self.immutable_fingerprint == other.immutable_fingerprint
             && self.qos_class() == other.qos_class()
+            && obstacles(self, other).is_empty()
     }
 
     /// Its quality-of-service class.

@@ -546,6 +546,18 @@ impl World {
         what.collect()
     }
 
+    /// The newest instance of each container of the pod: its version, and its exit code.
+    pub fn newest(&self, uid: &PodUid) -> BTreeMap<String, (String, Option<i32>)> {
+        let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
+        let mut of_pod: Vec<&Container> = of_pod.collect();
+        of_pod.sort_by_key(|one| one.recorded.identity.attempt);
+        let newest = of_pod.into_iter().map(|one| {
+            let identity = &one.recorded.identity;
+            (identity.container.clone(), (identity.fingerprint.clone(), one.exit_code()))
+        });
+        newest.collect()
+    }
+
     /// Whether a verdict is recorded on a container of the pod.
     pub fn has_failed(&self, uid: &PodUid) -> bool {
         let mut of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());

@@ -1,0 +1,90 @@
+//! Edits of a pod that is over: it has finished, or the node has ended it. What such an edit is to run runs in a new pod.
+
+use std::fmt;
+
+use super::is_finished;
+use crate::state::PodState;
+use limpet_model::pod::{PodDiff, PodRecord};
+
+/// How a pod came to be over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Over {
+    /// Its containers have finished.
+    Finished,
+    /// The node has ended it, for that reason.
+    Failed(String),
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Finished => f.write_str("the pod has finished"),
+            Self::Failed(reason) => write!(f, "the pod has failed: {reason}"),
+        }
+    }
+}
+
+/// Whether `pod` can become `next` without being terminated.
+pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
+    pod.record.is_same_incarnation(next) && makes_anew(pod, next).is_none()
+}
+
+/// Why a pod that is over is made anew for `next`: image or resources of a container differ.
+pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<Over> {
+    let over = match &pod.verdict {
+        Some(verdict) if pod.is_failed() => Over::Failed(verdict.reason.to_string()),
+        _ if is_finished(pod) => Over::Finished,
+        _ => return None,
+    };
+    PodDiff::between(&pod.record, next).restarts().next().map(|_| over)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fixtures::{exit, instance, now, pod, ready, version};
+    use limpet_model::verdict::PodVerdict;
+
+    fn edited(pod: &PodState, field: &str) -> Arc<PodRecord> {
+        let mut edited = pod.record.pod.clone();
+        match field {
+            "image" => edited.spec.as_mut().unwrap().containers[0].image = Some("app:2".into()),
+            "labels" => edited.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into()),
+            "deadline" => edited.spec.as_mut().unwrap().active_deadline_seconds = Some(9),
+            _ => {}
+        }
+        version(edited)
+    }
+
+    fn exited(policy: &str, code: i32) -> PodState {
+        let mut pod = ready(pod(policy, &[], &["a"]));
+        let mut first = instance(&pod.containers[0], 0);
+        first.end(exit(code), now());
+        pod.containers[0].instance = Some(first);
+        pod
+    }
+
+    #[test]
+    fn an_image_makes_a_pod_anew_that_is_over_and_other_edits_do_not() {
+        let mut failed = exited("Always", 0);
+        failed.fail(PodVerdict::deadline_exceeded());
+        let mut waiting = pod("Always", &[], &["a"]);
+        waiting.verdict = Some(PodVerdict::waiting("OutOfpods", String::new()));
+        let cases = [
+            ("failed", failed, Some(Over::Failed("DeadlineExceeded".into()))),
+            ("waits", waiting, None),
+            ("restarts", exited("Always", 0), None),
+            ("finished", exited("Never", 0), Some(Over::Finished)),
+            ("crashed", exited("OnFailure", 1), None),
+        ];
+        for (case, pod, over) in cases {
+            assert_eq!(makes_anew(&pod, &edited(&pod, "image")), over, "{case}");
+            for field in ["", "labels", "deadline"] {
+                assert!(takes_in_place(&pod, &edited(&pod, field)), "{case}: {field}");
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Which containers can be replaced alone when their image or resources change.
+//!
+//! One whose stop is not followed by a start cannot: an init container, or a regular one that its restart policy may leave
+//! stopped. That follows from the manifests alone, whether the container runs, has finished or never started: so a restart
+//! of the agent in the middle of an edit comes to the same result, and a forecast is right.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+use crate::pod::authored::Authored;
+use crate::pod::{PodRecord, Role};
+
+/// Why a container cannot be replaced alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Obstacle<'a> {
+    /// It is an init container: it does not run again in its sandbox.
+    InitContainer(&'a str),
+    /// Its restart policy, the second, may leave it stopped.
+    Policy(&'a str, &'a str),
+}
+
+impl fmt::Display for Obstacle<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InitContainer(name) => write!(f, "init container {name} runs again only in a new pod"),
+            Self::Policy(name, policy) => {
+                write!(f, "container {name} is not started again under restartPolicy {policy}")
+            }
+        }
+    }
+}
+
+/// The containers whose image or resources differ between two versions, and which cannot be replaced alone.
+pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
+    if old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
+        return Vec::new();
+    }
+    let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
+    let changed = |name: &str| match (before.container(name), after.container(name)) {
+        (Some(before), Some(after)) => !(before.same_image(after) && before.same_resources(after)),
+        _ => false,
+    };
+    irreplaceable(new.spec()).filter(|(name, _)| changed(name)).map(|(_, obstacle)| obstacle).collect()
+}
+
+fn irreplaceable(spec: &PodSpec) -> impl Iterator<Item = (&str, Obstacle<'_>)> {
+    let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+    Role::assign(spec).filter_map(move |(name, role)| match role {
+        Role::Init => Some((name, Obstacle::InitContainer(name))),
+        Role::Main if policy != "Always" => Some((name, Obstacle::Policy(name, policy))),
+        Role::Main | Role::Sidecar | Role::Ephemeral => None,
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::manifest::restore;
+    use crate::source::SourceKind;
+
+    /// The images of an init container, a sidecar and a regular container.
+    fn record(policy: Option<&str>, images: [&str; 3]) -> PodRecord {
+        let manifest = json!({ "metadata": { "name": "web" }, "spec": {
+            "restartPolicy": policy,
+            "initContainers": [
+                { "name": "i", "image": images[0] }, { "name": "s", "image": images[1], "restartPolicy": "Always" },
+            ],
+            "containers": [{ "name": "m", "image": images[2] }],
+        }});
+        restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
+    }
+
+    #[test]
+    fn an_init_container_and_what_may_stay_stopped_need_a_new_pod() {
+        let cases: [(Option<&str>, [&str; 3], &str); 9] = [
+            (None, ["a", "a", "b"], ""),
+            (Some("Always"), ["a", "b", "b"], ""),
+            (Some("Always"), ["b", "a", "a"], "init container i runs again only in a new pod"),
+            (Some("Never"), ["a", "a", "b"], "container m is not started again under restartPolicy Never"),
+            (Some("OnFailure"), ["a", "a", "b"], "container m is not started again under restartPolicy OnFailure"),
+            (Some("Never"), ["a", "b", "a"], ""),
+            (Some("Never"), ["b", "a", "a"], "init container i runs again only in a new pod"),
+            (
+                Some("OnFailure"),
+                ["b", "b", "b"],
+                "init container i runs again only in a new pod; container m is not started again under restartPolicy OnFailure",
+            ),
+            (Some("OnFailure"), ["a", "a", "a"], ""),
+        ];
+        for (policy, images, expected) in cases {
+            let (old, new) = (record(policy, ["a", "a", "a"]), record(policy, images));
+            let found: Vec<String> = obstacles(&old, &new).iter().map(ToString::to_string).collect();
+            assert_eq!(found.join("; "), expected, "{policy:?} {images:?}");
+            assert_eq!(old.is_same_incarnation(&new), expected.is_empty(), "{policy:?} {images:?}");
+        }
+    }
+}
