@@ -13,6 +13,9 @@ pub mod diff;
 pub mod downward;
 pub mod edit;
 pub mod fault;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod fields_tests;
 pub(crate) mod fingerprint;
 pub mod identity;
 pub mod key;

@@ -10,7 +10,7 @@ use crate::source::SourceKind;
 
 /// When a field counts as used. `null`, an empty text or list never counts.
 #[derive(Debug, Clone, Copy)]
-enum Used {
+pub(super) enum Used {
     /// With any value.
     Always,
     /// Unless it is an empty map, which asks for nothing.
@@ -26,7 +26,7 @@ enum Used {
 use Used::{Always, False, Filled, True, Unless};
 
 /// Fields limpet does not act on yet. `C` stands for every container and init container.
-const REFUSED: &[(&str, Used)] = &[
+pub(super) const REFUSED: &[(&str, Used)] = &[
     // Life
     ("spec.C.livenessProbe", Always),
     ("spec.C.readinessProbe", Always),
@@ -101,7 +101,7 @@ const REFUSED: &[(&str, Used)] = &[
 ];
 
 /// Fields that only an apiserver can serve, and what they need.
-const NEEDS_APISERVER: &[(&str, &str)] = &[
+pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.serviceAccountName", "a service account's token"),
     ("spec.serviceAccount", "a service account's token"),
     ("spec.volumes[].persistentVolumeClaim", "a claim on a PersistentVolume"),
@@ -127,7 +127,7 @@ const APISERVER_NOT_YET: &[&str] = &[
 ];
 
 /// Fields without effect on a node without an apiserver, or without a scheduler.
-const NO_EFFECT: &[&str] = &[
+pub(super) const NO_EFFECT: &[&str] = &[
     "metadata.finalizers",
     "metadata.generateName",
     "metadata.ownerReferences",

@@ -1,0 +1,120 @@
+//! `docs/fields.md`: every field of the Pod API with what limpet makes of it, generated from the table of
+//! [`super::unsupported`]. `LIMPET_UPDATE_DOCS=1 cargo test -p limpet-model fields` writes it again.
+
+mod api;
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, REFUSED, Used};
+
+/// The parts of the page: a heading, the path its fields lie below, and what is left to a part of its own.
+const PARTS: &[(&str, &str)] = &[
+    ("Pod", "spec"),
+    ("Containers and init containers", "spec.C"),
+    ("Security context of a container", "spec.C.securityContext"),
+    ("Security context of the pod", "spec.securityContext"),
+    ("Volumes", "spec.volumes[]"),
+];
+
+const WORKS: &str = "works";
+
+const INTRODUCTION: &str = "# Fields of a Pod
+
+What limpet makes of every field of a Pod's `spec`, as of the Kubernetes API 1.37. A field that is refused stops the Pod, with this
+field's name: no Pod runs without what it asks for. `limpet validate FILE` says the same of a manifest of yours.
+
+This page is generated from the table that validation uses.
+";
+
+#[test]
+fn the_page_of_fields_equals_the_table() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");
+    let text = page_text();
+    if std::env::var_os("LIMPET_UPDATE_DOCS").is_some() {
+        std::fs::write(&page, &text).unwrap();
+    }
+    let written = std::fs::read_to_string(&page).unwrap_or_default();
+    assert!(
+        written == text,
+        "docs/fields.md is not what the table says: LIMPET_UPDATE_DOCS=1 cargo test -p limpet-model fields"
+    );
+}
+
+#[test]
+fn every_pattern_of_the_tables_names_a_field() {
+    let fields = api::fields();
+    let patterns =
+        REFUSED.iter().map(|(pattern, ..)| *pattern).chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern));
+    for pattern in patterns.chain(NO_EFFECT.iter().copied().filter(|pattern| pattern.starts_with("spec."))) {
+        // `limits` has free keys; init containers have the fields of the others.
+        let field = pattern.strip_suffix(".ephemeral-storage").unwrap_or(pattern).replace("initContainers[]", "C");
+        assert!(fields.contains(&field), "{pattern} is no field of the API");
+    }
+}
+
+fn page_text() -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let fields = api::fields();
+    for (heading, root) in PARTS {
+        let _ = write!(
+            page,
+            "\n## {heading}\n\nBelow `{}`. A field inside another is listed where it differs.\n\n| field | |\n|---|---|\n",
+            root.replace(".C", ".containers[]")
+        );
+        let inside = fields.iter().filter_map(|field| Some((field, below(field, root)?)));
+        for (field, name) in inside.filter(|(field, _)| is_shown(field, root)) {
+            let _ = writeln!(page, "| `{name}` | {} |", verdict(field));
+        }
+    }
+    page
+}
+
+/// The field's path below `root`.
+fn below<'f>(field: &'f str, root: &str) -> Option<&'f str> {
+    field.strip_prefix(root)?.strip_prefix('.')
+}
+
+/// Whether the field is in the part of `root`: not in another part, and not below a field that is refused as a whole. A
+/// field further down is shown if it does not work as the one above.
+fn is_shown(field: &str, root: &str) -> bool {
+    let is_deep = below(field, root).is_some_and(|name| name.contains('.'));
+    if is_deep && verdict(field) == WORKS {
+        return false;
+    }
+    let elsewhere = PARTS.iter().any(|(_, other)| other.len() > root.len() && below(field, other).is_some());
+    let decided = |pattern: &str| field.strip_prefix(pattern).is_some_and(|rest| rest.starts_with(['.', '[']));
+    let whole =
+        REFUSED.iter().filter(|(_, used)| matches!(used, Used::Always | Used::Filled)).map(|(pattern, ..)| *pattern);
+    let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(NO_EFFECT.iter().copied());
+    !elsewhere && !whole.into_iter().any(decided)
+}
+
+fn verdict(field: &str) -> String {
+    if let Some((_, used)) = REFUSED.iter().find(|(pattern, ..)| *pattern == field) {
+        return match used {
+            Used::Always => "refused".to_owned(),
+            Used::Filled => "refused unless empty".to_owned(),
+            Used::True => "`true` is refused".to_owned(),
+            Used::False => "`false` is refused".to_owned(),
+            Used::Unless(texts) => format!("refused unless {}", texts.map_join()),
+        };
+    }
+    if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
+        return format!("needs an apiserver: {what}");
+    }
+    match NO_EFFECT.contains(&field) {
+        true => "no effect without an apiserver".to_owned(),
+        false => WORKS.to_owned(),
+    }
+}
+
+trait MapJoin {
+    fn map_join(&self) -> String;
+}
+
+impl MapJoin for [&str] {
+    fn map_join(&self) -> String {
+        self.iter().map(|text| format!("`{text}`")).collect::<Vec<_>>().join(" or ")
+    }
+}
