@@ -10,11 +10,10 @@ mod published;
 mod service;
 
 use limpet_model::manifest;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -22,6 +21,7 @@ use crate::attribution::Feed;
 use crate::config::Config;
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
+use crate::executor::containerd::compose::{Backends, Parts};
 use crate::lifecycle;
 use crate::lifecycle::followed::Followed;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
@@ -44,28 +44,17 @@ use crate::store::Store;
 use crate::worker::WorkerContext;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
-use limpet_containerd::client::Client;
-use limpet_containerd::container::{Containers, ContainersConfig};
 use limpet_containerd::event_stream;
-use limpet_containerd::image::{Images, ImagesConfig};
-use limpet_containerd::log::LogPaths;
-use limpet_containerd::user::AccountsCache;
+use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
-use limpet_host::cgroup::CgroupDriver;
 use limpet_host::cgroup::Cgroups;
-use limpet_host::network::Network;
-use limpet_host::sandbox::Sandboxes;
-use limpet_host::volume;
-use limpet_host::volume::ClusterDns;
-use limpet_host::volume::Volumes;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::{Onlooker, WatchSettings};
 use limpet_model::node::NodeFacts;
-use limpet_model::pod::downward::NodeLimits;
 use limpet_model::source::SourceKind;
 use onlooker::NodeOnlooker;
 use published::{ConfiguredSources, Published};
@@ -92,9 +81,7 @@ pub struct Prepared {
 /// What several parts share.
 struct Shared {
     config: Arc<Config>,
-    client: Client,
-    network: Network,
-    volumes: Volumes,
+    backends: Backends,
     node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
@@ -126,6 +113,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let executor = Arc::new(executor(&shared, node).await?);
+    watch_node_files(&shared, &executor.images);
     follow_networks(&shared, follower);
     let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
         cgroups: executor.cgroups.clone(),
@@ -159,7 +147,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         metrics: shared.metrics.clone(),
         health: shared.health.clone(),
     };
-    let exec = ExecState::observed(shared.client.clone(), config.exec_dir(), shared.observed.clone(), stop.clone());
+    let exec =
+        ExecState::observed(shared.backends.client.clone(), config.exec_dir(), shared.observed.clone(), stop.clone());
     let diff = DiffState {
         node_name,
         manifest_path: config.manifest_path.clone(),
@@ -240,15 +229,7 @@ fn shared(
     stop: CancellationToken,
 ) -> Shared {
     Shared {
-        client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
-        network: Network::with_deadline(
-            config.cni_conf_dir.clone(),
-            config.cni_bin_dirs.clone(),
-            config.root_dir.join("network"),
-            // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
-            config.runtime_request_timeout / 2,
-        ),
-        volumes: Volumes::new(volume_settings(&config, limits(node))),
+        backends: Backends::new(&config, node),
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),
@@ -270,75 +251,34 @@ fn has_image(images: Images) -> Arc<HasImage> {
     })
 }
 
-/// What a container without limits may use.
-fn limits(node: &NodeFacts) -> NodeLimits {
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    NodeLimits { cpus, memory: node.memory_capacity }
-}
-
-/// What of the configuration concerns volumes.
-fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
-    volume::Settings {
-        root_dir: config.root_dir.clone(),
-        resolv_conf: config.resolv_conf.clone(),
-        hosts_file: "/etc/hosts".into(),
-        cluster: ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() },
-        limits,
-    }
-}
-
-/// The executor, and the tasks that belong to what they hold: archives, resolv.conf.
+/// The executor, over what the other parts use as well.
 async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor, AppError> {
-    let config = &shared.config;
-    let images = Images::new(
-        shared.client.clone(),
-        ImagesConfig {
-            snapshotter: config.snapshotter.clone(),
-            registry_config_dir: config.registry_config_dir.clone(),
-            auth_files: auth_files(config),
-            archives_dir: config.root_dir.join("images"),
-        },
-    );
-    let containers = ContainersConfig {
-        snapshotter: config.snapshotter.clone(),
-        runtime_binary: config.runtime_binary.clone(),
-        systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
-    };
-    spawn_watches(shared, &images);
-    Ok(ContainerdExecutor {
-        config: Arc::clone(config),
-        executable: std::env::current_exe().map_err(AppError::Executable)?,
-        client: shared.client.clone(),
-        containers: Containers::new(shared.client.clone(), containers),
-        images,
-        sandboxes: Sandboxes::open(&config.run_dir).await?,
-        network: shared.network.clone(),
-        volumes: shared.volumes.clone(),
-        cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
-        accounts: AccountsCache::default(),
-        logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
+    let parts = Parts {
+        config: Arc::clone(&shared.config),
         reporter: Arc::new(reporter(shared, &node)),
-        node_network: shared.node_network.clone(),
-        starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
-        pulls: Semaphore::new(config.max_parallel_pulls),
         node,
-    })
+        node_network: shared.node_network.clone(),
+        executable: std::env::current_exe().map_err(AppError::Executable)?,
+        backends: shared.backends.clone(),
+    };
+    Ok(ContainerdExecutor::open(parts).await?)
 }
 
 /// The node's own network and the pods': a change of either may be what a pod is waiting for.
 fn follow_networks(shared: &Shared, follower: NetworkFollower) {
-    let (network, count, stop) = (shared.network.clone(), follower.counter(), shared.stop.clone());
+    let (network, count, stop) = (shared.backends.network.clone(), follower.counter(), shared.stop.clone());
     shared.tasks.spawn(async move { network.watch(stop, count).await });
     shared.tasks.spawn(follower.run(shared.stop.clone()));
 }
 
-fn spawn_watches(shared: &Shared, images: &Images) {
+/// Follows the archives of images, and the node's resolv.conf.
+fn watch_node_files(shared: &Shared, images: &Images) {
     let stop = &shared.stop;
     let (images, watching) = (images.clone(), stop.clone());
     shared.tasks.spawn(async move { images.import_archives(watching).await });
 
     let (changed, mut changes) = mpsc::channel(1);
-    let (volumes, watching) = (shared.volumes.clone(), stop.clone());
+    let (volumes, watching) = (shared.backends.volumes.clone(), stop.clone());
     shared.tasks.spawn(async move {
         // A change that is not taken yet covers this one.
         volumes
@@ -347,7 +287,7 @@ fn spawn_watches(shared: &Shared, images: &Images) {
             })
             .await;
     });
-    let (volumes, observed) = (shared.volumes.clone(), shared.observed.clone());
+    let (volumes, observed) = (shared.backends.volumes.clone(), shared.observed.clone());
     shared.tasks.spawn(async move {
         while changes.recv().await.is_some() {
             let pods: Vec<_> = observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
@@ -355,16 +295,6 @@ fn spawn_watches(shared: &Shared, images: &Images) {
             volumes.rewrite_resolv_conf(&pods).await;
         }
     });
-}
-
-/// Where registry credentials are looked for: limpet's own file, then docker's.
-fn auth_files(config: &Config) -> Vec<PathBuf> {
-    let docker = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
-    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
-    let directories = [Some(config.root_dir.clone()), docker, home, Some(PathBuf::from("/root/.docker"))];
-    let mut files: Vec<PathBuf> = directories.into_iter().flatten().map(|dir| dir.join("config.json")).collect();
-    files.dedup();
-    files
 }
 
 /// Starts the configured sources.
@@ -426,7 +356,7 @@ fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
         max_pods: usize::try_from(shared.config.max_pods).unwrap_or(usize::MAX),
         runtime_endpoint: shared.config.runtime_endpoint.clone(),
         node_name: node.name.clone(),
-        network: shared.network.subscribe(),
+        network: shared.backends.network.subscribe(),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         observed: shared.observed.clone(),
@@ -447,14 +377,14 @@ fn supervise(
     let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
     shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
-    shared.tasks.spawn(event_stream::run(shared.client.clone(), telling.clone(), stop.clone()));
+    shared.tasks.spawn(event_stream::run(shared.backends.client.clone(), telling.clone(), stop.clone()));
     #[cfg(feature = "attribution")]
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), telling, feeds, stop.clone()));
     #[cfg(not(feature = "attribution"))]
     drop((telling, feeds));
     shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
-    let (network, images) = (shared.network.subscribe(), executor.images.imported());
+    let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
     let context = WorkerContext {
         executor: Arc::clone(executor) as Arc<dyn Executor>,
         reporter: Arc::clone(&executor.reporter),

@@ -2,11 +2,10 @@
 
 use std::io;
 
+use crate::executor::containerd::compose::ComposeError;
 use crate::manifest_guard::ArmError;
 use crate::server::ServerError;
 use crate::store::{StoreError, chain};
-use limpet_host::cgroup::CgroupError;
-use limpet_host::sandbox::SandboxError;
 
 /// Why the agent did not start. Each message names what to mend.
 #[derive(Debug, thiserror::Error)]
@@ -20,9 +19,9 @@ pub enum AppError {
     /// A socket is in use or refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The directory of the namespaces cannot be made.
+    /// What pods run in cannot be had.
     #[error(transparent)]
-    Sandbox(#[from] SandboxError),
+    Executor(#[from] ComposeError),
     /// A guard is demanded, and cannot be had.
     #[error(transparent)]
     Guard(#[from] ArmError),
@@ -32,7 +31,4 @@ pub enum AppError {
     /// A thread of the start's came to an end.
     #[error("{0} failed: {1}")]
     Died(&'static str, #[source] tokio::task::JoinError),
-    /// No cgroups to work with.
-    #[error(transparent)]
-    Cgroup(#[from] CgroupError),
 }

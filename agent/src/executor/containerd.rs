@@ -2,6 +2,7 @@
 //!
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
+pub mod compose;
 mod image;
 mod permit;
 mod sandbox;

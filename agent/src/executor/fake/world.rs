@@ -1,20 +1,19 @@
-//! What is true of the simulated node, and what must never happen on it.
+//! What is true of the simulated node: its containers, sandboxes and cgroups, and what becomes of calls.
+
+mod invariants;
+mod processes;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt;
-use std::io;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, FoundContainer, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
-use limpet_model::pod::compute_resources::{PodLimits, cpu_quota, pod_limits};
-use limpet_model::pod::qos::{CPU, limit};
+use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
 use limpet_model::pod::{PodRecord, PodUid, Role};
-use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::PodVerdict;
 use tokio::sync::{Notify, mpsc, watch};
@@ -22,8 +21,8 @@ use tokio::time::Instant;
 
 use super::{Fault, wall_at};
 
-/// How late a SIGKILL may be.
-const LATE: Duration = Duration::from_secs(1);
+use invariants::Stop;
+pub(super) use processes::{UnderWay, WorldProcesses};
 
 /// What a start brought: the container, its task, when it was started, and in which sandbox.
 pub(super) type Started = (ContainerId, Task, Timestamp, Option<String>);
@@ -40,18 +39,6 @@ struct Container {
     stop: Option<Stop>,
     /// How its process takes SIGTERM: after how long it exits; `None`: it ignores it.
     obeys: Option<Duration>,
-}
-
-/// A container's stop, as its pod's grace period has it.
-#[derive(Debug)]
-struct Stop {
-    /// When SIGKILL may come at the earliest: the grace after the first stop of any agent.
-    may_kill_at: Instant,
-    /// When SIGKILL has to come: the grace after this agent began to stop it, unless it is disturbed meanwhile.
-    must_kill_at: Instant,
-    /// The undisturbed time in which the stop began.
-    quiet: u32,
-    killed: bool,
 }
 
 /// The simulated node.
@@ -164,11 +151,6 @@ impl World {
         }
     }
 
-    fn violate(&mut self, what: String) {
-        self.note(|| format!("VIOLATION {what}"));
-        self.violations.push(what);
-    }
-
     /// How long a call takes, and what becomes of it.
     pub(super) fn draw_call(&mut self, name: &'static str) -> (Duration, Fault) {
         let delay = match self.rng.u32(0..1_000) < self.fault_rate {
@@ -201,16 +183,11 @@ impl World {
         id
     }
 
-    /// Sets a pod's limits, which must not be below those of a container whose cgroup is there.
+    /// Sets a pod's limits.
     pub(super) fn set_cgroup(&mut self, uid: &PodUid, limits: PodLimits) {
         self.cgroups.insert(uid.to_string(), limits);
-        let of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
-        let above = of_pod.filter(|(_, one)| one.task.is_some() && exceeds(one.cpu_quota, &limits));
-        let above: Vec<String> = above.map(|(id, _)| short(id)).collect();
         self.note(|| format!("cgroup of {uid} {limits:?}"));
-        if !above.is_empty() {
-            self.violate(format!("the cgroup of {uid} is below those of {}", above.join(", ")));
-        }
+        self.check_cgroup(uid, &limits);
     }
 
     /// The limits of a pod's cgroup.
@@ -221,12 +198,7 @@ impl World {
     pub(super) fn remove_sandbox(&mut self, uid: &PodUid) {
         self.sandboxes.remove(uid.as_str());
         self.cgroups.remove(uid.as_str());
-        let in_it =
-            self.containers.iter().find(|(_, one)| one.recorded.identity.uid == uid.as_str() && is_running(one));
-        if let Some((id, _)) = in_it {
-            let id = id.clone();
-            self.violate(format!("the sandbox of {uid} is removed while {id} runs in it"));
-        }
+        self.check_sandbox_removal(uid);
     }
 
     pub(super) fn sandbox(&self, uid: &PodUid) -> Option<String> {
@@ -275,7 +247,7 @@ impl World {
             recorded: Recorded { identity, state, manifest: Arc::clone(&record.manifest) },
             task: Some(Task::Running { pid }),
             has_snapshot: true,
-            cpu_quota: container_quota(pod, slot),
+            cpu_quota: invariants::container_quota(pod, slot),
             restart_policy: policy,
             stop: None,
             obeys: self.draw_obedience(),
@@ -285,166 +257,6 @@ impl World {
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
         self.draw_life(pid, slot.role == Role::Init);
         (id, Task::Running { pid }, now.wall, self.sandbox(&record.uid))
-    }
-
-    fn draw_obedience(&mut self) -> Option<Duration> {
-        match self.behaviour {
-            Some(behaviour) => behaviour.obeys,
-            None => self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..3_000))),
-        }
-    }
-
-    /// Some processes exit by themselves.
-    fn draw_life(&mut self, pid: u32, init: bool) {
-        if let Some(behaviour) = self.behaviour {
-            self.due.extend(behaviour.exits.map(|(after, code)| (Instant::now() + after, pid, code)));
-            return self.due_changed.notify_one();
-        }
-        let exits = init || (!self.calm && self.rng.u32(0..3) == 0);
-        if exits {
-            let after = Duration::from_millis(self.rng.u64(0..20_000));
-            let code = i32::from(!self.calm && self.rng.u32(0..4) == 0);
-            self.due.push((Instant::now() + after, pid, code));
-            self.due_changed.notify_one();
-        }
-    }
-
-    /// The agent begins to start a container: a verdict is known by then, or comes while the start is under way.
-    pub(super) fn begin_start(&mut self, pod: &PodState, slot: &ContainerSlot) {
-        if self.has_failed(&pod.record.uid) {
-            self.violate(format!("{}/{} starts after a verdict", pod.record.key, slot.name));
-        }
-    }
-
-    fn check_start(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) {
-        let uid = pod.record.uid.as_str();
-        let mut found = Vec::new();
-        for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
-            let identity = &one.recorded.identity;
-            let same_slot = identity.uid == uid && identity.container == slot.name;
-            if is_running(one) && (same_slot || (identity.pod_key() == pod.record.key && identity.uid != uid)) {
-                found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
-            }
-            let code = one.exit_code();
-            let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid);
-            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !anew {
-                let again = match one.restart_policy.as_str() {
-                    "Never" => true,
-                    "OnFailure" => code == Some(0),
-                    _ => slot.role == Role::Init && code == Some(0),
-                };
-                if again {
-                    found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
-                }
-            }
-        }
-        if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
-            found.push(format!("{} starts above the cgroup of its pod", short(id)));
-        }
-        if slot.role == Role::Main {
-            found.extend(self.not_initialized(pod, id));
-        }
-        if !self.sandboxes.contains_key(uid) {
-            found.push(format!("{} starts without a sandbox", short(id)));
-        }
-        found.into_iter().for_each(|what| self.violate(what));
-    }
-
-    /// Init containers of the pod that have not succeeded in its sandbox, unless a regular container was started in it.
-    fn not_initialized(&self, pod: &PodState, id: &ContainerId) -> Option<String> {
-        let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
-        let here: Vec<&Container> = self
-            .containers
-            .values()
-            .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
-            .collect();
-        let succeeded =
-            |name: &str| here.iter().any(|one| one.recorded.identity.container == name && one.exit_code() == Some(0));
-        let mut inits = pod.record.spec().init_containers.iter().flatten();
-        let missing = inits.find(|init| !succeeded(&init.name))?;
-        let began = here.iter().any(|one| !one.recorded.identity.init);
-        (!began).then(|| format!("{} starts before {} has succeeded in its sandbox", short(id), missing.name))
-    }
-
-    /// The agent begins to stop a container, or tries again.
-    pub(super) fn begin_stop(&mut self, id: &ContainerId, grace: Duration) {
-        let quiet = self.quiet;
-        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
-        let kill_at = Instant::now() + grace;
-        match &mut one.stop {
-            Some(stop) if stop.quiet == quiet => {}
-            Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at, quiet),
-            None => one.stop = Some(Stop { may_kill_at: kill_at, must_kill_at: kill_at, quiet, killed: false }),
-        }
-    }
-
-    /// The agent is about to send SIGKILL.
-    pub(super) fn begin_kill(&mut self, id: &ContainerId) {
-        let (now, quiet) = (Instant::now(), self.quiet);
-        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
-        let wrong = match &mut one.stop {
-            Some(stop) if now >= stop.may_kill_at => {
-                let first = !std::mem::replace(&mut stop.killed, true);
-                let late = now.saturating_duration_since(stop.must_kill_at);
-                (first && stop.quiet == quiet && late > LATE).then(|| format!("{late:?} after its grace is over"))
-            }
-            _ => Some("before its grace is over".to_owned()),
-        };
-        if let Some(wrong) = wrong {
-            self.violate(format!("SIGKILL to {} {wrong}", short(id)));
-        }
-    }
-
-    pub(super) fn terminate(&mut self, id: &ContainerId) {
-        let Some(one) = self.containers.get(id) else { return };
-        let obeys = one.obeys;
-        if let (Some(Task::Running { pid }), Some(after)) = (one.task, obeys) {
-            self.due.push((Instant::now() + after, pid, 143));
-            self.due_changed.notify_one();
-        }
-        self.note(|| format!("SIGTERM {} obeys {obeys:?}", short(id)));
-    }
-
-    pub(super) fn kill(&mut self, id: &ContainerId) {
-        if let Some(Task::Running { pid }) = self.task(id) {
-            self.exit(pid, 137);
-        }
-    }
-
-    /// A process exits; the runtime's event may be lost.
-    pub fn exit(&mut self, pid: u32, code: i32) {
-        let Some((id, alive)) = self.alive.remove(&pid) else { return };
-        let at = wall_at(self.begun);
-        alive.send_replace(false);
-        self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
-        if let Some(one) = self.containers.get_mut(&id) {
-            one.task = Some(Task::Stopped { code, at });
-        }
-        let lost = self.rng.u32(0..1_000) < self.fault_rate;
-        if let (true, false, Some(events)) = (self.connected, lost, &self.events) {
-            // An agent that is gone hears of it when it reads the whole state.
-            let _ = events.try_send(LifecycleEvent::Exited { id, pid, code, at });
-        }
-    }
-
-    /// How many processes were started so far.
-    pub fn starts(&self) -> u64 {
-        u64::from(self.next_pid - 100)
-    }
-
-    /// The processes that run now.
-    pub fn running(&self) -> Vec<u32> {
-        self.alive.keys().copied().collect()
-    }
-
-    /// Lets everything exit that is due by now; returns when the next is due.
-    pub fn exit_due(&mut self) -> Option<Instant> {
-        let now = Instant::now();
-        let due: Vec<(u32, i32)> =
-            self.due.iter().filter(|(at, ..)| *at <= now).map(|(_, pid, code)| (*pid, *code)).collect();
-        self.due.retain(|(at, ..)| *at > now);
-        due.into_iter().for_each(|(pid, code)| self.exit(pid, code));
-        self.due.iter().map(|(at, ..)| *at).min()
     }
 
     /// The version that a container was started with.
@@ -469,20 +281,15 @@ impl World {
 
     pub(super) fn reap(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
         self.write_exit(pod, id, exit);
-        if let Some(one) = self.containers.get_mut(id) {
-            if is_running(one) {
-                let what = format!("{} is reaped while it runs", short(id));
-                return self.violate(what);
-            }
+        self.check_not_running(id, "reaped");
+        if let Some(one) = self.containers.get_mut(id).filter(|one| !is_running(one)) {
             (one.task, one.has_snapshot) = (None, false);
         }
     }
 
     pub(super) fn remove_containers(&mut self, ids: &[ContainerId]) {
         for id in ids {
-            if self.containers.get(id).is_some_and(is_running) {
-                self.violate(format!("{} is removed while it runs", short(id)));
-            }
+            self.check_not_running(id, "removed");
             self.containers.remove(id);
         }
     }
@@ -580,76 +387,10 @@ impl Container {
     }
 }
 
-/// The CPU quota of a container.
-fn container_quota(pod: &PodState, slot: &ContainerSlot) -> Option<i64> {
-    let resources = pod.container_spec(&slot.name)?.resources.as_ref()?;
-    cpu_quota(limit(resources, CPU).milli())
-}
-
-/// Whether the kernel refuses a container's quota in a pod with these limits (cgroup v1).
-fn exceeds(quota: Option<i64>, pod: &PodLimits) -> bool {
-    quota.zip(pod.cpu_quota).is_some_and(|(container, pod)| container > pod)
-}
-
 fn is_running(container: &Container) -> bool {
     matches!(container.task, Some(Task::Running { .. }))
 }
 
 fn short(id: &ContainerId) -> String {
     id.as_str().chars().take(6).collect()
-}
-
-/// Counts a call as long as it is under way, however it ends.
-pub(super) struct UnderWay<'a>(&'a Mutex<World>);
-
-impl<'a> UnderWay<'a> {
-    pub(super) fn new(world: &'a Mutex<World>) -> Self {
-        world.lock().unwrap_or_else(PoisonError::into_inner).under_way += 1;
-        Self(world)
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).under_way -= 1;
-    }
-}
-
-/// The processes of the simulated node.
-#[derive(Debug, Clone)]
-pub(super) struct WorldProcesses(pub(super) Arc<Mutex<World>>);
-
-impl Processes for WorldProcesses {
-    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
-        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(match world.alive.get(&pid) {
-            Some((_, alive)) => Arc::new(Handle(alive.subscribe())),
-            None => Arc::new(EndedProcess),
-        })
-    }
-
-    fn in_container(&self, _: &PodUid, container: &ContainerId) -> Option<u32> {
-        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        world.alive.iter().find(|(_, (id, _))| id == container).map(|(pid, _)| *pid)
-    }
-
-    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
-        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        world.alive.get(&pid).is_some_and(|(id, _)| id == container)
-    }
-}
-
-/// One simulated process.
-#[derive(Debug)]
-struct Handle(watch::Receiver<bool>);
-
-impl ProcessHandle for Handle {
-    fn is_alive(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
-        let mut alive = self.0.clone();
-        Box::pin(async move { alive.wait_for(|alive| !alive).await.map(drop).map_err(io::Error::other) })
-    }
 }

@@ -1,0 +1,145 @@
+//! Composes the executor from the configuration: each backend gets its settings, and nothing of the agent's other parts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use limpet_containerd::client::Client;
+use limpet_containerd::container::{Containers, ContainersConfig};
+use limpet_containerd::image::{Images, ImagesConfig};
+use limpet_containerd::log::LogPaths;
+use limpet_containerd::user::AccountsCache;
+use limpet_core::node_state::NodeNetwork;
+use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
+use limpet_host::network::Network;
+use limpet_host::sandbox::{SandboxError, Sandboxes};
+use limpet_host::volume::{self, ClusterDns, Volumes};
+use limpet_model::node::NodeFacts;
+use limpet_model::pod::downward::NodeLimits;
+use tokio::sync::{Semaphore, watch};
+
+use super::ContainerdExecutor;
+use crate::config::Config;
+use crate::reporter::Reporter;
+
+/// Why there is no executor: what pods run in cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ComposeError {
+    /// The directory of the namespaces cannot be made.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// No cgroups to work with.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+}
+
+/// containerd, CNI and volumes as the executor and other parts of the agent use them. A clone is another handle.
+#[derive(Debug, Clone)]
+pub struct Backends {
+    /// The connection to containerd.
+    pub client: Client,
+    /// CNI.
+    pub network: Network,
+    /// Volumes and provided files.
+    pub volumes: Volumes,
+}
+
+impl Backends {
+    /// The backends that `config` asks for. Nothing is connected, read or made yet.
+    pub fn new(config: &Config, node: &NodeFacts) -> Self {
+        Self {
+            client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
+            network: Network::with_deadline(
+                config.cni_conf_dir.clone(),
+                config.cni_bin_dirs.clone(),
+                config.root_dir.join("network"),
+                // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
+                config.runtime_request_timeout / 2,
+            ),
+            volumes: Volumes::new(volume_settings(config, limits(node))),
+        }
+    }
+}
+
+/// What an executor is composed of.
+#[derive(Debug)]
+pub struct Parts {
+    /// The agent's configuration.
+    pub config: Arc<Config>,
+    /// What is true of the node.
+    pub node: NodeFacts,
+    /// The node's addresses, as they are at any moment.
+    pub node_network: watch::Receiver<NodeNetwork>,
+    /// The path of limpet's own executable, which the shim runs as logger.
+    pub executable: PathBuf,
+    /// containerd, CNI and volumes.
+    pub backends: Backends,
+    /// Where what happens is reported.
+    pub reporter: Arc<Reporter>,
+}
+
+impl ContainerdExecutor {
+    /// The executor of `parts`.
+    ///
+    /// # Errors
+    /// The directory of the sandboxes or the cgroups of the pods cannot be had.
+    pub async fn open(parts: Parts) -> Result<Self, ComposeError> {
+        let Parts { config, node, node_network, executable, backends, reporter } = parts;
+        let Backends { client, network, volumes } = backends;
+        let images = ImagesConfig {
+            snapshotter: config.snapshotter.clone(),
+            registry_config_dir: config.registry_config_dir.clone(),
+            auth_files: auth_files(&config),
+            archives_dir: config.root_dir.join("images"),
+        };
+        let containers = ContainersConfig {
+            snapshotter: config.snapshotter.clone(),
+            runtime_binary: config.runtime_binary.clone(),
+            systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
+        };
+        Ok(Self {
+            containers: Containers::new(client.clone(), containers),
+            images: Images::new(client.clone(), images),
+            sandboxes: Sandboxes::open(&config.run_dir).await?,
+            cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
+            accounts: AccountsCache::default(),
+            logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
+            starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            pulls: Semaphore::new(config.max_parallel_pulls),
+            config,
+            node,
+            node_network,
+            executable,
+            client,
+            network,
+            volumes,
+            reporter,
+        })
+    }
+}
+
+/// What a container without limits may use.
+fn limits(node: &NodeFacts) -> NodeLimits {
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    NodeLimits { cpus, memory: node.memory_capacity }
+}
+
+/// What of the configuration concerns volumes.
+fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
+    volume::Settings {
+        root_dir: config.root_dir.clone(),
+        resolv_conf: config.resolv_conf.clone(),
+        hosts_file: "/etc/hosts".into(),
+        cluster: ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() },
+        limits,
+    }
+}
+
+/// Where registry credentials are looked for: limpet's own file, then docker's.
+fn auth_files(config: &Config) -> Vec<PathBuf> {
+    let docker = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
+    let directories = [Some(config.root_dir.clone()), docker, home, Some(PathBuf::from("/root/.docker"))];
+    let mut files: Vec<PathBuf> = directories.into_iter().flatten().map(|dir| dir.join("config.json")).collect();
+    files.dedup();
+    files
+}

@@ -1,0 +1,156 @@
+//! What must never happen on the simulated node, whatever fails: each breach becomes one of [`World::violations`].
+
+use std::time::Duration;
+
+use limpet_core::state::{ContainerSlot, PodState};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::compute_resources::{PodLimits, cpu_quota};
+use limpet_model::pod::qos::{CPU, limit};
+use limpet_model::pod::{PodUid, Role};
+use tokio::time::Instant;
+
+use super::{Container, World, is_running, short};
+
+/// How late a SIGKILL may be.
+const LATE: Duration = Duration::from_secs(1);
+
+/// A container's stop, as its pod's grace period has it.
+#[derive(Debug)]
+pub(super) struct Stop {
+    /// When SIGKILL may come at the earliest: the grace after the first stop of any agent.
+    may_kill_at: Instant,
+    /// When SIGKILL has to come: the grace after this agent began to stop it, unless it is disturbed meanwhile.
+    must_kill_at: Instant,
+    /// The undisturbed time in which the stop began.
+    quiet: u32,
+    killed: bool,
+}
+
+impl World {
+    fn violate(&mut self, what: String) {
+        self.note(|| format!("VIOLATION {what}"));
+        self.violations.push(what);
+    }
+
+    /// A pod's limits must not be below those of a container whose cgroup is there.
+    pub(super) fn check_cgroup(&mut self, uid: &PodUid, limits: &PodLimits) {
+        let of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
+        let above = of_pod.filter(|(_, one)| one.task.is_some() && exceeds(one.cpu_quota, limits));
+        let above: Vec<String> = above.map(|(id, _)| short(id)).collect();
+        if !above.is_empty() {
+            self.violate(format!("the cgroup of {uid} is below those of {}", above.join(", ")));
+        }
+    }
+
+    /// A sandbox goes after the processes in it.
+    pub(super) fn check_sandbox_removal(&mut self, uid: &PodUid) {
+        let mut of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
+        if let Some(id) = of_pod.find(|(_, one)| is_running(one)).map(|(id, _)| id.clone()) {
+            self.violate(format!("the sandbox of {uid} is removed while {id} runs in it"));
+        }
+    }
+
+    /// A container that runs is neither reaped nor removed.
+    pub(super) fn check_not_running(&mut self, id: &ContainerId, done: &str) {
+        if self.is_running(id) {
+            self.violate(format!("{} is {done} while it runs", short(id)));
+        }
+    }
+
+    /// The agent begins to start a container: a verdict is known by then, or comes while the start is under way.
+    pub(in crate::executor::fake) fn begin_start(&mut self, pod: &PodState, slot: &ContainerSlot) {
+        if self.has_failed(&pod.record.uid) {
+            self.violate(format!("{}/{} starts after a verdict", pod.record.key, slot.name));
+        }
+    }
+
+    pub(super) fn check_start(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) {
+        let uid = pod.record.uid.as_str();
+        let mut found = Vec::new();
+        for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
+            let identity = &one.recorded.identity;
+            let same_slot = identity.uid == uid && identity.container == slot.name;
+            if is_running(one) && (same_slot || (identity.pod_key() == pod.record.key && identity.uid != uid)) {
+                found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
+            }
+            let code = one.exit_code();
+            let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid);
+            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !anew {
+                let again = match one.restart_policy.as_str() {
+                    "Never" => true,
+                    "OnFailure" => code == Some(0),
+                    _ => slot.role == Role::Init && code == Some(0),
+                };
+                if again {
+                    found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
+                }
+            }
+        }
+        if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
+            found.push(format!("{} starts above the cgroup of its pod", short(id)));
+        }
+        if slot.role == Role::Main {
+            found.extend(self.not_initialized(pod, id));
+        }
+        if !self.sandboxes.contains_key(uid) {
+            found.push(format!("{} starts without a sandbox", short(id)));
+        }
+        found.into_iter().for_each(|what| self.violate(what));
+    }
+
+    /// Init containers of the pod that have not succeeded in its sandbox, unless a regular container was started in it.
+    fn not_initialized(&self, pod: &PodState, id: &ContainerId) -> Option<String> {
+        let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
+        let here: Vec<&Container> = self
+            .containers
+            .values()
+            .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
+            .collect();
+        let succeeded =
+            |name: &str| here.iter().any(|one| one.recorded.identity.container == name && one.exit_code() == Some(0));
+        let mut inits = pod.record.spec().init_containers.iter().flatten();
+        let missing = inits.find(|init| !succeeded(&init.name))?;
+        let began = here.iter().any(|one| !one.recorded.identity.init);
+        (!began).then(|| format!("{} starts before {} has succeeded in its sandbox", short(id), missing.name))
+    }
+
+    /// The agent begins to stop a container, or tries again.
+    pub(in crate::executor::fake) fn begin_stop(&mut self, id: &ContainerId, grace: Duration) {
+        let quiet = self.quiet;
+        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
+        let kill_at = Instant::now() + grace;
+        match &mut one.stop {
+            Some(stop) if stop.quiet == quiet => {}
+            Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at, quiet),
+            None => one.stop = Some(Stop { may_kill_at: kill_at, must_kill_at: kill_at, quiet, killed: false }),
+        }
+    }
+
+    /// The agent is about to send SIGKILL.
+    pub(in crate::executor::fake) fn begin_kill(&mut self, id: &ContainerId) {
+        let (now, quiet) = (Instant::now(), self.quiet);
+        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
+        let wrong = match &mut one.stop {
+            Some(stop) if now >= stop.may_kill_at => {
+                let first = !std::mem::replace(&mut stop.killed, true);
+                let late = now.saturating_duration_since(stop.must_kill_at);
+                (first && stop.quiet == quiet && late > LATE).then(|| format!("{late:?} after its grace is over"))
+            }
+            _ => Some("before its grace is over".to_owned()),
+        };
+        if let Some(wrong) = wrong {
+            self.violate(format!("SIGKILL to {} {wrong}", short(id)));
+        }
+    }
+}
+
+/// The CPU quota of a container.
+pub(super) fn container_quota(pod: &PodState, slot: &ContainerSlot) -> Option<i64> {
+    let resources = pod.container_spec(&slot.name)?.resources.as_ref()?;
+    cpu_quota(limit(resources, CPU).milli())
+}
+
+/// Whether the kernel refuses a container's quota in a pod with these limits (cgroup v1).
+fn exceeds(quota: Option<i64>, pod: &PodLimits) -> bool {
+    quota.zip(pod.cpu_quota).is_some_and(|(container, pod)| container > pod)
+}

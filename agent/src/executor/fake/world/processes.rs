@@ -1,0 +1,147 @@
+//! The processes of the simulated node: how long each lives, how it takes signals, and how the agent hears of its end.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use limpet_model::container::{ContainerId, Task};
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::pod::PodUid;
+use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{World, short};
+use crate::executor::fake::wall_at;
+
+impl World {
+    pub(super) fn draw_obedience(&mut self) -> Option<Duration> {
+        match self.behaviour {
+            Some(behaviour) => behaviour.obeys,
+            None => self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..3_000))),
+        }
+    }
+
+    /// Some processes exit by themselves.
+    pub(super) fn draw_life(&mut self, pid: u32, init: bool) {
+        if let Some(behaviour) = self.behaviour {
+            self.due.extend(behaviour.exits.map(|(after, code)| (Instant::now() + after, pid, code)));
+            return self.due_changed.notify_one();
+        }
+        let exits = init || (!self.calm && self.rng.u32(0..3) == 0);
+        if exits {
+            let after = Duration::from_millis(self.rng.u64(0..20_000));
+            let code = i32::from(!self.calm && self.rng.u32(0..4) == 0);
+            self.due.push((Instant::now() + after, pid, code));
+            self.due_changed.notify_one();
+        }
+    }
+
+    pub(in crate::executor::fake) fn terminate(&mut self, id: &ContainerId) {
+        let Some(one) = self.containers.get(id) else { return };
+        let obeys = one.obeys;
+        if let (Some(Task::Running { pid }), Some(after)) = (one.task, obeys) {
+            self.due.push((Instant::now() + after, pid, 143));
+            self.due_changed.notify_one();
+        }
+        self.note(|| format!("SIGTERM {} obeys {obeys:?}", short(id)));
+    }
+
+    pub(in crate::executor::fake) fn kill(&mut self, id: &ContainerId) {
+        if let Some(Task::Running { pid }) = self.task(id) {
+            self.exit(pid, 137);
+        }
+    }
+
+    /// A process exits; the runtime's event may be lost.
+    pub fn exit(&mut self, pid: u32, code: i32) {
+        let Some((id, alive)) = self.alive.remove(&pid) else { return };
+        let at = wall_at(self.begun);
+        alive.send_replace(false);
+        self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
+        if let Some(one) = self.containers.get_mut(&id) {
+            one.task = Some(Task::Stopped { code, at });
+        }
+        let lost = self.rng.u32(0..1_000) < self.fault_rate;
+        if let (true, false, Some(events)) = (self.connected, lost, &self.events) {
+            // An agent that is gone hears of it when it reads the whole state.
+            let _ = events.try_send(LifecycleEvent::Exited { id, pid, code, at });
+        }
+    }
+
+    /// How many processes were started so far.
+    pub fn starts(&self) -> u64 {
+        u64::from(self.next_pid - 100)
+    }
+
+    /// The processes that run now.
+    pub fn running(&self) -> Vec<u32> {
+        self.alive.keys().copied().collect()
+    }
+
+    /// Lets everything exit that is due by now; returns when the next is due.
+    pub fn exit_due(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        let due: Vec<(u32, i32)> =
+            self.due.iter().filter(|(at, ..)| *at <= now).map(|(_, pid, code)| (*pid, *code)).collect();
+        self.due.retain(|(at, ..)| *at > now);
+        due.into_iter().for_each(|(pid, code)| self.exit(pid, code));
+        self.due.iter().map(|(at, ..)| *at).min()
+    }
+}
+
+/// Counts a call as long as it is under way, however it ends.
+pub(in crate::executor::fake) struct UnderWay<'a>(&'a Mutex<World>);
+
+impl<'a> UnderWay<'a> {
+    pub(in crate::executor::fake) fn new(world: &'a Mutex<World>) -> Self {
+        world.lock().unwrap_or_else(PoisonError::into_inner).under_way += 1;
+        Self(world)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).under_way -= 1;
+    }
+}
+
+/// The processes of the simulated node.
+#[derive(Debug, Clone)]
+pub(in crate::executor::fake) struct WorldProcesses(pub(in crate::executor::fake) Arc<Mutex<World>>);
+
+impl Processes for WorldProcesses {
+    fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {
+        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(match world.alive.get(&pid) {
+            Some((_, alive)) => Arc::new(Handle(alive.subscribe())),
+            None => Arc::new(EndedProcess),
+        })
+    }
+
+    fn in_container(&self, _: &PodUid, container: &ContainerId) -> Option<u32> {
+        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        world.alive.iter().find(|(_, (id, _))| id == container).map(|(pid, _)| *pid)
+    }
+
+    fn is_in_container(&self, pid: u32, container: &ContainerId) -> bool {
+        let world = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        world.alive.get(&pid).is_some_and(|(id, _)| id == container)
+    }
+}
+
+/// One simulated process.
+#[derive(Debug)]
+struct Handle(watch::Receiver<bool>);
+
+impl ProcessHandle for Handle {
+    fn is_alive(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    fn ended(self: Arc<Self>) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
+        let mut alive = self.0.clone();
+        Box::pin(async move { alive.wait_for(|alive| !alive).await.map(drop).map_err(io::Error::other) })
+    }
+}
