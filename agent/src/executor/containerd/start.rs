@@ -1,5 +1,7 @@
 //! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
 
+mod failed;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +11,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use tokio::time::Instant;
 
+pub(super) use self::failed::START_ERROR;
+use self::failed::{START_ERROR_CODE, StartFailure, config_error, is_lost_mount, is_stale_bundle, refused, run_error};
 use super::permit::with_permit;
-use super::{ContainerdExecutor, ended_state, failure, sandbox_of};
+use super::{ContainerdExecutor, ended_state, sandbox_of};
 use crate::clock;
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
@@ -21,7 +25,7 @@ use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::state::{CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, RetryState};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState};
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
@@ -30,11 +34,6 @@ use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Ex
 use limpet_model::image::LocalImage;
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::stop_signal::StopSignal;
-
-/// kubelet's exit code for a container whose process could not be started.
-const START_ERROR_CODE: i32 = 128;
-/// And its reason.
-pub(super) const START_ERROR: &str = "StartError";
 
 /// What one start is made from.
 struct Start<'a> {
@@ -60,14 +59,6 @@ enum Ran {
     },
     /// One that an earlier try had started already, perhaps of an earlier version.
     Before(Task, Option<Box<Recorded>>),
-}
-
-/// How far a start came before it failed.
-enum StartFailure {
-    /// Nothing was left behind that counts as an attempt: tried again.
-    Before(Failure),
-    /// runc could not run it: the attempt counts, with kubelet's `StartError`.
-    Ended(String),
 }
 
 impl ContainerdExecutor {
@@ -403,44 +394,4 @@ impl ContainerdExecutor {
 
 fn accounts_mount(mount: &SnapshotMount) -> user::SnapshotMount {
     user::SnapshotMount { fs_type: mount.r#type.clone(), source: mount.source.clone(), options: mount.options.clone() }
-}
-
-fn refused(error: RuntimeError) -> StartFailure {
-    StartFailure::Before(failure("CreateContainerError", &error))
-}
-
-fn config_error(message: String) -> StartFailure {
-    StartFailure::Before(Failure { reason: CONFIG_ERROR, message, transient: false })
-}
-
-/// What `Tasks.Create` or `Tasks.Start` said: runc's own refusal ends the attempt, anything else does not count.
-fn run_error(error: RuntimeError) -> StartFailure {
-    match &error {
-        RuntimeError::Refused { message, .. } if is_shim_failure(message) => {
-            StartFailure::Before(Failure { transient: true, ..failure("RunContainerError", &error) })
-        }
-        RuntimeError::Refused { message, .. } if !is_disk_full(message) => StartFailure::Ended(message.clone()),
-        _ => StartFailure::Before(failure("RunContainerError", &error)),
-    }
-}
-
-/// The shim, not the container: it could not be started or reached, and the next try gets another one.
-fn is_shim_failure(message: &str) -> bool {
-    ["failed to start shim", "TTRPC connection", "ttrpc: closed"].iter().any(|words| message.contains(words))
-}
-
-/// Whether containerd has refused twice for the directory of a task that it does not know: one that was killed in the
-/// middle of `Tasks.Create` may leave it, and does not clear it away before its next start.
-fn is_stale_bundle(failure: &Failure, before: Option<&RetryState>) -> bool {
-    failure.message.contains("failed to start shim: mkdir")
-        && failure.message.contains("file exists")
-        && before.is_some_and(|before| before.message == failure.message)
-}
-
-fn is_disk_full(message: &str) -> bool {
-    message.contains("no space left on device")
-}
-
-fn is_lost_mount(message: &str) -> bool {
-    message.contains("no such file or directory") && message.contains("mount")
 }
