@@ -389,6 +389,7 @@ fn supervise(
         executor: Arc::clone(executor) as Arc<dyn Executor>,
         reporter: Arc::clone(&executor.reporter),
         followed,
+        host_ports: Arc::default(),
     };
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());

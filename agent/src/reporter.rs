@@ -22,6 +22,7 @@ use limpet_core::status::observed::{ObservedContainer, ObservedPod};
 use limpet_core::status::retired::Overdue;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
+use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::PodVerdict;
@@ -116,6 +117,11 @@ impl Reporter {
         if let Some(Overdue { pod, consumers }) = overdue {
             tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, ?consumers, "a last status was dropped before it was taken");
         }
+    }
+
+    /// The pod waits for ports of the node that another one has.
+    pub fn report_ports_wait(&self, pod: &PodState, verdict: &PodVerdict) {
+        self.report_wait(pod, None, NODE_PORTS, verdict.message.clone());
     }
 
     /// The pod waits for a CNI configuration.

@@ -4,6 +4,7 @@
 //! [`limpet_core::plan`], and done by an [`Executor`].
 
 pub mod adoption;
+pub mod host_ports;
 pub mod inbox;
 pub mod pod_worker;
 pub mod process_watch;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use crate::executor::Executor;
 use crate::lifecycle::followed::Followed;
 use crate::reporter::Reporter;
+use host_ports::HostPorts;
 
 /// What every worker works with. Clones share it.
 #[derive(Debug, Clone)]
@@ -24,4 +26,6 @@ pub struct WorkerContext {
     pub reporter: Arc<Reporter>,
     /// The processes that BPF programs report on.
     pub followed: Arc<Followed>,
+    /// Which pod has which ports of the node.
+    pub host_ports: Arc<HostPorts>,
 }

@@ -59,13 +59,21 @@ impl Node {
 
     /// The same with the environment `env`.
     fn write_with(&mut self, name: &str, image: &str, env: &Value) {
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
-            "spec": {
-                "hostNetwork": true, "terminationGracePeriodSeconds": 7,
-                "containers": [{ "name": "c", "image": image, "imagePullPolicy": "IfNotPresent", "env": env }],
-            },
-        });
+        self.write_container(name, json!({ "image": image, "env": env }));
+    }
+
+    /// Writes the manifest of a pod whose only container is `container`.
+    fn write_container(&mut self, name: &str, container: Value) {
+        self.write_pod(name, json!({ "containers": [container] }));
+    }
+
+    /// Writes the manifest of a pod of that spec, which has one container.
+    fn write_pod(&mut self, name: &str, mut spec: Value) {
+        spec["hostNetwork"] = json!(true);
+        spec["terminationGracePeriodSeconds"] = json!(7);
+        spec["containers"][0]["name"] = json!("c");
+        spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec });
         let name: Arc<str> = Arc::from(name);
         let read = manifest::read(pod.to_string().as_bytes(), &name, SourceKind::File, NODE);
         assert!(read.faults.is_empty(), "{:?}", read.faults);
@@ -105,6 +113,18 @@ impl Node {
         let pod = observed.pods.values().find(|pod| pod.record.key.name().starts_with(name))?;
         let container = pod.status.container_statuses.as_ref()?.first()?;
         container.state.as_ref()?.waiting.as_ref()?.reason.clone()
+    }
+
+    /// The reason in a pod's status; `None`: there is none.
+    fn reason(&self, name: &str) -> Option<String> {
+        let observed = self.agent.as_ref().unwrap().observed.load();
+        let pod = observed.pods.values().find(|pod| pod.record.key.name().starts_with(name))?;
+        pod.status.reason.clone()
+    }
+
+    /// Writes the manifest of a pod that listens at a port of the node.
+    fn write_listening(&mut self, name: &str, port: u16) {
+        self.write_container(name, json!({ "image": "app:1", "ports": [{ "containerPort": port }] }));
     }
 
     /// The images of the pods that are to run.
@@ -283,5 +303,52 @@ async fn a_container_waits_for_the_address_that_its_environment_names() {
     node.agent.as_ref().unwrap().network.send_replace(network(NodeAddresses::one([10, 0, 0, 2].into())));
     node.pass(SECOND).await;
     assert_eq!((node.starts(), node.waiting_reason("web")), (1, None));
+    node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_waits_until_the_port_that_another_has_is_free() {
+    let mut node = Node::new(OBEDIENT);
+    node.write_listening("first", 80);
+    node.pass(SECOND).await;
+    node.write_listening("second", 80);
+    node.write_listening("third", 81);
+    node.pass(SECOND * 100).await;
+    assert_eq!((node.starts(), node.reason("second").as_deref()), (2, Some("NodePorts")));
+
+    // What runs has its port also for the next agent.
+    node.kill_agent().await;
+    node.start_agent();
+    node.pass(SECOND * 10).await;
+    assert_eq!((node.starts(), node.reason("second").as_deref()), (2, Some("NodePorts")));
+
+    // An edit gives it away, and another edit takes it back in vain.
+    node.write_listening("first", 82);
+    node.pass(SECOND * 10).await;
+    assert_eq!((node.starts(), node.reason("second")), (4, None));
+    node.write_listening("first", 80);
+    node.pass(SECOND * 10).await;
+    assert_eq!((node.starts(), node.reason("first").as_deref()), (4, Some("NodePorts")));
+
+    // So does the end of the pod, and one that waits can go.
+    node.remove("first");
+    node.remove("second");
+    node.write_listening("fourth", 80);
+    node.pass(SECOND * 10).await;
+    assert_eq!((node.starts(), node.reason("fourth"), node.running().len()), (5, None, 2));
+    node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_finished_leaves_its_port_to_others() {
+    let mut node = Node::new(Behaviour { exits: Some((SECOND * 5, 0)), obeys: None });
+    let ports = json!([{ "containerPort": 80 }]);
+    node.write_pod("job", json!({ "restartPolicy": "Never", "containers": [{ "image": "app:1", "ports": ports }] }));
+    node.pass(SECOND).await;
+    node.write_listening("web", 80);
+    node.pass(SECOND).await;
+    assert_eq!((node.starts(), node.reason("web").as_deref()), (1, Some("NodePorts")));
+    node.pass(SECOND * 5).await;
+    assert_eq!((node.starts(), node.reason("web")), (2, None));
     node.assert_no_violation();
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::claim::Subnet;
 use crate::{process, tools};
@@ -47,6 +47,17 @@ impl Cni {
         });
         fs::write(config_dir.join("10-limpet.conflist"), serde_json::to_vec_pretty(&conflist)?)?;
         Ok(Self { config_dir, allocations, bridge: bridge.to_owned(), _subnet: subnet })
+    }
+
+    /// Adds the plugin that forwards the node's ports to pods.
+    pub fn forward_ports(&self) -> Result<()> {
+        let file = self.config_dir.join("10-limpet.conflist");
+        let mut conflist: Value = serde_json::from_slice(&fs::read(&file)?)?;
+        let plugins = conflist["plugins"].as_array_mut().context("no plugins")?;
+        plugins.push(json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+        let partial = file.with_extension("partial");
+        fs::write(&partial, serde_json::to_vec_pretty(&conflist)?)?;
+        fs::rename(&partial, &file).with_context(|| format!("{}", file.display()))
     }
 
     /// The bridge that links all pods.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::process::{self, Daemon};
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, suite, tools, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         case!(a_finished_pod_keeps_its_address).on(|node| node.cni = true),
         case!(a_pod_waits_for_the_network),
         case!(the_hosts_resolver_is_followed),
+        case!(a_port_of_the_node_leads_to_one_pod).on(|node| (node.cni, node.agent) = (true, false)),
         case!(an_address_that_comes_late_is_known_without_a_restart).on(|node| node.agent = false),
     ])
 }
@@ -167,5 +168,65 @@ fn an_address_that_comes_late_is_known_without_a_restart(node: &mut TestNode) ->
     ip(&["route", "replace", "default", "via", "203.0.113.1"])?;
     node.wait_pod("web", "the node's new address", |pod| has(pod, "203.0.113.9"))?;
     ensure!(node.agent.pid() == agent);
+    Ok(())
+}
+
+/// A pod that answers requests at the node's port 8081 with its name.
+fn answering(name: &str) -> Value {
+    let serve = with(
+        shell("main", "hostname > /tmp/index.html; exec httpd -f -p 8080 -h /tmp"),
+        json!({ "ports": [{ "containerPort": 8080, "hostPort": 8081 }] }),
+    );
+    pod(name, json!({ "hostNetwork": false, "containers": [serve] }))
+}
+
+fn a_port_of_the_node_leads_to_one_pod(node: &mut TestNode) -> Result<()> {
+    // The rules are in a network of the test's own.
+    let network = empty_network(node)?;
+    let inside = |command: &[&str]| {
+        let target = network.pid().to_string();
+        process::checked(Command::new("nsenter").args(["--target", &target, "--net", "--"]).args(command))
+    };
+    let busybox = tools::busybox().context("no busybox")?;
+    let request = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | {} nc -w 5 198.51.100.7 8081", busybox.display());
+    inside(&["ip", "link", "set", "lo", "up"])?;
+    inside(&["ip", "address", "add", "198.51.100.7/32", "dev", "lo"])?;
+    node.agent.move_to_network_of(network.pid());
+    node.agent.start()?;
+    let (first, second) = (node.full_name("first"), node.full_name("second"));
+    let answers = |name: &str| {
+        let ask = || inside(&["/bin/sh", "-c", &request]);
+        let expected = format!("\n{name}\n");
+        wait::until_true(wait::SOON, "the pod's answer", || ask().is_ok_and(|answer| answer.ends_with(&expected)))
+            .with_context(|| format!("{:?}, rules: {:?}", ask(), inside(&["iptables-save", "-t", "nat"])))
+    };
+
+    node.apply(&answering("first"))?;
+    node.wait_event("hostPort needs a plugin with the portMappings capability")?;
+    node.cni.as_ref().context("no network")?.forward_ports()?;
+    node.wait_running("first")?;
+    answers(&first)?;
+
+    node.apply(&answering("second"))?;
+    let message = format!("8081/TCP is taken by pod default/{first}");
+    let waits = |pod: &Value| {
+        let status = &pod["status"];
+        let said = status["message"].as_str().is_some_and(|text| text.contains(&message));
+        status["phase"] == "Pending" && status["reason"] == "NodePorts" && said
+    };
+    node.wait_pod("second", "waiting for the port", waits)?;
+    node.wait_event("Predicate NodePorts failed")?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_pod("second", "waiting for the port", waits)?;
+    answers(&first)?;
+
+    node.remove("first")?;
+    node.wait_running("second")?;
+    answers(&second)?;
+    node.remove("second")?;
+    node.wait_gone("second")?;
+    let rules = inside(&["iptables-save", "-t", "nat"])?;
+    ensure!(!rules.contains("8081"), "{rules}");
     Ok(())
 }

@@ -203,6 +203,9 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
     if let Some(deadline) = pod.deadline() {
         plan.wake_at(deadline);
     }
+    if pod.waits_for_node() {
+        return plan.step();
+    }
     if matches!(pod.sandbox, SandboxState::Absent { .. }) && pod.containers.iter().any(ContainerSlot::is_running) {
         // The namespaces' pins are gone while containers still run in them: no container could join them.
         for (index, slot) in pod.containers.iter().enumerate() {

@@ -214,6 +214,11 @@ impl PodState {
         self.verdict.as_ref().is_some_and(PodVerdict::is_final)
     }
 
+    /// Whether it waits for something that the node does not have for it now.
+    pub fn waits_for_node(&self) -> bool {
+        self.verdict.as_ref().is_some_and(|verdict| !verdict.is_final())
+    }
+
     /// Ends the pod by a decision of the node. The first decision stays.
     pub fn fail(&mut self, verdict: PodVerdict) {
         if !self.is_failed() {

@@ -83,6 +83,17 @@ pub enum NetworkError {
     /// No usable configuration.
     #[error("network is not ready: {0}")]
     NotReady(NetworkStatus),
+    /// The pod has host ports, and no plugin of the network forwards them.
+    #[error(
+        "network of pod {pod}: hostPort needs a plugin with the portMappings capability, and network {network:?} has \
+         none; add the portmap plugin to its configuration"
+    )]
+    NoPortMappings {
+        /// Namespace and name.
+        pod: String,
+        /// The network's name.
+        network: String,
+    },
     /// The plugin is not installed.
     #[error("network of pod {pod}: failed to find plugin {plugin:?} in {dirs}; install it there")]
     PluginMissing {
@@ -222,7 +233,11 @@ impl Network {
             }
         }
         let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
-        warn_of_missing_capabilities(pod, &conflist);
+        if !pod.ports.is_empty() && !conflist.has_capability("portMappings") {
+            let name = format!("{}/{}", pod.namespace, pod.name);
+            return Err(NetworkError::NoPortMappings { pod: name, network: conflist.name });
+        }
+        warn_of_missing_bandwidth(pod, &conflist);
         let mut record = Record::intent(pod, namespace, &conflist);
         self.save(pod.uid, &record, false).await?;
         match chain::add(&record, &conflist, &self.inner.plugins).await {
@@ -364,17 +379,10 @@ fn status_of(read: &Result<Conflist, conflist::ConfigError>) -> NetworkStatus {
     }
 }
 
-fn warn_of_missing_capabilities(pod: &AttachRequest<'_>, conflist: &Conflist) {
-    let name = format_args!("{}/{}", pod.namespace, pod.name);
-    if !pod.ports.is_empty() && !conflist.has_capability("portMappings") {
-        tracing::warn!(
-            pod = %name, network = conflist.name,
-            "hostPort has no effect: no plugin of the network has the portMappings capability; add the portmap plugin"
-        );
-    }
+fn warn_of_missing_bandwidth(pod: &AttachRequest<'_>, conflist: &Conflist) {
     if pod.bandwidth.is_some() && !conflist.has_capability("bandwidth") {
         tracing::warn!(
-            pod = %name, network = conflist.name,
+            pod = %format_args!("{}/{}", pod.namespace, pod.name), network = conflist.name,
             "the bandwidth annotations have no effect: no plugin of the network has the bandwidth capability; \
              add the bandwidth plugin"
         );

@@ -17,6 +17,7 @@ pub mod fault;
 #[allow(clippy::unwrap_used)]
 mod fields_tests;
 pub(crate) mod fingerprint;
+pub mod host_port;
 pub mod identity;
 pub mod key;
 pub mod qos;

@@ -18,7 +18,7 @@ pub enum VerdictPhase {
 /// A final one is recorded on a container whose exit follows it, so that a restarted agent does not run the pod again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodVerdict {
-    /// Kubernetes' reason: `DeadlineExceeded`, `SysctlForbidden`, `OutOfpods`.
+    /// Kubernetes' reason: `DeadlineExceeded`, `SysctlForbidden`, `OutOfpods`, `NodePorts`.
     pub reason: Cow<'static, str>,
     /// The sentence people read.
     pub message: String,

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
 use super::adoption::take_over;
+use super::host_ports::PortHold;
 use super::inbox::{Inbox, Messages, PodCommand};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use limpet_containerd::client::watched;
@@ -58,6 +59,8 @@ pub struct PodWorker {
     jobs: JoinSet<(u64, Outcome)>,
     pulls: BTreeMap<usize, AbortHandle>,
     processes: ProcessWatch,
+    /// The ports of the node that the pod has, or waits for.
+    ports: PortHold,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
     reconnected: bool,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
@@ -77,6 +80,7 @@ impl PodWorker {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
         let network_changes = node.borrow().network.changes;
+        let ports = PortHold::of_found(&context.host_ports, &key, current.iter().chain(&others));
         Self {
             key,
             inbox,
@@ -93,6 +97,7 @@ impl PodWorker {
             jobs: JoinSet::new(),
             pulls: BTreeMap::new(),
             processes: ProcessWatch::default(),
+            ports,
             reconnected: false,
             generation: 0,
         }
@@ -112,6 +117,7 @@ impl PodWorker {
                 pod.take_network_change();
             }
             self.judge(node, now);
+            self.settle_ports();
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {
                 self.context.reporter.publish(pod, node, now);
@@ -155,6 +161,7 @@ impl PodWorker {
             Some(joined) = self.jobs.join_next() => self.finish(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
             Ok(()) = self.node.changed() => {}
+            () = self.ports.freed() => {}
             () = alarm => {}
         }
         false
@@ -237,6 +244,18 @@ impl PodWorker {
         }
     }
 
+    /// Claims the ports of the node that the pod needs, or gives back what it no longer has.
+    fn settle_ports(&mut self) {
+        if !self.others.is_empty() {
+            // The claim of what was found covers all of it.
+            return;
+        }
+        let Some(pod) = &mut self.current else { return self.ports.give_back() };
+        if let Some(verdict) = self.ports.settle(&self.context.host_ports, &self.key, pod) {
+            self.context.reporter.report_ports_wait(pod, &verdict);
+        }
+    }
+
     /// Reports a call that hangs to the worker's own inbox.
     fn hang_reporter(&self, container: Option<String>) -> impl Fn(&'static str) + Send + use<> {
         let (inbox, key) = (Arc::clone(&self.inbox), self.key.clone());
@@ -258,6 +277,9 @@ impl PodWorker {
         self.abort_pulls();
         self.generation += 1;
         self.current = self.others.pop_front();
+        if self.current.is_none() {
+            self.ports.give_back();
+        }
         if self.current.is_none()
             && let Some(next) = self.next.take()
         {

@@ -69,6 +69,7 @@ impl Agent {
             executor: Arc::new(FakeExecutor::new(Arc::clone(world))),
             reporter: Arc::new(reporter),
             followed: Arc::default(),
+            host_ports: Arc::default(),
         };
         let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
         tasks.spawn(async move {

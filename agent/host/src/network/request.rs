@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::ContainerPort;
 use serde::{Deserialize, Serialize};
 
 use limpet_model::pod::bandwidth::{Bandwidth, bandwidth};
+use limpet_model::pod::host_port::served_ports;
 use limpet_model::pod::{PodRecord, PodUid};
 
 /// A `hostPort`: a port of the node that is forwarded to a container's port, in the form of the `portMappings`
@@ -68,9 +69,6 @@ pub struct AttachRequest<'a> {
 impl<'a> AttachRequest<'a> {
     /// The request for `pod`, whose namespace is pinned at `netns`.
     pub fn new(pod: &'a PodRecord, netns: &'a Path) -> Self {
-        let spec = pod.spec();
-        let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
-        let ports = spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
         let mapping = |port: &ContainerPort| {
             Some(PortMapping {
                 host_port: port.host_port.filter(|host_port| *host_port > 0)?,
@@ -84,7 +82,7 @@ impl<'a> AttachRequest<'a> {
             name: pod.key.name(),
             uid: &pod.uid,
             netns,
-            ports: ports.filter_map(mapping).collect(),
+            ports: served_ports(pod.spec()).filter_map(mapping).collect(),
             bandwidth: pod.pod.metadata.annotations.as_ref().and_then(bandwidth).map(BandwidthLimits::from),
         }
     }

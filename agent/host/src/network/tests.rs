@@ -370,3 +370,28 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     sandboxes.remove(&uids[0]).await.unwrap();
     assert_eq!(network.attached().await, []);
 }
+
+#[tokio::test]
+async fn host_ports_wait_for_a_plugin_that_forwards_them() {
+    let node = Scripted::new();
+    let (uid, netns) = (unique_uid(), node.at("netns"));
+    let port = PortMapping {
+        host_port: 80,
+        container_port: 8080,
+        protocol: "tcp".to_owned(),
+        host_ip: "192.0.2.1".to_owned(),
+    };
+    let wanted = AttachRequest { ports: vec![port], ..pod(&uid, &netns) };
+    let error = node.network.attach(&wanted).await.unwrap_err().to_string();
+    assert!(error.contains("network \"net\" has none; add the portmap plugin"), "{error}");
+    assert_eq!((node.calls(), node.network.attached().await), (vec![], vec![]));
+
+    let plugins = json!([{"type": "one"}, {"type": "two", "capabilities": {"portMappings": true}}]);
+    let config = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+    std::fs::write(node.at("net.d/10-net.conflist"), config.to_string()).unwrap();
+    node.network.attach(&wanted).await.unwrap();
+    let mappings = json!([{"hostPort": 80, "containerPort": 8080, "protocol": "tcp", "hostIP": "192.0.2.1"}]);
+    assert_eq!(node.stdin("two-ADD")["runtimeConfig"]["portMappings"], mappings);
+    node.network.detach(&uid).await.unwrap();
+    assert_eq!(node.stdin("two-DEL")["runtimeConfig"]["portMappings"], mappings);
+}

@@ -25,7 +25,8 @@ impl Role {
         inits.chain(mains).chain(ephemeral)
     }
 
-    fn of_init(container: &Container) -> Self {
+    /// The role of an init container.
+    pub(crate) fn of_init(container: &Container) -> Self {
         if container.restart_policy.as_deref() == Some("Always") { Self::Sidecar } else { Self::Init }
     }
 

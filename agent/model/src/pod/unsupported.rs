@@ -146,7 +146,6 @@ pub(super) const NO_EFFECT: &[&str] = &[
 /// Every field of `manifest` that is rejected or has no effect for a pod of `source`.
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let local = source != SourceKind::Api;
-    // Such a pod's ports are the node's: validation has it that a hostPort is the containerPort.
     let host_network = manifest.pointer("/spec/hostNetwork") == Some(&Value::Bool(true));
     let used = |pattern: &'static str, used: Used| {
         select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)
@@ -156,7 +155,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
     let profiles = select(manifest, "metadata.annotations").into_iter().flat_map(apparmor);
-    let ports = used("spec.C.ports[].hostPort", Always).filter(|_| !host_network).map(refuse);
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
     let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
@@ -164,7 +162,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let mut faults: Vec<Fault> = lacking
         .chain(not_yet)
         .chain(refused)
-        .chain(ports)
         .chain(profiles)
         .chain(rates)
         .chain(huge)

@@ -29,7 +29,6 @@ fn unsupported_fields_are_rejected_by_name() {
             "spec.containers[0].livenessProbe",
             "spec.containers[0].stdin",
             "spec.containers[1].env[0].valueFrom.fileKeyRef",
-            "spec.containers[1].ports[1].hostPort",
             "spec.containers[1].resources.limits.hugepages-2Mi",
             "spec.containers[1].resources.limits[example.com/gpu]",
             "spec.initContainers[0].restartPolicy",
@@ -58,13 +57,6 @@ fn a_field_with_its_default_is_not_used() {
         "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
     });
     assert_eq!(refused(spec), Vec::<String>::new());
-}
-
-#[test]
-fn a_host_port_on_the_hosts_network_is_the_containers_own() {
-    let ports = json!([{"name": "a", "ports": [{"containerPort": 80, "hostPort": 80}]}]);
-    assert_eq!(refused(json!({"hostNetwork": true, "containers": ports})), Vec::<String>::new());
-    assert_eq!(refused(json!({"containers": ports})), ["spec.containers[0].ports[0].hostPort"]);
 }
 
 #[test]
