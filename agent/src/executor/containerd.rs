@@ -3,6 +3,7 @@
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
 pub mod compose;
+pub mod handler;
 mod image;
 mod permit;
 mod sandbox;
@@ -17,6 +18,7 @@ use jiff::Timestamp;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+use self::handler::HttpGetter;
 use self::start::START_ERROR;
 use crate::clock;
 use crate::config::Config;
@@ -77,6 +79,8 @@ pub struct ContainerdExecutor {
     pub accounts: AccountsCache,
     /// Where logs are.
     pub logs: LogPaths,
+    /// The GETs of probes and hooks.
+    pub getter: HttpGetter,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
     /// Bounds how many containers are started at once: as many as there are cores.

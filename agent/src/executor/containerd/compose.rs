@@ -18,6 +18,7 @@ use limpet_model::pod::downward::NodeLimits;
 use tokio::sync::{Semaphore, watch};
 
 use super::ContainerdExecutor;
+use super::handler::HttpGetter;
 use crate::config::Config;
 use crate::reporter::Reporter;
 
@@ -103,6 +104,7 @@ impl ContainerdExecutor {
             cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
             accounts: AccountsCache::default(),
             logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
+            getter: HttpGetter::default(),
             starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             pulls: Semaphore::new(config.max_parallel_pulls),
             config,

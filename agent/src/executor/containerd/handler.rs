@@ -1,0 +1,211 @@
+//! What probes and hooks do in a container or against it: run a command, send a GET, open a connection.
+//!
+//! An action lasts as long as it takes: the caller sets the deadline with [`within`]. Dropping it ends it, a command's
+//! process included. What it reads is bounded by [`MAX_OUTPUT`].
+
+mod http;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, TCPSocketAction};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use limpet_containerd::client::Client;
+use limpet_containerd::exec::{self, ExecError, ExecRequest, ExecSession};
+use limpet_core::state::PodState;
+use limpet_model::container::ContainerId;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+
+pub use self::http::{Get, GetFailure, HttpGetter, Purpose};
+use super::ContainerdExecutor;
+
+/// How much of a command's output or of an answer's body is kept, as with kubelet; the rest is read and dropped.
+pub const MAX_OUTPUT: usize = 10 << 10;
+/// A command that has exited may have left its output open in child processes, which are not waited for.
+const OUTPUT_IDLE: Duration = Duration::from_secs(1);
+
+/// A command that has run to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Executed {
+    /// Its exit code; 128 plus the signal's number if a signal ended it.
+    pub code: i32,
+    /// What it wrote to stdout and stderr.
+    pub output: String,
+}
+
+/// Why an action had no result.
+#[derive(Debug, thiserror::Error)]
+pub enum HandlerError {
+    /// The time set for it has passed.
+    #[error("no result within its time")]
+    TimedOut,
+    /// The command was not run, or its exit is not known.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    /// The GET brought no answer.
+    #[error(transparent)]
+    Get(#[from] GetFailure),
+    /// The connection was not opened.
+    #[error("dial tcp {address}: {source}")]
+    Connect {
+        /// Where to.
+        address: String,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The container has no port of that name.
+    #[error("the container has no port named {0:?}")]
+    NoPort(String),
+    /// The number is none of a port.
+    #[error("{0} is not a port")]
+    InvalidPort(i32),
+    /// The pod has no address to connect to.
+    #[error("the pod has no address")]
+    NoAddress,
+}
+
+/// The result of `action`, or [`HandlerError::TimedOut`] at `deadline`.
+///
+/// # Errors
+/// Those of `action`, and the deadline.
+pub async fn within<T, E>(
+    deadline: Option<Instant>,
+    action: impl Future<Output = Result<T, E>>,
+) -> Result<T, HandlerError>
+where
+    HandlerError: From<E>,
+{
+    match deadline {
+        None => Ok(action.await?),
+        Some(deadline) => Ok(timeout_at(deadline, action).await.map_err(|_| HandlerError::TimedOut)??),
+    }
+}
+
+impl ContainerdExecutor {
+    /// Runs `command` in a running container.
+    ///
+    /// # Errors
+    /// When it was not run. A command that fails is a result.
+    pub async fn exec(&self, id: &ContainerId, command: &[String]) -> Result<Executed, ExecError> {
+        run_command(&self.client, &self.config.exec_dir(), id, command).await
+    }
+
+    /// The address that a probe or hook without `host` is for: the pod's first, the node's with `hostNetwork`.
+    pub fn action_address(&self, pod: &PodState) -> Option<IpAddr> {
+        match pod.record.host_network() {
+            true => {
+                let node = self.node_network.borrow().addresses.iter().next();
+                // A node that is not connected is there for itself.
+                Some(node.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+            }
+            false => pod.addresses().first().copied(),
+        }
+    }
+}
+
+/// Runs `command` in the container called `id` to its end.
+async fn run_command(
+    client: &Client,
+    fifo_dir: &Path,
+    id: &ContainerId,
+    command: &[String],
+) -> Result<Executed, ExecError> {
+    let request =
+        ExecRequest { container_id: id.as_str().to_owned(), command: command.to_vec(), tty: false, stdin: false };
+    let ExecSession { stdout, stderr, mut exit, .. } = exec::start(client, fifo_dir, request).await?;
+    let output = Mutex::new(Vec::new());
+    let read = async {
+        let errors = async {
+            if let Some(stderr) = stderr {
+                keep(stderr, &output).await;
+            }
+        };
+        tokio::join!(keep(stdout, &output), errors);
+    };
+    let mut read = std::pin::pin!(read);
+    let code = tokio::select! {
+        code = exit.wait() => {
+            // What was not read by then is not waited for.
+            let _ = timeout(OUTPUT_IDLE, &mut read).await;
+            code?
+        }
+        () = &mut read => exit.wait().await?,
+    };
+    let output = output.lock().map(|mut kept| std::mem::take(&mut *kept)).unwrap_or_default();
+    Ok(Executed { code, output: String::from_utf8_lossy(&output).into_owned() })
+}
+
+/// Reads a stream to its end, so that its writer never has to wait, and keeps what there is room for.
+async fn keep(mut stream: impl AsyncRead + Unpin, kept: &Mutex<Vec<u8>>) {
+    let mut chunk = [0; 1 << 10];
+    while let Ok(count @ 1..) = stream.read(&mut chunk).await {
+        let Ok(mut kept) = kept.lock() else { return };
+        let room = MAX_OUTPUT - kept.len();
+        kept.extend_from_slice(&chunk[..count.min(room)]);
+    }
+}
+
+/// Opens a connection to `socket` and closes it.
+///
+/// # Errors
+/// When it is not accepted.
+pub async fn tcp_connect(
+    socket: &TCPSocketAction,
+    container: &Container,
+    pod: Option<IpAddr>,
+) -> Result<(), HandlerError> {
+    let host = host(socket.host.as_deref(), pod)?;
+    let port = port(&socket.port, container)?;
+    let connected = connect(&host, port).await;
+    connected.map(drop).map_err(|source| HandlerError::Connect { address: authority(&host, port), source })
+}
+
+/// The host named in an action; without one, the pod's address.
+fn host(named: Option<&str>, pod: Option<IpAddr>) -> Result<String, HandlerError> {
+    match named.filter(|host| !host.is_empty()) {
+        Some(host) => Ok(host.to_owned()),
+        None => pod.map(|address| address.to_string()).ok_or(HandlerError::NoAddress),
+    }
+}
+
+/// The number of a port given by number, or by the name the container has for it.
+pub fn port(port: &IntOrString, container: &Container) -> Result<u16, HandlerError> {
+    let number = match port {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => {
+            let named = container.ports.iter().flatten().find(|port| port.name.as_ref() == Some(name));
+            match (named, name.parse::<i32>()) {
+                (Some(port), _) => port.container_port,
+                (None, Ok(number)) => number,
+                (None, Err(_)) => return Err(HandlerError::NoPort(name.clone())),
+            }
+        }
+    };
+    u16::try_from(number).ok().filter(|port| *port > 0).ok_or(HandlerError::InvalidPort(number))
+}
+
+/// Connects to the first of the host's addresses that accepts.
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    match host.parse::<IpAddr>() {
+        Ok(address) => TcpStream::connect(SocketAddr::new(address, port)).await,
+        Err(_) => TcpStream::connect((host, port)).await,
+    }
+}
+
+/// Host and port as in a URL.
+fn authority(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,316 @@
+//! One GET of a probe or hook, as kubelet sends it: a connection of its own, certificates are not verified, redirects stay
+//! at their host, the body is bounded. Part of [`super`].
+
+use std::error::Error as _;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, USER_AGENT};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
+use reqwest::Url;
+use rustls::ClientConfig;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{HandlerError, MAX_OUTPUT, authority, connect, host, port};
+
+/// The most redirects followed for one GET.
+const MAX_REDIRECTS: usize = 10;
+/// The version of Kubernetes that servers are told, as kubelet's clients tell theirs.
+const KUBERNETES: &str = "1.37";
+
+/// What a GET is sent for; the server is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A probe.
+    Probe,
+    /// A hook.
+    Lifecycle,
+}
+
+/// One GET: where to, and with which headers.
+#[derive(Debug, Clone)]
+pub struct Get {
+    url: Url,
+    headers: HeaderMap,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Its status; that of a redirect when it led to another host.
+    pub status: StatusCode,
+    /// The beginning of its body.
+    pub body: String,
+}
+
+/// Why a GET brought no answer.
+#[derive(Debug, thiserror::Error)]
+#[error("Get \"{url}\": {cause}")]
+pub struct GetFailure {
+    /// What was asked for.
+    pub url: String,
+    /// The sentence people read.
+    pub cause: String,
+    /// The server does not speak TLS.
+    pub without_tls: bool,
+}
+
+impl Get {
+    /// The GET of `action`; `pod`: the pod's address, for an action without a host.
+    ///
+    /// # Errors
+    /// When there is no address, no such port, or no such URL.
+    pub fn new(
+        action: &HTTPGetAction,
+        container: &Container,
+        pod: Option<IpAddr>,
+        purpose: Purpose,
+    ) -> Result<Self, HandlerError> {
+        let scheme = action.scheme.as_deref().unwrap_or("HTTP").to_ascii_lowercase();
+        let authority = authority(&host(action.host.as_deref(), pod)?, port(&action.port, container)?);
+        let path = action.path.as_deref().unwrap_or_default();
+        let url = format!("{scheme}://{authority}/{}", path.strip_prefix('/').unwrap_or(path));
+        let failed = |cause: String| GetFailure { url: url.clone(), cause, without_tls: false };
+        let mut headers = HeaderMap::new();
+        for header in action.http_headers.iter().flatten() {
+            let name = header.name.parse::<HeaderName>().map_err(|error| failed(error.to_string()))?;
+            let value = header.value.parse::<HeaderValue>().map_err(|error| failed(error.to_string()))?;
+            headers.append(name, value);
+        }
+        let agent = match purpose {
+            Purpose::Probe => format!("kube-probe/{KUBERNETES}"),
+            Purpose::Lifecycle => format!("kube-lifecycle/{KUBERNETES}"),
+        };
+        let agent = agent.parse::<HeaderValue>().map_err(|error| failed(error.to_string()))?;
+        headers.entry(USER_AGENT).or_insert(agent);
+        // An empty one asks for none.
+        if headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*")).is_empty() {
+            headers.remove(ACCEPT);
+        }
+        headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
+        let url = Url::parse(&url).map_err(|error| failed(error.to_string()))?;
+        Ok(Self { url, headers })
+    }
+
+    /// The same without TLS, and without what was for TLS alone.
+    pub fn without_tls(mut self) -> Self {
+        let port = self.url.port_or_known_default();
+        // Both schemes are ones that every URL may change between.
+        let _ = self.url.set_scheme("http").and_then(|()| self.url.set_port(port));
+        self.headers.remove(hyper::header::AUTHORIZATION);
+        self
+    }
+
+    /// Where to, as in a URL.
+    pub fn authority(&self) -> String {
+        let host = self.url.host_str().unwrap_or_default();
+        format!("{host}:{}", self.url.port_or_known_default().unwrap_or_default())
+    }
+
+    fn request(&self) -> Result<Request<Empty<Bytes>>, hyper::http::Error> {
+        let target = match self.url.query() {
+            Some(query) => format!("{}?{query}", self.url.path()),
+            None => self.url.path().to_owned(),
+        };
+        let mut request = Request::get(target).body(Empty::new())?;
+        *request.headers_mut() = self.headers.clone();
+        if self.headers.get(HOST).is_none_or(HeaderValue::is_empty) {
+            request.headers_mut().insert(HOST, self.authority().parse()?);
+        }
+        Ok(request)
+    }
+
+    /// The GET that `response` redirects this one to; `None`: to another host, or it is none.
+    fn redirected(&self, response: &Response<Incoming>) -> Option<Self> {
+        if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+            return None;
+        }
+        let location = response.headers().get(LOCATION)?.to_str().ok()?;
+        let url = self.url.join(location).ok()?;
+        let same = url.host_str() == self.url.host_str() && matches!(url.scheme(), "http" | "https");
+        let mut headers = self.headers.clone();
+        if Url::parse(location).is_ok() {
+            // A name given with the action is for the place that the action names.
+            headers.remove(HOST);
+        }
+        same.then_some(Self { url, headers })
+    }
+
+    fn failed(&self, cause: String, without_tls: bool) -> GetFailure {
+        GetFailure { url: self.url.to_string(), cause, without_tls }
+    }
+}
+
+/// Sends GETs. What TLS needs is made for the first that asks for it.
+#[derive(Debug, Default)]
+pub struct HttpGetter {
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl HttpGetter {
+    /// Sends `get`, and follows redirects that stay at its host.
+    ///
+    /// # Errors
+    /// When there is no answer. One of any status is an answer.
+    pub async fn send(&self, get: Get) -> Result<Answer, GetFailure> {
+        let mut get = get;
+        for _ in 0..=MAX_REDIRECTS {
+            match self.exchange(&get).await? {
+                Exchanged::Answer(answer) => return Ok(answer),
+                Exchanged::Redirect(next) => get = *next,
+            }
+        }
+        Err(get.failed(format!("stopped after {MAX_REDIRECTS} redirects"), false))
+    }
+
+    async fn exchange(&self, get: &Get) -> Result<Exchanged, GetFailure> {
+        let host = get.url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+        let port = get.url.port_or_known_default().unwrap_or_default();
+        let stream = connect(host, port).await;
+        let stream = stream.map_err(|error| get.failed(format!("dial tcp {}: {error}", get.authority()), false))?;
+        match get.url.scheme() {
+            "https" => {
+                let stream = self.handshake(host, stream).await;
+                over(stream.map_err(|error| get.failed(error.to_string(), speaks_no_tls(&error)))?, get).await
+            }
+            _ => over(stream, get).await,
+        }
+    }
+
+    async fn handshake(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let config = match self.tls.get() {
+            Some(config) => Arc::clone(config),
+            None => {
+                let made = unverified().map_err(io::Error::other)?;
+                Arc::clone(self.tls.get_or_init(|| made))
+            }
+        };
+        let name = match ServerName::try_from(host) {
+            Ok(name) => name.to_owned(),
+            // Not one that TLS can ask for: none is asked for.
+            Err(_) => ServerName::from(stream.peer_addr()?.ip()),
+        };
+        TlsConnector::from(config).connect(name, stream).await
+    }
+}
+
+/// What one exchange came to.
+enum Exchanged {
+    Answer(Answer),
+    Redirect(Box<Get>),
+}
+
+/// One request and its answer over `stream`, which is closed then.
+async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    get: &Get,
+) -> Result<Exchanged, GetFailure> {
+    let failed = |error: hyper::Error| {
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        get.failed(format!("{error}{cause}"), false)
+    };
+    let request = get.request().map_err(|error| get.failed(error.to_string(), false))?;
+    let handshake = http1::Builder::new().title_case_headers(true).handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(failed)?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        if let Some(next) = get.redirected(&response) {
+            return Ok(Exchanged::Redirect(Box::new(next)));
+        }
+        let status = response.status();
+        Ok(Exchanged::Answer(Answer { status, body: body(response.into_body()).await? }))
+    };
+    let (mut answer, mut connection) = (std::pin::pin!(answer), std::pin::pin!(connection));
+    tokio::select! {
+        answer = &mut answer => answer.map_err(failed),
+        ended = &mut connection => match ended {
+            // What came is still to be read.
+            Ok(()) => answer.await.map_err(failed),
+            Err(error) => Err(failed(error)),
+        },
+    }
+}
+
+/// The beginning of a body; the rest is not read.
+async fn body(mut body: Incoming) -> Result<String, hyper::Error> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        let room = MAX_OUTPUT - bytes.len();
+        bytes.extend_from_slice(&data[..data.len().min(room)]);
+        if bytes.len() == MAX_OUTPUT {
+            break;
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Whether what came back of a TLS handshake was something else, such as a plain answer.
+fn speaks_no_tls(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidMessage(_)))
+}
+
+fn unverified() -> Result<Arc<ClientConfig>, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let verifier = Arc::new(Unverified(provider));
+    Ok(Arc::new(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()))
+}
+
+/// Takes every certificate: that of a container is its own affair, and kubelet checks none.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
