@@ -4,12 +4,16 @@ use std::process::ExitCode;
 
 use limpet::lifecycle::kernel_types;
 use limpet_containerd::log::writer;
+use limpet_host::sandbox::init;
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: checked first, because it must stay tiny.
-    match writer::invoked() {
-        Some(value) => writer::main(&value),
-        None if kernel_types::invoked() => kernel_types::main(),
-        None => limpet::cli::main(),
+    if let Some(value) = writer::invoked() {
+        return writer::main(&value);
     }
+    // Tiny, too: the init of a pod's shared PID namespace.
+    if let Some(stage) = init::invoked() {
+        return init::main(&stage);
+    }
+    if kernel_types::invoked() { kernel_types::main() } else { limpet::cli::main() }
 }

@@ -260,16 +260,17 @@ fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     resources
 }
 
-/// Namespaces of its own (PID, mount, cgroup on v2) and the pod's, joined by path; absent ones are the host's.
+/// Namespaces of its own (PID unless the pod shares one, mount, cgroup on v2) and the pod's, joined by path; absent ones are the host's.
 fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
     let own = |kind: LinuxNamespaceType, wanted: bool| wanted.then_some((kind, None));
     let joined = |kind: LinuxNamespaceType, path: &Option<PathBuf>| path.clone().map(|path| (kind, Some(path)));
     let pod = &input.sandbox.namespaces;
     [
         own(LinuxNamespaceType::Mount, true),
-        own(LinuxNamespaceType::Pid, input.pod.spec().host_pid != Some(true)),
+        own(LinuxNamespaceType::Pid, pod.pid.is_none() && input.pod.spec().host_pid != Some(true)),
         // Hides the host's cgroups; a privileged container may see them.
         own(LinuxNamespaceType::Cgroup, input.node.cgroup_v2 && !is_privileged(input.container)),
+        joined(LinuxNamespaceType::Pid, &pod.pid),
         joined(LinuxNamespaceType::Network, &pod.network),
         joined(LinuxNamespaceType::Ipc, &pod.ipc),
         joined(LinuxNamespaceType::Uts, &pod.uts),

@@ -220,6 +220,24 @@ impl Cgroups {
         self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)
     }
 
+    /// Puts the init of the pod's shared PID namespace into a cgroup of its own in the pod's, which exists.
+    ///
+    /// # Errors
+    /// When the cgroup cannot be made, or the process has ended.
+    pub async fn place_init(&self, pod: &PodRecord, pid: u32) -> Result<(), CgroupError> {
+        let class = qos_class(pod.spec());
+        let (unit, directory) = self.shared.layout.init(class, &pod.uid);
+        if let Some(systemd) = &self.shared.systemd {
+            return systemd.scope(&unit, &self.shared.layout.pod(class, &pod.uid).slice(), pid).await;
+        }
+        let shared = self.shared.clone();
+        blocking(move || {
+            files::create(&shared.hierarchies, &directory)?;
+            shared.hierarchies.all_paths(&directory).iter().try_for_each(|path| files::place(path, pid))
+        })
+        .await
+    }
+
     /// Removes the pod's cgroups, of every QoS class and in every hierarchy. Idempotent.
     ///
     /// # Errors

@@ -7,9 +7,14 @@
 //! A sandbox is complete when all its pins exist: they are bound last, after the namespaces are configured, so an
 //! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it. The file `id` tells
 //! it from every sandbox before it.
+//!
+//! Only a shared PID namespace (`shareProcessNamespace`) needs a process: [`init`]. The file `init` has its pid, and a sandbox
+//! whose init has ended is not complete.
 
+pub mod init;
 mod loopback;
 mod namespaces;
+mod start;
 pub mod sysctl;
 
 use std::fs::Permissions;
@@ -21,6 +26,8 @@ use std::sync::Arc;
 use rustix::fs::FsWord;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+
+pub use self::start::WaitingInit;
 
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Namespaces;
@@ -54,6 +61,8 @@ pub struct SandboxRequest<'a> {
     pub host_network: bool,
     /// `hostIPC`: no IPC namespace, and the host's `/dev/shm`.
     pub host_ipc: bool,
+    /// `shareProcessNamespace`: a PID namespace of the pod, with an [`init`].
+    pub share_processes: bool,
     /// The pod's own hostname, at most 64 bytes; with `hostNetwork` the host's, whose UTS namespace the pod is in.
     pub hostname: &'a str,
     /// The Pod's sysctls, checked by [`sysctl::check_sysctls`].
@@ -71,6 +80,7 @@ impl SandboxRequest<'_> {
                 network: (!self.host_network).then(|| dir.join("net")),
                 ipc: (!self.host_ipc).then(|| dir.join("ipc")),
                 uts: (!self.host_network).then(|| dir.join("uts")),
+                pid: self.share_processes.then(|| dir.join("pid")),
             },
             shm: if self.host_ipc { HOST_SHM.into() } else { dir.join("shm") },
             hostname: self.hostname.to_owned(),
@@ -117,6 +127,15 @@ pub enum SandboxError {
     /// The worker thread could not be started or panicked.
     #[error("sandbox: {0}")]
     Thread(String),
+}
+
+/// A sandbox that was made.
+#[derive(Debug)]
+pub struct Created {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// The init of a shared PID namespace: it waits for [`WaitingInit::release`], and ends when this is dropped before.
+    pub init: Option<WaitingInit>,
 }
 
 /// The sandboxes of this node. Clones share the directory.
@@ -173,6 +192,9 @@ impl Sandboxes {
                     return Ok(false);
                 }
             }
+            if sandbox.namespaces.pid.is_some() && !start::is_alive(&dir) {
+                return Ok(false);
+            }
             let own_shm = sandbox.namespaces.ipc.is_some();
             Ok(!own_shm || (file_system_of(&sandbox.shm)? == Some(TMPFS_MAGIC) && is_mount_point(&sandbox.shm)?))
         })
@@ -180,18 +202,21 @@ impl Sandboxes {
     }
 
     /// Creates the pod's sandbox; an older or incomplete one is removed first.
-    pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Sandbox, SandboxError> {
+    pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Created, SandboxError> {
         let dir = self.pod_dir(request.uid);
         let mut sandbox = request.sandbox(&dir);
         let settings = namespaces::NamespaceSettings::of(request);
+        let runtime = tokio::runtime::Handle::current();
         let result = on_fresh_thread(move || {
             remove_directory(&dir)?;
             make_dir(&dir)?;
             let made = write_id(&dir).and_then(|id| {
                 sandbox.id = Some(id);
-                make(&sandbox, &settings)
+                make(&sandbox, &settings)?;
+                let shared = sandbox.namespaces.pid.as_deref();
+                shared.map(|pin| start::start(&runtime, &dir, pin, &settings)).transpose()
             });
-            made.map(|()| sandbox).inspect_err(|_| {
+            made.map(|init| Created { sandbox, init }).inspect_err(|_| {
                 if let Err(error) = remove_directory(&dir) {
                     tracing::warn!(%error, "an incomplete sandbox could not be removed; the next attempt removes it");
                 }
@@ -270,7 +295,8 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         path: id,
         source,
     })?;
-    for name in ["net", "uts", "ipc", "shm"] {
+    start::end(dir)?;
+    for name in ["pid", "net", "uts", "ipc", "shm"] {
         let path = dir.join(name);
         detach(&path)?;
         let removed = if name == "shm" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };

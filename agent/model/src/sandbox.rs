@@ -12,12 +12,15 @@ pub struct Namespaces {
     pub ipc: Option<PathBuf>,
     /// Pin of the UTS namespace; `None` for `hostNetwork`.
     pub uts: Option<PathBuf>,
+    /// Pin of the PID namespace of a pod with `shareProcessNamespace`; `None`: each container has one of its own, or the
+    /// host's.
+    pub pid: Option<PathBuf>,
 }
 
 impl Namespaces {
     /// The required pins, in the order they are bound.
     pub fn pins(&self) -> impl Iterator<Item = &Path> {
-        [&self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
+        [&self.pid, &self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
     }
 }
 

@@ -55,6 +55,7 @@ impl Fixture {
                     network: Some("/run/ns/net".into()),
                     ipc: Some("/run/ns/ipc".into()),
                     uts: Some("/run/ns/uts".into()),
+                    pid: None,
                 },
                 shm: "/run/shm".into(),
                 hostname: "web-node".to_owned(),
@@ -234,6 +235,9 @@ fn namespaces_are_joined_or_the_hosts() {
     assert_eq!(names(&fixture), joined);
     fixture.node.cgroup_v2 = true;
     assert_eq!(names(&fixture)[2], json!({"type": "cgroup"}));
+    fixture.sandbox.namespaces.pid = Some("/run/ns/pid".into());
+    assert_eq!(names(&fixture)[2], json!({"type": "pid", "path": "/run/ns/pid"}));
+    assert_eq!(names(&fixture).as_array().unwrap().len(), 6, "no other pid namespace");
     let mut host = Fixture::of_pod(json!({"containers": [{"name": "c"}], "hostPID": true}), image);
     host.sandbox.namespaces = Namespaces::default();
     assert_eq!(names(&host), json!([{"type": "mount"}]));

@@ -108,6 +108,11 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
     fs::write(path, value).map_err(|source| CgroupError::file("write", path, source))
 }
 
+/// Moves a process into a group; in a hierarchy where the group was not made it stays where it is.
+pub(super) fn place(path: &Path, pid: u32) -> Result<(), CgroupError> {
+    if path.exists() { write(&path.join("cgroup.procs"), &pid.to_string()) } else { Ok(()) }
+}
+
 /// Removes a group and all below it, deepest first. A missing one is success.
 pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
     let groups = with_all_below(path)?;

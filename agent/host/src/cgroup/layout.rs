@@ -13,6 +13,9 @@ pub(super) const CLASSES: [QosClass; 3] = [QosClass::Guaranteed, QosClass::Burst
 /// The prefix of containers' scopes, with the systemd driver.
 const SCOPE_PREFIX: &str = "limpet";
 
+/// The group of the init of a pod's shared PID namespace: no container has such an id.
+const INIT: &str = "init";
+
 /// A group by its name at each level: `["kubepods", "burstable", "podX"]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct GroupName(Vec<String>);
@@ -106,6 +109,16 @@ impl Layout {
         match self.driver {
             CgroupDriver::Cgroupfs => pod.join(id),
             CgroupDriver::Systemd => pod.join(format!("{SCOPE_PREFIX}-{id}.scope")),
+        }
+    }
+
+    /// The unit and the directory, from the root of a hierarchy, of the group of a pod's own process.
+    pub(super) fn init(&self, class: QosClass, uid: &PodUid) -> (String, PathBuf) {
+        let pod = self.directory(&self.pod(class, uid));
+        let unit = format!("{SCOPE_PREFIX}-{INIT}-{uid}.scope");
+        match self.driver {
+            CgroupDriver::Cgroupfs => (unit, pod.join(INIT)),
+            CgroupDriver::Systemd => (unit.clone(), pod.join(unit)),
         }
     }
 

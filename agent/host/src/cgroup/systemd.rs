@@ -55,6 +55,16 @@ impl Manager {
         in_time("start", unit, start).await
     }
 
+    /// Moves a process into a scope of its own, in a slice.
+    pub(super) async fn scope(&self, unit: &str, slice: &str, pid: u32) -> Result<(), CgroupError> {
+        let mut properties = new_unit(unit, &[]);
+        properties.push(("Slice", Variant::from(slice.to_owned())));
+        properties.push(("PIDs", Variant::from(vec![pid])));
+        let auxiliary: Vec<(&str, Properties)> = Vec::new();
+        let body = (unit, "replace", properties, auxiliary);
+        in_time("start", unit, self.job("StartTransientUnit", &body)).await
+    }
+
     /// Stops a slice and all that is left in it; a missing one counts as stopped.
     pub(super) async fn stop(&self, unit: &str) -> Result<(), CgroupError> {
         let stop = async {

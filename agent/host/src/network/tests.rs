@@ -340,11 +340,12 @@ async fn pods_on_a_real_bridge_reach_each_other() {
             uid,
             host_network: false,
             host_ipc: false,
+            share_processes: false,
             hostname: "web",
             sysctls: &[],
             shm_size: DEFAULT_SHM_SIZE,
         };
-        let netns = sandboxes.create(&request).await.unwrap().namespaces.network.unwrap();
+        let netns = sandboxes.create(&request).await.unwrap().sandbox.namespaces.network.unwrap();
         let addresses = network.attach(&pod(uid, &netns)).await.unwrap();
         pods.push((netns, addresses));
     }

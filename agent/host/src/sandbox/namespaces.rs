@@ -20,7 +20,7 @@ const NETWORK_DEFAULTS: [(&str, &str); 2] =
 /// The settings of the new namespaces, owned by the worker thread.
 #[derive(Debug)]
 pub(super) struct NamespaceSettings {
-    uid: PodUid,
+    pub(super) uid: PodUid,
     hostname: String,
     sysctls: Vec<(String, String)>,
     /// Bytes of `/dev/shm`.
@@ -38,7 +38,7 @@ impl NamespaceSettings {
         }
     }
 
-    fn failed(&self, operation: &'static str, source: impl Into<io::Error>) -> SandboxError {
+    pub(super) fn failed(&self, operation: &'static str, source: impl Into<io::Error>) -> SandboxError {
         SandboxError::Namespace { uid: self.uid.clone(), operation, source: source.into() }
     }
 }
@@ -56,21 +56,26 @@ pub(super) fn make(wanted: &Namespaces, settings: &NamespaceSettings) -> Result<
     set_sysctls(wanted, settings)?;
     for (pin, kind) in [(&wanted.ipc, "ipc"), (&wanted.uts, "uts"), (&wanted.network, "net")] {
         if let Some(pin) = pin {
-            bind(kind, pin)?;
+            bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), pin)?;
         }
     }
     Ok(())
 }
 
-#[allow(unsafe_code)]
 fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {
     let mut flags = UnshareFlags::empty();
     flags.set(UnshareFlags::NEWNET, wanted.network.is_some());
     flags.set(UnshareFlags::NEWIPC, wanted.ipc.is_some());
     flags.set(UnshareFlags::NEWUTS, wanted.uts.is_some());
-    if flags.is_empty() {
-        return Ok(());
-    }
+    // For the children of this thread alone.
+    flags.set(UnshareFlags::NEWPID, wanted.pid.is_some());
+    if flags.is_empty() { Ok(()) } else { unshare_namespaces(flags) }
+}
+
+/// Moves the calling thread into new namespaces; other flags are left out.
+#[allow(unsafe_code)]
+pub(super) fn unshare_namespaces(flags: UnshareFlags) -> rustix::io::Result<()> {
+    let flags = flags.difference(UnshareFlags::FILES);
     // SAFETY: the function is unsafe because of `UnshareFlags::FILES`, which is not among the flags; the file descriptor
     // table, on which every safe type relies, stays shared.
     unsafe { rustix::thread::unshare_unsafe(flags) }
@@ -106,12 +111,12 @@ fn write(path: &Path, value: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 
-fn bind(kind: &'static str, pin: &Path) -> Result<(), SandboxError> {
+/// Binds a namespace, a file below `/proc/<pid>/ns`, onto the file `pin`.
+pub(super) fn bind(namespace: &Path, pin: &Path) -> Result<(), SandboxError> {
     OpenOptions::new().write(true).create_new(true).open(pin).map_err(|source| SandboxError::Path {
         operation: "make",
         path: pin.to_owned(),
         source,
     })?;
-    rustix::mount::mount_bind(format!("/proc/thread-self/ns/{kind}"), pin)
-        .map_err(|errno| super::at("bind a namespace onto", pin, errno))
+    rustix::mount::mount_bind(namespace, pin).map_err(|errno| super::at("bind a namespace onto", pin, errno))
 }

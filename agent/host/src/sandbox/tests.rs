@@ -32,6 +32,7 @@ fn request(uid: &PodUid) -> SandboxRequest<'_> {
         uid,
         host_network: false,
         host_ipc: false,
+        share_processes: false,
         hostname: "web-0",
         sysctls: &[],
         shm_size: DEFAULT_SHM_SIZE,
@@ -72,7 +73,7 @@ async fn no_other_user_of_the_node_reaches_a_pods_shared_memory() {
         std::fs::set_permissions(dir, Permissions::from_mode(0o711)).unwrap();
     }
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
-    let sandbox = sandboxes.create(&request(&uid)).await.unwrap();
+    let sandbox = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     assert_eq!(std::fs::metadata(&sandbox.shm).unwrap().permissions().mode() & 0o7777, 0o1777);
     assert!(!seen_by_nobody(&sandbox.shm));
     sandboxes.remove(&uid).await.unwrap();
@@ -91,7 +92,7 @@ async fn a_sandbox_is_configured_found_again_and_removed() {
     let request = SandboxRequest { sysctls: &sysctls, ..request(&uid) };
     assert_eq!(sandboxes.find(&request).await.unwrap(), None);
 
-    let sandbox = sandboxes.create(&request).await.unwrap();
+    let sandbox = sandboxes.create(&request).await.unwrap().sandbox;
     assert_eq!(sandbox.hostname, "web-0");
     assert_eq!(inside(&sandbox, &["hostname"]), "web-0");
     assert_eq!(inside(&sandbox, &["cat", "/proc/sys/net/ipv4/tcp_syncookies"]), "0");
@@ -124,7 +125,7 @@ async fn the_agents_own_namespaces_do_not_change() {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-2");
-    sandboxes.create(&request(&uid)).await.unwrap();
+    sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     assert_eq!(std::fs::read_link("/proc/thread-self/ns/net").unwrap(), here);
     assert_eq!(std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap(), hostname);
     sandboxes.remove(&uid).await.unwrap();
@@ -139,7 +140,7 @@ async fn host_namespaces_get_no_pin() {
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-3");
     let request = SandboxRequest { host_network: true, host_ipc: true, ..request(&uid) };
-    let sandbox = sandboxes.create(&request).await.unwrap();
+    let sandbox = sandboxes.create(&request).await.unwrap().sandbox;
     assert_eq!(sandbox.namespaces, Namespaces::default());
     assert_eq!((sandbox.shm.as_path(), sandbox.hostname.as_str()), (Path::new("/dev/shm"), "web-0"));
     assert_eq!(sandboxes.find(&request).await.unwrap(), Some(sandbox));
@@ -155,12 +156,12 @@ async fn an_incomplete_sandbox_is_not_found_and_is_created_again() {
     let run = RunDir::new();
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-4");
-    let sandbox = sandboxes.create(&request(&uid)).await.unwrap();
+    let sandbox = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     // As if the agent had crashed before the last pin was bound: a regular file where the namespace should be.
     let pin = sandbox.namespaces.network.clone().unwrap();
     rustix::mount::unmount(&pin, UnmountFlags::DETACH).unwrap();
     assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), None);
-    let anew = sandboxes.create(&request(&uid)).await.unwrap();
+    let anew = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     assert!(anew.id.is_some() && anew.id != sandbox.id);
     assert_eq!(anew.namespaces, sandbox.namespaces);
     assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), Some(anew));
@@ -189,7 +190,7 @@ async fn a_namespace_lives_as_long_as_its_pin() {
     let run = RunDir::new();
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-6");
-    let sandbox = sandboxes.create(&request(&uid)).await.unwrap();
+    let sandbox = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     let held = File::open(sandbox.namespaces.network.as_ref().unwrap()).unwrap();
     // A busy sandbox can be removed too.
     sandboxes.remove(&uid).await.unwrap();

@@ -86,7 +86,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.resources.limits.ephemeral-storage", Always),
     ("spec.overhead", Filled),
     // Security
-    ("spec.shareProcessNamespace", True),
     ("spec.hostUsers", False),
     ("spec.runtimeClassName", Always),
     ("spec.os.name", Unless(&["linux"])),

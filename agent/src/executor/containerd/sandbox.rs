@@ -9,9 +9,10 @@ use crate::status::event::EventType;
 use limpet_containerd::client::calling;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, PodSandbox, PodState};
+use limpet_host::cgroup::CgroupError;
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;
-use limpet_host::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
+use limpet_host::sandbox::{Created, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::PodLimits;
@@ -77,12 +78,17 @@ impl ContainerdExecutor {
         let request = self.sandbox_request(record, &hostname, &sysctls);
         let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
             match self.sandboxes.find(&request).await? {
-                Some(sandbox) => Ok(sandbox),
+                Some(sandbox) => Ok(Created { sandbox, init: None }),
                 None => self.sandboxes.create(&request).await,
             }
         });
-        cgroup.map_err(|error| Failure { transient: error.may_pass(), ..sandbox_failure(error) })?;
-        let sandbox = sandbox.map_err(sandbox_failure)?;
+        let cgroup_failure = |error: CgroupError| Failure { transient: error.may_pass(), ..sandbox_failure(error) };
+        cgroup.map_err(cgroup_failure)?;
+        let Created { sandbox, init } = sandbox.map_err(sandbox_failure)?;
+        if let Some(init) = init {
+            self.cgroups.place_init(record, init.pid).await.map_err(cgroup_failure)?;
+            init.release().await.map_err(sandbox_failure)?;
+        }
         let addresses = self.attach(record, &sandbox).await?;
         let objects = Arc::clone(&pod.objects);
         calling("setting up its volumes");
@@ -148,6 +154,7 @@ impl ContainerdExecutor {
             uid: &record.uid,
             host_network: record.host_network(),
             host_ipc: record.spec().host_ipc.unwrap_or(false),
+            share_processes: record.spec().share_process_namespace == Some(true),
             hostname,
             sysctls,
             shm_size: DEFAULT_SHM_SIZE,

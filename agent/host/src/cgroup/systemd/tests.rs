@@ -68,8 +68,14 @@ async fn script(connection: Connection, calls: Calls) {
                 type Given = Vec<(String, OwnedVariant)>;
                 let body = message.body();
                 let (unit, mode, given, _): (String, String, Given, Vec<(String, Given)>) = body.deserialize().unwrap();
-                let weight = given.iter().find(|(name, _)| name == "CPUWeight").map(|(_, value)| value.clone());
-                note(format!("{member} {unit} {mode} {}", u64::try_from(weight.unwrap()).unwrap()));
+                let of = |wanted: &str| given.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.clone());
+                note(match (of("CPUWeight"), of("Slice"), of("PIDs")) {
+                    (None, Some(slice), Some(pids)) => {
+                        let (slice, pids) = (String::try_from(slice).unwrap(), Vec::<u32>::try_from(pids).unwrap());
+                        format!("{member} {unit} {mode} {slice} {pids:?}")
+                    }
+                    (weight, ..) => format!("{member} {unit} {mode} {}", u64::try_from(weight.unwrap()).unwrap()),
+                });
                 unit
             }
             "SetUnitProperties" => {
@@ -126,6 +132,7 @@ async fn slices_are_started_changed_and_stopped() {
     manager.ensure("a.slice", false, &weight).await.unwrap();
     manager.ensure("a.slice", true, &weight).await.unwrap();
     manager.ensure("existing.slice", false, &weight).await.unwrap();
+    manager.scope("a.scope", "a.slice", 7).await.unwrap();
     manager.stop("a.slice").await.unwrap();
     manager.stop("missing.slice").await.unwrap();
     let failed = manager.ensure("bad.slice", false, &weight).await.unwrap_err();
@@ -136,6 +143,7 @@ async fn slices_are_started_changed_and_stopped() {
         "SetUnitProperties a.slice true 1",
         "StartTransientUnit existing.slice replace 39",
         "SetUnitProperties existing.slice true 1",
+        "StartTransientUnit a.scope replace a.slice [7]",
         "StopUnit a.slice",
         "StopUnit missing.slice",
         "StartTransientUnit bad.slice replace 39",

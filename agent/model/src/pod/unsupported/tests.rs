@@ -129,6 +129,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.restartPolicy",
         "spec.securityContext",
         "spec.setHostnameAsFQDN",
+        "spec.shareProcessNamespace",
         "spec.subdomain",
         "spec.terminationGracePeriodSeconds",
         "spec.os",

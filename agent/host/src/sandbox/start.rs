@@ -1,0 +1,123 @@
+//! The agent's side of a pod's [`init`](super::init): starts it, finds it again, ends it.
+//!
+//! The file `init` of the sandbox has its pid, and is written before the namespace is pinned. Until it is released the init
+//! ends with the pipe to the agent, so an agent that is killed leaves none behind.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
+
+use super::namespaces::{NamespaceSettings, bind};
+use super::{SandboxError, init};
+use limpet_model::pod::PodUid;
+
+/// The file with the pid.
+const FILE: &str = "init";
+/// How long an init may take to isolate itself, a page fault of the executable from a slow disk included.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// How long the kernel may take to end the processes of a namespace.
+const END: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// An init that waits to be put into the pod's cgroup. Dropped, it ends.
+#[derive(Debug)]
+pub struct WaitingInit {
+    /// In the host's PID namespace.
+    pub pid: u32,
+    child: Child,
+    uid: PodUid,
+}
+
+impl WaitingInit {
+    /// Lets the init isolate itself; from then on it outlives the agent.
+    ///
+    /// # Errors
+    /// When it cannot isolate itself. It has ended then.
+    pub async fn release(mut self) -> Result<(), SandboxError> {
+        let isolated = tokio::time::timeout(DEADLINE, isolated(&mut self.child)).await;
+        let isolated = isolated.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        // The runtime reaps the child when it exits.
+        let operation = "isolate the pod's init";
+        isolated.map_err(|source| SandboxError::Namespace { uid: self.uid, operation, source })
+    }
+}
+
+async fn isolated(child: &mut Child) -> io::Result<()> {
+    let (Some(stdin), Some(stdout)) = (&mut child.stdin, &mut child.stdout) else {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    };
+    stdin.write_all(b"\n").await?;
+    let mut answer = String::new();
+    // It closes the pipe once it is isolated, or says why it cannot be.
+    stdout.read_to_string(&mut answer).await?;
+    match answer.as_str() {
+        "\n" => Ok(()),
+        "" => Err(io::ErrorKind::BrokenPipe.into()),
+        reason => Err(io::Error::other(reason.trim())),
+    }
+}
+
+/// Starts an init as the first process of the namespace that the calling thread has made for its children, and pins that.
+pub(super) fn start(
+    runtime: &Handle,
+    dir: &Path,
+    pin: &Path,
+    settings: &NamespaceSettings,
+) -> Result<WaitingInit, SandboxError> {
+    let _entered = runtime.enter();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("limpet").arg(init::ARGUMENT).arg(dir).env_clear();
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let child = command.spawn().map_err(|source| settings.failed("start the pod's init", source))?;
+    let gone = || settings.failed("start the pod's init", io::ErrorKind::NotFound);
+    let pid = child.id().ok_or_else(gone)?;
+    let file = dir.join(FILE);
+    std::fs::write(&file, pid.to_string()).map_err(|source| failed("write", &file, source))?;
+    bind(Path::new(&format!("/proc/{pid}/ns/pid")), pin)?;
+    Ok(WaitingInit { pid, child, uid: settings.uid.clone() })
+}
+
+/// Whether the init of the sandbox in `dir` lives.
+pub(super) fn is_alive(dir: &Path) -> bool {
+    find(dir).is_some_and(|pid| is_init_of(pid, dir))
+}
+
+/// Kills the init of the sandbox in `dir`, and with it every process in its namespace; none is success.
+pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
+    let pid = find(dir).and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
+    if let Some((pid, process)) = pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
+        && is_init_of(pid.as_raw_nonzero().get().unsigned_abs(), dir)
+    {
+        // It may have exited by itself.
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+        let mut fds = [PollFd::new(&process, PollFlags::IN)];
+        if !matches!(poll(&mut fds, Some(&END)), Ok(1)) {
+            return Err(failed("end the init of", dir, io::ErrorKind::TimedOut.into()));
+        }
+    }
+    let file = dir.join(FILE);
+    super::ignore_not_found(std::fs::remove_file(&file)).map_err(|source| failed("remove", &file, source))
+}
+
+fn find(dir: &Path) -> Option<u32> {
+    std::fs::read_to_string(dir.join(FILE)).ok()?.trim().parse().ok()
+}
+
+/// Whether the process makes its children in the pinned namespace; one that has exited makes none.
+fn is_init_of(pid: u32, dir: &Path) -> bool {
+    let inode = |path: PathBuf| std::fs::metadata(path).ok().map(|namespace| (namespace.dev(), namespace.ino()));
+    let pinned = inode(dir.join("pid"));
+    pinned.is_some() && inode(format!("/proc/{pid}/ns/pid_for_children").into()) == pinned
+}
+
+fn failed(operation: &'static str, path: &Path, source: io::Error) -> SandboxError {
+    SandboxError::Path { operation, path: path.to_owned(), source }
+}

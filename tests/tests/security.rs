@@ -1,0 +1,95 @@
+//! What a pod asks for in namespaces, profiles, runtimes and devices is what its processes find.
+
+use std::fs;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell};
+use limpet_tests::node::container_id;
+use limpet_tests::{TestNode, case, process, suite, wait};
+use rustix::process::Signal;
+use serde_json::json;
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(containers_share_their_processes),
+        case!(a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends),
+    ])
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn sh(node: &TestNode, script: &str) -> Result<String> {
+    node.exec("web", "main", &["/bin/sh", "-c", script])
+}
+
+/// Two containers, the second of which leaves an orphan.
+fn apply_sharing(node: &TestNode) -> Result<()> {
+    let orphan = format!("(sleep 99991 &); {IDLE}");
+    let containers = [shell("main", IDLE), shell("side", &orphan)];
+    node.apply(&pod("web", json!({ "shareProcessNamespace": true, "containers": containers })))
+}
+
+/// The pid, in the host's namespace, of the init that the sandbox of `pod` has.
+fn init(node: &TestNode, pod: &serde_json::Value) -> Result<u32> {
+    let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
+    let file = node.agent.settings().run().join("sandboxes").join(uid).join("init");
+    Ok(fs::read_to_string(&file).with_context(|| file.display().to_string())?.parse()?)
+}
+
+fn containers_share_their_processes(node: &mut TestNode) -> Result<()> {
+    apply_sharing(node)?;
+    let pod = node.wait_running("web")?;
+    let seen = sh(node, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")?;
+    ensure!(seen.matches("sleep 100000").count() >= 2 && seen.contains("sleep 99991"), "{seen}");
+    ensure!(sh(node, "tr '\\0' ' ' < /proc/1/cmdline")?.starts_with("/limpet pod-init"), "process 1 is no init");
+    // Its rights, its files and the host's namespaces are out of reach.
+    let status = sh(node, "cat /proc/1/status")?;
+    for line in ["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1"] {
+        ensure!(status.contains(line), "{line}: {status}");
+    }
+    for path in ["root/", "exe", "ns/mnt", "cwd/", "fd/"] {
+        let tried = sh(node, &format!("ls /proc/1/{path} && readlink /proc/1/{path} || echo refused"))?;
+        ensure!(tried.contains("refused"), "{path}: {tried}");
+    }
+    let pid = init(node, &pod)?;
+    let root = fs::read_dir(format!("/proc/{pid}/root/"))?.flatten().map(|entry| entry.file_name());
+    ensure!(root.collect::<Vec<_>>() == ["limpet"], "the init has files");
+    ensure!(fs::write(format!("/proc/{pid}/root/limpet"), "").is_err(), "the program can be written to");
+    ensure!(fs::read_to_string(format!("/proc/{pid}/cgroup"))?.contains("init"), "the init has no cgroup of its own");
+    // An orphan that ends is reaped, and a signal to process 1 does nothing.
+    let orphan =
+        sh(node, "kill -TERM 1; for p in /proc/[0-9]*; do grep -q 99991 $p/cmdline && echo ${p#/proc/}; done")?;
+    let orphan = orphan.lines().next().context("no orphan")?.to_owned();
+    ensure!(sh(node, &format!("grep PPid /proc/{orphan}/status"))? == "PPid:\t1\n");
+    sh(node, &format!("kill -KILL {orphan}"))?;
+    wait::until_true(LIMIT, "the orphan to be reaped", || {
+        sh(node, &format!("[ -e /proc/{orphan} ] || echo gone")).is_ok_and(|said| said == "gone\n")
+    })?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(LIMIT, "the init to end with its pod", || !process::is_alive(pid))
+}
+
+fn a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends(node: &mut TestNode) -> Result<()> {
+    apply_sharing(node)?;
+    let before = node.wait_running("web")?;
+    let first = init(node, &before)?;
+    node.agent.kill();
+    node.agent.start()?;
+    let after = node.wait_running("web")?;
+    ensure!(container_id(&before, "main")? == container_id(&after, "main")?, "a restart of the agent restarts nothing");
+    ensure!(init(node, &after)? == first);
+    process::signal_pid(first, Signal::KILL);
+    let again = node.wait_pod("web", "runs in a new sandbox", |pod| {
+        let restarts = pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
+        let running = pod["status"]["containerStatuses"]
+            .as_array()
+            .is_some_and(|all| all.iter().all(|one| one["state"]["running"].is_object()));
+        running && restarts == Some(1)
+    })?;
+    ensure!(again["metadata"]["uid"] == before["metadata"]["uid"]);
+    ensure!(init(node, &again)? != first);
+    node.wait_event("SandboxChanged")
+}
