@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::manifest::{IDLE, pod, shell};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container_id;
 use limpet_tests::{TestNode, case, process, suite, wait};
 use rustix::process::Signal;
@@ -15,6 +15,9 @@ fn main() -> ExitCode {
     suite::run([
         case!(containers_share_their_processes),
         case!(a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends),
+        case!(a_profile_that_the_host_does_not_have_is_refused),
+        case!(what_another_host_would_use_is_ignored),
+        case!(strict_groups_are_the_pods_alone),
     ])
 }
 
@@ -92,4 +95,55 @@ fn a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends(node
     ensure!(again["metadata"]["uid"] == before["metadata"]["uid"]);
     ensure!(init(node, &again)? != first);
     node.wait_event("SandboxChanged")
+}
+
+/// This suite's host has no AppArmor; kubelet refuses a pod that names a profile there, be it the default.
+fn a_profile_that_the_host_does_not_have_is_refused(node: &mut TestNode) -> Result<()> {
+    if fs::read_to_string("/sys/module/apparmor/parameters/enabled").is_ok_and(|value| value.starts_with('Y')) {
+        eprintln!("skipped: this host has AppArmor");
+        return Ok(());
+    }
+    let key = "container.apparmor.security.beta.kubernetes.io/main";
+    for (name, profile, annotation) in [
+        ("field", json!({ "type": "Localhost", "localhostProfile": "tight" }), None),
+        ("default", json!({ "type": "RuntimeDefault" }), None),
+        ("annotation", json!({ "type": "Unconfined" }), Some("localhost/tight")),
+    ] {
+        let mut manifest = pod(name, json!({ "containers": [shell("main", IDLE)] }));
+        match annotation {
+            Some(value) => manifest["metadata"]["annotations"] = json!({ key: value }),
+            None => manifest["spec"]["securityContext"] = json!({ "appArmorProfile": profile }),
+        }
+        node.apply(&manifest)?;
+        let refused = node.wait_pod(name, "refused", |pod| pod["status"]["phase"] == "Failed")?;
+        ensure!(refused["status"]["reason"] == "AppArmor", "{refused}");
+        let message = "Pod was rejected: Cannot enforce AppArmor: AppArmor is not enabled on the host";
+        ensure!(refused["status"]["message"] == message, "{refused}");
+    }
+    Ok(())
+}
+
+fn what_another_host_would_use_is_ignored(node: &mut TestNode) -> Result<()> {
+    let context = json!({
+        "seLinuxOptions": { "level": "s0:c1,c2" }, "seLinuxChangePolicy": "Recursive",
+        "windowsOptions": { "runAsUserName": "nobody" },
+    });
+    let container = with(shell("main", IDLE), json!({ "securityContext": { "seLinuxOptions": { "type": "a_t" } } }));
+    node.apply(&pod("web", json!({ "securityContext": context, "containers": [container] })))?;
+    node.wait_running("web")?;
+    node.apply(&pod("other", json!({ "os": { "name": "windows" }, "containers": [shell("main", IDLE)] })))?;
+    let refused = node.wait_pod("other", "refused", |pod| pod["status"]["phase"] == "Failed")?;
+    ensure!(refused["status"]["reason"] == "PodOSNotSupported", "{refused}");
+    Ok(())
+}
+
+fn strict_groups_are_the_pods_alone(node: &mut TestNode) -> Result<()> {
+    for (name, policy, wanted) in [("merge", "Merge", "703 1000 2000 2001"), ("strict", "Strict", "703 1000")] {
+        let context = json!({ "runAsUser": 1000, "supplementalGroups": [703], "supplementalGroupsPolicy": policy });
+        node.apply(&pod(name, json!({ "securityContext": context, "containers": [shell("main", IDLE)] })))?;
+        node.wait_running(name)?;
+        let groups = node.exec(name, "main", &["/bin/sh", "-c", "sed -n 's/^Groups:\\t*//p' /proc/1/status"])?;
+        ensure!(groups.trim() == wanted, "{name}: {groups:?}");
+    }
+    Ok(())
 }

@@ -3,6 +3,7 @@
 //! [`assemble`] is that function; its result is that of kubelet and containerd's CRI plugin together. [`build`] first
 //! reads the few facts of the host that only some containers need. The rules are in the submodules, one subject each.
 
+mod apparmor;
 mod capabilities;
 mod environment;
 mod expansion;
@@ -173,6 +174,9 @@ pub enum SpecError {
         /// The cause.
         source: io::Error,
     },
+    /// The container's AppArmor profile is not there.
+    #[error("{0}")]
+    AppArmor(String),
     /// A part of the document cannot be built.
     #[error("make the OCI document: {0}")]
     Document(String),
@@ -185,7 +189,7 @@ impl SpecError {
 
     /// Whether the failure is transient: a retry may succeed without an edit of the manifest, after a change on the node.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Profile { .. })
+        matches!(self, Self::Read { .. } | Self::Profile { .. } | Self::AppArmor(_))
     }
 }
 

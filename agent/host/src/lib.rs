@@ -2,6 +2,7 @@
 //!
 //! Each module executes commands and reports the state; none decides. Inputs and outputs are the types of `limpet-model`.
 
+pub mod apparmor;
 pub mod blocking;
 pub mod cgroup;
 pub mod directory;
@@ -16,4 +17,5 @@ pub mod peer;
 pub mod process;
 pub mod process_cgroup;
 pub mod sandbox;
+pub mod selinux;
 pub mod volume;

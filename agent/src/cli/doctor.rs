@@ -2,7 +2,7 @@
 //!
 //! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
 //! disk), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
-//! manifests), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
+//! manifests), [`profiles`] (seccomp, AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
 //! other agents, the service).
 
 mod attribution;
@@ -14,6 +14,7 @@ mod machine;
 mod modes;
 mod network;
 mod node;
+mod profiles;
 mod runtime;
 mod scratch;
 
@@ -111,6 +112,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> Vec<Finding> {
     findings.push(file_systems::examine(&config));
     findings.extend(attribution::left_out());
     findings.extend(kernel::examine(&config).await);
+    findings.extend(profiles::examine(&config));
     findings.push(guard::examine(&config).await);
     findings.extend(machine::clock().await);
     findings.extend(cgroups::examine(config.cgroup_driver));

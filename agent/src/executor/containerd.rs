@@ -2,6 +2,7 @@
 //!
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
+mod admission;
 pub mod compose;
 pub mod handler;
 mod image;
@@ -93,7 +94,7 @@ impl ContainerdExecutor {
     /// Does `action`, planned from `pod`.
     async fn perform_action(&self, pod: PodState, action: Action) -> Outcome {
         match action {
-            Action::PrepareSandbox => match self.admit(&pod) {
+            Action::PrepareSandbox => match self.admit(&pod).await {
                 Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
                 Err(verdict) => Outcome::Refused(verdict),
             },

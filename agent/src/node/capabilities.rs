@@ -8,6 +8,7 @@ use std::io;
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
 use crate::config::Config;
+use limpet_host::apparmor;
 
 /// The condition under which a capability is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +19,8 @@ pub enum When {
     LowPort,
     /// If BPF programs may be loaded: the feature `ebpf` is in this build.
     Programs,
-    /// If a `manifestGuard` is configured.
-    Guard,
+    /// If the host has AppArmor, or a `manifestGuard` is configured.
+    SecurityModules,
 }
 
 impl When {
@@ -29,7 +30,7 @@ impl When {
             Self::Always => "always",
             Self::LowPort => "`metricsAddress` below port 1024",
             Self::Programs => "built with eBPF",
-            Self::Guard => "`manifestGuard`",
+            Self::SecurityModules => "AppArmor, `manifestGuard`",
         }
     }
 
@@ -38,7 +39,9 @@ impl When {
             Self::Always => true,
             Self::LowPort => config.metrics_address.is_some_and(|address| (1..1_024).contains(&address.port())),
             Self::Programs => cfg!(feature = "attribution"),
-            Self::Guard => cfg!(feature = "attribution") && config.guard.mode.is_some(),
+            Self::SecurityModules => {
+                apparmor::is_enabled() || cfg!(feature = "attribution") && config.guard.mode.is_some()
+            }
         }
     }
 }
@@ -171,12 +174,12 @@ pub static NEEDS: [Need; 16] = [
         )
     },
     Need {
-        when: When::Guard,
+        when: When::SecurityModules,
         ..always(
             CapabilitySet::MAC_ADMIN,
             "CAP_MAC_ADMIN",
-            "BPF programs at the security hooks",
-            "kernels that ask for it refuse the guard",
+            "loading the default AppArmor profile; BPF programs at the security hooks",
+            "containers may run without the profile; kernels that ask for it refuse the guard",
         )
     },
 ];

@@ -43,12 +43,14 @@ fn each_capability_is_in_the_table_once() {
 fn the_configuration_decides_which_capabilities_are_needed() {
     let plain = needed(&Config::default());
     assert!(plain.contains(CapabilitySet::SYS_ADMIN | CapabilitySet::NET_ADMIN | CapabilitySet::SYS_PTRACE));
-    assert!(!plain.intersects(CapabilitySet::MAC_ADMIN | CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME));
+    assert!(!plain.intersects(CapabilitySet::NET_BIND_SERVICE | CapabilitySet::SYS_TIME));
+    assert_eq!(plain.contains(CapabilitySet::MAC_ADMIN), apparmor::is_enabled());
     assert_eq!(plain.contains(CapabilitySet::BPF | CapabilitySet::PERFMON), cfg!(feature = "attribution"));
     let guard = GuardSettings { mode: Some(GuardMode::Audit), ..GuardSettings::default() };
     let address = |port: u16| Some(([127, 0, 0, 1], port).into());
     let guarded = Config { guard, metrics_address: address(80), ..Config::default() };
-    assert_eq!(needed(&guarded).contains(CapabilitySet::MAC_ADMIN), cfg!(feature = "attribution"));
+    let guarded_by = apparmor::is_enabled() || cfg!(feature = "attribution");
+    assert_eq!(needed(&guarded).contains(CapabilitySet::MAC_ADMIN), guarded_by);
     assert!(needed(&guarded).contains(CapabilitySet::NET_BIND_SERVICE));
     let high = Config { metrics_address: address(9_100), ..Config::default() };
     assert_eq!(needed(&high), plain);

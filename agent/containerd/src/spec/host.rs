@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp};
 
 use super::seccomp::{self, Profile};
-use super::{SpecError, SpecInput, capabilities};
+use super::{SpecError, SpecInput, apparmor, capabilities};
 use limpet_host::peer;
 
 /// Largest seccomp profile read.
@@ -29,6 +29,8 @@ pub struct HostInput {
     pub devices: Vec<LinuxDevice>,
     /// The parsed profile of a container with a `Localhost` one.
     pub seccomp: Option<LinuxSeccomp>,
+    /// The AppArmor profile, which is loaded; `None`: none.
+    pub apparmor: Option<String>,
     /// The number of CPUs, for `resourceFieldRef: limits.cpu` of a container without that limit.
     pub cpus: u64,
     /// The kernel can limit swap.
@@ -57,6 +59,7 @@ impl HostInput {
             },
             devices: if privileged { devices(Path::new("/dev"))? } else { Vec::new() },
             seccomp,
+            apparmor: apparmor::profile(input.pod.spec(), input.container)?,
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
             swap_limit: swap_limit(input.node.cgroup_v2),
             thermal_paths: thermal_paths(),

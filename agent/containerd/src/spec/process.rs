@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use oci_spec::runtime::{Capabilities, Process, User};
 
 use super::host::HostInput;
-use super::{SpecError, SpecInput, capabilities, environment, expansion, is_privileged};
+use super::{SpecError, SpecInput, capabilities, environment, expansion};
 use limpet_model::pod::compute_resources::oom_score_adj;
 
 /// `process`, with `granted` as its capabilities.
@@ -27,7 +27,7 @@ pub(super) fn process(input: &SpecInput<'_>, host: &HostInput, granted: Capabili
         .set_rlimits(None)
         .set_no_new_privileges(Some(context.and_then(|context| context.allow_privilege_escalation) == Some(false)))
         .set_oom_score_adj(Some(score.max(input.node.oom_score_floor)))
-        .set_apparmor_profile(apparmor(input));
+        .set_apparmor_profile(host.apparmor.clone());
     Ok(process)
 }
 
@@ -66,17 +66,4 @@ fn working_directory(input: &SpecInput<'_>) -> PathBuf {
     let image = input.image.config.config().as_ref().and_then(|config| config.working_dir().as_deref());
     let pod = input.container.working_dir.as_deref().filter(|directory| !directory.is_empty());
     Path::new("/").join(pod.or(image).unwrap_or_default())
-}
-
-/// The AppArmor profile; it must be loaded on the node under that name.
-fn apparmor(input: &SpecInput<'_>) -> Option<String> {
-    if is_privileged(input.container) {
-        return None;
-    }
-    let container = input.container.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
-    let pod = input.pod.spec().security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
-    container
-        .or(pod)
-        .filter(|profile| profile.type_ == "Localhost")
-        .and_then(|profile| profile.localhost_profile.clone())
 }

@@ -213,9 +213,11 @@ fn a_privileged_container_is_not_confined() {
 
 #[test]
 fn security_context_shows_in_the_spec() {
-    let spec = spec(json!({"tty": true, "securityContext": {
-        "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false, "procMount": "Unmasked",
-        "appArmorProfile": {"type": "Localhost", "localhostProfile": "tight"}}}));
+    let container = json!({"tty": true, "securityContext": {
+        "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false, "procMount": "Unmasked"}});
+    let mut fixture = Fixture::new(container, json!({"Cmd": ["run"]}));
+    fixture.host.apparmor = Some("tight".to_owned());
+    let spec = fixture.spec().unwrap();
     assert_eq!(spec["root"]["readonly"], true);
     assert_eq!(spec["process"]["noNewPrivileges"], true);
     assert_eq!(spec["process"]["terminal"], true);

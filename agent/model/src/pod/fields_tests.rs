@@ -6,7 +6,7 @@ mod api;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, REFUSED, Used};
+use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, Used};
 
 /// The parts of the page: a heading, the path its fields lie below, and what is left to a part of its own.
 const PARTS: &[(&str, &str)] = &[
@@ -87,6 +87,7 @@ fn is_shown(field: &str, root: &str) -> bool {
     let whole =
         REFUSED.iter().filter(|(_, used)| matches!(used, Used::Always | Used::Filled)).map(|(pattern, ..)| *pattern);
     let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(NO_EFFECT.iter().copied());
+    let whole = whole.chain(NOT_ON_LINUX.iter().copied());
     !elsewhere && !whole.into_iter().any(decided)
 }
 
@@ -102,6 +103,9 @@ fn verdict(field: &str) -> String {
     }
     if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
         return format!("needs an apiserver: {what}");
+    }
+    if NOT_ON_LINUX.contains(&field) {
+        return "no effect on Linux".to_owned();
     }
     match NO_EFFECT.contains(&field) {
         true => "no effect without an apiserver".to_owned(),

@@ -88,15 +88,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     // Security
     ("spec.hostUsers", False),
     ("spec.runtimeClassName", Always),
-    ("spec.os.name", Unless(&["linux"])),
-    ("spec.securityContext.seLinuxOptions", Filled),
-    ("spec.securityContext.seLinuxChangePolicy", Always),
-    ("spec.securityContext.windowsOptions", Filled),
-    ("spec.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
-    ("spec.C.securityContext.seLinuxOptions", Filled),
-    ("spec.C.securityContext.windowsOptions", Filled),
-    ("spec.C.securityContext.appArmorProfile.type", Unless(&["Unconfined"])),
-    ("spec.C.securityContext.procMount", Unless(&["Default"])),
 ];
 
 /// Fields that only an apiserver can serve, and what they need.
@@ -142,6 +133,10 @@ pub(super) const NO_EFFECT: &[&str] = &[
     "spec.topologySpreadConstraints",
 ];
 
+/// Fields without effect on Linux, as with kubelet.
+pub(super) const NOT_ON_LINUX: &[&str] =
+    &["spec.securityContext.windowsOptions", "spec.C.securityContext.windowsOptions"];
+
 /// Every field of `manifest` that is rejected or has no effect for a pod of `source`.
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let local = source != SourceKind::Api;
@@ -153,19 +148,19 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
-    let profiles = select(manifest, "metadata.annotations").into_iter().flat_map(apparmor);
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
     let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
+    let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
     let mut faults: Vec<Fault> = lacking
         .chain(not_yet)
         .chain(refused)
-        .chain(profiles)
         .chain(rates)
         .chain(huge)
         .chain(disk)
         .chain(silent)
+        .chain(elsewhere)
         .collect();
     faults.dedup_by(|a, b| a.path == b.path);
     faults
@@ -173,6 +168,10 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
 
 fn no_effect(path: String) -> Fault {
     Fault::warning(path, "has no effect on a node without an apiserver").because(Reason::NoEffect)
+}
+
+fn not_on_linux(path: String) -> Fault {
+    Fault::warning(path, "has no effect on Linux").because(Reason::NoEffect)
 }
 
 fn needs_apiserver(path: String, what: &str) -> Fault {
@@ -185,14 +184,6 @@ fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
-}
-
-/// AppArmor profiles set by annotation, rejected as by field.
-fn apparmor((path, annotations): (String, &Value)) -> Vec<Fault> {
-    let annotations = annotations.as_object().into_iter().flatten();
-    let used = annotations
-        .filter(|(key, value)| key.starts_with(super::APPARMOR_ANNOTATION) && is_used(value, Unless(&["unconfined"])));
-    used.map(|(key, _)| refuse(super::yaml::join(&path, key))).collect()
 }
 
 /// Bandwidth annotations that are no rate, or that have no effect because the pod shares the node's network.

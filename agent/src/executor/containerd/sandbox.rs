@@ -19,7 +19,6 @@ use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
-use limpet_model::verdict::PodVerdict;
 
 const FAILED: &str = "FailedCreatePodSandBox";
 /// kubelet's reason when the cgroup of a pod cannot be set up.
@@ -43,18 +42,6 @@ fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeEr
 }
 
 impl ContainerdExecutor {
-    /// Whether the node runs the pod at all. What it refuses would be refused at every try.
-    pub(super) fn admit(&self, pod: &PodState) -> Result<(), PodVerdict> {
-        let allowed = sysctl::check_sysctls(pod.record.spec(), &self.config.allowed_unsafe_sysctls);
-        allowed.map_err(|error| {
-            let (reason, message) = ("SysctlForbidden", error.to_string());
-            tracing::warn!(pod = %pod.record.key, reason, message, "pod rejected");
-            let verdict = PodVerdict::rejected(reason, &message);
-            self.reporter.event(pod, None, EventType::Warning, reason, message);
-            verdict
-        })
-    }
-
     /// cgroup, namespaces, network, then volumes and the files that name the addresses. Idempotent.
     pub(super) async fn prepare_sandbox(&self, pod: &PodState) -> Result<Arc<PodSandbox>, Failure> {
         self.reporter.metrics.pod_start_begun();

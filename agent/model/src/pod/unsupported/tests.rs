@@ -39,12 +39,15 @@ fn unsupported_fields_are_rejected_by_name() {
 }
 
 #[test]
-fn an_apparmor_profile_by_annotation_is_rejected_too() {
-    let of = |value: &str| {
-        let key = format!("{}c", crate::pod::APPARMOR_ANNOTATION);
-        check(&json!({"metadata": {"annotations": {key: value, "other": "x"}}}), SourceKind::File).len()
-    };
-    assert_eq!((of("localhost/a"), of("runtime/default"), of("unconfined")), (1, 1, 0));
+fn what_windows_alone_has_is_a_warning() {
+    let options = json!({"runAsUserName": "a"});
+    let manifest = json!({"spec": {
+        "securityContext": {"windowsOptions": options},
+        "containers": [{"name": "a", "securityContext": {"windowsOptions": options}}, {"name": "b", "securityContext": {"windowsOptions": {}}}],
+    }});
+    let found: Vec<String> = check(&manifest, SourceKind::Api).into_iter().map(|fault| fault.to_string()).collect();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found.iter().all(|fault| fault.contains("has no effect on Linux")), "{found:?}");
 }
 
 #[test]

@@ -1,0 +1,111 @@
+//! Security profiles that pods may name: seccomp files, AppArmor profiles, SELinux labels.
+
+use std::fs;
+use std::path::Path;
+
+use super::Finding;
+use crate::config::Config;
+use limpet_host::apparmor::{self, AppArmorError, DEFAULT_PROFILE};
+use limpet_host::selinux;
+
+/// How many profiles are named.
+const SHOWN: usize = 8;
+/// How deep the seccomp directory is looked through.
+const DEPTH: usize = 4;
+
+pub(super) fn examine(config: &Config) -> Vec<Finding> {
+    let directory = config.root_dir.join("seccomp");
+    let mut names = Vec::new();
+    list(&directory, "", DEPTH, &mut names);
+    names.sort();
+    let loaded = apparmor::is_enabled().then(|| apparmor::is_loaded(DEFAULT_PROFILE));
+    vec![seccomp(&directory, &names), app_armor(loaded, apparmor::parser().is_some()), labels(selinux::is_enforcing())]
+}
+
+/// The files below `directory`, as `localhostProfile` names them.
+fn list(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() && depth > 1 => list(&entry.path(), &format!("{name}/"), depth - 1, names),
+            Ok(kind) if !kind.is_dir() => names.push(name),
+            _ => {}
+        }
+    }
+}
+
+fn seccomp(directory: &Path, names: &[String]) -> Finding {
+    let name = "seccomp profiles";
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names[..names.len() - more].join(", ");
+    Finding::ok(
+        name,
+        match (names.is_empty(), more) {
+            (true, _) => format!("none in {}", directory.display()),
+            (false, 0) => format!("{shown} in {}", directory.display()),
+            (false, more) => format!("{shown} and {more} more in {}", directory.display()),
+        },
+    )
+}
+
+/// `loaded`: whether the default profile is; `None`: there is no AppArmor.
+fn app_armor(loaded: Option<Result<bool, AppArmorError>>, parser: bool) -> Finding {
+    let name = "AppArmor";
+    let remedy = "Install the package apparmor";
+    match loaded {
+        None => Finding::ok(name, "not enabled on this host; pods that name a profile are refused"),
+        Some(Ok(true)) => Finding::ok(name, format!("containers get {DEFAULT_PROFILE}")),
+        Some(Ok(false)) if parser => {
+            Finding::ok(name, format!("{DEFAULT_PROFILE} is loaded when the first container needs it"))
+        }
+        Some(Ok(false)) => {
+            Finding::degraded(name, format!("{}; containers run without it", AppArmorError::NoParser), remedy)
+        }
+        Some(Err(error)) => Finding::degraded(name, format!("{error}; containers may run without a profile"), ""),
+    }
+}
+
+fn labels(enforcing: bool) -> Finding {
+    let name = "SELinux";
+    match enforcing {
+        false => Finding::ok(name, "does not enforce"),
+        true => Finding::degraded(
+            name,
+            "enforces, and limpet labels neither processes nor volumes; pods with seLinuxOptions are refused",
+            "Set it to permissive, or allow what containers do in the policy",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn seccomp_profiles_are_listed_as_pods_name_them() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir_all(directory.path().join("team/strict")).unwrap();
+        for file in ["audit.json", "team/strict/web.json"] {
+            fs::write(directory.path().join(file), "{}").unwrap();
+        }
+        let mut names = Vec::new();
+        list(directory.path(), "", DEPTH, &mut names);
+        names.sort();
+        assert_eq!(names, ["audit.json", "team/strict/web.json"]);
+        let many: Vec<String> = (0..10).map(|number| format!("{number}.json")).collect();
+        assert!(seccomp(Path::new("/p"), &many).text.ends_with("7.json and 2 more in /p"));
+        assert_eq!(seccomp(Path::new("/p"), &[]).text, "none in /p");
+    }
+
+    #[test]
+    fn security_modules_are_judged() {
+        assert_eq!(app_armor(None, false).level, Level::Ok);
+        assert_eq!(app_armor(Some(Ok(true)), false).level, Level::Ok);
+        assert_eq!(app_armor(Some(Ok(false)), true).level, Level::Ok);
+        let without = app_armor(Some(Ok(false)), false);
+        assert!(without.level == Level::Degraded && without.text.contains("no apparmor_parser"), "{without:?}");
+        assert_eq!((labels(false).level, labels(true).level), (Level::Ok, Level::Degraded));
+    }
+}
