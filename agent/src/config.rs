@@ -9,6 +9,7 @@ mod read;
 mod tree;
 mod url;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +20,7 @@ pub use flags::RunFlags;
 pub use read::load;
 
 use crate::source::http::HttpSettings;
+use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::log::LogRotation;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
@@ -116,6 +118,8 @@ pub struct Config {
     pub snapshotter: String,
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
     pub runtime_binary: Option<PathBuf>,
+    /// `runtimeClasses`, by name.
+    pub runtime_classes: BTreeMap<String, RuntimeClass>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
     pub registry_config_dir: PathBuf,
     /// `cniConfigDirectory`. Default `/etc/cni/net.d`.
@@ -166,6 +170,7 @@ impl Default for Config {
             node_ip: None,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,
+            runtime_classes: BTreeMap::new(),
             registry_config_dir: "/etc/containerd/certs.d".into(),
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],

@@ -1,6 +1,7 @@
 //! What a pod asks for in namespaces, profiles, runtimes and devices is what its processes find.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
         case!(a_profile_that_the_host_does_not_have_is_refused),
         case!(what_another_host_would_use_is_ignored),
         case!(strict_groups_are_the_pods_alone),
+        case!(a_runtime_class_says_which_runtime_runs_the_pod),
     ])
 }
 
@@ -146,4 +148,32 @@ fn strict_groups_are_the_pods_alone(node: &mut TestNode) -> Result<()> {
         ensure!(groups.trim() == wanted, "{name}: {groups:?}");
     }
     Ok(())
+}
+
+/// The other runtime is runc behind a script that says it was called.
+fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Result<()> {
+    let (runtime, called) = (node.dir().join("other-runc"), node.dir().join("called"));
+    fs::write(&runtime, format!("#!/bin/sh\necho \"$@\" >> {}\nexec runc \"$@\"\n", called.display()))?;
+    fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755))?;
+    node.agent.kill();
+    let class = format!("runtimeClasses: {{other: {{binary: {}}}}}", runtime.display());
+    node.agent.reconfigure(|settings| settings.limpet.push(class))?;
+    node.agent.start()?;
+
+    node.apply(&pod("plain", json!({ "containers": [shell("main", IDLE)] })))?;
+    node.wait_running("plain")?;
+    ensure!(!called.exists(), "a pod without a class has the class's runtime");
+    let overhead = json!({ "memory": "8Mi" });
+    let resources = json!({ "resources": { "limits": { "memory": "16Mi" } } });
+    let spec = json!({
+        "runtimeClassName": "other", "overhead": overhead, "containers": [with(shell("main", IDLE), resources)],
+    });
+    node.apply(&pod("web", spec))?;
+    let web = node.wait_running("web")?;
+    let id = container_id(&web, "main")?;
+    let calls = fs::read_to_string(&called)?;
+    ensure!(calls.lines().any(|call| call.contains(" create ") && call.contains(&id)), "{calls}");
+
+    node.apply(&pod("lost", json!({ "runtimeClassName": "none", "containers": [shell("main", IDLE)] })))?;
+    node.wait_event("failed to get RuntimeClass \"none\"")
 }

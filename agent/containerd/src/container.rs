@@ -3,10 +3,11 @@
 //! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Every call that stops or deletes something treats
 //! `NotFound` as success.
 
-use std::collections::{HashMap, HashSet};
-use std::path::{Path, PathBuf};
+pub mod runtime;
 
-use containerd_client::services::v1::container::Runtime as RuntimeField;
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+
 use containerd_client::services::v1::containers_client::ContainersClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest};
@@ -19,10 +20,10 @@ use containerd_client::services::v1::{
 use containerd_client::types::Mount as SnapshotMount;
 use containerd_client::types::v1::Status as TaskStatus;
 use jiff::Timestamp;
-use prost::Message;
 use prost_types::{Any, FieldMask};
 use tonic::Code;
 
+use self::runtime::RuntimeClass;
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record;
@@ -31,17 +32,7 @@ use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Recorded};
 
-const SHIM: &str = "io.containerd.runc.v2";
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
-
-/// The shim's options, `containerd.runc.v1.Options`: the two that limpet sets.
-#[derive(Clone, PartialEq, Message)]
-struct RuncOptions {
-    #[prost(string, tag = "6")]
-    binary_name: String,
-    #[prost(bool, tag = "9")]
-    systemd_cgroup: bool,
-}
 
 /// Settings of every container.
 #[derive(Debug, Clone)]
@@ -74,6 +65,8 @@ pub struct NewContainer<'a> {
     pub manifest: &'a [u8],
     /// The image's name.
     pub image: &'a str,
+    /// Its pod's runtime class; `None`: it has none.
+    pub class: Option<&'a RuntimeClass>,
     /// Its OCI spec, as JSON.
     pub spec: Vec<u8>,
 }
@@ -213,7 +206,7 @@ impl Containers {
                 id: new.id.to_string(),
                 labels: record::labels(new.identity),
                 image: new.image.to_owned(),
-                runtime: Some(RuntimeField { name: SHIM.to_owned(), options: Some(self.runc_options()) }),
+                runtime: Some(runtime::runtime(new.class, &self.config)),
                 spec: Some(Any { type_url: SPEC_TYPE_URL.to_owned(), value: new.spec.clone() }),
                 snapshotter: self.config.snapshotter.clone(),
                 snapshot_key: new.id.to_string(),
@@ -228,13 +221,6 @@ impl Containers {
             created = self.containers().create(self.client.call("Containers.Create", request())).await;
         }
         created.map(|_| ()).map_err(|status| RuntimeError::of("Containers.Create", new.id.as_str(), status))
-    }
-
-    fn runc_options(&self) -> Any {
-        let binary_name =
-            self.config.runtime_binary.as_deref().map(Path::to_string_lossy).unwrap_or_default().into_owned();
-        let options = RuncOptions { binary_name, systemd_cgroup: self.config.systemd_cgroup };
-        Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() }
     }
 
     /// Creates the task: the shim mounts the root file system, starts the logger and calls `runc create`.

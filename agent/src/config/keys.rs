@@ -240,6 +240,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("localImageWhenUnreachable", Bool),
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
+    supported("runtimeClasses", Map),
     supported("metricsAddress", Text),
     supported("nodeIP", Text),
     supported("ignoreOtherAgents", Bool),

@@ -1,6 +1,7 @@
 //! From flags and file to one `Config`: parses with positions, checks every key and value, reports all errors.
 
 mod documents;
+mod runtime_classes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::ServerState;
 use crate::config::Config;
+use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_host::cgroup::CgroupDriver;
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
@@ -17,6 +18,10 @@ fn document(config: &Config) -> Value {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => "systemd",
     };
+    let class = |(name, class): (&String, &RuntimeClass)| {
+        (name.clone(), json!({ "runtime": class.runtime, "binary": class.binary, "config": class.config }))
+    };
+    let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
     json!({
         "kubeletconfig": {
             "staticPodPath": config.manifest_path,
@@ -50,6 +55,7 @@ fn document(config: &Config) -> Value {
             "nodeIP": config.node_ip,
             "snapshotter": config.snapshotter,
             "runtimeBinary": config.runtime_binary,
+            "runtimeClasses": classes,
             "registryConfigDirectory": config.registry_config_dir,
             "cniConfigDirectory": config.cni_conf_dir,
             "cniBinaryDirectories": config.cni_bin_dirs,

@@ -40,8 +40,14 @@ async fn large_manifests_are_listed_and_one_bad_record_hides_no_other() {
     let id = |number: usize| ContainerId::new(format!("{}-{number:02}", test.id));
     for number in 0..12 {
         let (id, identity) = (id(number), identity(&format!("c{number}")));
-        let new =
-            NewContainer { id: &id, identity: &identity, manifest: &manifest, image: "web:1", spec: b"{}".to_vec() };
+        let new = NewContainer {
+            id: &id,
+            identity: &identity,
+            manifest: &manifest,
+            image: "web:1",
+            class: None,
+            spec: b"{}".to_vec(),
+        };
         containers.create(&new).await.unwrap();
     }
     let key = record::EXTENSION_STATE;

@@ -84,10 +84,8 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.volumeDevices", Always),
     // Resources
     ("spec.C.resources.limits.ephemeral-storage", Always),
-    ("spec.overhead", Filled),
     // Security
     ("spec.hostUsers", False),
-    ("spec.runtimeClassName", Always),
 ];
 
 /// Fields that only an apiserver can serve, and what they need.

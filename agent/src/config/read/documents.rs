@@ -221,6 +221,7 @@ impl Judge {
             config.ignore_other_agents = on;
         }
         self.socket_allowed_pods(map, config);
+        self.runtime_classes(map, config);
         self.guard(map, &mut config.guard);
     }
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::config::GuardSettings;
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
+use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::pod::PodKey;
 
@@ -62,6 +63,7 @@ fn every_supported_key_has_an_effect() {
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
+         runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          socketAllowedPods: [default/deployer, lab/ci]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
@@ -105,6 +107,19 @@ fn every_supported_key_has_an_effect() {
         node_ip: Some("192.168.1.5".parse().unwrap()),
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
+        runtime_classes: [
+            ("crun", RuntimeClass { runtime: RUNC_SHIM.into(), binary: Some("/usr/bin/crun".into()), config: None }),
+            (
+                "runsc",
+                RuntimeClass {
+                    runtime: "io.containerd.runsc.v1".into(),
+                    binary: None,
+                    config: Some("/runsc.toml".into()),
+                },
+            ),
+        ]
+        .map(|(name, class)| (name.to_owned(), class))
+        .into(),
         registry_config_dir: "/certs".into(),
         cni_conf_dir: "/cni".into(),
         cni_bin_dirs: vec!["/bin1".into(), "/bin2".into()],
@@ -124,6 +139,27 @@ fn every_supported_key_has_an_effect() {
     };
     assert_eq!(config.unwrap(), expected);
     assert_eq!(warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_wrong_runtime_class_is_an_error_with_its_place() {
+    let text = format!(
+        "{LIMPET_HEAD}runtimeClasses:\n  Bad Name: {{}}\n  plain:\n  text: x\n  a: {{binary: crun}}\n  b: {{binary: 3}}\n  \
+         c: {{path: /x}}\n  d: {{config: /x}}\n  e: {{runtime: other, binary: /x}}\n"
+    );
+    let (config, _, _) = load_text(&text, &[]);
+    let message = config.unwrap_err().join("\n");
+    for part in [
+        "\"Bad Name\" is not the name of a runtime class",
+        "runtimeClasses.text: expected a map, found text",
+        "runtimeClasses.a.binary: \"crun\" is no absolute path",
+        "runtimeClasses.b.binary: expected text",
+        "runtimeClasses.c.path: unknown key; a runtime class has runtime, binary, config",
+        "runtimeClasses.d.config: io.containerd.runc.v2 has no configuration file",
+        "runtimeClasses.e.binary: only io.containerd.runc.v2 takes a binary",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
 }
 
 #[test]

@@ -3,10 +3,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::PodSpec;
+
 use super::start::START_ERROR;
 use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use limpet_containerd::client::calling;
+use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, PodSandbox, PodState};
 use limpet_host::cgroup::CgroupError;
@@ -56,6 +59,7 @@ impl ContainerdExecutor {
 
     async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
         let record = &*pod.record;
+        self.runtime_class(record.spec()).map_err(sandbox_failure)?;
         let hostname = hostname(record, &self.config.cluster_domain).map_err(|error| Failure {
             reason: FAILED,
             message: error.to_string(),
@@ -119,6 +123,17 @@ impl ContainerdExecutor {
             tracing::warn!(pod = %pod.record.key, message, "the pod's cgroup stays as it was");
             self.reporter.event(pod, None, EventType::Warning, FAILED_POD_CGROUP, message.clone());
             Failure { reason: FAILED_POD_CGROUP, message, transient: false }
+        })
+    }
+
+    /// What the pod's `runtimeClassName` stands for.
+    pub(super) fn runtime_class(&self, spec: &PodSpec) -> Result<Option<&RuntimeClass>, String> {
+        let Some(name) = spec.runtime_class_name.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
+        self.config.runtime_classes.get(name).map(Some).ok_or_else(|| {
+            format!(
+                "failed to get RuntimeClass {name:?}: runtimeclasses.node.k8s.io {name:?} not found; \
+                 set it in runtimeClasses of the LimpetConfiguration and start limpet again"
+            )
         })
     }
 

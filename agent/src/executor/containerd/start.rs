@@ -165,6 +165,7 @@ impl ContainerdExecutor {
             identity: &identity,
             manifest: &start.pod.record.manifest,
             image: &start.image.name,
+            class: self.runtime_class(start.pod.record.spec()).map_err(config_error)?,
             spec,
         };
         self.containers.create(&new).await.map_err(refused)?;

@@ -1,0 +1,93 @@
+//! The runtime of a container: containerd's shim, and the options it takes.
+
+use std::path::{Path, PathBuf};
+
+use containerd_client::services::v1::container::Runtime as RuntimeField;
+use prost::Message;
+use prost_types::Any;
+
+use super::ContainersConfig;
+
+/// containerd's shim for runc and what is called like it.
+pub const RUNC_SHIM: &str = "io.containerd.runc.v2";
+
+/// What a `runtimeClassName` stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeClass {
+    /// The shim's name for containerd: `io.containerd.runsc.v1`.
+    pub runtime: String,
+    /// The OCI runtime that [`RUNC_SHIM`] calls; `None`: that of pods without a class.
+    pub binary: Option<PathBuf>,
+    /// The configuration file of another shim.
+    pub config: Option<PathBuf>,
+}
+
+/// Options of [`RUNC_SHIM`], `containerd.runc.v1.Options`: the two that limpet sets.
+#[derive(Clone, PartialEq, Message)]
+struct RuncOptions {
+    #[prost(string, tag = "6")]
+    binary_name: String,
+    #[prost(bool, tag = "9")]
+    systemd_cgroup: bool,
+}
+
+/// Options of other shims, `runtimeoptions.v1.Options`.
+#[derive(Clone, PartialEq, Message)]
+struct FileOptions {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(string, tag = "2")]
+    config_path: String,
+}
+
+/// The runtime of a container with `class`, or of one without.
+pub(super) fn runtime(class: Option<&RuntimeClass>, config: &ContainersConfig) -> RuntimeField {
+    let text = |path: Option<&Path>| path.map(Path::to_string_lossy).unwrap_or_default().into_owned();
+    let name = class.map_or(RUNC_SHIM, |class| class.runtime.as_str());
+    let options = if name == RUNC_SHIM {
+        let binary = class.and_then(|class| class.binary.as_deref()).or(config.runtime_binary.as_deref());
+        let options = RuncOptions { binary_name: text(binary), systemd_cgroup: config.systemd_cgroup };
+        Some(Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() })
+    } else {
+        // A shim names the type of its file: `io.containerd.runsc.v1.options`.
+        class.and_then(|class| class.config.as_deref()).map(|config| {
+            let options = FileOptions { type_url: format!("{name}.options"), config_path: text(Some(config)) };
+            Any { type_url: "runtimeoptions.v1.Options".to_owned(), value: options.encode_to_vec() }
+        })
+    };
+    RuntimeField { name: name.to_owned(), options }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_says_which_shim_and_which_binary() {
+        let config = ContainersConfig {
+            snapshotter: "overlayfs".to_owned(),
+            runtime_binary: Some("/usr/bin/runc".into()),
+            systemd_cgroup: true,
+        };
+        let class = |runtime: &str, binary: Option<&str>, config: Option<&str>| RuntimeClass {
+            runtime: runtime.to_owned(),
+            binary: binary.map(PathBuf::from),
+            config: config.map(PathBuf::from),
+        };
+        let runc = |class: Option<&RuntimeClass>| {
+            let field = runtime(class, &config);
+            (field.name, RuncOptions::decode(&*field.options.unwrap().value).unwrap())
+        };
+        let of = |binary: &str| RuncOptions { binary_name: binary.to_owned(), systemd_cgroup: true };
+        assert_eq!(runc(None), (RUNC_SHIM.to_owned(), of("/usr/bin/runc")));
+        assert_eq!(runc(Some(&class(RUNC_SHIM, None, None))).1, of("/usr/bin/runc"));
+        assert_eq!(runc(Some(&class(RUNC_SHIM, Some("/usr/bin/crun"), None))).1, of("/usr/bin/crun"));
+        let runsc = class("io.containerd.runsc.v1", None, Some("/etc/runsc.toml"));
+        let field = runtime(Some(&runsc), &config);
+        let options = FileOptions::decode(&*field.options.unwrap().value).unwrap();
+        assert_eq!((field.name.as_str(), options.config_path.as_str()), ("io.containerd.runsc.v1", "/etc/runsc.toml"));
+        assert_eq!(options.type_url, "io.containerd.runsc.v1.options");
+        assert_eq!(runtime(Some(&class("io.containerd.kata.v2", None, None)), &config).options, None);
+    }
+}
