@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 pub use self::mark::Mark;
+pub use self::take_down::cgroups_below;
 use self::take_down::{cgroup_dirs, take_down};
 pub(crate) use self::take_down::{cgroup_roots, mounts_below, sweep};
 use crate::agent::{Agent, Settings};

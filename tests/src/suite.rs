@@ -94,11 +94,16 @@ macro_rules! case {
 
 /// Runs the cases as `cargo test` runs tests, with its arguments and its output.
 pub fn run(cases: impl IntoIterator<Item = Case>) -> ExitCode {
+    run_with(cases, [])
+}
+
+/// The same with tests that want no node.
+pub fn run_with(cases: impl IntoIterator<Item = Case>, others: impl IntoIterator<Item = Trial>) -> ExitCode {
     let arguments = Arguments::from_args();
     if tools::is_root() && !arguments.list {
         sweep();
         wait::end_on_signal();
     }
-    let trials = cases.into_iter().map(Case::into_trial).collect();
+    let trials = cases.into_iter().map(Case::into_trial).chain(others).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -301,7 +301,7 @@ impl Containers {
     }
 
     /// Waits until the init process has exited.
-    async fn wait(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+    pub(super) async fn wait(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let request =
             self.client.call("Tasks.Wait", WaitRequest { container_id: id.to_string(), exec_id: String::new() });
         found(self.tasks().wait(request).await)

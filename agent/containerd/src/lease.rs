@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::{CreateRequest, DeleteRequest};
+use rustix::process::Signal;
 use tonic::Code;
 
 use super::container::Containers;
@@ -27,8 +28,13 @@ impl Containers {
         }
     }
 
-    /// Removes everything that an interrupted start of the container has created, its lease included.
+    /// Removes everything that an interrupted start of the container has created, its lease included. Its process may run: the
+    /// start's last answer was lost.
     pub async fn remove_half_made(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        // containerd deletes no task that runs.
+        if self.kill(id, Signal::KILL.as_raw() as u32, true).await? {
+            self.wait(id).await?;
+        }
         self.remove_never_ran(id).await?;
         self.release(&lease_of(id)).await
     }

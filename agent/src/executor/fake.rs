@@ -267,7 +267,7 @@ impl Executor for FakeExecutor {
     fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()> {
         async move {
             // Orphans are removed with patience: one that fails would stay until the next start of the agent.
-            while self.done("RemoveOrphan", |world| world.remove_sandbox(&uid)).await.is_err() {
+            while self.done("RemoveOrphan", |world| world.remove_pod(&uid)).await.is_err() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }

@@ -126,7 +126,7 @@ pub(crate) fn cgroup_roots() -> Vec<PathBuf> {
 }
 
 /// The node's cgroups and all below them, parents first.
-pub(super) fn cgroups_below(name: &str) -> Vec<PathBuf> {
+pub fn cgroups_below(name: &str) -> Vec<PathBuf> {
     let slices = cgroup_dirs(&slice(name));
     let mut found: Vec<_> = cgroup_dirs(name).into_iter().chain(slices).filter(|dir| dir.is_dir()).collect();
     let mut next = 0;

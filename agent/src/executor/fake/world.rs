@@ -57,6 +57,8 @@ pub struct World {
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
     /// The ids of the sandboxes by pod.
     sandboxes: BTreeMap<String, String>,
+    /// The UIDs of pods that have volumes and logs.
+    directories: BTreeSet<String>,
     next_sandbox: u32,
     /// The limits of each pod's cgroup, by UID.
     cgroups: BTreeMap<String, PodLimits>,
@@ -107,6 +109,7 @@ impl World {
             containers: BTreeMap::new(),
             alive: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
+            directories: BTreeSet::new(),
             next_sandbox: 0,
             cgroups: BTreeMap::new(),
             next_pid: 100,
@@ -178,6 +181,7 @@ impl World {
     pub(super) fn create_sandbox(&mut self, record: &PodRecord) -> String {
         self.next_sandbox += 1;
         let next = self.next_sandbox.to_string();
+        self.directories.insert(record.uid.to_string());
         let id = self.sandboxes.entry(record.uid.to_string()).or_insert(next).clone();
         self.set_cgroup(&record.uid, pod_limits(record.spec()));
         id
@@ -201,12 +205,19 @@ impl World {
         self.check_sandbox_removal(uid);
     }
 
+    /// Removes what a pod keeps beyond its containers.
+    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
+        self.remove_sandbox(uid);
+        self.directories.remove(uid.as_str());
+    }
+
     pub(super) fn sandbox(&self, uid: &PodUid) -> Option<String> {
         self.sandboxes.get(uid.as_str()).cloned()
     }
 
     pub(super) fn traces(&self) -> HashSet<PodUid> {
-        self.sandboxes.keys().chain(self.cgroups.keys()).map(|uid| PodUid::new(uid.as_str())).collect()
+        let with_any = self.sandboxes.keys().chain(self.cgroups.keys()).chain(&self.directories);
+        with_any.map(|uid| PodUid::new(uid.as_str())).collect()
     }
 
     /// Starts the container's next attempt, or takes over what an earlier call started.
@@ -219,9 +230,23 @@ impl World {
             return (id, task, started_at, known.recorded.identity.sandbox.clone());
         }
         self.check_start(pod, slot, &id);
+        self.create(pod, slot);
         let pid = self.next_pid;
         self.next_pid += 1;
+        if let Some(container) = self.containers.get_mut(&id) {
+            container.task = Some(Task::Running { pid });
+            container.recorded.state.started_at = Some(now.wall);
+        }
+        self.note(|| format!("start {} {}/{} pid {pid}", short(&id), pod.record.key, slot.name));
+        self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
+        self.draw_life(pid, slot.role == Role::Init);
+        (id, Task::Running { pid }, now.wall, self.sandbox(&pod.record.uid))
+    }
+
+    /// Creates the container's next attempt without a process, which an interrupted start leaves.
+    pub fn create(&mut self, pod: &PodState, slot: &ContainerSlot) -> ContainerId {
         let record = &pod.record;
+        let id = ContainerId::derive(&record.uid, &slot.name, slot.next_attempt());
         let identity = ContainerIdentity {
             namespace: record.key.namespace().to_owned(),
             pod: record.key.name().to_owned(),
@@ -241,22 +266,18 @@ impl World {
             stop_signal: StopSignal::default(),
             sandbox: self.sandbox(&record.uid),
         };
-        let state = ContainerState { started_at: Some(now.wall), ..ContainerState::default() };
         let policy = record.spec().restart_policy.clone().unwrap_or_default();
         let container = Container {
-            recorded: Recorded { identity, state, manifest: Arc::clone(&record.manifest) },
-            task: Some(Task::Running { pid }),
+            recorded: Recorded { identity, state: ContainerState::default(), manifest: Arc::clone(&record.manifest) },
+            task: None,
             has_snapshot: true,
             cpu_quota: invariants::container_quota(pod, slot),
             restart_policy: policy,
             stop: None,
             obeys: self.draw_obedience(),
         };
-        self.note(|| format!("start {} {}/{} pid {pid}", short(&id), record.key, slot.name));
         self.containers.insert(id.clone(), container);
-        self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
-        self.draw_life(pid, slot.role == Role::Init);
-        (id, Task::Running { pid }, now.wall, self.sandbox(&record.uid))
+        id
     }
 
     /// The version that a container was started with.
@@ -311,7 +332,7 @@ impl World {
             pod.containers.iter().flat_map(|slot| slot.instance.iter().chain(&slot.previous).chain(&slot.stale));
         let ids: Vec<ContainerId> = instances.map(|instance| instance.id.clone()).collect();
         self.remove_containers(&ids);
-        self.remove_sandbox(&pod.record.uid);
+        self.remove_pod(&pod.record.uid);
         self.note(|| format!("torn down {} {}", pod.record.key, pod.record.uid));
     }
 
@@ -374,7 +395,7 @@ impl World {
     /// The UIDs of pods that have anything on the node.
     pub fn pods(&self) -> BTreeSet<String> {
         let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
-        containers.chain(self.sandboxes.keys().cloned()).chain(self.cgroups.keys().cloned()).collect()
+        containers.chain(self.traces().iter().map(PodUid::to_string)).collect()
     }
 }
 
