@@ -9,7 +9,7 @@
 pub enum EventKind {
     /// The OOM killer's victim has begun to exit: [`ActorRecord`] alone.
     OomVictim = 1,
-    /// A fatal signal was sent to a followed process: [`SignalRecord`].
+    /// A followed process exits; the last fatal signal that was sent to it: [`SignalRecord`].
     Signal = 2,
     /// Something is about to change, or has changed, in a watched directory: [`FileRecord`].
     Write = 3,
@@ -108,6 +108,10 @@ pub struct FileRecord {
     pub operation: u32,
     /// 1 when the attempt was refused, 0 when it was allowed.
     pub refused: u32,
+    /// How many attempts like this one it stands for, itself included; 0 for a change that was made.
+    pub attempts: u32,
+    /// No meaning.
+    pub reserved: u32,
     /// 1 when `executable` is the whole path, 0 when its beginning is missing or a name was truncated.
     pub whole: u32,
     /// The name in the directory, zero terminated.
@@ -124,6 +128,8 @@ pub mod guarded {
     pub const ITSELF: u32 = 2;
     /// The path of the inode: removed, renamed, mounted over.
     pub const PLACE: u32 = 4;
+    /// Refused to pods and to nobody else, whatever the mode: the guard's own pins, which a new version replaces.
+    pub const FROM_PODS: u32 = 8;
 }
 
 /// The guard's modes, as its programs know them.
@@ -141,4 +147,4 @@ pub const UNKNOWN: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<ActorRecord>() == 40);
 const _: () = assert!(size_of::<SignalRecord>() == 56);
-const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH + PARTS * PART_LENGTH);
+const _: () = assert!(size_of::<FileRecord>() == 72 + NAME_LENGTH + PARTS * PART_LENGTH);

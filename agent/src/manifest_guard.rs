@@ -151,32 +151,36 @@ pub async fn report_attempts(mut armed: Armed, reporter: AttemptReporter, stop: 
         match event {
             // The agent tests its own guard.
             Ok(Event::Refused { change, .. }) if change.actor.pid == std::process::id() => {}
-            Ok(Event::Refused { change, refused }) => armed.report(&change, refused, &reporter),
+            Ok(Event::Refused { change, refused, attempts }) => armed.report(&change, refused, attempts, &reporter),
             Ok(_) => {}
             Err(error) => return tracing::warn!(%error, "attempts against the guard are no longer reported"),
         }
+        // A ring that never runs empty must not keep the runtime's thread.
+        tokio::task::coop::consume_budget().await;
     }
 }
 
 impl Armed {
-    fn report(&self, change: &FileChange, refused: bool, reporter: &AttemptReporter) {
+    fn report(&self, change: &FileChange, refused: bool, attempts: u32, reporter: &AttemptReporter) {
         let actor = &change.actor;
         let directory = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
-        let path = directory
-            .map_or_else(|| name.clone().into_owned(), |directory| directory.join(&*name).display().to_string());
+        let directory = directory.map_or_else(|| "a guarded directory".into(), |directory| directory.to_string_lossy());
         let cgroup = cgroup_path(actor.cgroup);
         let pod = cgroup.as_deref().and_then(|cgroup| reporter.onlooker.resident(cgroup)?.pod_identity());
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "allowed, and reported" };
-        let message =
-            format!("{} of {path} by {} (uid {}) was {verb}", change.operation.name(), actor.command, actor.uid);
-        reporter.metrics.manifest_guarded(if refused { GuardVerdict::Refused } else { GuardVerdict::Audited });
+        // Nothing that the process chooses: its name and the file's would make every attempt another event.
+        let message = format!("{} in {directory} was {verb}", change.operation.name());
+        reporter
+            .metrics
+            .manifest_guarded(if refused { GuardVerdict::Refused } else { GuardVerdict::Audited }, attempts);
         let count = reporter.events.emit(pod, None, EventType::Warning, reason, message.clone());
         // A writer that retries causes one line for each doubling of its count.
         if count.is_power_of_two() {
-            let executable = change.executable.as_deref();
-            tracing::warn!(pid = actor.pid, parent = actor.parent, executable, cgroup, count, "guard: {message}");
+            let (executable, command) = (change.executable.as_deref(), &actor.command);
+            let (pid, parent, uid) = (actor.pid, actor.parent, actor.uid);
+            tracing::warn!(%name, pid, parent, uid, command, executable, cgroup, attempts, count, "guard: {message}");
         }
     }
 }

@@ -112,13 +112,15 @@ pub enum Event {
         change: FileChange,
         /// Whether it was refused; false: it was only reported (audit).
         refused: bool,
+        /// How many attempts of its cgroup, operation and directory it stands for, itself included.
+        attempts: u32,
     },
     /// The OOM killer's victim has begun to exit.
     OomVictim {
         /// The process.
         process: Actor,
     },
-    /// A signal that ends processes was sent to a followed one.
+    /// A followed process exits; the last signal that ends processes of those sent to it.
     Signal {
         /// The pid it was sent to.
         target: u32,
@@ -145,14 +147,14 @@ impl Event {
         }
         let (inode, device) = (record.u64()?, record.u32()?);
         let (operation, refused) = (Operation::from_code(record.u32()?)?, record.u32()? != 0);
-        let whole = record.u32()? != 0;
+        let (attempts, _reserved, whole) = (record.u32()?, record.u32()?, record.u32()? != 0);
         let name = until_zero(record.take::<NAME_LENGTH>()?).to_vec();
         let executable = path(&mut record, whole)?;
         let directory = InodeId::from_kernel(device, inode);
         let change = FileChange { directory, name, operation, actor: process, executable };
         match kind {
             kind if kind == EventKind::Write as u32 => Some(Self::Write(change)),
-            kind if kind == EventKind::Refused as u32 => Some(Self::Refused { change, refused }),
+            kind if kind == EventKind::Refused as u32 => Some(Self::Refused { change, refused, attempts }),
             _ => None,
         }
     }
@@ -204,7 +206,7 @@ impl<'a> Fields<'a> {
 // The fields above are read in the order of these records, which have no padding.
 const _: () = assert!(size_of::<ActorRecord>() == 40);
 const _: () = assert!(size_of::<SignalRecord>() == 56);
-const _: () = assert!(size_of::<FileRecord>() == 64 + NAME_LENGTH + PARTS * PART_LENGTH);
+const _: () = assert!(size_of::<FileRecord>() == 72 + NAME_LENGTH + PARTS * PART_LENGTH);
 
 #[cfg(test)]
 mod tests {
@@ -247,7 +249,7 @@ mod tests {
         write.extend(11u64.to_le_bytes());
         write.extend((8u32 << 20 | 1).to_le_bytes());
         write.extend((Code::MovedTo as u32).to_le_bytes());
-        write.extend([0, 0, 0, 0, 1, 0, 0, 0]);
+        write.extend([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
         write.extend(name::<NAME_LENGTH>(b"web.yaml"));
         for part in [&b"mv"[..], b"bin", b"", b"usr"] {
             write.extend(name::<PART_LENGTH>(part));
@@ -257,7 +259,7 @@ mod tests {
         assert_eq!((change.operation, change.name.as_slice()), (Operation::MovedTo, &b"web.yaml"[..]));
         assert_eq!(change.directory, InodeId { device: rustix::fs::makedev(8, 1), inode: 11 });
         assert_eq!(change.executable.as_deref(), Some("/usr/bin/mv"));
-        write[60] = 0;
+        write[68] = 0;
         let Some(Event::Write(change)) = Event::decode(&write) else { panic!("no write") };
         assert_eq!(change.executable.as_deref(), Some("…/usr/bin/mv"));
     }

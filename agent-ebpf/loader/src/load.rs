@@ -8,6 +8,7 @@ use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::links::FdLink;
 use aya::programs::{FEntry, FExit, Lsm, Program as Loading, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use limpet_events::{SignalRecord, guarded};
 
 use crate::offsets::Offsets;
 use crate::table::{Attachment, PROGRAMS, Program};
@@ -28,8 +29,9 @@ pub struct Loaded {
 /// The maps that are written and read while the programs run.
 struct Maps {
     watched: HashMap<MapData, [u64; 2], u32>,
-    processes: HashMap<MapData, u32, u32>,
+    processes: HashMap<MapData, u32, [u8; size_of::<SignalRecord>()]>,
     on_trial: HashMap<MapData, u32, u32>,
+    guarded: HashMap<MapData, [u64; 2], u32>,
     lost: PerCpuArray<MapData, u64>,
     events: Option<RingBuf<MapData>>,
 }
@@ -73,7 +75,8 @@ impl Kernel {
             Purpose::Guard => request.guard.is_some(),
         };
         let (mut programs, mut links) = (Vec::new(), Table::new());
-        for program in PROGRAMS.iter().filter(|program| wanted(program.purpose)) {
+        let has_hook = |program: &Program| program.only_with.is_none_or(|global| self.offsets.has(global));
+        for program in PROGRAMS.iter().filter(|program| wanted(program.purpose) && has_hook(program)) {
             let attached = self.attach(&mut ebpf, program);
             let (name, purpose, hook) = (program.name, program.purpose, program.attachment.hook());
             let failure = attached.map(|link| drop(links.insert(name, link))).err();
@@ -83,6 +86,7 @@ impl Kernel {
             watched: take(&mut ebpf, "WATCHED")?,
             processes: take(&mut ebpf, "PROCESSES")?,
             on_trial: take(&mut ebpf, "ON_TRIAL")?,
+            guarded: take(&mut ebpf, "GUARDED")?,
             lost: take(&mut ebpf, "LOST")?,
             events: Some(take(&mut ebpf, "EVENTS")?),
         };
@@ -239,7 +243,7 @@ impl Loaded {
     /// # Errors
     /// The map is full (64 directories).
     pub fn watch(&mut self, directory: InodeId) -> Result<(), LoadError> {
-        insert("WATCHED", &mut self.maps.watched, directory.key())
+        insert("WATCHED", &mut self.maps.watched, directory.key(), 1)
     }
 
     /// Stops reporting them; a directory that was not watched is no error.
@@ -247,12 +251,12 @@ impl Loaded {
         self.maps.watched.remove(&directory.key()).ok();
     }
 
-    /// Reports fatal signals to `process`.
+    /// Reports the last fatal signal to `process` when it exits.
     ///
     /// # Errors
-    /// The map is full (8,192 processes).
+    /// The map is full (2,048 processes).
     pub fn follow_process(&mut self, process: u32) -> Result<(), LoadError> {
-        insert("PROCESSES", &mut self.maps.processes, process)
+        insert("PROCESSES", &mut self.maps.processes, process, [0; size_of::<SignalRecord>()])
     }
 
     /// Stops reporting them.
@@ -276,10 +280,16 @@ impl Loaded {
     /// Refuses changes by `thread` whatever the mode, or stops doing so.
     pub(crate) fn set_on_trial(&mut self, thread: u32, on: bool) -> Result<(), LoadError> {
         if on {
-            return insert("ON_TRIAL", &mut self.maps.on_trial, thread);
+            return insert("ON_TRIAL", &mut self.maps.on_trial, thread, 1);
         }
         self.maps.on_trial.remove(&thread).ok();
         Ok(())
+    }
+
+    /// Refuses pods every change of `directory`, which holds the guard's own pins.
+    pub(crate) fn guard_pins(&mut self, directory: InodeId) -> Result<(), LoadError> {
+        let what = guarded::CHILDREN | guarded::ITSELF | guarded::PLACE | guarded::FROM_PODS;
+        insert("GUARDED", &mut self.maps.guarded, directory.key(), what)
     }
 
     /// Detaches one program, so that tests can prove that it is needed.
@@ -311,6 +321,11 @@ fn skipped(program: BorrowedFd<'_>) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-fn insert<K: Pod>(name: &'static str, map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), LoadError> {
-    map.insert(key, 1, 0).map_err(|error| LoadError::Map { map: name, reason: chain(&error) })
+fn insert<K: Pod, V: Pod>(
+    name: &'static str,
+    map: &mut HashMap<MapData, K, V>,
+    key: K,
+    value: V,
+) -> Result<(), LoadError> {
+    map.insert(key, value, 0).map_err(|error| LoadError::Map { map: name, reason: chain(&error) })
 }

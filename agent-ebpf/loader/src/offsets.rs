@@ -38,8 +38,14 @@ const FIELDS: [(&str, &str, &str); 24] = [
     ("MM_EXE_FILE", "mm_struct", "exe_file"),
 ];
 /// Hooks that later kernels pass the mount's id map as first argument: how many arguments they had without it.
-const MOVED: [(&str, &str, usize); 2] =
-    [("SETATTR_DENTRY", "bpf_lsm_inode_setattr", 2), ("SETXATTR_DENTRY", "bpf_lsm_inode_setxattr", 5)];
+const MOVED: [(&str, &str, usize); 5] = [
+    ("SETATTR_DENTRY", "bpf_lsm_inode_setattr", 2),
+    ("SETXATTR_DENTRY", "bpf_lsm_inode_setxattr", 5),
+    ("REMOVEXATTR_DENTRY", "bpf_lsm_inode_removexattr", 2),
+    // Since 6.2, with the map.
+    ("SET_ACL_DENTRY", "bpf_lsm_inode_set_acl", 3),
+    ("REMOVE_ACL_DENTRY", "bpf_lsm_inode_remove_acl", 2),
+];
 
 /// The known offsets of the running kernel.
 #[derive(Debug, Default)]
@@ -96,6 +102,11 @@ impl Offsets {
     /// The known offsets, by global.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &u32)> {
         self.0.iter().map(|(global, offset)| (*global, offset))
+    }
+
+    /// Whether this kernel's BTF has what `global` stands for.
+    pub(crate) fn has(&self, global: &str) -> bool {
+        self.0.contains_key(global)
     }
 
     /// The first of `needs` that this kernel's BTF does not have.

@@ -14,7 +14,7 @@ use aya::programs::loaded_programs;
 
 use crate::guard::Guarded;
 use crate::table::{PROGRAMS, Program};
-use crate::{GuardError, GuardState, Loaded, Purpose};
+use crate::{GuardError, GuardState, InodeId, Loaded, Purpose};
 
 /// `BPF_FS_MAGIC`, statfs(2).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
@@ -61,6 +61,10 @@ pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
     let number = 1 + armings(root).map_err(pin)?.iter().map(|arming| arming.number).max().unwrap_or(0);
     let making = root.join(format!("{MAKING}-{number}"));
     fs::create_dir(&making).map_err(pin)?;
+    // Unlinking a pin needs no capability: it would turn the hook off.
+    for directory in [root, &making] {
+        loaded.guard_pins(InodeId::of(directory).map_err(pin)?)?;
+    }
     for program in guard_programs() {
         let Some(link) = loaded.links.remove(program.name) else { continue };
         pin_link(link, &making.join(program.name)).map_err(pin)?;
@@ -180,6 +184,8 @@ pub fn state(root: &Path) -> io::Result<GuardState> {
     let is_pinned = |program: &&Program| arming.path.join(program.name).exists();
     let (pinned, missing): (Vec<_>, Vec<_>) = guard_programs().partition(is_pinned);
     let hooks = |programs: Vec<&Program>| programs.iter().map(|program| program.attachment.hook()).collect();
+    // A hook that this kernel does not have is not missed.
+    let missing = missing.into_iter().filter(|program: &&Program| program.only_with.is_none()).collect();
     Ok(GuardState::Pinned { mode: arming.mode, hooks: hooks(pinned), missing: hooks(missing) })
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Program {
     pub(crate) attachment: Attachment,
     /// The globals that it requires.
     pub(crate) needs: &'static [&'static [&'static str]],
+    /// The global that only kernels with its hook have; on the others another hook sees the same changes.
+    pub(crate) only_with: Option<&'static str>,
 }
 
 /// To identify a directory and a name in it.
@@ -44,21 +46,26 @@ const FILE: &[&str] = &["FILE_DENTRY", "FILE_MODE"];
 const PATH: &[&str] = &["PATH_DENTRY"];
 
 const fn lifecycle(name: &'static str, event: &'static str, needs: &'static [&'static [&'static str]]) -> Program {
-    Program { name, purpose: Purpose::Lifecycle, attachment: Attachment::Tracepoint(event), needs }
+    Program { name, purpose: Purpose::Lifecycle, attachment: Attachment::Tracepoint(event), needs, only_with: None }
 }
 
 const fn watch(name: &'static str, function: &'static str) -> Program {
-    Program { name, purpose: Purpose::Watch, attachment: Attachment::Exit(function), needs: &[NAME] }
+    Program { name, purpose: Purpose::Watch, attachment: Attachment::Exit(function), needs: &[NAME], only_with: None }
 }
 
 const fn guard(name: &'static str, hook: &'static str, needs: &'static [&'static [&'static str]]) -> Program {
-    Program { name, purpose: Purpose::Guard, attachment: Attachment::Lsm(hook), needs }
+    Program { name, purpose: Purpose::Guard, attachment: Attachment::Lsm(hook), needs, only_with: None }
+}
+
+/// A hook that came later.
+const fn guard_since(name: &'static str, hook: &'static str, global: &'static str) -> Program {
+    Program { only_with: Some(global), ..guard(name, hook, &[NAME, CGROUP]) }
 }
 
 /// All programs, in the order they are attached.
-pub(crate) const PROGRAMS: [Program; 23] = [
+pub(crate) const PROGRAMS: [Program; 26] = [
     lifecycle("oom_victim", "mark_victim", &[&["TASK_PID"]]),
-    lifecycle("victim_exit", "sched_process_exit", &[]),
+    lifecycle("process_exit", "sched_process_exit", &[]),
     lifecycle("signal_sent", "signal_generate", &[&["TASK_TGID", "SIGNAL_CODE"]]),
     watch("watch_create", "security_inode_create"),
     watch("watch_unlink", "security_inode_unlink"),
@@ -72,6 +79,7 @@ pub(crate) const PROGRAMS: [Program; 23] = [
         // have to wait for the actor.
         attachment: Attachment::Entry("__fput", "locks_remove_file"),
         needs: &[NAME, FILE],
+        only_with: None,
     },
     guard("guard_create", "inode_create", &[NAME, CGROUP]),
     guard("guard_symlink", "inode_symlink", &[NAME, CGROUP]),
@@ -85,6 +93,9 @@ pub(crate) const PROGRAMS: [Program; 23] = [
     guard("guard_truncate", "path_truncate", &[NAME, CGROUP, PATH]),
     guard("guard_attributes", "inode_setattr", &[NAME, CGROUP, &["SETATTR_DENTRY"]]),
     guard("guard_xattr", "inode_setxattr", &[NAME, CGROUP, &["SETXATTR_DENTRY"]]),
+    guard("guard_xattr_removal", "inode_removexattr", &[NAME, CGROUP, &["REMOVEXATTR_DENTRY"]]),
+    guard_since("guard_acl", "inode_set_acl", "SET_ACL_DENTRY"),
+    guard_since("guard_acl_removal", "inode_remove_acl", "REMOVE_ACL_DENTRY"),
     guard("guard_mount", "sb_mount", &[NAME, CGROUP, PATH]),
     guard("guard_move_mount", "move_mount", &[NAME, CGROUP, PATH]),
 ];

@@ -16,12 +16,18 @@ pub fn record(kind: EventKind) -> ActorRecord {
     ActorRecord {
         kind: kind as u32,
         pid: process(),
-        // SAFETY: the helper has no conditions.
-        cgroup: unsafe { bpf_get_current_cgroup_id() },
+        cgroup: cgroup(),
         parent: kernel::parent(),
         uid: bpf_get_current_uid_gid() as u32,
         command: bpf_get_current_comm().unwrap_or_default(),
     }
+}
+
+/// The current process's cgroup: its id in the v2 hierarchy.
+#[inline(always)]
+pub fn cgroup() -> u64 {
+    // SAFETY: the helper has no conditions.
+    unsafe { bpf_get_current_cgroup_id() }
 }
 
 /// The current process (thread group).

@@ -7,19 +7,41 @@ use crate::actor;
 use crate::kernel::{self, Above, Place, Pointer};
 use crate::maps::{self, InodeKey};
 
+/// What a record is about, in one register: a program's function takes five arguments at most.
+#[derive(Clone, Copy)]
+pub struct Report(u64);
+
+impl Report {
+    /// A change that was made, or is about to be.
+    pub const WRITE: Self = Self(0);
+
+    /// The guard met that many attempts.
+    #[inline(always)]
+    pub fn attempts(number: u32, refused: bool) -> Self {
+        Self((number as u64) << 1 | refused as u64)
+    }
+
+    #[inline(always)]
+    fn kind(self) -> EventKind {
+        if self.0 == 0 { EventKind::Write } else { EventKind::Refused }
+    }
+}
+
 /// Tells of `operation` on the name of `dentry` in the directory `key`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub fn tell(kind: EventKind, operation: Operation, key: &InodeKey, dentry: Pointer, refused: bool) {
+pub fn tell(report: Report, operation: Operation, key: &InodeKey, dentry: Pointer) {
     let Some(mut entry) = maps::reserve::<FileRecord>() else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the reserved bytes are a FileRecord's; every field is written, the name by the helper or as empty.
     unsafe {
-        (&raw mut (*record).actor).write(actor::record(kind));
+        (&raw mut (*record).actor).write(actor::record(report.kind()));
         (&raw mut (*record).inode).write(key[0]);
         (&raw mut (*record).device).write(key[1] as u32);
         (&raw mut (*record).operation).write(operation as u32);
-        (&raw mut (*record).refused).write(refused as u32);
+        (&raw mut (*record).refused).write((report.0 & 1) as u32);
+        (&raw mut (*record).attempts).write((report.0 >> 1) as u32);
+        (&raw mut (*record).reserved).write(0);
         let name = (&raw mut (*record).name).cast::<u8>();
         name.write(0);
         if let Some(source) = kernel::dentry_name(dentry) {

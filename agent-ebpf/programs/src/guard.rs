@@ -2,11 +2,12 @@
 
 use aya_ebpf::macros::lsm;
 use aya_ebpf::programs::LsmContext;
-use limpet_events::{EventKind, Operation, UNKNOWN, guarded, mode};
+use limpet_events::{Operation, UNKNOWN, guarded, mode};
 
 use crate::kernel::{self, Pointer};
 use crate::maps::{self, InodeKey};
-use crate::{actor, files};
+use crate::actor;
+use crate::files::{self, Report};
 
 /// The mode, set by the loader; a mode that is not known refuses nothing.
 #[unsafe(no_mangle)]
@@ -22,9 +23,10 @@ enum Verdict {
     Refuse,
 }
 
+/// The answer to whoever runs now; `pods_alone`: what is refused to pods and to nobody else, in strict mode too.
 #[inline(never)]
 #[unsafe(no_mangle)]
-fn verdict() -> Verdict {
+fn verdict(pods_alone: bool) -> Verdict {
     // SAFETY: a reference is valid for reads; volatile, because the loader sets it.
     let mode = unsafe { core::ptr::read_volatile(&GUARD_MODE) };
     if maps::is_on_trial(actor::thread()) {
@@ -33,7 +35,7 @@ fn verdict() -> Verdict {
     match mode {
         mode::AUDIT if is_in_pod() => Verdict::Tell,
         mode::CONTAINERS if is_in_pod() => Verdict::Refuse,
-        mode::STRICT if !is_allowed() => Verdict::Refuse,
+        mode::STRICT if pods_alone && is_in_pod() || !pods_alone && !is_allowed() => Verdict::Refuse,
         _ => Verdict::Allow,
     }
 }
@@ -62,30 +64,40 @@ fn is_allowed() -> bool {
 #[unsafe(no_mangle)]
 fn decide(operation: Operation, directory: Pointer, dentry: Pointer, what: u32) -> i32 {
     let Some(key) = kernel::inode_key(directory) else { return ALLOWED };
-    if maps::guarded(&key) & guarded::CHILDREN == 0 && !is_itself_guarded(dentry, what) {
+    let around = maps::guarded(&key);
+    let itself = guarded_itself(dentry);
+    if around & guarded::CHILDREN == 0 && itself & what == 0 {
         return ALLOWED;
     }
-    answer(operation, &key, dentry)
+    answer(operation, &key, dentry, (around | itself) & guarded::FROM_PODS != 0)
 }
 
 #[inline(always)]
-fn is_itself_guarded(dentry: Pointer, what: u32) -> bool {
+fn guarded_itself(dentry: Pointer) -> u32 {
     let key = kernel::dentry_inode(dentry).and_then(kernel::inode_key);
-    key.is_some_and(|key| maps::guarded(&key) & what != 0)
+    key.map_or(0, |key| maps::guarded(&key))
 }
 
 #[inline(always)]
-fn answer(operation: Operation, key: &InodeKey, dentry: Pointer) -> i32 {
-    match verdict() {
+fn answer(operation: Operation, key: &InodeKey, dentry: Pointer, pods_alone: bool) -> i32 {
+    match verdict(pods_alone) {
         Verdict::Allow => ALLOWED,
         Verdict::Tell => {
-            files::tell(EventKind::Refused, operation, key, dentry, false);
+            report(operation, key, dentry, false);
             ALLOWED
         }
         Verdict::Refuse => {
-            files::tell(EventKind::Refused, operation, key, dentry, true);
+            report(operation, key, dentry, true);
             REFUSED
         }
+    }
+}
+
+#[inline(always)]
+fn report(operation: Operation, key: &InodeKey, dentry: Pointer, refused: bool) {
+    let kind = [actor::cgroup(), operation as u64, key[0], key[1]];
+    if let Some(number) = maps::attempts(&kind) {
+        files::tell(Report::attempts(number, refused), operation, key, dentry);
     }
 }
 
@@ -178,6 +190,25 @@ fn guard_attributes(ctx: LsmContext) -> i32 {
 fn guard_xattr(ctx: LsmContext) -> i32 {
     let dentry = first_or_second(&ctx, kernel::setxattr_has_map());
     decide_dentry(Operation::ExtendedAttributes, dentry, guarded::ITSELF)
+}
+
+#[lsm]
+fn guard_xattr_removal(ctx: LsmContext) -> i32 {
+    let dentry = first_or_second(&ctx, kernel::removexattr_has_map());
+    decide_dentry(Operation::ExtendedAttributes, dentry, guarded::ITSELF)
+}
+
+/// Access control lists, which are attributes on kernels before 6.2.
+#[lsm]
+fn guard_acl(ctx: LsmContext) -> i32 {
+    let dentry = first_or_second(&ctx, kernel::set_acl_has_map());
+    decide_dentry(Operation::Attributes, dentry, guarded::ITSELF)
+}
+
+#[lsm]
+fn guard_acl_removal(ctx: LsmContext) -> i32 {
+    let dentry = first_or_second(&ctx, kernel::remove_acl_has_map());
+    decide_dentry(Operation::Attributes, dentry, guarded::ITSELF)
 }
 
 /// Both are read, and kept apart: an address computed from the choice is one the verifier refuses.

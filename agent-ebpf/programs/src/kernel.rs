@@ -45,6 +45,9 @@ offsets!(
     CGROUP_ANCESTOR_IDS,
     SETATTR_DENTRY,
     SETXATTR_DENTRY,
+    REMOVEXATTR_DENTRY,
+    SET_ACL_DENTRY,
+    REMOVE_ACL_DENTRY,
 );
 
 /// The file was opened for writing.
@@ -247,4 +250,19 @@ pub fn setattr_has_map() -> bool {
 /// The same of `inode_setxattr`.
 pub fn setxattr_has_map() -> bool {
     set(&SETXATTR_DENTRY) == 1
+}
+
+/// The same of `inode_removexattr`.
+pub fn removexattr_has_map() -> bool {
+    set(&REMOVEXATTR_DENTRY) == 1
+}
+
+/// The same of `inode_set_acl`.
+pub fn set_acl_has_map() -> bool {
+    set(&SET_ACL_DENTRY) == 1
+}
+
+/// The same of `inode_remove_acl`.
+pub fn remove_acl_has_map() -> bool {
+    set(&REMOVE_ACL_DENTRY) == 1
 }

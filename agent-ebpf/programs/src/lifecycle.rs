@@ -30,8 +30,19 @@ const FATAL: u32 = 1 << 2
     | 1 << 24
     | 1 << 31;
 
+/// A thread exits: the OOM killer's victim, or a followed process whose last signal is now of interest.
 #[raw_tracepoint]
-fn victim_exit(_: RawTracePointContext) -> i32 {
+fn process_exit(_: RawTracePointContext) -> i32 {
+    if let Some(last) = maps::last_signal(actor::thread()) {
+        // SAFETY: a value of the map.
+        let last = unsafe { *last };
+        if last.signal != 0
+            && let Some(mut entry) = maps::reserve::<SignalRecord>()
+        {
+            entry.write(last);
+            entry.submit(0);
+        }
+    }
     if maps::take_victim(actor::thread())
         && let Some(mut entry) = maps::reserve::<ActorRecord>()
     {
@@ -52,7 +63,8 @@ fn oom_victim(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// `signal_generate(sig, info, task, group, result)`.
+/// `signal_generate(sig, info, task, group, result)`. The signal is kept until the process exits: however many a process
+/// is sent, the agent reads of one.
 #[raw_tracepoint]
 fn signal_sent(ctx: RawTracePointContext) -> i32 {
     let signal: u32 = ctx.arg(0);
@@ -60,17 +72,15 @@ fn signal_sent(ctx: RawTracePointContext) -> i32 {
         return 0;
     }
     let Some(target) = kernel::process_of(ctx.arg(2)) else { return 0 };
-    if !maps::is_followed_process(target) {
-        return 0;
-    }
+    let Some(last) = maps::last_signal(target) else { return 0 };
     let info: u64 = ctx.arg(1);
     let code = match info {
         NO_INFO => 0,
         PRIVILEGED => SI_KERNEL,
         info => kernel::signal_code(info as Pointer).unwrap_or(0),
     };
-    let Some(mut entry) = maps::reserve::<SignalRecord>() else { return 0 };
-    entry.write(SignalRecord { sender: actor::record(EventKind::Signal), target, signal, code, reserved: 0 });
-    entry.submit(0);
+    let record = SignalRecord { sender: actor::record(EventKind::Signal), target, signal, code, reserved: 0 };
+    // SAFETY: a value of the map.
+    unsafe { last.write(record) };
     0
 }

@@ -1,10 +1,28 @@
 //! What the agent and the programs share at run time.
 
 use aya_ebpf::macros::map;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
+use limpet_events::SignalRecord;
 
 /// Inode and device of a directory, as the kernel numbers devices.
 pub type InodeKey = [u64; 2];
+
+/// Who tries what, and where: cgroup, operation, inode and device. Nothing that a process can choose for each attempt.
+pub type AttemptKey = [u64; 4];
+
+/// What is known of attempts of one kind.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Attempts {
+    /// When one was reported last, in nanoseconds since boot.
+    reported: u64,
+    /// How many came since.
+    since: u64,
+}
+
+/// Attempts of one kind are reported once in this time, in nanoseconds.
+const REPORT_INTERVAL: u64 = 1_000_000_000;
 
 /// All events; 512 KiB hold about 540 changes of files.
 #[map]
@@ -15,9 +33,9 @@ static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 /// Directories whose changes are told.
 #[map]
 static WATCHED: HashMap<InodeKey, u32> = HashMap::with_max_entries(64, 0);
-/// Processes whose signals are told.
+/// Followed processes, each with the last signal that was sent to it: the signal 0 before the first.
 #[map]
-static PROCESSES: HashMap<u32, u32> = HashMap::with_max_entries(8192, 0);
+static PROCESSES: HashMap<u32, SignalRecord> = HashMap::with_max_entries(2048, 0);
 /// Threads that the OOM killer has chosen and that have not begun to exit.
 #[map]
 static VICTIMS: LruHashMap<u32, u32> = LruHashMap::with_max_entries(256, 0);
@@ -33,6 +51,9 @@ static ALLOWED_CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(64, 0);
 /// Executables that may write in strict mode.
 #[map]
 static ALLOWED_EXECUTABLES: HashMap<InodeKey, u32> = HashMap::with_max_entries(256, 0);
+/// Attempts against the guard that are reported once for many: who tries what, and where.
+#[map]
+static ATTEMPTS: LruHashMap<AttemptKey, Attempts> = LruHashMap::with_max_entries(512, 0);
 /// Threads that are refused whatever the mode: how the loader proves that the guard works.
 #[map]
 static ON_TRIAL: HashMap<u32, u32> = HashMap::with_max_entries(16, 0);
@@ -54,9 +75,28 @@ pub fn is_watched(key: &InodeKey) -> bool {
     unsafe { WATCHED.get(key) }.is_some()
 }
 
-pub fn is_followed_process(pid: u32) -> bool {
-    // SAFETY: as above.
-    unsafe { PROCESSES.get(&pid) }.is_some()
+/// Where the last signal to a followed process is kept.
+pub fn last_signal(pid: u32) -> Option<*mut SignalRecord> {
+    PROCESSES.get_ptr_mut(&pid)
+}
+
+/// How many attempts like this one are to be reported now, itself included; `None`: it is counted, and reported with a
+/// later one. A process that repeats a refused call fills no ring with it.
+pub fn attempts(key: &AttemptKey) -> Option<u32> {
+    // SAFETY: the helper has no conditions.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let Some(known) = ATTEMPTS.get_ptr_mut(key) else {
+        let _ = ATTEMPTS.insert(key, &Attempts { reported: now, since: 0 }, 0);
+        return Some(1);
+    };
+    // SAFETY: a value of the map; two CPUs that count at once may lose one of many.
+    let known = unsafe { &mut *known };
+    known.since = known.since.saturating_add(1);
+    if now.saturating_sub(known.reported) < REPORT_INTERVAL {
+        return None;
+    }
+    known.reported = now;
+    Some(core::mem::take(&mut known.since) as u32)
 }
 
 pub fn add_victim(thread: u32) {

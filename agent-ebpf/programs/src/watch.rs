@@ -5,10 +5,11 @@
 
 use aya_ebpf::macros::{fentry, fexit};
 use aya_ebpf::programs::{FEntryContext, FExitContext};
-use limpet_events::{EventKind, Operation};
+use limpet_events::Operation;
 
 use crate::kernel::{self, Pointer};
-use crate::{files, maps};
+use crate::files::{self, Report};
+use crate::maps;
 
 /// Tells of `dentry` in `directory` when that is watched and the hook let it pass.
 #[inline(always)]
@@ -17,7 +18,7 @@ fn changed(operation: Operation, directory: Pointer, dentry: Pointer, answer: i3
         && let Some(key) = kernel::inode_key(directory)
         && maps::is_watched(&key)
     {
-        files::tell(EventKind::Write, operation, &key, dentry, false);
+        files::tell(Report::WRITE, operation, &key, dentry);
     }
     0
 }

@@ -263,8 +263,8 @@ impl Metrics {
     }
 
     /// The guard caught a process that may not change a file.
-    pub fn manifest_guarded(&self, verdict: GuardVerdict) {
-        self.guarded.get_or_create(&VerdictLabel { verdict }).inc();
+    pub fn manifest_guarded(&self, verdict: GuardVerdict, attempts: u32) {
+        self.guarded.get_or_create(&VerdictLabel { verdict }).inc_by(attempts.into());
     }
 
     /// Reads the snapshots and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).

@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, removexattr, setxattr};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
     mount_bind, move_mount, unmount,
@@ -17,6 +17,15 @@ use crate::to_text;
 
 /// The first argument of a writer.
 pub(crate) const COMMAND: &str = "act";
+/// The attribute that holds a file's access control list.
+const ACL: &str = "system.posix_acl_access";
+/// A list of three entries: the owner reads and writes, the group and all others do nothing.
+const OWNERS_ALONE: &[u8] = &[
+    2, 0, 0, 0, // version
+    1, 0, 6, 0, 255, 255, 255, 255, // owner
+    4, 0, 0, 0, 255, 255, 255, 255, // group
+    32, 0, 0, 0, 255, 255, 255, 255, // others
+];
 /// Stay in the test's cgroup.
 pub(crate) const OUTSIDE: &str = "-";
 
@@ -94,7 +103,7 @@ impl Paths {
         for file in [self.manifests.join("web.yaml"), self.outside.join("other"), self.config.clone()] {
             fs::write(file, "kind: Pod\n")?;
         }
-        Ok(())
+        setxattr(self.manifests.join("web.yaml"), "trusted.kept", b"x", XattrFlags::empty()).map_err(Into::into)
     }
 }
 
@@ -107,6 +116,7 @@ fn operate(operation: &str, base: &Path) -> io::Result<()> {
         "wait" => loop {
             std::thread::park();
         },
+        "ignore signals" => ignore_signals(),
         "grow" => grow(),
         // O_CREAT without write access: the hook of open for writing is not involved.
         "create" => rustix::fs::open(&new, rustix::fs::OFlags::CREATE, Mode::RUSR).map(drop).map_err(Into::into),
@@ -117,11 +127,18 @@ fn operate(operation: &str, base: &Path) -> io::Result<()> {
         "chmod" => fs::set_permissions(&web, fs::Permissions::from_mode(0o600)),
         "chmod of the directory" => fs::set_permissions(&at.manifests, fs::Permissions::from_mode(0o700)),
         "xattr" => setxattr(&web, "trusted.limpet", b"x", XattrFlags::empty()).map_err(Into::into),
+        "xattr removal" => removexattr(&web, "trusted.kept").map_err(Into::into),
+        "acl" => setxattr(&web, ACL, OWNERS_ALONE, XattrFlags::empty()).map_err(Into::into),
+        "acl removal" => removexattr(&web, ACL).map_err(Into::into),
+        "remove the guard" => fs::remove_dir_all(base),
         "unlink" => fs::remove_file(&web),
         "symlink" => symlink("/nowhere", &new),
         "link in" => fs::hard_link(&other, &new),
         "link out" => fs::hard_link(&web, at.outside.join("new")),
         "mkdir" => fs::create_dir(&new),
+        "mkdir many times" => loop {
+            fs::create_dir(&new).ok();
+        },
         "rmdir" => fs::remove_dir(at.manifests.join("sub")),
         "mknod" => mknodat(CWD, &new, FileType::Fifo, Mode::RUSR, 0).map_err(Into::into),
         "rename in" => fs::rename(&other, &new),
@@ -161,6 +178,14 @@ fn move_mount_over(target: &Path) -> io::Result<()> {
     let tree = fsmount(&context, FsMountFlags::empty(), MountAttrFlags::empty())?;
     move_mount(&tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     unmount(target, UnmountFlags::DETACH).map_err(Into::into)
+}
+
+/// Blocks SIGTERM, and waits for the signal that cannot be blocked.
+fn ignore_signals() -> io::Result<()> {
+    nix::sys::signal::SigSet::from(nix::sys::signal::Signal::SIGTERM).thread_block()?;
+    loop {
+        std::thread::park();
+    }
 }
 
 /// Allocates memory until the OOM killer ends the process.

@@ -15,7 +15,7 @@ use crate::{CaseResult, block_on, event, to_text};
 const POD: &str = "kubepods/burstable/pod1";
 
 /// Each change, and the programs that refuse it.
-const CHANGES: [(&str, &[&str]); 29] = [
+const CHANGES: [(&str, &[&str]); 32] = [
     ("create", &["guard_create"]),
     ("open", &["guard_open"]),
     ("truncate", &["guard_truncate", "guard_attributes"]),
@@ -23,6 +23,10 @@ const CHANGES: [(&str, &[&str]); 29] = [
     ("chmod", &["guard_attributes"]),
     ("chmod of the directory", &["guard_attributes"]),
     ("xattr", &["guard_xattr"]),
+    ("xattr removal", &["guard_xattr_removal"]),
+    // Before 6.2 a list is set and removed as an attribute.
+    ("acl", &["guard_acl", "guard_xattr"]),
+    ("acl removal", &["guard_acl_removal", "guard_xattr_removal"]),
     ("unlink", &["guard_unlink"]),
     ("symlink", &["guard_symlink"]),
     ("link in", &["guard_link"]),
@@ -112,7 +116,7 @@ pub(crate) fn every_change_is_refused(kernel: &Kernel) -> CaseResult {
                 return Err(format!("{operation} in a pod ended with {status}"));
             }
             let (change, refused) = event(&mut events, operation, |event| match event {
-                Event::Refused { change, refused } => Some((change, refused)),
+                Event::Refused { change, refused, .. } => Some((change, refused)),
                 _ => None,
             })
             .await?;
@@ -133,7 +137,8 @@ pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> CaseResult {
     let (bases, rules) = rules_for(GuardMode::Containers, &names)?;
     let mut loaded = guarded(kernel, &rules)?;
     for ((operation, programs), base) in CHANGES.iter().zip(&bases) {
-        for program in *programs {
+        let programs: Vec<_> = programs.iter().filter(|name| is_used(&loaded, operation, name)).collect();
+        for program in &programs {
             // Two hooks refuse truncation: the remaining one is enough.
             expect_refused(POD, operation, base)?;
             if !loaded.detach(program) {
@@ -141,12 +146,21 @@ pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> CaseResult {
             }
         }
         expect_done(POD, operation, base)?;
-        println!("  {operation}: done without {}", programs.join(" and "));
-        for program in *programs {
+        println!(
+            "  {operation}: done without {}",
+            programs.iter().map(|name| **name).collect::<Vec<_>>().join(" and ")
+        );
+        for program in &programs {
             loaded.attach_again(kernel, program)?;
         }
     }
     Ok(None)
+}
+
+/// Whether this kernel asks the program about the operation: it has its hook, and no newer one took its place.
+fn is_used(loaded: &Loaded, operation: &str, program: &str) -> bool {
+    let has = |name: &str| loaded.programs().iter().any(|state| state.name == name);
+    has(program) && !(operation.starts_with("acl") && program.starts_with("guard_xattr") && has("guard_acl"))
 }
 
 pub(crate) fn modes(kernel: &Kernel) -> CaseResult {
@@ -157,7 +171,7 @@ pub(crate) fn modes(kernel: &Kernel) -> CaseResult {
         expect_done(OUTSIDE, "open", &base)?;
         expect_done(POD, "rename within", &base)?;
         let first = event(&mut events, "audit", |event| match event {
-            Event::Refused { change, refused } => Some((change.operation, refused)),
+            Event::Refused { change, refused, .. } => Some((change.operation, refused)),
             _ => None,
         })
         .await?;
@@ -190,8 +204,11 @@ pub(crate) fn outlives(kernel: &Kernel) -> CaseResult {
     let root = Path::new(BPF).join("limpet-guard");
     let (base, rules) = rules(GuardMode::Containers, "outlives")?;
     let mut first = guarded(kernel, &rules)?;
+    let attached = first.programs().len();
     arm(&mut first, &root).map_err(to_text)?;
     drop(first);
+    // A pod that has the directory of the pins mounted cannot turn the guard off.
+    expect_refused(POD, "remove the guard", &root)?;
     expect_refused(POD, "open", &base)?;
     // Armed again, as a new version would: at no time may a change succeed.
     let mut second = guarded(kernel, &rules)?;
@@ -201,7 +218,7 @@ pub(crate) fn outlives(kernel: &Kernel) -> CaseResult {
     expect_refused(POD, "open", &base)?;
     match state(&root).map_err(to_text)? {
         GuardState::Pinned { mode, hooks, missing }
-            if mode == "containers" && hooks.len() == 14 && missing.is_empty() => {}
+            if mode == "containers" && hooks.len() == attached && missing.is_empty() => {}
         other => return Err(format!("{other:?}")),
     }
     // A guard that is not proven leaves the pinned one in place.
@@ -221,5 +238,45 @@ pub(crate) fn outlives(kernel: &Kernel) -> CaseResult {
     }
     // At once: `disarm` returns when the programs are detached.
     expect_done(POD, "open", &base)?;
+    way_back_from_strict(kernel, &root)?;
     Ok(None)
+}
+
+/// Whoever is refused the manifests can still remove the guard, and a new version, another executable, replaces it.
+fn way_back_from_strict(kernel: &Kernel, root: &Path) -> Result<(), String> {
+    let (base, rules) = rules(GuardMode::Strict, "way-back")?;
+    for _ in 0..2 {
+        let mut loaded = guarded(kernel, &rules)?;
+        arm(&mut loaded, root).map_err(to_text)?;
+    }
+    expect_refused(OUTSIDE, "open", &base)?;
+    expect_refused(POD, "remove the guard", root)?;
+    expect_done(OUTSIDE, "remove the guard", root)
+}
+
+/// A process that repeats a refused call is reported once a second, with how often.
+pub(crate) fn repetitions_are_counted(kernel: &Kernel) -> CaseResult {
+    const CALLS: u32 = 50_000;
+    let (base, rules) = rules(GuardMode::Containers, "repeated")?;
+    block_on(async {
+        let mut loaded = guarded(kernel, &rules)?;
+        let mut events = loaded.events().map_err(to_text)?.ok_or("no events")?;
+        let mut writer = act::start(POD, "mkdir many times", &base)?;
+        let (mut reports, mut attempts) = (0, 0);
+        while attempts < CALLS {
+            let next = event(&mut events, "an attempt", |event| match event {
+                Event::Refused { attempts, .. } => Some(attempts),
+                _ => None,
+            });
+            attempts += next.await?;
+            reports += 1;
+        }
+        writer.kill().map_err(to_text)?;
+        writer.wait().map_err(to_text)?;
+        println!("  {attempts} attempts in {reports} reports, {} lost", loaded.lost());
+        if loaded.lost() > 0 || reports > CALLS / 100 {
+            return Err(format!("{reports} reports of {attempts} attempts"));
+        }
+        Ok(None)
+    })?
 }

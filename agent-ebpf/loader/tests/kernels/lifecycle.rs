@@ -43,6 +43,47 @@ pub(crate) fn exits_are_reported(kernel: &Kernel) -> CaseResult {
     })?
 }
 
+/// A process that catches its signals is sent many, and the one that ends it: the agent reads of that one alone.
+pub(crate) fn last_signal_is_reported(kernel: &Kernel) -> CaseResult {
+    let mut loaded = kernel.load(&LIFECYCLE).map_err(to_text)?;
+    if let Some(reason) = refused(&loaded, Purpose::Lifecycle)? {
+        return Ok(Some(reason));
+    }
+    block_on(async {
+        let mut events = loaded.events().map_err(to_text)?.ok_or("no events")?;
+        let mut child = act::start(act::OUTSIDE, "ignore signals", Path::new("/"))?;
+        loaded.follow_process(child.id()).map_err(to_text)?;
+        let pid = Pid::from_child(&child);
+        // Blocked, so each stays pending or is dropped: 15 does not end it.
+        wait_until_blocked(child.id())?;
+        for _ in 0..100_000 {
+            kill_process(pid, Signal::TERM).map_err(to_text)?;
+        }
+        kill_process(pid, Signal::KILL).map_err(to_text)?;
+        child.wait().map_err(to_text)?;
+        match event(&mut events, "the last signal", Some).await? {
+            Event::Signal { target, signal: 9, .. } if target == child.id() && loaded.lost() == 0 => Ok(None),
+            other => Err(format!("first came {other:?}, {} were lost", loaded.lost())),
+        }
+    })?
+}
+
+/// Waits until the process has blocked SIGTERM; proc(5), `SigBlk`.
+fn wait_until_blocked(process: u32) -> Result<(), String> {
+    let start = std::time::Instant::now();
+    loop {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).map_err(to_text)?;
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or_default();
+        if u64::from_str_radix(blocked.trim(), 16).map_err(to_text)? & (1 << 14) != 0 {
+            return Ok(());
+        }
+        if start.elapsed() > SOON {
+            return Err("the child does not block its signals".to_owned());
+        }
+        std::thread::yield_now();
+    }
+}
+
 pub(crate) fn others_are_silent(kernel: &Kernel) -> CaseResult {
     let mut loaded = kernel.load(&LIFECYCLE).map_err(to_text)?;
     if let Some(reason) = refused(&loaded, Purpose::Lifecycle)? {

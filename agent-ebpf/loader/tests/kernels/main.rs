@@ -27,9 +27,10 @@ struct Case {
     run: fn(&Kernel) -> CaseResult,
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 13] = [
     Case { name: "programs are attached or report why not", alone: false, run: programs_are_attached },
     Case { name: "an exit and its signal are reported", alone: false, run: lifecycle::exits_are_reported },
+    Case { name: "of many signals the last is reported", alone: false, run: lifecycle::last_signal_is_reported },
     Case { name: "exits of other processes send no event", alone: false, run: lifecycle::others_are_silent },
     Case { name: "an OOM victim is named", alone: true, run: lifecycle::victims_are_named },
     Case { name: "a writer that exits at once is known", alone: true, run: watch::short_lived_writers },
@@ -38,6 +39,7 @@ const CASES: [Case; 11] = [
     Case { name: "the guard refuses pods every change", alone: true, run: guard::every_change_is_refused },
     Case { name: "each hook of the guard is needed", alone: true, run: guard::each_hook_is_needed },
     Case { name: "the guard's modes", alone: true, run: guard::modes },
+    Case { name: "attempts that repeat are counted", alone: true, run: guard::repetitions_are_counted },
     Case { name: "the guard outlives the agent", alone: true, run: guard::outlives },
 ];
 
