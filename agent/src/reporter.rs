@@ -150,6 +150,7 @@ impl Reporter {
         let message = match cause {
             KillCause::PodEnds => format!("Stopping container {}", slot.name),
             KillCause::DefinitionChanged => format!("Container {} definition changed, will be restarted", slot.name),
+            KillCause::PostStartFailed => "FailedPostStartHook".to_owned(),
             KillCause::SandboxLost => "Pod sandbox changed, it will be killed and re-created.".to_owned(),
         };
         let signal = slot.instance.as_ref().map(|instance| instance.stop_signal).unwrap_or_default();

@@ -4,6 +4,7 @@
 //! [`limpet_core::plan`], and done by an [`Executor`].
 
 pub mod adoption;
+mod hook_jobs;
 pub mod host_ports;
 pub mod inbox;
 pub mod pod_worker;

@@ -11,7 +11,7 @@ use limpet_model::container::{FoundContainer, Task};
 use limpet_model::pod::PodUid;
 use limpet_model::process::Processes;
 
-use super::state::{Busy, Instance, Life, Now, PodState};
+use super::state::{Busy, Instance, Life, Now, PodState, PostStart};
 
 /// The reason of a missed exit.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
@@ -46,7 +46,13 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             Some(old) if !old.is_running() && slot.instance.as_ref().is_some_and(|one| one.attempt > old.attempt) => {
                 slot.stale.push(old);
             }
-            Some(instance) => slot.succeed(instance),
+            Some(mut instance) => {
+                // This agent has started it, and its answer was lost: nobody has run its hook.
+                if slot.hooks.post_start && slot.half_made.as_ref() == Some(&container.id) {
+                    instance.post_start = PostStart::Due(now.mono);
+                }
+                slot.succeed(instance);
+            }
             None => {
                 // Earlier attempts were skipped to reach this one.
                 slot.attempt_floor = slot.attempt_floor.max(identity.attempt);
@@ -126,6 +132,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         signalled_by: None,
         stop_signal: identity.stop_signal,
         sandbox: identity.sandbox.clone(),
+        post_start: PostStart::Done,
         life: Life::Running { pid: 0, process: None, stopping: None },
     };
     match (container.task, &state.exit) {

@@ -263,3 +263,16 @@ fn a_recorded_verdict_ends_the_pod_that_is_adopted() {
     adopt(&mut other, vec![container(0, ended(143), None)], &NoHandles, now());
     assert_eq!(other.verdict, None);
 }
+
+#[test]
+fn only_what_this_agent_has_started_has_its_hook_still_to_be_run() {
+    let now = now();
+    for (answer_lost, expected) in [(true, PostStart::Due(now.mono)), (false, PostStart::Done)] {
+        let mut pod = pod();
+        let found = container(0, started(), Some(Task::Running { pid: 7 }));
+        pod.containers[0].hooks.post_start = true;
+        pod.containers[0].half_made = answer_lost.then(|| found.id.clone());
+        adopt(&mut pod, vec![found], &AllAlive, now);
+        assert_eq!(pod.containers[0].instance.as_ref().unwrap().post_start, expected);
+    }
+}

@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(judged(&one, 143, false).1, "killed by signal 15 from htop (pid 8), user id 0");
         assert_eq!(judged(&one, 137, false).1, "", "another signal");
         let now = Instant::now();
-        let stopping = Some(crate::state::Stopping::begin(Duration::ZERO, now));
+        let stopping = Some(crate::state::Stopping::begin(Duration::ZERO, false, now));
         one.life = Life::Running { pid: 1, process: None, stopping };
         assert_eq!(judged(&one, 143, false).1, "");
     }

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use std::time::Instant;
 
 use super::node_state::{NodeNetwork, NodeState};
-use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState};
+use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, PostStart, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
@@ -124,6 +124,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         signalled_by: None,
         stop_signal: StopSignal::default(),
         sandbox: None,
+        post_start: PostStart::Done,
         life: Life::Running { pid: 1, process: None, stopping: None },
     }
 }

@@ -8,7 +8,7 @@ use super::adopt::STATUS_UNKNOWN;
 use super::plan::Action;
 use super::state::{
     AFTER_NETWORK_CHANGE, Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life,
-    Now, PodSandbox, PodState, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
+    Now, PodSandbox, PodState, PostStart, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
 };
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
@@ -98,6 +98,15 @@ pub enum Outcome {
         /// The number of OOM kills so far.
         kills: u64,
     },
+    /// Of [`Action::PostStart`].
+    PostStarted {
+        /// The container.
+        index: usize,
+        /// The instance whose hook it was; `None`: there was none.
+        id: Option<ContainerId>,
+        /// Whether it has succeeded. A transient failure says nothing of the hook: it is run again.
+        result: Result<(), Failure>,
+    },
     /// Of [`Action::Stop`].
     Stopped {
         /// The container.
@@ -167,6 +176,11 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
             slot.busy = Some(Busy::Starting(id));
             slot.objects_changed = false;
+        }
+        Action::PostStart(index) => {
+            if let Some(instance) = &mut pod.containers[*index].instance {
+                instance.post_start = PostStart::Running;
+            }
         }
         Action::Stop(index, entered, _) => {
             if let Some(Instance { life: Life::Running { stopping, .. }, .. }) = &mut pod.containers[*index].instance {
@@ -245,6 +259,9 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             let running = pod.containers[index].instance.as_mut().filter(|one| one.id == id && one.is_running());
             running.into_iter().for_each(|instance| instance.oom_kills_survived = kills);
         }
+        Outcome::PostStarted { index, id, result } => {
+            post_started(&mut pod.containers[index], id.as_ref(), result, now.mono);
+        }
         Outcome::Stopped { index, id, phase, result } => {
             return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);
         }
@@ -320,7 +337,8 @@ fn started(
             slot.half_made = None;
             // It may also be the exit of an earlier attempt under the same id: that was another process.
             let early_end = slot.early_end.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
-            slot.succeed(*instance);
+            let post_start = if slot.hooks.post_start { PostStart::Due(now) } else { PostStart::Done };
+            slot.succeed(Instance { post_start, ..*instance });
             early_end.map(|(id, _, exit)| (id, exit))
         }
         Err(failure) => {
@@ -332,6 +350,17 @@ fn started(
             None
         }
     }
+}
+
+fn post_started(slot: &mut ContainerSlot, id: Option<&ContainerId>, result: Result<(), Failure>, now: Instant) {
+    let Some(instance) = slot.instance.as_mut().filter(|one| Some(&one.id) == id && one.is_running()) else { return };
+    instance.post_start = match result {
+        Ok(()) => PostStart::Done,
+        Err(failure) if failure.transient => {
+            PostStart::Due(RetryState::transient(failure.reason, failure.message, now).retry_at)
+        }
+        Err(failure) => PostStart::Failed(failure.message.into()),
+    };
 }
 
 fn stopped(
@@ -359,6 +388,8 @@ fn stopped(
             stopping.done(now.mono);
             slot.retry = None;
         }
+        // A hook that has failed is not run again: the signal follows.
+        Err(_) if phase == StopPhase::PreStop => stopping.done(now.mono),
         // Retried after a second; what matters is that it is done, the reason is in the log.
         Err(failure) => {
             let retry = RetryState::transient(failure.reason, failure.message, now.mono);

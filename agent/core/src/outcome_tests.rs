@@ -124,7 +124,7 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
     let stopped = |exit: Exit| {
         let mut pod = pod();
         pod.containers[0].succeed(instance(0));
-        let stopping = Stopping { phase: StopPhase::Kill, ..Stopping::begin(Duration::ZERO, Instant::now()) };
+        let stopping = Stopping { phase: StopPhase::Kill, ..Stopping::begin(Duration::ZERO, false, Instant::now()) };
         begin(&mut pod, &Action::Stop(0, stopping, KillCause::PodEnds));
         let (id, phase) = (Some(instance(0).id), StopPhase::Kill);
         let found = apply(&mut pod, Outcome::Stopped { index: 0, id, phase, result: Ok(Some(exit)) }, now());

@@ -6,6 +6,7 @@
 
 pub mod awaits;
 mod ending;
+mod hooks;
 pub mod over;
 
 use std::time::Duration;
@@ -31,6 +32,8 @@ pub enum KillCause {
     DefinitionChanged,
     /// The pod's sandbox is gone; its containers cannot keep running in it.
     SandboxLost,
+    /// Its `postStart` hook has failed.
+    PostStartFailed,
 }
 
 /// One action. Containers are identified by their index in [`PodState::containers`].
@@ -46,6 +49,8 @@ pub enum Action {
     EnsureImage(usize),
     /// Start the container's next attempt.
     Start(usize),
+    /// Run the `postStart` hook of the container's newest instance.
+    PostStart(usize),
     /// The action of the phase that the container's stop enters, or repeats.
     Stop(usize, Stopping, KillCause),
     /// Record the newest instance's exit, then delete its task and snapshot.
@@ -192,7 +197,7 @@ pub fn was_initialized(pod: &PodState) -> bool {
 pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
         Role::Init => !slot.has_completed() || !is_in_sandbox(pod, slot),
-        Role::Sidecar => !slot.is_running(),
+        Role::Sidecar => !slot.is_running() || slot.awaits_post_start(),
         Role::Main | Role::Ephemeral => false,
     }
 }
@@ -317,7 +322,7 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: 
     if slot.stopping().is_some() || slot.is_running() && wanted && !slot.is_current() {
         return replace(plan, pod, index, now);
     }
-    if slot.busy.is_some() {
+    if hooks::post_start(plan, pod, index, now) || slot.busy.is_some() {
         return;
     }
     if slot.is_running() {
@@ -339,7 +344,7 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: 
     }
     let image_ready = image(plan, pod, index, now);
     let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && pod.cgroup_admits();
-    if ready && awaits::by_container(pod, slot, node).is_none() {
+    if ready && awaits::by_container(pod, slot, node).is_none() && !hooks::hold_back(plan, pod, index) {
         plan.push(Action::Start(index));
     } else {
         clear(plan, index, slot, true, now);
@@ -397,6 +402,8 @@ fn always_pulls(pod: &PodState, slot: &ContainerSlot) -> bool {
     pod.container_spec(&slot.name).and_then(|spec| spec.image_pull_policy.as_deref()) == Some("Always")
 }
 
+#[cfg(test)]
+mod hook_tests;
 #[cfg(test)]
 mod new_sandbox_tests;
 #[cfg(test)]

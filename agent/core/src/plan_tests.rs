@@ -32,7 +32,7 @@ fn reaped(pod: &mut PodState, index: usize) {
 }
 
 fn stop(index: usize, cause: KillCause, now: Instant) -> Action {
-    Action::Stop(index, Stopping::begin(Duration::from_secs(30), now), cause)
+    Action::Stop(index, Stopping::begin(Duration::from_secs(30), false, now), cause)
 }
 
 fn actions(pod: &PodState, now: Instant) -> Vec<Action> {

@@ -3,6 +3,7 @@
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
 mod cgroup;
+mod hook;
 mod slot;
 mod stop;
 
@@ -17,6 +18,7 @@ use std::time::Instant;
 
 use crate::backoff;
 pub use cgroup::CgroupState;
+pub use hook::{Hooks, PostStart};
 use limpet_model::image_name::normalize;
 use limpet_model::object::{PodObjects, mounted};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
@@ -25,7 +27,7 @@ use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::verdict::PodVerdict;
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
-pub use stop::{KILL_AGAIN, StopPhase, Stopping};
+pub use stop::{AFTER_HOOK, KILL_AGAIN, StopPhase, Stopping};
 
 /// kubelet's reason when a volume cannot be mounted.
 pub const FAILED_MOUNT: &str = "FailedMount";
@@ -190,7 +192,7 @@ impl PodState {
         let containers = Role::assign(record.spec())
             .map(|(name, role)| ContainerSlot::new(name, role, fingerprint(&authored, name)))
             .collect();
-        Self {
+        let mut pod = Self {
             objects: Arc::new(PodObjects::unknown(&record)),
             volumes: VolumesState::default(),
             cgroup: CgroupState::default(),
@@ -206,7 +208,12 @@ impl PodState {
             outlived_connection: false,
             verdict: None,
             ending: None,
+        };
+        for index in 0..pod.containers.len() {
+            pod.containers[index].hooks =
+                pod.container_spec(&pod.containers[index].name).map(Hooks::of).unwrap_or_default();
         }
+        pod
     }
 
     /// Whether the node has refused or ended it for good: nothing of it may run.

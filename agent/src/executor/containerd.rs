@@ -5,6 +5,7 @@
 mod admission;
 pub mod compose;
 pub mod handler;
+mod hooks;
 mod image;
 mod permit;
 mod sandbox;
@@ -35,7 +36,7 @@ use limpet_core::exit_cause::judge;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
-use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase};
+use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase, Stopping};
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
@@ -116,7 +117,8 @@ impl ContainerdExecutor {
                 Some(sandbox) => Outcome::SandboxLost { index, sandbox },
                 None => self.start(&pod, index).await,
             },
-            Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping.phase, cause).await,
+            Action::PostStart(index) => self.post_start(&pod, index).await,
+            Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping, cause).await,
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => self.forget(&pod, index).await,
@@ -128,14 +130,20 @@ impl ContainerdExecutor {
     }
 
     /// The action of one phase of a container's stop.
-    async fn stop(&self, pod: &PodState, index: usize, phase: StopPhase, cause: KillCause) -> Outcome {
-        let slot = &pod.containers[index];
+    async fn stop(&self, pod: &PodState, index: usize, stopping: Stopping, cause: KillCause) -> Outcome {
+        let (slot, phase) = (&pod.containers[index], stopping.phase);
         let Some(instance) = &slot.instance else {
             return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
         };
         let result = match phase {
-            StopPhase::Signal => {
+            StopPhase::PreStop => {
                 self.reporter.report_killing(pod, slot, cause);
+                self.pre_stop(pod, slot, &instance.id, stopping.grace_over.into()).await
+            }
+            StopPhase::Signal => {
+                if stopping.hook_over.is_none() {
+                    self.reporter.report_killing(pod, slot, cause);
+                }
                 self.signal(pod, instance, instance.stop_signal.number(), false).await
             }
             StopPhase::Kill => {

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::Action;
-use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, StopPhase};
+use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, PostStart, StopPhase, Stopping};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -118,7 +118,8 @@ impl FakeExecutor {
                 }
             }
             Action::Start(index) => self.start(&pod, index).await,
-            Action::Stop(index, stopping, _) => self.stop(&pod, index, stopping.phase).await,
+            Action::PostStart(index) => self.post_start(&pod, index).await,
+            Action::Stop(index, stopping, _) => self.stop(&pod, index, stopping).await,
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => {
@@ -155,14 +156,19 @@ impl FakeExecutor {
         Outcome::Started { index, result }
     }
 
-    async fn stop(&self, pod: &PodState, index: usize, phase: StopPhase) -> Outcome {
-        let slot = &pod.containers[index];
+    async fn stop(&self, pod: &PodState, index: usize, stopping: Stopping) -> Outcome {
+        let (slot, phase) = (&pod.containers[index], stopping.phase);
         let Some(id) = slot.instance.as_ref().map(|instance| instance.id.clone()) else {
             return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
         };
+        let grace = Duration::from_secs(pod.record.grace_seconds());
         let result = match phase {
+            StopPhase::PreStop => {
+                self.world().begin_stop(&id, grace, world::hook_allowance(slot));
+                self.pre_stop(&id, stopping).await
+            }
             StopPhase::Signal => {
-                self.world().begin_stop(&id, Duration::from_secs(pod.record.grace_seconds()));
+                self.world().begin_stop(&id, grace, world::hook_allowance(slot));
                 let met = |world: &mut World| {
                     let met = world.is_running(&id);
                     world.terminate(&id);
@@ -314,6 +320,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         signalled_by: None,
         stop_signal: StopSignal::default(),
         sandbox,
+        post_start: PostStart::Done,
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
 }

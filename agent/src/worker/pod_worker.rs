@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
 use super::adoption::take_over;
+use super::hook_jobs::HookJobs;
 use super::host_ports::PortHold;
 use super::inbox::{Inbox, Messages, PodCommand};
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
@@ -58,6 +59,7 @@ pub struct PodWorker {
     grace: Option<Duration>,
     jobs: JoinSet<(u64, Outcome)>,
     pulls: BTreeMap<usize, AbortHandle>,
+    hooks: HookJobs,
     processes: ProcessWatch,
     /// The ports of the node that the pod has, or waits for.
     ports: PortHold,
@@ -96,6 +98,7 @@ impl PodWorker {
             grace: None,
             jobs: JoinSet::new(),
             pulls: BTreeMap::new(),
+            hooks: HookJobs::default(),
             processes: ProcessWatch::default(),
             ports,
             reconnected: false,
@@ -118,6 +121,7 @@ impl PodWorker {
             }
             self.judge(node, now);
             self.settle_ports();
+            self.hooks.drop_ended(self.current.as_ref());
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {
                 self.context.reporter.publish(pod, node, now);
@@ -220,6 +224,13 @@ impl PodWorker {
         let executor = Arc::clone(&self.context.executor);
         let (generation, before) = (self.generation, pod.clone());
         outcome::begin(pod, &action);
+        self.hooks.yield_to(&action);
+        if let Some(index) = HookJobs::runs_hook(&action) {
+            // A hook may take as long as it needs: nothing hangs.
+            let job = self.jobs.spawn(async move { (generation, executor.perform(before, action).await) });
+            self.hooks.insert(index, job);
+            return;
+        }
         let index = match action {
             Action::EnsureImage(index) => Some(index),
             _ => None,
@@ -275,6 +286,7 @@ impl PodWorker {
     /// Goes on to the next incarnation. False: there is none.
     fn advance(&mut self, now: Now) -> bool {
         self.abort_pulls();
+        self.hooks.drop_ended(None);
         self.generation += 1;
         self.current = self.others.pop_front();
         if self.current.is_none() {

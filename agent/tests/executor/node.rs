@@ -193,7 +193,8 @@ impl RealNode {
             sandbox: None,
         };
         let spec = b"{}".to_vec();
-        let new = NewContainer { id: &id, identity: &identity, manifest: &record.manifest, image: &image.name, spec };
+        let (manifest, image) = (&record.manifest, &image.name);
+        let new = NewContainer { id: &id, identity: &identity, manifest, image, spec, class: None };
         containers.create(&new).await?;
         containers.release(&lease).await?;
         Ok(id)
@@ -267,7 +268,7 @@ impl Node {
         if phase == StopPhase::Kill {
             sleep(Duration::from_secs(pod.record.grace_seconds())).await;
         }
-        let stopping = Stopping { phase, ..Stopping::begin(Duration::ZERO, self.executor.now().mono) };
+        let stopping = Stopping { phase, ..Stopping::begin(Duration::ZERO, false, self.executor.now().mono) };
         match self.perform(pod, Action::Stop(MAIN, stopping, KillCause::PodEnds)).await? {
             Outcome::Stopped { result: Ok(exit), .. } => Ok(exit),
             other => bail!("{other:?}"),

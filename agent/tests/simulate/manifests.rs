@@ -21,6 +21,8 @@ pub(crate) struct Made {
     images: Vec<u32>,
     /// The CPU limit of each main container in millicores; 0: none.
     cpus: Vec<u32>,
+    /// Whether each main container has a `postStart` and a `preStop` hook.
+    hooks: Vec<(bool, bool)>,
 }
 
 /// Limits to choose from; none is rare, since a pod in which it changes the QoS class is made anew.
@@ -43,6 +45,7 @@ impl Made {
             generation: 0,
             images: vec![0; inits + mains],
             cpus: (0..mains).map(|_| CPUS[rng.usize(..CPUS.len())]).collect(),
+            hooks: (0..mains).map(|_| (rng.u32(0..4) == 0, rng.u32(0..3) == 0)).collect(),
         }
     }
 
@@ -67,7 +70,15 @@ impl Made {
         };
         let inits: Vec<Value> =
             (0..self.inits).map(|index| container(format!("init-{index}"), self.images[index], 50)).collect();
-        let main = |index: usize| container(format!("main-{index}"), self.images[self.inits + index], self.cpus[index]);
+        let main = |index: usize| {
+            let image = self.images[self.inits + index];
+            let mut main = container(format!("main-{index}"), image, self.cpus[index]);
+            let (post_start, pre_stop) = self.hooks[index];
+            for (name, _) in [("postStart", post_start), ("preStop", pre_stop)].iter().filter(|(_, has)| *has) {
+                main["lifecycle"][*name] = json!({ "exec": { "command": ["/bin/true"] } });
+            }
+            main
+        };
         let mut mains: Vec<Value> = (0..self.mains).map(main).collect();
         if let (true, Some(env)) = (self.needs_address, mains[0]["env"].as_array_mut()) {
             env.push(json!({ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }));

@@ -308,6 +308,7 @@ impl Node {
                     found.push(format!("{}/{} runs {count} times", record.key, container.name));
                 }
             }
+            world.check_post_starts(record);
             let limits = world.cgroup(&record.uid);
             if runs && limits != Some(pod_limits(record.spec())) {
                 found.push(format!("{} has a cgroup of {limits:?}", record.key));

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::plan;
 use crate::plan::over::{self, Over};
-use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, SandboxState};
+use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, PostStart, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::PodRecord;
@@ -101,6 +101,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         signalled_by: None,
         stop_signal: StopSignal::default(),
         sandbox: None,
+        post_start: PostStart::Done,
         life,
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn stop(
 ) {
     let Some(Instance { life: Life::Running { stopping, .. }, .. }) = &slot.instance else { return };
     let next = match stopping {
-        None => Some((now, Stopping::begin(grace, now))),
+        None => Some((now, Stopping::begin(grace, slot.hooks.pre_stop, now))),
         Some(stopping) => stopping.within(grace).next(now),
     };
     match next {

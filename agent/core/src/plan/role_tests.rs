@@ -76,7 +76,7 @@ fn a_sidecar_does_not_hold_back_completion_and_is_stopped_then() {
     assert!(is_finished(&pod));
     assert_eq!(
         actions(&pod, now),
-        [Action::Stop(1, Stopping::begin(Duration::from_secs(30), now), KillCause::PodEnds)]
+        [Action::Stop(1, Stopping::begin(Duration::from_secs(30), false, now), KillCause::PodEnds)]
     );
     exited(&mut pod, 1, 1, now);
     assert!(is_finished(&pod), "the exit code of a sidecar counts for nothing");

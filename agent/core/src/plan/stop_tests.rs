@@ -50,7 +50,7 @@ fn a_pod_is_stopped_by_its_signal_then_sigkill_then_torn_down() {
     let now = Instant::now();
     let mut pod = running();
     pod.end(GRACE, at(now));
-    let expected = Action::Stop(0, Stopping::begin(GRACE, now), KillCause::PodEnds);
+    let expected = Action::Stop(0, Stopping::begin(GRACE, false, now), KillCause::PodEnds);
     assert_eq!(plan(&pod, READY, now), Step::Do(vec![expected]));
     assert_eq!(step(&mut pod, now), Some(StopPhase::Signal));
     answer(&mut pod, 0, StopPhase::Signal, true, now + seconds(1));

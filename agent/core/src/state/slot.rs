@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use std::time::Instant;
 
 use crate::backoff;
-use crate::state::{Now, RetryState, Stopping};
+use crate::state::{Hooks, Now, PostStart, RetryState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
@@ -87,6 +87,8 @@ pub struct Instance {
     pub stop_signal: StopSignal,
     /// The id of the sandbox it was started in.
     pub sandbox: Option<String>,
+    /// Its `postStart` hook.
+    pub post_start: PostStart,
     /// Whether it runs.
     pub life: Life,
 }
@@ -142,6 +144,8 @@ pub struct ContainerSlot {
     pub name: String,
     /// Its role in the pod.
     pub role: Role,
+    /// Its hooks.
+    pub hooks: Hooks,
     /// Hash of image and resources as desired.
     pub fingerprint: String,
     /// The newest attempt.
@@ -176,6 +180,7 @@ impl ContainerSlot {
         Self {
             name: name.to_owned(),
             role,
+            hooks: Hooks::default(),
             fingerprint,
             instance: None,
             previous: None,
@@ -222,6 +227,12 @@ impl ContainerSlot {
     pub fn has_completed(&self) -> bool {
         let exit = self.instance.as_ref().and_then(Instance::exit);
         self.role == Role::Init && exit.is_some_and(|exit| exit.code == 0)
+    }
+
+    /// Whether the newest instance runs and its `postStart` hook is not over: it does not count as running to others yet.
+    pub fn awaits_post_start(&self) -> bool {
+        let instance = self.instance.as_ref().filter(|instance| instance.is_running());
+        instance.is_some_and(|instance| instance.post_start != PostStart::Done)
     }
 
     /// Whether the newest instance runs.

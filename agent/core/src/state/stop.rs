@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 /// How long after a SIGKILL that ended nothing the next one follows.
 pub const KILL_AGAIN: Duration = Duration::from_secs(10);
+/// What the stop signal has before SIGKILL at the least, when a `preStop` hook has used up the grace period. As kubelet.
+pub const AFTER_HOOK: Duration = Duration::from_secs(2);
 
 /// The phases of a stop, in their order.
 ///
@@ -11,6 +13,8 @@ pub const KILL_AGAIN: Duration = Duration::from_secs(10);
 /// holds back no later phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopPhase {
+    /// The `preStop` hook of a container that has one; ends with the hook, or with the grace period.
+    PreStop,
     /// The stop signal, to the first process.
     Signal,
     /// SIGKILL, to every process in the container.
@@ -24,28 +28,41 @@ pub struct Stopping {
     pub phase: StopPhase,
     /// When it began; the grace period counts from then.
     pub began: Instant,
-    /// When SIGKILL follows. Only ever brought forward.
-    pub kill_at: Instant,
+    /// When the grace period is over. Only ever brought forward.
+    pub grace_over: Instant,
+    /// When its hook was over, or was given up; `None`: there was none, or it runs.
+    pub hook_over: Option<Instant>,
     /// When the phase's action is repeated; `None`: it is in progress, or has been done.
     pub repeat_at: Option<Instant>,
 }
 
 impl Stopping {
-    /// A stop that begins now.
-    pub fn begin(grace: Duration, now: Instant) -> Self {
-        Self { phase: StopPhase::Signal, began: now, kill_at: now + grace, repeat_at: None }
+    /// A stop that begins now: with the `preStop` hook, if the container has one and there is time for it.
+    pub fn begin(grace: Duration, hook: bool, now: Instant) -> Self {
+        let phase = if hook && !grace.is_zero() { StopPhase::PreStop } else { StopPhase::Signal };
+        Self { phase, began: now, grace_over: now + grace, hook_over: None, repeat_at: None }
     }
 
     /// The same with another grace period, if that is shorter.
     pub fn within(self, grace: Duration) -> Self {
-        Self { kill_at: self.kill_at.min(self.began + grace), ..self }
+        Self { grace_over: self.grace_over.min(self.began + grace), ..self }
+    }
+
+    /// When SIGKILL follows.
+    pub fn kill_at(self) -> Instant {
+        self.hook_over.map_or(self.grace_over, |over| self.grace_over.max(over + AFTER_HOOK))
     }
 
     /// The next action: when it is due, and the stop as it is in it. `None`: nothing before the current one's outcome.
     pub fn next(self, now: Instant) -> Option<(Instant, Self)> {
         let entered = |phase| Self { phase, repeat_at: None, ..self };
         let advance = match self.phase {
-            StopPhase::Signal => Some((self.kill_at, entered(StopPhase::Kill))),
+            StopPhase::PreStop => {
+                let over = self.hook_over.unwrap_or(self.grace_over);
+                // Its signal has its time also when the agent comes late.
+                Some((over, Self { hook_over: Some(over.max(now)), ..entered(StopPhase::Signal) }))
+            }
+            StopPhase::Signal => Some((self.kill_at(), entered(StopPhase::Kill))),
             StopPhase::Kill => None,
         };
         let repeat = self.repeat_at.map(|at| (at, entered(self.phase)));
@@ -53,9 +70,13 @@ impl Stopping {
         over.or_else(|| advance.into_iter().chain(repeat).min_by_key(|(at, _)| *at))
     }
 
-    /// The phase's action was done.
+    /// The phase's action was done, or is not to be tried again.
     pub fn done(&mut self, now: Instant) {
         self.repeat_at = match self.phase {
+            StopPhase::PreStop => {
+                self.hook_over = Some(now);
+                None
+            }
             StopPhase::Signal => None,
             StopPhase::Kill => Some(now + KILL_AGAIN),
         };

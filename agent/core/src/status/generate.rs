@@ -14,9 +14,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::node_state::NodeState;
 use crate::plan::{self, awaits};
-use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, SandboxState};
+use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
+use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::VerdictPhase;
 
 /// The status of `pod` now.
@@ -82,7 +83,9 @@ fn phase(pod: &PodState) -> String {
     }
     let phase = if plan::init_failed(pod) {
         "Failed"
-    } else if !plan::was_initialized(pod) || mains.iter().any(|slot| slot.instance.is_none()) {
+    } else if !plan::was_initialized(pod)
+        || mains.iter().any(|slot| slot.instance.is_none() || first_waits_for_hook(slot))
+    {
         "Pending"
     } else if mains.iter().any(|slot| slot.is_running()) || mains.iter().any(|slot| plan::wants_restart(pod, slot)) {
         "Running"
@@ -94,18 +97,23 @@ fn phase(pod: &PodState) -> String {
     phase.to_owned()
 }
 
+/// Whether its first instance runs, and the `postStart` hook is not over.
+fn first_waits_for_hook(slot: &ContainerSlot) -> bool {
+    slot.awaits_post_start() && slot.previous.is_none()
+}
+
 fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> ContainerStatus {
     let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
     let state = state(pod, slot, node, now);
     let ready = match slot.role {
         Role::Init => slot.has_completed(),
-        Role::Sidecar | Role::Main => slot.is_running(),
+        Role::Sidecar | Role::Main => slot.is_running() && !slot.awaits_post_start(),
         // Nothing asks whether it is ready; kubelet leaves it so.
         Role::Ephemeral => false,
     };
     // A waiting container reports its last exit as `lastState`; a terminated one reports it as `state`.
     let last = match (&slot.instance, &slot.previous) {
-        (Some(instance), _) if state.waiting.is_some() => terminated(instance),
+        (Some(instance), _) if state.waiting.is_some() && !instance.is_running() => terminated(instance),
         (_, Some(previous)) => terminated(previous),
         _ => None,
     };
@@ -115,12 +123,20 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         image_id: slot.instance.as_ref().map(image_id).unwrap_or_default(),
         container_id: slot.instance.as_ref().map(|instance| format!("containerd://{}", instance.id)),
         ready,
-        started: Some(slot.is_running()),
+        started: Some(slot.is_running() && !slot.awaits_post_start()),
         restart_count: slot.instance.as_ref().map_or(0, |instance| i32::try_from(instance.attempt).unwrap_or(i32::MAX)),
         state: Some(state),
         last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),
+        stop_signal: stop_signal(pod, slot),
         ..ContainerStatus::default()
     }
+}
+
+/// The signal that ends it, where its spec or its image names one.
+fn stop_signal(pod: &PodState, slot: &ContainerSlot) -> Option<String> {
+    let asked = pod.container_spec(&slot.name)?.lifecycle.as_ref().is_some_and(|hooks| hooks.stop_signal.is_some());
+    let signal = slot.instance.as_ref()?.stop_signal;
+    (asked || signal != StopSignal::default()).then(|| signal.to_string())
 }
 
 /// In kubelet's form: repository and digest.
@@ -135,6 +151,9 @@ fn image_id(instance: &Instance) -> String {
 
 fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> ContainerState {
     if let Some(instance) = &slot.instance {
+        if slot.awaits_post_start() {
+            return waits_for_hook(instance);
+        }
         if instance.is_running() {
             let started_at = instance.started_at.map(Time);
             return ContainerState { running: Some(ContainerStateRunning { started_at }), ..ContainerState::default() };
@@ -149,6 +168,16 @@ fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> Con
         waiting: Some(ContainerStateWaiting { reason: Some(reason), message }),
         ..ContainerState::default()
     }
+}
+
+/// A container is not shown as running before its `postStart` hook is over, nor while it is stopped because that has failed.
+fn waits_for_hook(instance: &Instance) -> ContainerState {
+    let (reason, message) = match &instance.post_start {
+        PostStart::Failed(message) => ("PostStartHookError", Some(message.to_string())),
+        PostStart::Done | PostStart::Due(_) | PostStart::Running => ("ContainerCreating", None),
+    };
+    let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+    ContainerState { waiting: Some(waiting), ..ContainerState::default() }
 }
 
 /// Why a container that should run does not.

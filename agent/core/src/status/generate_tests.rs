@@ -187,3 +187,40 @@ fn the_last_status_of_a_terminated_pod_has_a_terminal_phase_and_its_exits() {
         assert_eq!(terminated.map(|ended| ended.exit_code), main.flatten());
     }
 }
+
+#[test]
+fn a_container_is_shown_as_running_once_its_post_start_hook_is_over() {
+    let shown = |post_start: PostStart, previous: bool| {
+        let mut pod = pod("Always", 0, 1);
+        put(&mut pod, 0, None, Duration::ZERO);
+        let slot = &mut pod.containers[0];
+        slot.instance.as_mut().unwrap().post_start = post_start;
+        slot.previous = previous.then(|| {
+            let mut before = fixtures::instance(slot, 1);
+            before.end(exit(1), now());
+            before
+        });
+        let status = status(&pod);
+        let one = status.container_statuses.unwrap().remove(0);
+        let waiting = one.state.unwrap().waiting.map(|waiting| waiting.reason.unwrap());
+        let last = one.last_state.unwrap().terminated.is_some();
+        (status.phase.unwrap(), waiting.unwrap_or_default(), one.ready, one.started.unwrap(), last)
+    };
+    let expected = |phase: &str, waiting: &str, up, last| (phase.to_owned(), waiting.to_owned(), up, up, last);
+    let now = now().mono;
+    assert_eq!(shown(PostStart::Done, false), expected("Running", "", true, false));
+    assert_eq!(shown(PostStart::Due(now), false), expected("Pending", "ContainerCreating", false, false));
+    assert_eq!(shown(PostStart::Running, true), expected("Running", "ContainerCreating", false, true));
+    let failed = PostStart::Failed("it said no".into());
+    assert_eq!(shown(failed, false), expected("Pending", "PostStartHookError", false, false));
+}
+
+#[test]
+fn a_stop_signal_is_shown_where_something_asks_for_it() {
+    let mut pod = pod("Always", 0, 1);
+    put(&mut pod, 0, None, Duration::ZERO);
+    let shown = |pod: &PodState| status(pod).container_statuses.unwrap().remove(0).stop_signal;
+    assert_eq!(shown(&pod), None);
+    pod.containers[0].instance.as_mut().unwrap().stop_signal = StopSignal::parse("SIGQUIT").unwrap();
+    assert_eq!(shown(&pod).as_deref(), Some("SIGQUIT"));
+}

@@ -25,7 +25,7 @@ use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::seen_end;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, PostStart};
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
@@ -124,8 +124,12 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The image's stop signal; SIGTERM if it names none, or none that there is.
+    /// The stop signal of its spec, else the image's; SIGTERM if they name none, or none that there is.
     fn stop_signal(&self, pod: &PodState, slot: &ContainerSlot, image: &LocalImage) -> StopSignal {
+        let asked = pod.container_spec(&slot.name).and_then(|spec| spec.lifecycle.as_ref()?.stop_signal.as_deref());
+        if let Some(signal) = asked.and_then(StopSignal::parse) {
+            return signal;
+        }
         let Some(text) = image.config.config().as_ref().and_then(|config| config.stop_signal().as_deref()) else {
             return StopSignal::default();
         };
@@ -327,6 +331,7 @@ impl ContainerdExecutor {
             signalled_by: None,
             stop_signal: start.stop_signal,
             sandbox: start.sandbox.sandbox.id.clone(),
+            post_start: PostStart::Done,
             life,
         }
     }

@@ -1,5 +1,6 @@
 //! What is true of the simulated node: its containers, sandboxes and cgroups, and what becomes of calls.
 
+mod hooks;
 mod invariants;
 mod processes;
 
@@ -21,6 +22,8 @@ use tokio::time::Instant;
 
 use super::{Fault, wall_at};
 
+use hooks::HookLogs;
+pub(super) use hooks::hook_allowance;
 use invariants::Stop;
 pub(super) use processes::{UnderWay, WorldProcesses};
 
@@ -75,6 +78,10 @@ pub struct World {
     pub due_changed: Arc<Notify>,
     /// Init containers succeed, and the others run for ever.
     calm: bool,
+    /// What is known of hooks.
+    hooks: HookLogs,
+    /// How many agents there were.
+    agents: u32,
     /// What processes do, where it is not left to the seed.
     pub behaviour: Option<Behaviour>,
     /// What becomes of the next calls of a name, before chance decides.
@@ -119,6 +126,8 @@ impl World {
             due: Vec::new(),
             due_changed: Arc::default(),
             calm: false,
+            hooks: HookLogs::new(),
+            agents: 0,
             behaviour: None,
             faults: VecDeque::new(),
         }
@@ -144,6 +153,7 @@ impl World {
     pub fn begin_agent(&mut self, events: mpsc::Sender<LifecycleEvent>) {
         self.events = Some(events);
         self.quiet += 1;
+        self.agents += 1;
     }
 
     /// Notes a step.
@@ -238,6 +248,7 @@ impl World {
             container.recorded.state.started_at = Some(now.wall);
         }
         self.note(|| format!("start {} {}/{} pid {pid}", short(&id), pod.record.key, slot.name));
+        self.hooks_of_started(&id, slot);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
         self.draw_life(pid, slot.role == Role::Init);
         (id, Task::Running { pid }, now.wall, self.sandbox(&pod.record.uid))
@@ -312,6 +323,7 @@ impl World {
         for id in ids {
             self.check_not_running(id, "removed");
             self.containers.remove(id);
+            self.hooks.remove(id);
         }
     }
 

@@ -27,7 +27,7 @@ pub(super) struct Stop {
 }
 
 impl World {
-    fn violate(&mut self, what: String) {
+    pub(super) fn violate(&mut self, what: String) {
         self.note(|| format!("VIOLATION {what}"));
         self.violations.push(what);
     }
@@ -91,6 +91,7 @@ impl World {
         }
         if slot.role == Role::Main {
             found.extend(self.not_initialized(pod, id));
+            found.extend(self.hooks_before(pod, slot, id));
         }
         if !self.sandboxes.contains_key(uid) {
             found.push(format!("{} starts without a sandbox", short(id)));
@@ -115,14 +116,16 @@ impl World {
     }
 
     /// The agent begins to stop a container, or tries again.
-    pub(in crate::executor::fake) fn begin_stop(&mut self, id: &ContainerId, grace: Duration) {
+    pub(in crate::executor::fake) fn begin_stop(&mut self, id: &ContainerId, grace: Duration, allowance: Duration) {
         let quiet = self.quiet;
         let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
         let kill_at = Instant::now() + grace;
         match &mut one.stop {
             Some(stop) if stop.quiet == quiet => {}
-            Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at, quiet),
-            None => one.stop = Some(Stop { may_kill_at: kill_at, must_kill_at: kill_at, quiet, killed: false }),
+            Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at + allowance, quiet),
+            None => {
+                one.stop = Some(Stop { may_kill_at: kill_at, must_kill_at: kill_at + allowance, quiet, killed: false });
+            }
         }
     }
 

@@ -39,6 +39,7 @@ impl World {
     }
 
     pub(in crate::executor::fake) fn terminate(&mut self, id: &ContainerId) {
+        self.check_pre_stop(id);
         let Some(one) = self.containers.get(id) else { return };
         let obeys = one.obeys;
         if let (Some(Task::Running { pid }), Some(after)) = (one.task, obeys) {

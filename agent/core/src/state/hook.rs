@@ -1,0 +1,45 @@
+//! What is remembered of a container's hooks. Part of [`super`].
+
+use std::time::Instant;
+
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
+
+/// The hooks that a container's spec has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Hooks {
+    /// `postStart`.
+    pub post_start: bool,
+    /// `preStop`.
+    pub pre_stop: bool,
+}
+
+impl Hooks {
+    /// Those of `container`.
+    pub fn of(container: &Container) -> Self {
+        let has = |handler: Option<&LifecycleHandler>| {
+            handler.is_some_and(|one| {
+                one.exec.is_some() || one.http_get.is_some() || one.sleep.is_some() || one.tcp_socket.is_some()
+            })
+        };
+        let hooks = container.lifecycle.as_ref();
+        Self {
+            post_start: has(hooks.and_then(|hooks| hooks.post_start.as_ref())),
+            pre_stop: has(hooks.and_then(|hooks| hooks.pre_stop.as_ref())),
+        }
+    }
+}
+
+/// How far an instance's `postStart` hook is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PostStart {
+    /// There is none, or it has succeeded. So it is with an instance that was found running: as kubelet, an agent runs no hook
+    /// of a container that another one has started.
+    #[default]
+    Done,
+    /// To be run at that time: the container has just started, or containerd went away before the hook began.
+    Due(Instant),
+    /// It runs.
+    Running,
+    /// It has failed: its container is to be stopped. The sentence people read.
+    Failed(Box<str>),
+}

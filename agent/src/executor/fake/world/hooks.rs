@@ -1,0 +1,192 @@
+//! Hooks of simulated containers: how long they take, how they end, and what must hold of their order.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Container;
+use limpet_core::outcome::{Failure, Outcome};
+use limpet_core::state::{AFTER_HOOK, ContainerSlot, PodState, Stopping};
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::pod::{PodRecord, Role};
+use tokio::time::{Instant, sleep};
+
+use super::processes::UnderWay;
+use super::{World, is_running, short};
+use crate::executor::fake::FakeExecutor;
+
+/// Longer than any grace period.
+const HANGS: Duration = Duration::from_secs(600);
+
+/// What is known of the hooks of one container.
+#[derive(Debug, Default)]
+pub(super) struct HookLog {
+    /// The agent, by its count, that has started the container.
+    agent: u32,
+    /// Its `postStart` hook runs.
+    post_start_runs: bool,
+    /// It has succeeded.
+    post_start_done: bool,
+    /// Its `preStop` hook runs until then at the latest.
+    pre_stop_until: Option<Instant>,
+    /// It was begun.
+    pre_stop_begun: bool,
+    has_pre_stop: bool,
+}
+
+/// The logs of all containers.
+pub(super) type HookLogs = BTreeMap<ContainerId, HookLog>;
+
+/// A hook that runs, until it is dropped.
+struct Running {
+    world: Arc<Mutex<World>>,
+    id: ContainerId,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(log) = world.hooks.get_mut(&self.id) {
+            (log.post_start_runs, log.pre_stop_until) = (false, None);
+        }
+    }
+}
+
+impl FakeExecutor {
+    pub(in crate::executor::fake) async fn post_start(&self, pod: &PodState, index: usize) -> Outcome {
+        let Some(id) = pod.containers[index].instance.as_ref().map(|instance| instance.id.clone()) else {
+            return Outcome::PostStarted { index, id: None, result: Ok(()) };
+        };
+        let (takes, succeeds) = self.world().begin_post_start(pod, index, &id);
+        let _under_way = UnderWay::new(&self.world);
+        let running = Running { world: Arc::clone(&self.world), id: id.clone() };
+        sleep(takes).await;
+        drop(running);
+        let failure = |transient| Failure { reason: "PostStartHookError", message: "simulated".to_owned(), transient };
+        let mut world = self.world();
+        let result = match (world.is_connected(), succeeds) {
+            (false, _) => Err(failure(true)),
+            (true, false) => Err(failure(false)),
+            (true, true) => Ok(()),
+        };
+        if let (Ok(()), Some(log)) = (&result, world.hooks.get_mut(&id)) {
+            log.post_start_done = true;
+        }
+        drop(world);
+        Outcome::PostStarted { index, id: Some(id), result }
+    }
+
+    pub(in crate::executor::fake) async fn pre_stop(
+        &self,
+        id: &ContainerId,
+        stopping: Stopping,
+    ) -> Result<Option<Exit>, Failure> {
+        let until = Instant::from(stopping.grace_over);
+        let takes = self.world().begin_pre_stop(id, until);
+        let _under_way = UnderWay::new(&self.world);
+        let _running = Running { world: Arc::clone(&self.world), id: id.clone() };
+        tokio::select! {
+            () = sleep(takes) => {}
+            () = tokio::time::sleep_until(until) => {}
+        }
+        Ok(None)
+    }
+}
+
+/// What SIGKILL of a container may come later than its grace period.
+pub(in crate::executor::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
+    if slot.hooks.pre_stop { AFTER_HOOK } else { Duration::ZERO }
+}
+
+impl World {
+    fn draw_hook(&mut self) -> Duration {
+        match self.rng.u32(0..8) {
+            0 if !self.calm => HANGS,
+            1..4 => Duration::from_secs(self.rng.u64(0..12)),
+            _ => Duration::from_millis(self.rng.u64(0..500)),
+        }
+    }
+
+    /// A container was started.
+    pub(super) fn hooks_of_started(&mut self, id: &ContainerId, slot: &ContainerSlot) {
+        let log = HookLog { agent: self.agents, has_pre_stop: slot.hooks.pre_stop, ..HookLog::default() };
+        self.hooks.insert(id.clone(), log);
+    }
+
+    fn begin_post_start(&mut self, pod: &PodState, index: usize, id: &ContainerId) -> (Duration, bool) {
+        let succeeds = self.calm || self.rng.u32(0..4) > 0;
+        let takes = self.draw_hook();
+        self.note(|| format!("postStart {} takes {takes:?} succeeds {succeeds}", short(id)));
+        let mut wrong = self.later_before(pod, index, id);
+        if let Some(log) = self.hooks.get_mut(id) {
+            if log.post_start_done || log.post_start_runs {
+                wrong = Some(format!("the postStart of {} runs again", short(id)));
+            }
+            log.post_start_runs = true;
+        }
+        wrong.into_iter().for_each(|what| self.violate(what));
+        (takes, succeeds)
+    }
+
+    /// A container after this one in the spec that the same agent started before this one's hook began, where nothing goes
+    /// wrong: a start whose answer was lost is one that the agent does not know of.
+    fn later_before(&self, pod: &PodState, index: usize, id: &ContainerId) -> Option<String> {
+        let own = self.hooks.get(id).filter(|_| self.fault_rate == 0 && self.quiet == 1)?;
+        let later = pod.containers[index + 1..].iter().filter(|slot| slot.role == Role::Main);
+        let after = later.filter_map(|slot| {
+            let other = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+            self.hooks.get(&other).filter(|log| log.agent == own.agent && self.is_running(&other)).map(|_| other)
+        });
+        after.map(|other| format!("{} starts before the postStart of {}", short(&other), short(id))).next()
+    }
+
+    /// The hooks that a container's start should have waited for.
+    pub(super) fn hooks_before(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
+        let before = pod.containers.iter().take_while(|other| other.name != slot.name);
+        let mut running = before.filter_map(|other| other.instance.as_ref().map(|instance| &instance.id));
+        let runs = running.find(|other| {
+            self.hooks.get(*other).is_some_and(|log| log.post_start_runs)
+                && self.is_running(other)
+                && self.containers[*other].stop.is_none()
+        })?;
+        Some(format!("{} starts while the postStart of {} runs", short(id), short(runs)))
+    }
+
+    fn begin_pre_stop(&mut self, id: &ContainerId, until: Instant) -> Duration {
+        let takes = self.draw_hook();
+        self.note(|| format!("preStop {} takes {takes:?}", short(id)));
+        if let Some(log) = self.hooks.get_mut(id) {
+            (log.pre_stop_begun, log.pre_stop_until) = (true, Some(until));
+        }
+        takes
+    }
+
+    /// A container gets its stop signal.
+    pub(super) fn check_pre_stop(&mut self, id: &ContainerId) {
+        let Some(log) = self.hooks.get(id).filter(|log| log.has_pre_stop && self.is_running(id)) else { return };
+        let wrong = match log.pre_stop_until {
+            _ if !log.pre_stop_begun => "without its preStop",
+            Some(until) if Instant::now() < until => "while its preStop runs",
+            _ => return,
+        };
+        self.violate(format!("SIGTERM to {} {wrong}", short(id)));
+    }
+
+    /// At rest: the running containers whose hook this agent has not run, though it has started them.
+    pub fn check_post_starts(&mut self, record: &PodRecord) {
+        let mut missing = Vec::new();
+        let pending = self.hooks.iter().filter(|(_, log)| log.agent == self.agents && !log.post_start_done);
+        for id in pending.map(|(id, _)| id) {
+            let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { continue };
+            let (uid, name) = (&one.recorded.identity.uid, &one.recorded.identity.container);
+            let mut containers = record.spec().containers.iter();
+            let has = |one: &Container| {
+                one.name == *name && one.lifecycle.as_ref().is_some_and(|hooks| hooks.post_start.is_some())
+            };
+            if uid == record.uid.as_str() && containers.any(has) {
+                missing.push(format!("the postStart of {} has not run", short(id)));
+            }
+        }
+        missing.into_iter().for_each(|what| self.violate(what));
+    }
+}
