@@ -18,6 +18,7 @@ use containerd_client::services::v1::{
     CloseIoRequest, DeleteProcessRequest, ExecProcessRequest, GetContainerRequest, KillRequest, ResizePtyRequest,
     StartRequest, WaitRequest,
 };
+use futures_util::future::join_all;
 use prost_types::Any;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::oneshot;
@@ -329,17 +330,24 @@ pub(crate) fn new_id() -> String {
     format!("exec-{:x}-{:x}", now.as_nanos(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Kills the orphaned commands of an agent that was killed, and removes their FIFOs. Call it once, before the first
-/// [`start`].
+/// Kills the orphaned commands of an agent that was killed, side by side, and removes their FIFOs. Call it once, before the
+/// first [`start`].
 pub async fn sweep(client: &Client, fifo_dir: &Path) {
-    for (id, container, fifos) in fifo::orphans(fifo_dir) {
+    let ends = fifo::orphans(fifo_dir).into_iter().map(|(id, container, fifos)| async move {
+        let _readers = fifos.reopen();
         if !container.is_empty() {
             let control = ExecControl { client: client.clone(), container, id };
-            control.end().await;
-            control.delete().await;
+            let ended = async {
+                control.end().await;
+                control.delete().await;
+            };
+            if timeout(KILLED, ended).await.is_err() {
+                tracing::warn!(container = control.container, "a command of the agent before is left to its container");
+            }
         }
         fifos.remove();
-    }
+    });
+    join_all(ends).await;
 }
 
 #[cfg(test)]

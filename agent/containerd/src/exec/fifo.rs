@@ -53,6 +53,13 @@ impl Fifos {
         })
     }
 
+    /// Opens the agent's ends of an orphaned session again: a shim that is in the middle of its start waits for a reader, and
+    /// answers nothing about the process meanwhile.
+    pub(super) fn reopen(&self) -> Vec<Receiver> {
+        let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name)).ok();
+        ["stdout", "stderr"].into_iter().filter_map(receiver).collect()
+    }
+
     /// The path for containerd; empty for a stream that is not used.
     pub(super) fn path(&self, name: &str, wanted: bool) -> String {
         if wanted { self.directory.join(name).to_string_lossy().into_owned() } else { String::new() }
