@@ -125,7 +125,7 @@ async fn the_agents_own_namespaces_do_not_change() {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-2");
-    sandboxes.create(&request(&uid)).await.unwrap().sandbox;
+    sandboxes.create(&request(&uid)).await.unwrap();
     assert_eq!(std::fs::read_link("/proc/thread-self/ns/net").unwrap(), here);
     assert_eq!(std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap(), hostname);
     sandboxes.remove(&uid).await.unwrap();
