@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attribution::Feed;
+use crate::clock;
 use crate::config::Config;
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
@@ -49,6 +50,7 @@ use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeNetwork;
+use limpet_core::probe::ProbeGrid;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::Cgroups;
@@ -388,6 +390,7 @@ fn supervise(
     let context = WorkerContext {
         executor: Arc::clone(executor) as Arc<dyn Executor>,
         reporter: Arc::clone(&executor.reporter),
+        probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
         followed,
         host_ports: Arc::default(),
     };

@@ -112,6 +112,9 @@ pub struct Config {
     /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the local image while its registry is
     /// unreachable.
     pub local_image_when_unreachable: bool,
+    /// `probeTimerSlackPercent`: how much later than its period a probe may run, in percent of the period, so that the
+    /// probes of many containers run together.
+    pub probe_timer_slack: u32,
     /// `nodeIP`; `None`: the address of the default route's interface, if any.
     pub node_ip: Option<IpAddr>,
     /// `snapshotter`. Default `overlayfs`.
@@ -167,6 +170,7 @@ impl Default for Config {
             allowed_unsafe_sysctls: Vec::new(),
             max_parallel_pulls: 1,
             local_image_when_unreachable: false,
+            probe_timer_slack: 10,
             node_ip: None,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,

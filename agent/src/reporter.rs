@@ -24,7 +24,7 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::verdict::PodVerdict;
 use std::path::PathBuf;
 
@@ -110,6 +110,9 @@ impl Reporter {
 
     /// The pod is gone; its last status stays for those who have registered to take it.
     pub fn retire(&self, key: &PodKey) {
+        if let Some(known) = self.observed.load().pods.get(key) {
+            self.metrics.forget_probes(&known.record);
+        }
         self.report_overdue(self.observed.publish(key, None));
     }
 
@@ -151,6 +154,15 @@ impl Reporter {
             KillCause::PodEnds => format!("Stopping container {}", slot.name),
             KillCause::DefinitionChanged => format!("Container {} definition changed, will be restarted", slot.name),
             KillCause::PostStartFailed => "FailedPostStartHook".to_owned(),
+            KillCause::ProbeFailed(kind) => {
+                let probe = kind.to_string().to_ascii_lowercase();
+                let restarts = plan::restart_policy(pod) != "Never";
+                match slot.role {
+                    Role::Sidecar => format!("Init container {} failed {probe} probe", slot.name),
+                    _ if restarts => format!("Container {} failed {probe} probe, will be restarted", slot.name),
+                    _ => format!("Container {} failed {probe} probe", slot.name),
+                }
+            }
             KillCause::SandboxLost => "Pod sandbox changed, it will be killed and re-created.".to_owned(),
         };
         let signal = slot.instance.as_ref().map(|instance| instance.stop_signal).unwrap_or_default();

@@ -17,6 +17,7 @@ use crate::executor::Executor;
 use crate::lifecycle::followed::Followed;
 use crate::reporter::Reporter;
 use host_ports::HostPorts;
+use limpet_core::probe::ProbeGrid;
 
 /// What every worker works with. Clones share it.
 #[derive(Debug, Clone)]
@@ -25,6 +26,8 @@ pub struct WorkerContext {
     pub executor: Arc<dyn Executor>,
     /// Reports what happens.
     pub reporter: Arc<Reporter>,
+    /// The moments at which probes run.
+    pub probe_grid: ProbeGrid,
     /// The processes that BPF programs report on.
     pub followed: Arc<Followed>,
     /// Which pod has which ports of the node.

@@ -12,6 +12,7 @@ pub mod containerd;
 pub mod contender;
 pub mod corpus;
 pub mod footprint;
+pub mod grpc_health;
 pub mod hung_mount;
 pub mod image;
 pub mod inventory;

@@ -31,6 +31,7 @@ use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Recorded};
+use limpet_model::probe::ProbeRecord;
 
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 
@@ -269,11 +270,20 @@ impl Containers {
 
     /// Writes the container's state to its record. `false`: the container does not exist.
     pub async fn write_state(&self, id: &ContainerId, state: &ContainerState) -> Result<bool, RuntimeError> {
-        let key = record::EXTENSION_STATE;
+        self.write_extension(id, record::EXTENSION_STATE, record::state_extension(state)).await
+    }
+
+    /// Writes what the container's probes have come to, beside its state: an exit that is written meanwhile stays. Returns
+    /// whether there is still such a container.
+    pub async fn write_probes(&self, id: &ContainerId, probes: &ProbeRecord) -> Result<bool, RuntimeError> {
+        self.write_extension(id, record::EXTENSION_PROBES, record::probes_extension(probes)).await
+    }
+
+    async fn write_extension(&self, id: &ContainerId, key: &str, value: Any) -> Result<bool, RuntimeError> {
         let message = UpdateContainerRequest {
             container: Some(Container {
                 id: id.to_string(),
-                extensions: HashMap::from([(key.to_owned(), record::state_extension(state))]),
+                extensions: HashMap::from([(key.to_owned(), value)]),
                 ..Container::default()
             }),
             update_mask: Some(FieldMask { paths: vec![format!("extensions.{key}")] }),

@@ -1,7 +1,8 @@
 //! The metadata that limpet stores on each container in containerd, so that a restarted agent needs no database.
 //!
-//! Labels hold the short keys that other tools read; three extensions hold the rest: the pod's manifest, the container's
-//! identity, and its state. Only the state changes, and it is written before the task is deleted.
+//! Labels hold the short keys that other tools read; extensions hold the rest: the pod's manifest, the container's
+//! identity, its state, and what its probes have come to. The last two change, each by a writer of its own: the state is
+//! written before the task is deleted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use prost_types::Any;
 use serde::Serialize;
 
 use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
+use limpet_model::probe::ProbeRecord;
 
 /// Label that marks a container as limpet's.
 pub const LABEL_MANAGED: &str = "io.limpet.managed";
@@ -26,6 +28,9 @@ const EXTENSION_MANIFEST: &str = "io.limpet.manifest";
 const EXTENSION_IDENTITY: &str = "io.limpet.identity";
 /// The extension that changes during a container's life.
 pub const EXTENSION_STATE: &str = "io.limpet.state";
+
+/// The extension that changes when a probe's result does; a container without such a change has none.
+pub const EXTENSION_PROBES: &str = "io.limpet.probes";
 
 /// The labels of a container.
 pub fn labels(identity: &ContainerIdentity) -> HashMap<String, String> {
@@ -55,16 +60,23 @@ pub fn state_extension(state: &ContainerState) -> Any {
     any(EXTENSION_STATE, json(state))
 }
 
+/// The extension that carries `probes`.
+pub fn probes_extension(probes: &ProbeRecord) -> Any {
+    any(EXTENSION_PROBES, json(probes))
+}
+
 /// Parses the extensions; the error names the one that is missing or unreadable.
 pub fn recorded(extensions: &HashMap<String, Any>) -> Result<Recorded, String> {
     let bytes = |key: &str| {
         extensions.get(key).map(|any| any.value.as_slice()).ok_or_else(|| format!("extension {key} is missing"))
     };
     let parse_error = |key: &str, error: serde_json::Error| format!("extension {key}: {error}");
+    let probes = extensions.get(EXTENSION_PROBES).map(|any| serde_json::from_slice(&any.value)).transpose();
     Ok(Recorded {
         identity: serde_json::from_slice(bytes(EXTENSION_IDENTITY)?)
             .map_err(|error| parse_error(EXTENSION_IDENTITY, error))?,
         state: serde_json::from_slice(bytes(EXTENSION_STATE)?).map_err(|error| parse_error(EXTENSION_STATE, error))?,
+        probes: probes.map_err(|error| parse_error(EXTENSION_PROBES, error))?.unwrap_or_default(),
         manifest: Arc::from(bytes(EXTENSION_MANIFEST)?),
     })
 }
@@ -85,6 +97,7 @@ mod tests {
 
     use jiff::Timestamp;
     use limpet_model::container::Exit;
+    use limpet_model::probe::ProbeKind;
     use limpet_model::stop_signal::StopSignal;
     use limpet_model::verdict::PodVerdict;
 
@@ -116,7 +129,11 @@ mod tests {
         let verdict = Some(PodVerdict::deadline_exceeded());
         let state = ContainerState { started_at: Some(Timestamp::UNIX_EPOCH), exit: Some(exit), verdict };
         written.insert(EXTENSION_STATE.into(), state_extension(&state));
+        assert_eq!(recorded(&written).unwrap().probes, ProbeRecord::default());
+        let probes = ProbeRecord { started: true, ready: true, failed: Some(ProbeKind::Liveness) };
+        written.insert(EXTENSION_PROBES.into(), probes_extension(&probes));
         let read = recorded(&written).unwrap();
+        assert_eq!(read.probes, probes);
         assert_eq!((read.identity, read.state, &*read.manifest), (identity, state, &b"{}"[..]));
         written.remove(EXTENSION_STATE);
         assert!(recorded(&written).unwrap_err().contains(EXTENSION_STATE));

@@ -4,13 +4,15 @@
 //! container that was created and never started is created again.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
-use limpet_model::pod::PodUid;
+use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::Processes;
 
+use super::probe::Probes;
 use super::state::{Busy, Instance, Life, Now, PodState, PostStart};
 
 /// The reason of a missed exit.
@@ -25,6 +27,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
         found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
     found.sort_by_key(|container| container.recorded.identity.attempt);
     take_records(pod, &found);
+    let record = Arc::clone(&pod.record);
     for container in found {
         let identity = &container.recorded.identity;
         let Some(slot) = pod
@@ -51,6 +54,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
                 if slot.hooks.post_start && slot.half_made.as_ref() == Some(&container.id) {
                     instance.post_start = PostStart::Due(now.mono);
                 }
+                instance.probes = probes(&record, &container, &instance, now);
                 slot.succeed(instance);
             }
             None => {
@@ -133,6 +137,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         stop_signal: identity.stop_signal,
         sandbox: identity.sandbox.clone(),
         post_start: PostStart::Done,
+        probes: None,
         life: Life::Running { pid: 0, process: None, stopping: None },
     };
     match (container.task, &state.exit) {
@@ -160,6 +165,17 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         }
     }
     Some(instance)
+}
+
+/// The probes of a found container as they were recorded. Of one that has exited, only what it was ended for matters.
+fn probes(record: &PodRecord, container: &FoundContainer, instance: &Instance, now: Now) -> Option<Box<Probes>> {
+    let recorded = container.recorded.probes;
+    if !instance.is_running() && recorded.failed.is_none() {
+        return None;
+    }
+    let spec = record.container(&container.recorded.identity.container)?;
+    let place = container.id.as_str().get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+    Probes::resume(spec, recorded, instance.ran_for(now), place.unwrap_or_default(), now.mono)
 }
 
 /// An exit that containerd reported.

@@ -12,6 +12,7 @@ use super::super::fixtures::{self, exit};
 use super::*;
 use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
 use limpet_model::pod::PodUid;
+use limpet_model::probe::ProbeRecord;
 use limpet_model::stop_signal::StopSignal;
 
 fn pod() -> PodState {
@@ -44,7 +45,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
-        recorded: Recorded { identity, state, manifest: Arc::from(&b"{}"[..]) },
+        recorded: Recorded { identity, state, probes: ProbeRecord::default(), manifest: Arc::from(&b"{}"[..]) },
         task,
         has_snapshot: false,
     }
@@ -275,4 +276,36 @@ fn only_what_this_agent_has_started_has_its_hook_still_to_be_run() {
         adopt(&mut pod, vec![found], &AllAlive, now);
         assert_eq!(pod.containers[0].instance.as_ref().unwrap().post_start, expected);
     }
+}
+
+#[test]
+fn a_container_is_as_ready_as_its_record_says() {
+    use limpet_model::probe::ProbeKind;
+    // What is recorded; whether it has started, is ready, and is to be ended.
+    let record = |started, ready, failed| ProbeRecord { started, ready, failed };
+    let cases = [
+        (record(false, false, None), (false, false, None)),
+        (record(true, false, None), (true, false, None)),
+        (record(true, true, None), (true, true, None)),
+        (record(true, true, Some(ProbeKind::Liveness)), (true, true, Some(ProbeKind::Liveness))),
+    ];
+    let mut spec = pod().record.pod.clone();
+    let main = &mut spec.spec.as_mut().unwrap().containers[0];
+    let probe = || Some(k8s_openapi::api::core::v1::Probe::default());
+    (main.liveness_probe, main.readiness_probe, main.startup_probe) = (probe(), probe(), probe());
+    for (probes, expected) in cases {
+        let mut pod = PodState::new(crate::fixtures::version(spec.clone()), Timestamp::UNIX_EPOCH);
+        let mut found = container(1, started(), Some(Task::Running { pid: 7 }));
+        found.recorded.probes = probes;
+        adopt(&mut pod, vec![found], &NoHandles, now());
+        let instance = pod.containers[0].instance.as_ref().unwrap();
+        let failed = instance.failed_probe().map(|(kind, _)| kind);
+        assert_eq!((instance.is_started(), instance.is_ready(), failed), expected);
+    }
+    // One that was ended for its probe, and exited with 0 while no agent was there, has failed.
+    let mut pod = PodState::new(crate::fixtures::version(spec), Timestamp::UNIX_EPOCH);
+    let mut found = container(1, ended(0), None);
+    found.recorded.probes = record(true, true, Some(ProbeKind::Liveness));
+    adopt(&mut pod, vec![found], &NoHandles, now());
+    assert!(pod.containers[0].instance.as_ref().unwrap().failed_probe().is_some());
 }

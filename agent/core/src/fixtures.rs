@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use super::node_state::{NodeNetwork, NodeState};
 use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, PostStart, SandboxState};
+use crate::probe::ProbeGrid;
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
@@ -32,6 +33,7 @@ pub const READY: NodeState = NodeState {
     runtime_ready: true,
     network_ready: true,
     network: NodeNetwork { addresses: NodeAddresses::one(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))), changes: 0 },
+    probe_grid: ProbeGrid { origin: None, slack_percent: 0 },
 };
 
 /// The same node with these addresses.
@@ -125,6 +127,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         stop_signal: StopSignal::default(),
         sandbox: None,
         post_start: PostStart::Done,
+        probes: None,
         life: Life::Running { pid: 1, process: None, stopping: None },
     }
 }

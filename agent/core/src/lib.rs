@@ -3,7 +3,7 @@
 //! Pure functions of values and time; time is always an argument: no I/O, no clock, no runtime. [`source`] holds each
 //! source's snapshot and [`merge`] combines them into one desired state; [`plan`] decides a pod's next actions from its
 //! [`state`] and the node's
-//! [`node_state`], [`outcome`] applies their results, [`adopt`] applies what containerd already runs; [`status`] generates the
+//! [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a container's probes, [`adopt`] applies what containerd already runs; [`status`] generates the
 //! reported status, and [`forecast`] predicts what other manifests would change.
 
 pub mod adopt;
@@ -21,6 +21,7 @@ mod node_state_tests;
 mod objects_tests;
 pub mod outcome;
 pub mod plan;
+pub mod probe;
 pub mod provisional;
 pub mod source;
 pub mod state;

@@ -3,6 +3,7 @@
 //! A field is here only if something measures it. A further one (the pressure on a resource, say) needs no more than a
 //! field and its writer: whoever watches is woken by any change.
 
+use crate::probe::ProbeGrid;
 use limpet_model::node::NodeAddresses;
 
 /// What of the node may change at any time.
@@ -14,6 +15,8 @@ pub struct NodeState {
     pub network_ready: bool,
     /// The node's network.
     pub network: NodeNetwork,
+    /// The moments at which probes run; settled when the agent starts.
+    pub probe_grid: ProbeGrid,
 }
 
 /// The node's network, apart from the pods'.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::adopt::STATUS_UNKNOWN;
 use super::plan::Action;
+use super::probe::Probes;
 use super::state::{
     AFTER_NETWORK_CHANGE, Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life,
     Now, PodSandbox, PodState, PostStart, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
@@ -13,6 +14,7 @@ use super::state::{
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::compute_resources::pod_limits;
+use limpet_model::probe::ProbeKind;
 use limpet_model::verdict::PodVerdict;
 
 /// Why an action did not succeed.
@@ -118,6 +120,26 @@ pub enum Outcome {
         /// Whether it was done. An exit: the process was gone already, a missed exit.
         result: Result<Option<Exit>, Failure>,
     },
+    /// Of [`Action::Probe`].
+    Probed {
+        /// The container.
+        index: usize,
+        /// The instance.
+        id: ContainerId,
+        /// Which of its probes.
+        kind: ProbeKind,
+        /// Whether it has succeeded; `None`: the probe itself failed.
+        passed: Option<bool>,
+    },
+    /// Of [`Action::RecordProbes`].
+    ProbesRecorded {
+        /// The container.
+        index: usize,
+        /// The instance.
+        id: ContainerId,
+        /// Whether it was recorded.
+        done: bool,
+    },
     /// Of [`Action::Reap`] and [`Action::ReapPrevious`].
     Reaped {
         /// The container.
@@ -187,6 +209,14 @@ pub fn begin(pod: &mut PodState, action: &Action) {
                 *stopping = Some(*entered);
             }
         }
+        Action::Probe(index, kind, next) => {
+            let probes = pod.containers[*index].instance.as_mut().and_then(|one| one.probes.as_mut());
+            probes.into_iter().for_each(|probes| probes.run(*kind, *next));
+        }
+        Action::RecordProbes(index, record) => {
+            let probes = pod.containers[*index].instance.as_mut().and_then(|one| one.probes.as_mut());
+            probes.into_iter().for_each(|probes| probes.record(*record));
+        }
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => {
             pod.containers[*index].busy = Some(Busy::Reaping);
         }
@@ -226,7 +256,13 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::ImageEnsured { index, fingerprint, attempt, result } => {
             image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
         }
-        Outcome::Started { index, result } => return started(&mut pod.containers[index], result, now.mono),
+        Outcome::Started { index, mut result } => {
+            let container = pod.container_spec(&pod.containers[index].name);
+            if let (Ok(instance), Some(container)) = (&mut result, container) {
+                instance.probes = Probes::begin(container, instance.ran_for(now), now.mono);
+            }
+            return started(&mut pod.containers[index], result, now.mono);
+        }
         Outcome::IdTaken { index, failure } => {
             let slot = &mut pod.containers[index];
             slot.attempt_floor = slot.next_attempt().saturating_add(1);
@@ -265,6 +301,12 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::Stopped { index, id, phase, result } => {
             return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);
         }
+        Outcome::Probed { index, id, kind, passed } => {
+            probes_of(pod, index, &id).into_iter().for_each(|probes| probes.take(kind, passed));
+        }
+        Outcome::ProbesRecorded { index, id, done } => {
+            probes_of(pod, index, &id).into_iter().for_each(|probes| probes.recorded(done, now.mono));
+        }
         Outcome::Reaped { index, id, result } => reaped(&mut pod.containers[index], &id, result, now.mono),
         Outcome::Forgotten { index, ids } => {
             let slot = &mut pod.containers[index];
@@ -273,6 +315,12 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         }
     }
     None
+}
+
+/// The probes of the instance `id`, if it is still the one that runs.
+fn probes_of<'a>(pod: &'a mut PodState, index: usize, id: &ContainerId) -> Option<&'a mut Probes> {
+    let running = pod.containers[index].instance.as_mut().filter(|one| one.id == *id && one.is_running());
+    running?.probes.as_deref_mut()
 }
 
 fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {

@@ -8,6 +8,7 @@ pub mod awaits;
 mod ending;
 mod hooks;
 pub mod over;
+mod probes;
 
 use std::time::Duration;
 
@@ -18,7 +19,9 @@ use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, Sa
 use ending::{clear, end, release, stop};
 use limpet_model::pod::Role;
 use limpet_model::pod::compute_resources::PodLimits;
+use limpet_model::probe::{ProbeKind, ProbeRecord};
 use limpet_model::verdict::PodVerdict;
+use probes::probes;
 
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
@@ -34,6 +37,8 @@ pub enum KillCause {
     SandboxLost,
     /// Its `postStart` hook has failed.
     PostStartFailed,
+    /// Its liveness or startup probe has failed.
+    ProbeFailed(ProbeKind),
 }
 
 /// One action. Containers are identified by their index in [`PodState::containers`].
@@ -53,6 +58,10 @@ pub enum Action {
     PostStart(usize),
     /// The action of the phase that the container's stop enters, or repeats.
     Stop(usize, Stopping, KillCause),
+    /// Run a probe of the running instance; it is due again at that time.
+    Probe(usize, ProbeKind, Instant),
+    /// Record what the probes of the running instance have come to.
+    RecordProbes(usize, ProbeRecord),
     /// Record the newest instance's exit, then delete its task and snapshot.
     Reap(usize),
     /// The same for the previous instance.
@@ -105,8 +114,8 @@ pub fn plan(pod: &PodState, node: NodeState, now: Instant) -> Step {
         return Step::Wait(None);
     }
     match pod.ending {
-        Some(ending) => end(pod, ending, now),
-        None if is_finished(pod) || pod.is_failed() => release(pod, now),
+        Some(ending) => end(pod, ending, node, now),
+        None if is_finished(pod) || pod.is_failed() => release(pod, node, now),
         None => run(pod, node, now),
     }
 }
@@ -162,7 +171,8 @@ pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     };
     match restart_policy(pod) {
         "Never" => false,
-        "OnFailure" => code != 0,
+        // One that was ended for a failed probe has failed, whatever its exit code.
+        "OnFailure" => code != 0 || slot.instance.as_ref().is_some_and(|one| one.failed_probe().is_some()),
         _ => always,
     }
 }
@@ -193,11 +203,11 @@ pub fn was_initialized(pod: &PodState) -> bool {
 }
 
 /// Whether the containers after it in the order of initialisation have to wait for it: for an init container's success, for
-/// a sidecar's start.
+/// a sidecar to have started, by its startup probe if it has one.
 pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
         Role::Init => !slot.has_completed() || !is_in_sandbox(pod, slot),
-        Role::Sidecar => !slot.is_running() || slot.awaits_post_start(),
+        Role::Sidecar => !slot.is_started(),
         Role::Main | Role::Ephemeral => false,
     }
 }
@@ -225,6 +235,7 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
     for index in 0..pod.containers.len() {
         container(&mut plan, pod, index, wanted.contains(&index), node, now);
     }
+    probes(&mut plan, pod, node, false, now);
     one_at_the_shim(&mut plan, pod);
     plan.step()
 }
@@ -318,6 +329,9 @@ fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
 /// One container's next action.
 fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: NodeState, now: Instant) {
     let slot = &pod.containers[index];
+    if let Some((kind, grace)) = probes::verdict(pod, slot) {
+        return stop(plan, index, slot, grace, KillCause::ProbeFailed(kind), now);
+    }
     // A stop that has begun is carried through, whatever the desired version is by now.
     if slot.stopping().is_some() || slot.is_running() && wanted && !slot.is_current() {
         return replace(plan, pod, index, now);
@@ -406,6 +420,8 @@ fn always_pulls(pod: &PodState, slot: &ContainerSlot) -> bool {
 mod hook_tests;
 #[cfg(test)]
 mod new_sandbox_tests;
+#[cfg(test)]
+mod probe_tests;
 #[cfg(test)]
 mod role_tests;
 #[cfg(test)]

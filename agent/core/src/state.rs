@@ -374,7 +374,6 @@ impl PodState {
 
     /// The spec of the container called `name`.
     pub fn container_spec(&self, name: &str) -> Option<&Container> {
-        let spec = self.record.spec();
-        spec.init_containers.iter().flatten().chain(&spec.containers).find(|container| container.name == name)
+        self.record.container(name)
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::pod::{PodKey, PodUid};
+use crate::probe::ProbeRecord;
 use crate::source::SourceKind;
 use crate::stop_signal::StopSignal;
 use crate::verdict::PodVerdict;
@@ -157,6 +158,8 @@ pub struct Recorded {
     pub identity: ContainerIdentity,
     /// Its state.
     pub state: ContainerState,
+    /// What its probes have come to.
+    pub probes: ProbeRecord,
     /// The pod's manifest, canonical JSON as authored.
     pub manifest: Arc<[u8]>,
 }

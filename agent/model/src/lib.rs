@@ -16,6 +16,7 @@ pub mod manifest;
 pub mod node;
 pub mod object;
 pub mod pod;
+pub mod probe;
 pub mod process;
 pub mod sandbox;
 pub mod source;

@@ -238,6 +238,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("cniConfigDirectory", Text),
     supported("cniBinaryDirectories", Texts),
     supported("localImageWhenUnreachable", Bool),
+    supported("probeTimerSlackPercent", Int),
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
     supported("runtimeClasses", Map),

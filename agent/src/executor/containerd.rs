@@ -8,6 +8,7 @@ pub mod handler;
 mod hooks;
 mod image;
 mod permit;
+mod probe;
 mod sandbox;
 mod start;
 mod verbs;
@@ -119,6 +120,8 @@ impl ContainerdExecutor {
             },
             Action::PostStart(index) => self.post_start(&pod, index).await,
             Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping, cause).await,
+            Action::Probe(index, kind, _) => self.probe(&pod, index, kind).await,
+            Action::RecordProbes(index, record) => self.record_probes(&pod, index, record).await,
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => self.forget(&pod, index).await,

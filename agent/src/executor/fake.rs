@@ -15,11 +15,12 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use jiff::Timestamp;
 use limpet_core::adopt::{seen_end, unknown_end};
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::plan::Action;
+use limpet_core::plan::{Action, KillCause};
 use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, PostStart, StopPhase, Stopping};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::stop_signal::StopSignal;
@@ -119,7 +120,14 @@ impl FakeExecutor {
             }
             Action::Start(index) => self.start(&pod, index).await,
             Action::PostStart(index) => self.post_start(&pod, index).await,
-            Action::Stop(index, stopping, _) => self.stop(&pod, index, stopping).await,
+            Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping, cause).await,
+            Action::Probe(index, kind, _) => self.probe(&pod, index, kind).await,
+            Action::RecordProbes(index, record) => {
+                let id = pod.containers[index].instance.as_ref().map(|one| one.id.clone());
+                let id = id.unwrap_or_else(|| ContainerId::new(""));
+                let written = self.done("RecordProbes", |world| world.record_probes(&id, record)).await;
+                Outcome::ProbesRecorded { index, id, done: written.is_ok() }
+            }
             Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
             Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
             Action::Forget(index) => {
@@ -156,19 +164,18 @@ impl FakeExecutor {
         Outcome::Started { index, result }
     }
 
-    async fn stop(&self, pod: &PodState, index: usize, stopping: Stopping) -> Outcome {
+    async fn stop(&self, pod: &PodState, index: usize, stopping: Stopping, cause: KillCause) -> Outcome {
         let (slot, phase) = (&pod.containers[index], stopping.phase);
         let Some(id) = slot.instance.as_ref().map(|instance| instance.id.clone()) else {
             return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
         };
-        let grace = Duration::from_secs(pod.record.grace_seconds());
         let result = match phase {
             StopPhase::PreStop => {
-                self.world().begin_stop(&id, grace, world::hook_allowance(slot));
+                self.world().begin_stop(pod, slot, cause, world::hook_allowance(slot));
                 self.pre_stop(&id, stopping).await
             }
             StopPhase::Signal => {
-                self.world().begin_stop(&id, grace, world::hook_allowance(slot));
+                self.world().begin_stop(pod, slot, cause, world::hook_allowance(slot));
                 let met = |world: &mut World| {
                     let met = world.is_running(&id);
                     world.terminate(&id);
@@ -185,6 +192,16 @@ impl FakeExecutor {
             }
         };
         Outcome::Stopped { index, id: Some(id), phase, result }
+    }
+
+    /// Nothing but its own timeout ends a probe that hangs.
+    async fn probe(&self, pod: &PodState, index: usize, kind: ProbeKind) -> Outcome {
+        let slot = &pod.containers[index];
+        let id = slot.instance.as_ref().map_or(ContainerId::new(""), |instance| instance.id.clone());
+        let drawn = self.world().draw_probe(pod, slot, &id, kind);
+        tokio::time::sleep(drawn.takes).await;
+        let passed = self.world().probed(pod, slot, &id, kind, drawn);
+        Outcome::Probed { index, id, kind, passed }
     }
 
     /// The exit of a container whose task has stopped, or is gone.
@@ -208,6 +225,7 @@ impl FakeExecutor {
 
 impl Executor for FakeExecutor {
     fn now(&self) -> Now {
+        self.world().looks += 1;
         self.world().now()
     }
 
@@ -321,6 +339,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         stop_signal: StopSignal::default(),
         sandbox,
         post_start: PostStart::Done,
+        probes: None,
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
 }

@@ -4,6 +4,7 @@
 //! the snapshots at each scrape, so that it is not counted twice.
 
 mod labels;
+mod probe;
 mod process;
 
 use std::collections::HashSet;
@@ -29,7 +30,11 @@ use labels::{
 pub use labels::{ContainerType, GuardVerdict, MergeChange, RejectionReason};
 use limpet_core::source::SourceSnapshot;
 use limpet_core::status::observed::ObservedPods;
+use limpet_model::pod::PodRecord;
+use limpet_model::probe::ProbeKind;
 use limpet_model::source::SourceKind;
+use probe::ProbeCounters;
+pub use probe::ProbeResult;
 
 /// The content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -55,6 +60,7 @@ pub struct Metrics {
     started_containers: Family<TypeLabel, Counter>,
     started_containers_errors: Family<StartErrorLabels, Counter>,
     pod_start: Histogram,
+    probes: ProbeCounters,
     operations: Family<OperationLabel, Counter>,
     operation_errors: Family<OperationLabel, Counter>,
     operation_seconds: Family<OperationLabel, Histogram>,
@@ -86,6 +92,7 @@ impl Metrics {
             started_containers: Family::default(),
             started_containers_errors: Family::default(),
             pod_start: Histogram::new(POD_START_SECONDS),
+            probes: ProbeCounters::default(),
             operations: Family::default(),
             operation_errors: Family::default(),
             operation_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.005, 2.5, 14))),
@@ -125,6 +132,7 @@ impl Metrics {
             "Seconds from first seeing a pod to all its containers running",
             self.pod_start.clone(),
         );
+        self.probes.register(&mut all);
         all.register("kubelet_runtime_operations", "Calls to containerd", self.operations.clone());
         all.register("kubelet_runtime_operations_errors", "Calls that failed", self.operation_errors.clone());
         all.register(
@@ -202,6 +210,16 @@ impl Metrics {
     /// A container could not be started; `code` is kubelet's reason: `CreateContainerError`, `ErrImagePull`, …
     pub fn container_start_failed(&self, container_type: ContainerType, code: &'static str) {
         self.started_containers_errors.get_or_create(&StartErrorLabels { container_type, code }).inc();
+    }
+
+    /// A probe of a container has run.
+    pub fn probed(&self, pod: &PodRecord, container: &str, kind: ProbeKind, result: ProbeResult) {
+        self.probes.count(pod, container, kind, result);
+    }
+
+    /// The pod is gone, and with it the counts of its probes.
+    pub fn forget_probes(&self, pod: &PodRecord) {
+        self.probes.forget(pod);
     }
 
     /// A call to containerd returned after `took`.

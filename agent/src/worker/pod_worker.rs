@@ -60,6 +60,8 @@ pub struct PodWorker {
     jobs: JoinSet<(u64, Outcome)>,
     pulls: BTreeMap<usize, AbortHandle>,
     hooks: HookJobs,
+    /// Probes in progress: nothing waits for them, and they end with the worker.
+    probes: JoinSet<(u64, Outcome)>,
     processes: ProcessWatch,
     /// The ports of the node that the pod has, or waits for.
     ports: PortHold,
@@ -99,6 +101,7 @@ impl PodWorker {
             jobs: JoinSet::new(),
             pulls: BTreeMap::new(),
             hooks: HookJobs::default(),
+            probes: JoinSet::new(),
             processes: ProcessWatch::default(),
             ports,
             reconnected: false,
@@ -163,6 +166,7 @@ impl PodWorker {
             () = self.stop.cancelled() => return true,
             () = self.inbox.arrived() => {}
             Some(joined) = self.jobs.join_next() => self.finish(joined),
+            Some(joined) = self.probes.join_next() => self.probed(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
             Ok(()) = self.node.changed() => {}
             () = self.ports.freed() => {}
@@ -171,9 +175,10 @@ impl PodWorker {
         false
     }
 
-    /// The agent stops: what is under way is finished, pulls are cut (they resume), containers run on.
+    /// The agent stops: what is under way is finished, pulls are cut (they resume), probes are, too, containers run on.
     async fn drain(&mut self) {
         self.abort_pulls();
+        self.probes.abort_all();
         let finish = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, finish).await.is_err() {
             tracing::warn!(pod = %self.key, actions = self.jobs.len(), "stopped with actions under way");
@@ -216,6 +221,19 @@ impl PodWorker {
         }
     }
 
+    fn probed(&mut self, joined: Result<(u64, Outcome), tokio::task::JoinError>) {
+        match joined {
+            Ok((generation, outcome)) if generation == self.generation => {
+                let now = self.context.executor.now();
+                if let Some(pod) = &mut self.current {
+                    outcome::apply(pod, outcome, now);
+                }
+            }
+            Err(error) if !error.is_cancelled() => tracing::error!(pod = %self.key, %error, "a probe panicked"),
+            _ => {}
+        }
+    }
+
     fn begin(&mut self, action: Action) {
         let Some(pod) = &mut self.current else { return };
         if action == Action::TearDown {
@@ -235,6 +253,11 @@ impl PodWorker {
             Action::EnsureImage(index) => Some(index),
             _ => None,
         };
+        if matches!(action, Action::Probe(..)) {
+            // It has a timeout of its own, which may be long.
+            self.probes.spawn(async move { (generation, executor.perform(before, action).await) });
+            return;
+        }
         let report = self.hang_reporter(pod_container(&before, &action));
         let job = self
             .jobs
@@ -287,6 +310,7 @@ impl PodWorker {
     fn advance(&mut self, now: Now) -> bool {
         self.abort_pulls();
         self.hooks.drop_ended(None);
+        self.probes.abort_all();
         self.generation += 1;
         self.current = self.others.pop_front();
         if self.current.is_none() {

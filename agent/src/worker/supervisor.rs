@@ -71,7 +71,7 @@ pub struct Supervisor {
 impl Supervisor {
     /// A supervisor without workers.
     pub fn new(context: WorkerContext, sources: Vec<SourceKind>, stop: CancellationToken) -> Self {
-        let (node, _) = watch::channel(NodeState::default());
+        let (node, _) = watch::channel(NodeState { probe_grid: context.probe_grid, ..NodeState::default() });
         Self {
             context,
             node,

@@ -15,6 +15,7 @@ use limpet::worker::supervisor::{Intake, Supervisor};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeNetwork;
+use limpet_core::probe::ProbeGrid;
 use limpet_core::source::Health;
 use limpet_core::source::view::View;
 use limpet_core::status::observed::Observed;
@@ -68,6 +69,7 @@ impl Agent {
         let context = WorkerContext {
             executor: Arc::new(FakeExecutor::new(Arc::clone(world))),
             reporter: Arc::new(reporter),
+            probe_grid: ProbeGrid { origin: Some(Instant::now().into_std()), slack_percent: 10 },
             followed: Arc::default(),
             host_ports: Arc::default(),
         };

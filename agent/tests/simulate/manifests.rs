@@ -17,6 +17,8 @@ pub(crate) struct Made {
     deadline: Option<u32>,
     /// Changes with every edit that recreates the pod.
     generation: u32,
+    /// The probes of each main container, by their fields.
+    probes: Vec<Vec<(&'static str, Value)>>,
     /// The image of each init container, then of each main container.
     images: Vec<u32>,
     /// The CPU limit of each main container in millicores; 0: none.
@@ -43,6 +45,7 @@ impl Made {
             grace: rng.u32(1..10),
             deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
+            probes: (0..mains).map(|_| probes(rng)).collect(),
             images: vec![0; inits + mains],
             cpus: (0..mains).map(|_| CPUS[rng.usize(..CPUS.len())]).collect(),
             hooks: (0..mains).map(|_| (rng.u32(0..4) == 0, rng.u32(0..3) == 0)).collect(),
@@ -80,6 +83,9 @@ impl Made {
             main
         };
         let mut mains: Vec<Value> = (0..self.mains).map(main).collect();
+        for (main, probes) in mains.iter_mut().zip(&self.probes) {
+            probes.iter().for_each(|(field, probe)| main[*field] = probe.clone());
+        }
         if let (true, Some(env)) = (self.needs_address, mains[0]["env"].as_array_mut()) {
             env.push(json!({ "name": "IP", "valueFrom": { "fieldRef": { "fieldPath": "status.hostIP" } } }));
         }
@@ -100,4 +106,28 @@ impl Made {
         });
         pod.to_string().into_bytes()
     }
+}
+
+/// Some of the three probes.
+fn probes(rng: &mut fastrand::Rng) -> Vec<(&'static str, Value)> {
+    let mut probes = Vec::new();
+    for field in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        if rng.u32(0..3) > 0 {
+            continue;
+        }
+        let mut probe = json!({
+            "exec": { "command": ["probe"] },
+            "initialDelaySeconds": rng.u32(0..5),
+            "periodSeconds": rng.u32(1..20),
+            "timeoutSeconds": rng.u32(1..30),
+            "failureThreshold": rng.u32(1..4),
+        });
+        if field == "readinessProbe" {
+            probe["successThreshold"] = rng.u32(1..4).into();
+        } else if rng.bool() {
+            probe["terminationGracePeriodSeconds"] = rng.u32(1..20).into();
+        }
+        probes.push((field, probe));
+    }
+    probes
 }

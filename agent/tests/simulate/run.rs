@@ -269,8 +269,26 @@ impl Node {
         self.send(LifecycleEvent::Connected);
         self.has_address = true;
         self.publish_network();
-        self.pass(SETTLE).await;
+        self.pass(SETTLE / 2).await;
+        let before = self.effort();
+        self.pass(SETTLE / 2).await;
+        self.check_effort(before);
         self.check();
+    }
+
+    /// How often workers have looked, and how many probes have run.
+    fn effort(&self) -> (u64, u64) {
+        let world = self.world();
+        (world.looks, world.probe_runs)
+    }
+
+    /// When nothing happens workers look for their probes alone: when one is due, once it runs, and at its result.
+    fn check_effort(&self, before: (u64, u64)) {
+        let now = self.effort();
+        let (looks, probes) = (now.0 - before.0, now.1 - before.1);
+        if looks > 5 * probes {
+            self.world().violations.push(format!("workers have looked {looks} times for {probes} probes"));
+        }
     }
 
     fn check(&mut self) {
@@ -287,6 +305,22 @@ impl Node {
         }
         if !observed.pods.keys().eq(desired.pods.keys()) {
             found.push(format!("{} pods have a status, {} are desired", observed.pods.len(), desired.pods.len()));
+        }
+        world.check_unstopped();
+        let mut ready = BTreeMap::new();
+        for (key, pod) in &observed.pods {
+            for container in pod.status.container_statuses.iter().flatten() {
+                ready.insert(
+                    (desired.pods.get(key).map(|one| one.uid.to_string()), container.name.clone()),
+                    container.ready,
+                );
+            }
+        }
+        for (uid, name, last) in world.last_readiness() {
+            let shown = ready.get(&(Some(uid.clone()), name.clone())).copied();
+            if shown != Some(last) {
+                found.push(format!("{name} of {uid} is shown as ready: {shown:?}, its probe says {last}"));
+            }
         }
         let running = world.what_runs();
         for record in desired.pods.values().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {

@@ -102,6 +102,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         stop_signal: StopSignal::default(),
         sandbox: None,
         post_start: PostStart::Done,
+        probes: None,
         life,
     }
 }

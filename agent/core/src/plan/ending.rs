@@ -5,16 +5,18 @@ use std::time::Duration;
 use std::time::Instant;
 
 use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, Stopping};
-use super::{Action, KillCause, Plan, Step, grace};
+use super::{Action, KillCause, Plan, Step, grace, probes::probes};
+use crate::node_state::NodeState;
 
 /// Terminates the pod: stops its containers, then tears it down.
-pub(super) fn end(pod: &PodState, ending: Ending, now: Instant) -> Step {
+pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
     let mut alive = pod.is_updating();
     for (index, slot) in pod.containers.iter().enumerate() {
         alive |= slot.busy.is_some() || slot.is_running();
         stop(&mut plan, index, slot, ending.grace, KillCause::PodEnds, now);
     }
+    probes(&mut plan, pod, node, true, now);
     if !plan.actions.is_empty() || alive {
         return plan.step();
     }
@@ -62,8 +64,9 @@ fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
 
 /// The pod has finished, or the node has ended it: stop what runs, record the exits, remove what failed starts have left,
 /// then release the sandbox.
-pub(super) fn release(pod: &PodState, now: Instant) -> Step {
+pub(super) fn release(pod: &PodState, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
+    probes(&mut plan, pod, node, true, now);
     for (index, slot) in pod.containers.iter().enumerate() {
         stop(&mut plan, index, slot, grace(pod), KillCause::PodEnds, now);
         if slot.busy.is_some() || slot.is_running() {

@@ -8,10 +8,12 @@ use jiff::Timestamp;
 use std::time::Instant;
 
 use crate::backoff;
+use crate::probe::Probes;
 use crate::state::{Hooks, Now, PostStart, RetryState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
+use limpet_model::probe::ProbeKind;
 use limpet_model::process::ProcessHandle;
 use limpet_model::process::{ProcessName, Sender};
 use limpet_model::stop_signal::StopSignal;
@@ -89,6 +91,8 @@ pub struct Instance {
     pub sandbox: Option<String>,
     /// Its `postStart` hook.
     pub post_start: PostStart,
+    /// Its probes, if its container has any.
+    pub probes: Option<Box<Probes>>,
     /// Whether it runs.
     pub life: Life,
 }
@@ -99,10 +103,36 @@ impl Instance {
         matches!(self.life, Life::Running { .. })
     }
 
+    /// Whether it runs and its `postStart` hook is over.
+    pub fn is_up(&self) -> bool {
+        self.is_running() && self.post_start == PostStart::Done
+    }
+
+    /// Whether it has started: it is up, and its startup probe, if it has one, has succeeded.
+    pub fn is_started(&self) -> bool {
+        self.is_up() && self.probes.as_ref().is_none_or(|probes| probes.is_started())
+    }
+
+    /// Whether it is ready: it has started, and its readiness probe, if it has one, succeeds.
+    pub fn is_ready(&self) -> bool {
+        self.is_up() && self.probes.as_ref().is_none_or(|probes| probes.is_ready())
+    }
+
+    /// The probe that it is, or was, ended for, and the grace period for that instead of the pod's.
+    pub fn failed_probe(&self) -> Option<(ProbeKind, Option<Duration>)> {
+        self.probes.as_ref()?.failed()
+    }
+
     /// Whether `pid`, of the container `id`, is its process, as far as either is known.
     pub fn is_process(&self, id: &ContainerId, pid: u32) -> bool {
         let Life::Running { pid: own, .. } = self.life else { return false };
         self.id == *id && (own == pid || own == 0 || pid == 0)
+    }
+
+    /// How long ago its process was started, by the wall clock.
+    pub fn ran_for(&self, now: Now) -> Duration {
+        let started = self.started_at.map(|started| now.wall.duration_since(started));
+        started.and_then(|since| Duration::try_from(since).ok()).unwrap_or_default()
     }
 
     /// Its exit, if it exited.
@@ -240,6 +270,16 @@ impl ContainerSlot {
         self.instance.as_ref().is_some_and(Instance::is_running)
     }
 
+    /// Whether the newest instance has started.
+    pub fn is_started(&self) -> bool {
+        self.instance.as_ref().is_some_and(Instance::is_started)
+    }
+
+    /// Whether the newest instance is ready.
+    pub fn is_ready(&self) -> bool {
+        self.instance.as_ref().is_some_and(Instance::is_ready)
+    }
+
     /// The stop of the newest instance, if it runs and is being stopped.
     pub fn stopping(&self) -> Option<Stopping> {
         match &self.instance.as_ref()?.life {
@@ -255,11 +295,9 @@ impl ContainerSlot {
 
     /// Makes `instance` the newest one; the replaced one becomes the previous, and the one before it stale.
     pub fn succeed(&mut self, instance: Instance) {
-        if let Some(old) = self.instance.replace(instance)
-            && let Some(older) = self.previous.replace(old)
-        {
-            self.stale.push(older);
-        }
+        let Some(mut old) = self.instance.replace(instance) else { return };
+        old.probes = None;
+        self.stale.extend(self.previous.replace(old));
     }
 
     /// Every known instance, the newest first.

@@ -107,7 +107,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
     let state = state(pod, slot, node, now);
     let ready = match slot.role {
         Role::Init => slot.has_completed(),
-        Role::Sidecar | Role::Main => slot.is_running() && !slot.awaits_post_start(),
+        Role::Sidecar | Role::Main => slot.is_ready(),
         // Nothing asks whether it is ready; kubelet leaves it so.
         Role::Ephemeral => false,
     };
@@ -123,7 +123,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         image_id: slot.instance.as_ref().map(image_id).unwrap_or_default(),
         container_id: slot.instance.as_ref().map(|instance| format!("containerd://{}", instance.id)),
         ready,
-        started: Some(slot.is_running() && !slot.awaits_post_start()),
+        started: Some(slot.is_started()),
         restart_count: slot.instance.as_ref().map_or(0, |instance| i32::try_from(instance.attempt).unwrap_or(i32::MAX)),
         state: Some(state),
         last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),

@@ -224,3 +224,45 @@ fn a_stop_signal_is_shown_where_something_asks_for_it() {
     pod.containers[0].instance.as_mut().unwrap().stop_signal = StopSignal::parse("SIGQUIT").unwrap();
     assert_eq!(shown(&pod).as_deref(), Some("SIGQUIT"));
 }
+
+#[test]
+fn readiness_and_start_of_containers_are_those_of_their_probes() {
+    use k8s_openapi::api::core::v1::{Container, Probe};
+    use limpet_model::probe::ProbeKind;
+    let probe = || Some(Probe { success_threshold: Some(1), ..Probe::default() });
+    let spec = Container { readiness_probe: probe(), startup_probe: probe(), ..Container::default() };
+    let mut pod = pod("Always", 0, 2);
+    put(&mut pod, 0, None, Duration::ZERO);
+    put(&mut pod, 1, None, Duration::ZERO);
+    pod.containers[1].instance.as_mut().unwrap().probes =
+        crate::probe::Probes::begin(&spec, Duration::ZERO, now().mono);
+    let seen = |pod: &PodState| {
+        let status = status(pod);
+        let containers = status.container_statuses.unwrap();
+        let of = |index: usize| (containers[index].started, containers[index].ready);
+        let conditions = status.conditions.unwrap().into_iter();
+        let conditions = conditions.filter(|one| one.type_ == "Ready" || one.type_ == "ContainersReady");
+        let conditions = conditions.map(|one| (one.status, one.reason, one.message)).collect::<Vec<_>>();
+        assert_eq!((conditions.len(), &conditions[0]), (2, &conditions[1]));
+        (of(0), of(1), conditions[0].clone())
+    };
+    let ready = ("True".to_owned(), None, None);
+    let unready = (
+        "False".to_owned(),
+        Some("ContainersNotReady".to_owned()),
+        Some("containers with unready status: [m1]".to_owned()),
+    );
+    let plain = (Some(true), true);
+    assert_eq!(seen(&pod), (plain, (Some(false), false), unready.clone()));
+    let take = |pod: &mut PodState, kind, passed| {
+        pod.containers[1].instance.as_mut().unwrap().probes.as_mut().unwrap().take(kind, Some(passed));
+    };
+    take(&mut pod, ProbeKind::Startup, true);
+    assert_eq!(seen(&pod), (plain, (Some(true), false), unready.clone()));
+    take(&mut pod, ProbeKind::Readiness, true);
+    assert_eq!(seen(&pod), (plain, plain, ready));
+    for _ in 0..3 {
+        take(&mut pod, ProbeKind::Readiness, false);
+    }
+    assert_eq!(seen(&pod), (plain, (Some(true), false), unready));
+}

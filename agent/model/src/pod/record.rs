@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::pod::qos::{QosClass, qos_class};
@@ -53,6 +53,12 @@ impl PodRecord {
     pub fn spec(&self) -> &PodSpec {
         static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
+    }
+
+    /// The spec of the container called `name`; an ephemeral one has none of this kind.
+    pub fn container(&self, name: &str) -> Option<&Container> {
+        let spec = self.spec();
+        spec.init_containers.iter().flatten().chain(&spec.containers).find(|container| container.name == name)
     }
 
     /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,

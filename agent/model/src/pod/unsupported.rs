@@ -28,9 +28,9 @@ use Used::{Always, False, Filled, True, Unless};
 /// Fields limpet does not act on yet. `C` stands for every container and init container.
 pub(super) const REFUSED: &[(&str, Used)] = &[
     // Life
-    ("spec.C.livenessProbe", Always),
-    ("spec.C.readinessProbe", Always),
-    ("spec.C.startupProbe", Always),
+    ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"])),
+    ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"])),
+    ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.initContainers[].restartPolicy", Always),

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerState, ContainerStatus, EnvFromSource, EnvVar, EnvVarSource, VolumeMount,
+    Container, ContainerState, ContainerStatus, EnvFromSource, EnvVar, EnvVarSource, Probe, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use limpet_model::probe::ProbeKind;
 
 use super::sheet::Sheet;
 use crate::server::document::ContainerDocument;
@@ -101,6 +103,9 @@ fn settings(sheet: &mut Sheet, container: &Container) {
         amounts(sheet, "Requests", resources.requests.as_ref());
     }
     sheet.optional("Working Dir", container.working_dir.as_deref());
+    for kind in ProbeKind::ALL {
+        sheet.optional(&kind.to_string(), kind.of(container).map(probe).as_deref());
+    }
     sheet.list("Environment From", container.env_from.iter().flatten().map(environment_from));
     let variables = container.env.as_deref().unwrap_or_default();
     if !variables.is_empty() {
@@ -108,6 +113,36 @@ fn settings(sheet: &mut Sheet, container: &Container) {
         sheet.indented(|sheet| variables.iter().for_each(|variable| sheet.field(&variable.name, &value(variable))));
     }
     sheet.list("Mounts", container.volume_mounts.iter().flatten().map(mount));
+}
+
+/// A probe as kubectl shows it.
+fn probe(probe: &Probe) -> String {
+    let port = |port: &IntOrString| match port {
+        IntOrString::Int(number) => number.to_string(),
+        IntOrString::String(name) => name.clone(),
+    };
+    let handler = if let Some(exec) = &probe.exec {
+        format!("exec [{}]", exec.command.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" "))
+    } else if let Some(get) = &probe.http_get {
+        let scheme = get.scheme.as_deref().unwrap_or("HTTP").to_ascii_lowercase();
+        let (host, path) = (get.host.as_deref().unwrap_or_default(), get.path.as_deref().unwrap_or_default());
+        format!("http-get {scheme}://{host}:{}/{}", port(&get.port), path.strip_prefix('/').unwrap_or(path))
+    } else if let Some(tcp) = &probe.tcp_socket {
+        format!("tcp-socket {}:{}", tcp.host.as_deref().unwrap_or_default(), port(&tcp.port))
+    } else if let Some(grpc) = &probe.grpc {
+        format!("grpc <pod>:{} {}", grpc.port, grpc.service.as_deref().unwrap_or_default())
+    } else {
+        "unknown".to_owned()
+    };
+    let number = |value: Option<i32>| value.unwrap_or_default();
+    format!(
+        "{handler} delay={}s timeout={}s period={}s #success={} #failure={}",
+        number(probe.initial_delay_seconds),
+        number(probe.timeout_seconds),
+        number(probe.period_seconds),
+        number(probe.success_threshold),
+        number(probe.failure_threshold)
+    )
 }
 
 fn amounts(sheet: &mut Sheet, label: &str, amounts: Option<&BTreeMap<String, Quantity>>) {

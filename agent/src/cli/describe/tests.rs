@@ -20,6 +20,10 @@ fn document() -> DescribeDocument {
                     "containers": [{
                         "name": "web", "image": "web:1", "command": ["/bin/web", "--listen\u{1b}[31m"],
                         "ports": [{"containerPort": 80}],
+                        "livenessProbe": {"exec": {"command": ["cat", "/ok"]}, "initialDelaySeconds": 3, "timeoutSeconds": 1,
+                            "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3},
+                        "readinessProbe": {"httpGet": {"path": "/healthz", "port": "web", "scheme": "HTTPS"},
+                            "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3},
                         "env": [
                             {"name": "MODE", "value": "fast"},
                             {"name": "A_VARIABLE_WITH_A_LONG_NAME", "value": "1"},

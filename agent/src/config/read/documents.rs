@@ -217,6 +217,12 @@ impl Judge {
         if let Some((on, _)) = map.bool("localImageWhenUnreachable") {
             config.local_image_when_unreachable = on;
         }
+        if let Some((percent, at)) = map.int("probeTimerSlackPercent") {
+            match u32::try_from(percent).ok().filter(|percent| *percent <= 10) {
+                Some(percent) => config.probe_timer_slack = percent,
+                None => self.error(Some(at), "probeTimerSlackPercent", format!("{percent} is not 0 to 10")),
+            }
+        }
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
             config.ignore_other_agents = on;
         }

@@ -3,6 +3,7 @@
 //! An action lasts as long as it takes: the caller sets the deadline with [`within`]. Dropping it ends it, a command's
 //! process included. What it reads is bounded by [`MAX_OUTPUT`].
 
+mod grpc;
 mod http;
 
 use std::io;
@@ -21,11 +22,14 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
+pub use self::grpc::{HealthFailure, check_health};
 pub use self::http::{Get, GetFailure, HttpGetter, Purpose};
 use super::ContainerdExecutor;
 
 /// How much of a command's output or of an answer's body is kept, as with kubelet; the rest is read and dropped.
 pub const MAX_OUTPUT: usize = 10 << 10;
+/// The version of Kubernetes that servers are told, as kubelet's clients tell theirs.
+const KUBERNETES: &str = "1.37";
 /// A command that has exited may have left its output open in child processes, which are not waited for.
 const OUTPUT_IDLE: Duration = Duration::from_secs(1);
 
@@ -50,6 +54,9 @@ pub enum HandlerError {
     /// The GET brought no answer.
     #[error(transparent)]
     Get(#[from] GetFailure),
+    /// The server is not healthy.
+    #[error(transparent)]
+    Health(#[from] HealthFailure),
     /// The connection was not opened.
     #[error("dial tcp {address}: {source}")]
     Connect {
@@ -199,7 +206,7 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
 }
 
 /// Host and port as in a URL.
-fn authority(host: &str, port: u16) -> String {
+pub fn authority(host: &str, port: u16) -> String {
     match host.contains(':') {
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),

@@ -332,6 +332,7 @@ impl ContainerdExecutor {
             stop_signal: start.stop_signal,
             sandbox: start.sandbox.sandbox.id.clone(),
             post_start: PostStart::Done,
+            probes: None,
             life,
         }
     }

@@ -2,6 +2,7 @@
 
 mod hooks;
 mod invariants;
+mod probes;
 mod processes;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -15,6 +16,7 @@ use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Ex
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
 use limpet_model::pod::{PodRecord, PodUid, Role};
+use limpet_model::probe::ProbeRecord;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::PodVerdict;
 use tokio::sync::{Notify, mpsc, watch};
@@ -25,6 +27,7 @@ use super::{Fault, wall_at};
 use hooks::HookLogs;
 pub(super) use hooks::hook_allowance;
 use invariants::Stop;
+use probes::Probed;
 pub(super) use processes::{UnderWay, WorldProcesses};
 
 /// What a start brought: the container, its task, when it was started, and in which sandbox.
@@ -42,6 +45,7 @@ struct Container {
     stop: Option<Stop>,
     /// How its process takes SIGTERM: after how long it exits; `None`: it ignores it.
     obeys: Option<Duration>,
+    probed: Probed,
 }
 
 /// The simulated node.
@@ -54,6 +58,12 @@ pub struct World {
     connected: bool,
     /// Counts the times in which neither the agent nor the runtime goes away.
     quiet: u32,
+    /// Counts the agents.
+    life: u32,
+    /// How often workers have asked for the time: at least once for each time that one wakes.
+    pub looks: u64,
+    /// How many probes have run.
+    pub probe_runs: u64,
     /// Where the agent of now hears of events.
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
@@ -112,6 +122,9 @@ impl World {
             fault_rate: 0,
             connected: true,
             quiet: 0,
+            life: 0,
+            looks: 0,
+            probe_runs: 0,
             events: None,
             containers: BTreeMap::new(),
             alive: BTreeMap::new(),
@@ -152,6 +165,7 @@ impl World {
     /// Where an agent that starts hears of events.
     pub fn begin_agent(&mut self, events: mpsc::Sender<LifecycleEvent>) {
         self.events = Some(events);
+        self.life += 1;
         self.quiet += 1;
         self.agents += 1;
     }
@@ -279,13 +293,19 @@ impl World {
         };
         let policy = record.spec().restart_policy.clone().unwrap_or_default();
         let container = Container {
-            recorded: Recorded { identity, state: ContainerState::default(), manifest: Arc::clone(&record.manifest) },
+            recorded: Recorded {
+                identity,
+                state: ContainerState::default(),
+                probes: ProbeRecord::default(),
+                manifest: Arc::clone(&record.manifest),
+            },
             task: None,
             has_snapshot: true,
             cpu_quota: invariants::container_quota(pod, slot),
             restart_policy: policy,
             stop: None,
             obeys: self.draw_obedience(),
+            probed: Probed::default(),
         };
         self.containers.insert(id.clone(), container);
         id

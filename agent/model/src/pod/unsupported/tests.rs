@@ -26,7 +26,6 @@ fn unsupported_fields_are_rejected_by_name() {
     assert_eq!(
         refused,
         [
-            "spec.containers[0].livenessProbe",
             "spec.containers[0].stdin",
             "spec.containers[1].env[0].valueFrom.fileKeyRef",
             "spec.containers[1].resources.limits.hugepages-2Mi",
@@ -53,7 +52,7 @@ fn what_windows_alone_has_is_a_warning() {
 #[test]
 fn a_field_with_its_default_is_not_used() {
     let spec = json!({
-        "containers": [{"name": "a", "stdin": false, "livenessProbe": null, "envFrom": [],
+        "containers": [{"name": "a", "stdin": false, "resizePolicy": null, "envFrom": [],
             "lifecycle": {}, "securityContext": {"procMount": "Default", "seLinuxOptions": {}}}],
         "overhead": {}, "setHostnameAsFQDN": true,
         "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
@@ -151,10 +150,13 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.envFrom",
         "spec.C.image",
         "spec.C.imagePullPolicy",
+        "spec.C.livenessProbe",
         "spec.C.name",
         "spec.C.ports",
+        "spec.C.readinessProbe",
         "spec.C.resources",
         "spec.C.securityContext",
+        "spec.C.startupProbe",
         "spec.C.terminationMessagePath",
         "spec.C.terminationMessagePolicy",
         "spec.C.tty",

@@ -25,12 +25,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::{HandlerError, MAX_OUTPUT, authority, connect, host, port};
+use super::{HandlerError, KUBERNETES, MAX_OUTPUT, authority, connect, host, port};
 
 /// The most redirects followed for one GET.
 const MAX_REDIRECTS: usize = 10;
-/// The version of Kubernetes that servers are told, as kubelet's clients tell theirs.
-const KUBERNETES: &str = "1.37";
 
 /// What a GET is sent for; the server is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +117,11 @@ impl Get {
     pub fn authority(&self) -> String {
         let host = self.url.host_str().unwrap_or_default();
         format!("{host}:{}", self.url.port_or_known_default().unwrap_or_default())
+    }
+
+    /// The whole of it.
+    pub fn url(&self) -> &Url {
+        &self.url
     }
 
     fn request(&self) -> Result<Request<Empty<Bytes>>, hyper::http::Error> {

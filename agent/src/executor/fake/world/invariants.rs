@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use limpet_core::plan::KillCause;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{PodLimits, cpu_quota};
@@ -78,7 +79,7 @@ impl World {
             if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !anew {
                 let again = match one.restart_policy.as_str() {
                     "Never" => true,
-                    "OnFailure" => code == Some(0),
+                    "OnFailure" => code == Some(0) && !one.probed.ended,
                     _ => slot.role == Role::Init && code == Some(0),
                 };
                 if again {
@@ -116,15 +117,31 @@ impl World {
     }
 
     /// The agent begins to stop a container, or tries again.
-    pub(in crate::executor::fake) fn begin_stop(&mut self, id: &ContainerId, grace: Duration, allowance: Duration) {
+    pub(in crate::executor::fake) fn begin_stop(
+        &mut self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        cause: KillCause,
+        allowance: Duration,
+    ) {
         let quiet = self.quiet;
+        let Some(instance) = &slot.instance else { return };
+        let id = &instance.id;
+        self.check_stop_for_probe(id, cause);
+        let own = Duration::from_secs(pod.record.grace_seconds());
+        let grace = match cause {
+            KillCause::ProbeFailed(_) => instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own),
+            _ => own,
+        };
         let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
         let kill_at = Instant::now() + grace;
         match &mut one.stop {
             Some(stop) if stop.quiet == quiet => {}
             Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at + allowance, quiet),
             None => {
-                one.stop = Some(Stop { may_kill_at: kill_at, must_kill_at: kill_at + allowance, quiet, killed: false });
+                // The end of the pod may shorten it.
+                let may_kill_at = kill_at.min(Instant::now() + own);
+                one.stop = Some(Stop { may_kill_at, must_kill_at: kill_at + allowance, quiet, killed: false });
             }
         }
     }

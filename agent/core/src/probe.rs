@@ -1,0 +1,267 @@
+//! The probes of one running container: when each is due, and what its results have come to.
+//!
+//! kubelet's rules (kubelet-semantics 4.5). Results of a new instance begin anew. A result counts once it came as often in a
+//! row as its threshold asks; an error of the probe itself is no result. Due times are put on a grid, so that the timers of
+//! many probes fire together: [`ProbeGrid`].
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{self, Container};
+use limpet_model::probe::{ProbeKind, ProbeRecord};
+
+/// The steps that due times are rounded up to, in milliseconds.
+const STEPS: [u64; 9] = [60_000, 30_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100];
+/// How long after a failure the results are recorded again.
+const RECORD_AGAIN: Duration = Duration::from_secs(5);
+
+/// The moments at which probes run: whole steps since `origin`, one for all pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProbeGrid {
+    /// Any moment, the same for all probes; `None`: due times are not rounded.
+    pub origin: Option<Instant>,
+    /// How much later than its period a probe may run, in percent of the period.
+    pub slack_percent: u32,
+}
+
+impl ProbeGrid {
+    /// When a probe that was due at `due` is due again: the first time after `now` that is whole periods later, rounded up
+    /// to a step that is no longer than the slack and that divides the period, so that it is rounded once.
+    fn next(self, due: Instant, period: Duration, now: Instant) -> Instant {
+        let missed = now.saturating_duration_since(due).as_millis() / period.as_millis().max(1);
+        let exact = due + period * u32::try_from(missed).unwrap_or(u32::MAX).saturating_add(1);
+        let Some(origin) = self.origin else { return exact };
+        let millis = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        let most = millis / 100 * u64::from(self.slack_percent);
+        let Some(step) = STEPS.into_iter().find(|step| *step <= most && millis % step == 0) else { return exact };
+        let since = exact.saturating_duration_since(origin).as_nanos();
+        let step = u128::from(step) * 1_000_000;
+        let late = u64::try_from(since.next_multiple_of(step) - since).unwrap_or_default();
+        exact + Duration::from_nanos(late)
+    }
+}
+
+/// What the results of a probe have come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing yet.
+    Unknown,
+    Success,
+    Failure,
+}
+
+/// What is recorded on the container of its probes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    /// This.
+    As(ProbeRecord),
+    /// This, as soon as that is done.
+    Writing(ProbeRecord),
+    /// Nobody knows: the last writing failed, and is repeated at this time.
+    Unknown(Instant),
+}
+
+/// One probe of a running container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Probe {
+    period: Duration,
+    success_threshold: u32,
+    failure_threshold: u32,
+    /// The grace period of a container that it ends, instead of the pod's.
+    grace: Option<Duration>,
+    verdict: Verdict,
+    /// The last result, and how often it came in a row.
+    last: Option<bool>,
+    run: u32,
+    due: Instant,
+    in_progress: bool,
+}
+
+impl Probe {
+    fn new(kind: ProbeKind, spec: &v1::Probe, due: Instant) -> Self {
+        let count = |value: Option<i32>, default| value.and_then(|value| u32::try_from(value).ok()).unwrap_or(default);
+        Self {
+            period: Duration::from_secs(count(spec.period_seconds, 10).max(1).into()),
+            success_threshold: count(spec.success_threshold, 1),
+            failure_threshold: count(spec.failure_threshold, 3),
+            grace: spec
+                .termination_grace_period_seconds
+                .and_then(|value| value.try_into().ok())
+                .map(Duration::from_secs),
+            verdict: match kind {
+                ProbeKind::Liveness => Verdict::Success,
+                ProbeKind::Readiness => Verdict::Failure,
+                ProbeKind::Startup => Verdict::Unknown,
+            },
+            last: None,
+            run: 0,
+            due,
+            in_progress: false,
+        }
+    }
+
+    /// Takes a result into account; `None`: the probe itself failed.
+    fn take(&mut self, passed: Option<bool>) {
+        self.in_progress = false;
+        let Some(passed) = passed else { return };
+        self.run = if self.last == Some(passed) { self.run.saturating_add(1) } else { 1 };
+        self.last = Some(passed);
+        let (threshold, verdict) = match passed {
+            true => (self.success_threshold, Verdict::Success),
+            false => (self.failure_threshold, Verdict::Failure),
+        };
+        if self.run >= threshold {
+            self.verdict = verdict;
+        }
+    }
+}
+
+/// The probes of one instance of a container that has any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probes {
+    liveness: Option<Probe>,
+    readiness: Option<Probe>,
+    startup: Option<Probe>,
+    recorded: Recorded,
+}
+
+impl Probes {
+    /// The probes of an instance that was started `since` ago; `None`: the container has none.
+    pub fn begin(container: &Container, since: Duration, now: Instant) -> Option<Box<Self>> {
+        let probe = |kind: ProbeKind| {
+            let spec = kind.of(container)?;
+            let delay = spec.initial_delay_seconds.and_then(|value| value.try_into().ok()).unwrap_or_default();
+            Some(Probe::new(kind, spec, now + Duration::from_secs(delay).saturating_sub(since)))
+        };
+        let [liveness, readiness, startup] = ProbeKind::ALL.map(probe);
+        let any = liveness.is_some() || readiness.is_some() || startup.is_some();
+        any.then(|| Box::new(Self { liveness, readiness, startup, recorded: Recorded::As(ProbeRecord::default()) }))
+    }
+
+    /// The probes of an instance that an earlier agent has probed. What succeeds stays so until it fails; the probes of many
+    /// containers that are found at once are spread over their periods, by `place`.
+    pub fn resume(
+        container: &Container,
+        record: ProbeRecord,
+        since: Duration,
+        place: u32,
+        now: Instant,
+    ) -> Option<Box<Self>> {
+        let mut probes = Self::begin(container, since, now)?;
+        probes.recorded = Recorded::As(record);
+        let succeeded = |kind| match kind {
+            ProbeKind::Liveness => true,
+            ProbeKind::Readiness => record.ready,
+            ProbeKind::Startup => record.started,
+        };
+        for kind in ProbeKind::ALL {
+            let Some(probe) = probes.get_mut(kind) else { continue };
+            if record.failed == Some(kind) {
+                probe.verdict = Verdict::Failure;
+            } else if succeeded(kind) {
+                probe.verdict = Verdict::Success;
+                probe.due += probe.period.mul_f64(f64::from(place) / (f64::from(u32::MAX) + 1.0));
+            }
+        }
+        Some(probes)
+    }
+
+    /// Whether the container has started: its startup probe, if there is one, has succeeded.
+    pub fn is_started(&self) -> bool {
+        self.startup.as_ref().is_none_or(|probe| probe.verdict == Verdict::Success)
+    }
+
+    /// Whether the container is ready.
+    pub fn is_ready(&self) -> bool {
+        self.is_started() && self.readiness.as_ref().is_none_or(|probe| probe.verdict == Verdict::Success)
+    }
+
+    /// The probe that has failed so often that the container has to be ended, and the grace period it has for that.
+    pub fn failed(&self) -> Option<(ProbeKind, Option<Duration>)> {
+        [ProbeKind::Liveness, ProbeKind::Startup].into_iter().find_map(|kind| {
+            let probe = self.get(kind).filter(|probe| probe.verdict == Verdict::Failure)?;
+            Some((kind, probe.grace))
+        })
+    }
+
+    /// The probes that are under way at some time, each with its next due time. While the container is being stopped,
+    /// readiness alone; after a verdict on its life, neither.
+    pub fn due(&self, stops: bool) -> impl Iterator<Item = (ProbeKind, Instant)> {
+        let on_hold = stops || self.failed().is_some();
+        let runs = move |kind: &ProbeKind| match kind {
+            ProbeKind::Readiness => self.is_started(),
+            ProbeKind::Liveness => self.is_started() && !on_hold,
+            ProbeKind::Startup => !self.is_started() && !on_hold,
+        };
+        let due = |kind| {
+            let probe = self.get(kind).filter(|probe| !probe.in_progress)?;
+            Some((kind, probe.due))
+        };
+        ProbeKind::ALL.into_iter().filter(runs).filter_map(due)
+    }
+
+    /// When `kind`, which is due, is due again.
+    pub fn next(&self, kind: ProbeKind, grid: ProbeGrid, now: Instant) -> Instant {
+        self.get(kind).map_or(now, |probe| grid.next(probe.due, probe.period, now))
+    }
+
+    /// `kind` runs; it is due again at `next`.
+    pub fn run(&mut self, kind: ProbeKind, next: Instant) {
+        if let Some(probe) = self.get_mut(kind) {
+            (probe.in_progress, probe.due) = (true, next);
+        }
+    }
+
+    /// The result of `kind`; `None`: the probe itself failed.
+    pub fn take(&mut self, kind: ProbeKind, passed: Option<bool>) {
+        if let Some(probe) = self.get_mut(kind) {
+            probe.take(passed);
+        }
+    }
+
+    /// What is to be recorded, and not before which time; `None`: it is recorded, or being recorded.
+    pub fn unrecorded(&self) -> Option<(ProbeRecord, Option<Instant>)> {
+        let succeeds = |probe: &Option<Probe>| probe.as_ref().is_some_and(|probe| probe.verdict == Verdict::Success);
+        let record = ProbeRecord {
+            started: succeeds(&self.startup),
+            ready: succeeds(&self.readiness),
+            failed: self.failed().map(|(kind, _)| kind),
+        };
+        match self.recorded {
+            Recorded::As(recorded) => (recorded != record).then_some((record, None)),
+            Recorded::Writing(_) => None,
+            Recorded::Unknown(again) => Some((record, Some(again))),
+        }
+    }
+
+    /// `record` is being recorded.
+    pub fn record(&mut self, record: ProbeRecord) {
+        self.recorded = Recorded::Writing(record);
+    }
+
+    /// Whether the recording was done.
+    pub fn recorded(&mut self, done: bool, now: Instant) {
+        if let Recorded::Writing(record) = self.recorded {
+            self.recorded = if done { Recorded::As(record) } else { Recorded::Unknown(now + RECORD_AGAIN) };
+        }
+    }
+
+    fn get(&self, kind: ProbeKind) -> Option<&Probe> {
+        match kind {
+            ProbeKind::Liveness => self.liveness.as_ref(),
+            ProbeKind::Readiness => self.readiness.as_ref(),
+            ProbeKind::Startup => self.startup.as_ref(),
+        }
+    }
+
+    fn get_mut(&mut self, kind: ProbeKind) -> Option<&mut Probe> {
+        match kind {
+            ProbeKind::Liveness => self.liveness.as_mut(),
+            ProbeKind::Readiness => self.readiness.as_mut(),
+            ProbeKind::Startup => self.startup.as_mut(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "probe_tests.rs"]
+mod tests;

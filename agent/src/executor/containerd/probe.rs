@@ -1,0 +1,153 @@
+//! Runs one probe of a container, and reports what comes of it. Whether that changes anything is decided elsewhere.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{self, Container};
+use tokio::time::Instant;
+
+use super::ContainerdExecutor;
+use super::handler::{Get, HandlerError, Purpose, authority, check_health, port, tcp_connect, within};
+use crate::status::event::EventType;
+use crate::status::metrics::ProbeResult;
+use limpet_core::outcome::Outcome;
+use limpet_core::state::{Instance, PodState};
+use limpet_model::container::ContainerId;
+use limpet_model::probe::{ProbeKind, ProbeRecord};
+
+/// How often a probe without a result is tried, as with kubelet.
+const TRIES: usize = 3;
+
+/// The result of a probe, with the output that people read.
+#[derive(Debug)]
+enum Answer {
+    Success,
+    /// A success that somebody should look at.
+    Warning(String),
+    Failure(String),
+}
+
+impl ContainerdExecutor {
+    /// Runs the probe of that kind of a container's instance.
+    pub(super) async fn probe(&self, pod: &PodState, index: usize, kind: ProbeKind) -> Outcome {
+        let slot = &pod.containers[index];
+        let id = slot.instance.as_ref().map_or(ContainerId::new(""), |instance| instance.id.clone());
+        let container = pod.container_spec(&slot.name);
+        let Some((container, spec)) = container.and_then(|one| Some((one, kind.of(one)?))) else {
+            return Outcome::Probed { index, id, kind, passed: None };
+        };
+        let mut answer = self.try_probe(pod, container, spec, &id).await;
+        for _ in 1..TRIES {
+            if answer.is_err() {
+                answer = self.try_probe(pod, container, spec, &id).await;
+            }
+        }
+        let (result, event) = match answer {
+            Ok(Answer::Success) => (ProbeResult::Successful, None),
+            Ok(Answer::Warning(output)) => {
+                (ProbeResult::Successful, Some(("ProbeWarning", format!("{kind} probe warning: {output}"))))
+            }
+            Ok(Answer::Failure(output)) => {
+                (ProbeResult::Failed, Some(("Unhealthy", format!("{kind} probe failed: {output}"))))
+            }
+            Err(error) => {
+                let message = format!("{kind} probe errored and resulted in unknown state: {error}");
+                (ProbeResult::Unknown, Some(("Unhealthy", message)))
+            }
+        };
+        if let Some((reason, message)) = event {
+            let message = pod.objects.redact(message);
+            tracing::debug!(pod = %pod.record.key, container = slot.name, message, "probe");
+            self.reporter.event(pod, Some(&slot.name), EventType::Warning, reason, message);
+        }
+        self.reporter.metrics.probed(&pod.record, &slot.name, kind, result);
+        let passed = match result {
+            ProbeResult::Successful => Some(true),
+            ProbeResult::Failed => Some(false),
+            ProbeResult::Unknown => None,
+        };
+        Outcome::Probed { index, id, kind, passed }
+    }
+
+    /// One try. An error is one of the probe itself and says nothing of the container.
+    async fn try_probe(
+        &self,
+        pod: &PodState,
+        container: &Container,
+        spec: &v1::Probe,
+        id: &ContainerId,
+    ) -> Result<Answer, HandlerError> {
+        let time = Duration::from_secs(spec.timeout_seconds.and_then(|value| value.try_into().ok()).unwrap_or(1));
+        let deadline = Some(Instant::now() + time);
+        let address = self.action_address(pod);
+        let seconds = time.as_secs();
+        if let Some(action) = &spec.exec {
+            let command = action.command.as_deref().unwrap_or_default();
+            return match within(deadline, self.exec(id, command)).await {
+                Ok(ended) if ended.code == 0 => Ok(Answer::Success),
+                Ok(ended) => Ok(Answer::Failure(ended.output)),
+                Err(HandlerError::TimedOut) => {
+                    let command = command.join(" ");
+                    Ok(Answer::Failure(format!("command timed out: {command:?} timed out after {seconds}s")))
+                }
+                Err(error) => Err(error),
+            };
+        }
+        if let Some(action) = &spec.http_get {
+            let get = Get::new(action, container, address, Purpose::Probe)?;
+            let url = get.url().to_string();
+            return match within(deadline, self.getter.send(get)).await {
+                Ok(answer) if answer.status.is_success() => Ok(Answer::Success),
+                Ok(answer) if answer.status.is_redirection() => {
+                    Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.body)))
+                }
+                Ok(answer) => {
+                    Ok(Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16())))
+                }
+                Err(HandlerError::TimedOut) => Ok(Answer::Failure(format!(
+                    "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+                ))),
+                Err(error) => Ok(Answer::Failure(error.to_string())),
+            };
+        }
+        if let Some(action) = &spec.tcp_socket {
+            return match within(deadline, tcp_connect(action, container, address)).await {
+                Ok(()) => Ok(Answer::Success),
+                Err(error @ HandlerError::Connect { .. }) => Ok(Answer::Failure(error.to_string())),
+                Err(HandlerError::TimedOut) => {
+                    let host = action.host.clone().filter(|host| !host.is_empty());
+                    let host = host.or(address.map(|one| one.to_string())).unwrap_or_default();
+                    let port = port(&action.port, container)?;
+                    Ok(Answer::Failure(format!("dial tcp {}: i/o timeout", authority(&host, port))))
+                }
+                Err(error) => Err(error),
+            };
+        }
+        if let Some(action) = &spec.grpc {
+            return match within(deadline, check_health(action, address)).await {
+                Ok(()) => Ok(Answer::Success),
+                Err(error @ HandlerError::Health(_)) => Ok(Answer::Failure(error.to_string())),
+                Err(HandlerError::TimedOut) => {
+                    Ok(Answer::Failure(format!("timeout: health rpc did not complete within {seconds}s")))
+                }
+                Err(error) => Err(error),
+            };
+        }
+        // Validation refuses a probe without an action.
+        Ok(Answer::Success)
+    }
+
+    /// Records what the probes of a container have come to.
+    pub(super) async fn record_probes(&self, pod: &PodState, index: usize, record: ProbeRecord) -> Outcome {
+        let slot = &pod.containers[index];
+        let Some(Instance { id, .. }) = &slot.instance else {
+            return Outcome::ProbesRecorded { index, id: ContainerId::new(""), done: true };
+        };
+        let ProbeRecord { started, ready, failed } = record;
+        tracing::info!(pod = %pod.record.key, container = slot.name, started, ready, ?failed, "probe results changed");
+        let written = self.containers.write_probes(id, &record).await;
+        if let Err(error) = &written {
+            tracing::warn!(pod = %pod.record.key, container = slot.name, %error, "the results of its probes are not written down");
+        }
+        Outcome::ProbesRecorded { index, id: id.clone(), done: written.is_ok() }
+    }
+}

@@ -1,0 +1,166 @@
+//! The probes of the simulated node: what each one finds, and what the agent may and must do about it.
+
+use std::time::Duration;
+
+use limpet_core::plan::KillCause;
+use limpet_core::state::{ContainerSlot, PodState};
+use limpet_model::container::ContainerId;
+use limpet_model::probe::{ProbeKind, ProbeRecord};
+use tokio::time::Instant;
+
+use super::{World, is_running, short};
+
+/// How late the stop of a container whose probe has failed may begin.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What is known of the probes of one container.
+#[derive(Debug, Default)]
+pub(super) struct Probed {
+    kinds: [Tally; 3],
+    /// When the agent has to have begun to stop it, if nothing goes away before.
+    must_stop: Option<(Instant, u32)>,
+    /// It was stopped for a probe.
+    pub(super) ended: bool,
+}
+
+/// The runs of one probe.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    /// In this life of the agent: how many, since when, and how many of the last in a row had the last result.
+    life: u32,
+    runs: u32,
+    since: Option<Instant>,
+    in_life: u32,
+    /// In all lives.
+    last: Option<bool>,
+    in_row: u32,
+    /// There were as many failures in a row as its threshold asks.
+    failed: bool,
+}
+
+/// What comes of one run of a probe.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::executor::fake) struct Drawn {
+    pub(in crate::executor::fake) takes: Duration,
+    passed: Option<bool>,
+    quiet: u32,
+}
+
+impl World {
+    /// A probe begins.
+    pub(in crate::executor::fake) fn draw_probe(
+        &mut self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        id: &ContainerId,
+        kind: ProbeKind,
+    ) -> Drawn {
+        let spec = pod.container_spec(&slot.name).and_then(|container| kind.of(container));
+        let seconds = |value: Option<i32>| u64::try_from(value.unwrap_or(1)).unwrap_or(1);
+        let (timeout, period) =
+            spec.map_or((1, 1), |spec| (seconds(spec.timeout_seconds), seconds(spec.period_seconds)));
+        let quick = Duration::from_millis(self.rng.u64(0..40));
+        let (takes, passed) = match self.rng.u32(0..20) {
+            _ if self.calm => (quick, Some(kind != ProbeKind::Readiness || is_healthy(id))),
+            0 => (Duration::from_secs(timeout), Some(false)),
+            1 => (quick, None),
+            2..=6 => (quick, Some(false)),
+            _ => (quick, Some(true)),
+        };
+        self.probe_runs += 1;
+        self.note(|| format!("probe {} {kind} {passed:?} takes {takes:?}", short(id)));
+        let (life, now) = (self.life, Instant::now());
+        let Some(tally) = self.containers.get_mut(id).map(|one| &mut one.probed.kinds[kind as usize]) else {
+            return Drawn { takes, passed: None, quiet: self.quiet };
+        };
+        if tally.life != life {
+            *tally = Tally { life, runs: 0, since: Some(now), in_life: 0, ..*tally };
+        }
+        let since = *tally.since.get_or_insert(now);
+        tally.runs += 1;
+        let most = now.saturating_duration_since(since).as_secs() / period + 3;
+        if u64::from(tally.runs) > most {
+            self.violate(format!("{} has had more than {most} {kind} probes", short(id)));
+        }
+        Drawn { takes, passed, quiet: self.quiet }
+    }
+
+    /// A probe has run: its result, as the agent is told.
+    pub(in crate::executor::fake) fn probed(
+        &mut self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        id: &ContainerId,
+        kind: ProbeKind,
+        drawn: Drawn,
+    ) -> Option<bool> {
+        let (now, quiet, connected) = (Instant::now(), self.quiet, self.connected);
+        let one = self.containers.get_mut(id).filter(|one| connected && is_running(one))?;
+        let passed = drawn.passed?;
+        let tally = &mut one.probed.kinds[kind as usize];
+        let again = tally.last == Some(passed);
+        tally.in_row = if again { tally.in_row + 1 } else { 1 };
+        tally.in_life = if again { tally.in_life + 1 } else { 1 };
+        tally.last = Some(passed);
+        let spec = pod.container_spec(&slot.name).and_then(|container| kind.of(container));
+        let threshold = spec.and_then(|spec| spec.failure_threshold).and_then(|value| u32::try_from(value).ok());
+        let reached = |count: u32| !passed && kind.restarts() && threshold.is_some_and(|threshold| count >= threshold);
+        tally.failed |= reached(tally.in_row);
+        if reached(tally.in_life) && one.stop.is_none() && drawn.quiet == quiet {
+            one.probed.must_stop.get_or_insert((now + LATE, quiet));
+        }
+        Some(passed)
+    }
+
+    /// The agent begins to stop a container: for a probe only after that has failed, and soon after.
+    pub(super) fn check_stop_for_probe(&mut self, id: &ContainerId, cause: KillCause) {
+        let (now, quiet) = (Instant::now(), self.quiet);
+        let Some(one) = self.containers.get_mut(id) else { return };
+        let late = one.probed.must_stop.take().is_some_and(|(by, since)| since == quiet && now > by);
+        let early = match cause {
+            KillCause::ProbeFailed(kind) => {
+                one.probed.ended = true;
+                !one.probed.kinds[kind as usize].failed
+            }
+            _ => false,
+        };
+        for (wrong, how) in [(late, "late"), (early, "without as many failures as its threshold asks")] {
+            if wrong {
+                self.violate(format!("{} is stopped {how} for {cause:?}", short(id)));
+            }
+        }
+    }
+
+    /// Containers whose probe has failed and that were never stopped for it.
+    pub fn check_unstopped(&mut self) {
+        let (now, quiet) = (Instant::now(), self.quiet);
+        let overdue = self.containers.iter().filter(|(_, one)| {
+            is_running(one) && one.probed.must_stop.is_some_and(|(by, since)| since == quiet && now > by)
+        });
+        let overdue: Vec<String> = overdue.map(|(id, _)| short(id)).collect();
+        overdue.into_iter().for_each(|id| self.violate(format!("{id} runs on although its probe has failed")));
+    }
+
+    pub(in crate::executor::fake) fn record_probes(&mut self, id: &ContainerId, record: ProbeRecord) {
+        self.note(|| format!("record {} {record:?}", short(id)));
+        if let Some(one) = self.containers.get_mut(id) {
+            one.recorded.probes = record;
+        }
+    }
+
+    /// The last result of the readiness probe of each container that runs and has one: pod UID, container, result.
+    pub fn last_readiness(&self) -> Vec<(String, String, bool)> {
+        let running = self.containers.values().filter(|one| is_running(one));
+        let last = running.filter_map(|one| {
+            let identity = &one.recorded.identity;
+            let last = one.probed.kinds[ProbeKind::Readiness as usize].last?;
+            Some((identity.uid.clone(), identity.container.clone(), last))
+        });
+        last.collect()
+    }
+}
+
+/// What the readiness probe of a container finds once nothing happens any more.
+fn is_healthy(id: &ContainerId) -> bool {
+    id.as_str().as_bytes().first().is_some_and(|digit| digit % 3 != 0)
+}
