@@ -20,13 +20,13 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
-    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, adopt.
+    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt.
     #[arg(long)]
     dist: bool,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How long `idle` looks on.
+    /// How long `idle` and `probes` look on.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
     /// Have `watch` measure on an emulated Debian, whose kernel takes the BPF programs when this one does not.
@@ -40,6 +40,8 @@ enum What {
     Start,
     /// Memory, wake-ups and bytes written while nothing happens, with 0, 10 and 50 pods.
     Idle,
+    /// Wake-ups, processor time and memory of 100 pods with three probes each.
+    Probes,
     /// The agent's start to 50 running pods adopted.
     Adopt,
     /// The merge beside the plain way, and the way from a manifest's rename to its change; reading by criterion.
@@ -65,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         cargo::run(&mut command)?;
     }
-    let on_a_node = [(What::Start, "start"), (What::Idle, "idle"), (What::Adopt, "adopt")];
+    let on_a_node = [(What::Start, "start"), (What::Idle, "idle"), (What::Probes, "probes"), (What::Adopt, "adopt")];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
         return Ok(());

@@ -1,0 +1,154 @@
+//! What probes cost: pods with a startup, a readiness and a liveness probe each, every ten seconds; wake-ups, processor time and
+//! memory of limpet and, with `--kubelet`, of a real kubelet, beside what containerd and the shims need for them.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::containerd::Containerd;
+use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
+use limpet_tests::footprint::{Footprint, pids};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::{measure, wait};
+use serde_json::{Value, json};
+
+/// How many pods are probed, and how many are there without probes before.
+const PODS: usize = 100;
+/// Every probe's period.
+const PERIOD_SECONDS: u32 = 10;
+/// After the last pod is ready, what belongs to its start still ends.
+const SETTLING: Duration = Duration::from_secs(15);
+
+fn main() -> Result<()> {
+    let window = Duration::from_secs(measure::setting(measure::SECONDS_VARIABLE, 60)? as u64);
+    let mut stage = Stage::set()?;
+    let version = stage.node.containerd.version();
+    println!(
+        "containerd {}.{}, {window:?} each; {PODS} pods of one container on the host network, probed every {PERIOD_SECONDS} s",
+        version.0, version.1
+    );
+    let rows = stage.measure(|stage| measure_all(stage, window))?;
+    print(&rows);
+    measure::write(env!("CARGO_TARGET_TMPDIR"), "probes", version, rows.iter().map(Row::json).collect())?;
+    stage.finish()
+}
+
+/// The handlers that the pods are probed by.
+const HANDLERS: [&str; 3] = ["none", "tcpSocket", "exec"];
+
+/// What the processes of one kind cost a second.
+struct Row {
+    who: &'static str,
+    handler: &'static str,
+    kind: &'static str,
+    private_kib: u64,
+    wakes: f64,
+    /// Processor time in milliseconds a second.
+    busy: f64,
+    /// Bytes written to disks a minute.
+    written: f64,
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "who": self.who, "probes": self.handler, "kind": self.kind, "private_kib": self.private_kib,
+            "wakes_a_second": self.wakes, "busy_ms_a_second": self.busy, "written_bytes_a_minute": self.written,
+        })
+    }
+}
+
+fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
+    let dir = stage.node.dir().to_owned();
+    // Accepts by itself, as far as its queue goes; the rest is taken off below.
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let port = listener.local_addr()?.port();
+    thread::spawn(move || listener.incoming().for_each(drop));
+    let (contenders, containerd) = stage.parts();
+    let mut rows = Vec::new();
+    for contender in contenders {
+        contender.start()?;
+        for handler in HANDLERS {
+            (0..PODS).try_for_each(|number| apply(contender, &probed(number, handler, port)))?;
+            wait_ready(contender, PODS)?;
+            pass(SETTLING)?;
+            let kinds = processes(contender, containerd, &dir)?;
+            let before: Vec<_> = kinds.iter().map(|(_, pids)| (Footprint::of_all(pids), busy(pids))).collect();
+            pass(window)?;
+            for ((kind, pids), (cost, busy_before)) in kinds.into_iter().zip(before) {
+                let (after, busy) = (Footprint::of_all(&pids), busy(&pids).saturating_sub(busy_before));
+                rows.push(Row {
+                    who: contender.name(),
+                    handler,
+                    kind,
+                    private_kib: after.private,
+                    wakes: after.wakes.saturating_sub(cost.wakes) as f64 / window.as_secs_f64(),
+                    busy: busy as f64 * 10.0 / window.as_secs_f64(),
+                    written: after.written.saturating_sub(cost.written) as f64 * 60.0 / window.as_secs_f64(),
+                });
+            }
+            (0..PODS).try_for_each(|number| remove(contender, &name(number)))?;
+            settle(contender, containerd)?;
+        }
+        contender.stop()?;
+    }
+    Ok(rows)
+}
+
+fn name(number: usize) -> String {
+    format!("probed-{number}")
+}
+
+fn probed(number: usize, handler: &str, port: u16) -> Value {
+    let action = match handler {
+        "exec" => json!({ "exec": { "command": ["true"] } }),
+        "tcpSocket" => json!({ "tcpSocket": { "port": port } }),
+        _ => return pod(&name(number), json!({ "containers": [shell("main", IDLE)] })),
+    };
+    let probe = with(action, json!({ "periodSeconds": PERIOD_SECONDS, "timeoutSeconds": PERIOD_SECONDS }));
+    let probes = json!({ "startupProbe": probe, "readinessProbe": probe, "livenessProbe": probe });
+    pod(&name(number), json!({ "containers": [with(shell("main", IDLE), probes)] }))
+}
+
+/// What is measured here is how little happens: nothing is waited for.
+fn pass(time: Duration) -> Result<()> {
+    let start = std::time::Instant::now();
+    while start.elapsed() < time {
+        anyhow::ensure!(!wait::interrupted(), "interrupted");
+        thread::sleep(Duration::from_millis(500).min(time));
+    }
+    Ok(())
+}
+
+fn processes(contender: &dyn Contender, containerd: &Containerd, dir: &Path) -> Result<Vec<(&'static str, Vec<u32>)>> {
+    let agent = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
+    Ok(vec![
+        ("agent", vec![agent]),
+        ("shims", pids(dir, "containerd-shim")),
+        ("containerd", containerd.pid().into_iter().collect()),
+    ])
+}
+
+/// The processor time of the processes so far, in hundredths of a second.
+fn busy(pids: &[u32]) -> u64 {
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    };
+    pids.iter().filter_map(of).sum()
+}
+
+fn print(rows: &[Row]) {
+    println!(
+        "\n{:<8} {:<10} {:<11} {:>12} {:>10} {:>10} {:>12}",
+        "of", "probes", "processes", "private MiB", "wakes/s", "ms/s", "kB/min"
+    );
+    for Row { who, handler, kind, private_kib, wakes, busy, written } in rows {
+        let mib = *private_kib as f64 / 1024.0;
+        println!("{who:<8} {handler:<10} {kind:<11} {mib:>12.1} {wakes:>10.1} {busy:>10.1} {:>12.1}", written / 1e3);
+    }
+}
