@@ -43,6 +43,7 @@ use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
 use crate::worker::WorkerContext;
+use crate::worker::node_claims::NodeClaims;
 use crate::worker::supervisor::{Intake, Supervisor};
 pub use error::AppError;
 use limpet_containerd::event_stream;
@@ -387,12 +388,14 @@ fn supervise(
     shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
+    let exclusive = executor.config.devices.iter().filter(|(_, device)| device.exclusive);
+    let node_claims = NodeClaims::new(exclusive.map(|(name, _)| name.clone()).collect());
     let context = WorkerContext {
         executor: Arc::clone(executor) as Arc<dyn Executor>,
         reporter: Arc::clone(&executor.reporter),
         probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
         followed,
-        host_ports: Arc::default(),
+        node_claims: Arc::new(node_claims),
     };
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());

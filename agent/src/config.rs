@@ -24,6 +24,7 @@ use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::log::LogRotation;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
+use limpet_model::node::Device;
 use limpet_model::pod::{Fault, PodKey};
 
 /// A setting without effect, and why.
@@ -121,6 +122,8 @@ pub struct Config {
     pub snapshotter: String,
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
     pub runtime_binary: Option<PathBuf>,
+    /// `devices`, by the resource's name.
+    pub devices: BTreeMap<String, Device>,
     /// `runtimeClasses`, by name.
     pub runtime_classes: BTreeMap<String, RuntimeClass>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
@@ -174,6 +177,7 @@ impl Default for Config {
             node_ip: None,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,
+            devices: BTreeMap::new(),
             runtime_classes: BTreeMap::new(),
             registry_config_dir: "/etc/containerd/certs.d".into(),
             cni_conf_dir: "/etc/cni/net.d".into(),

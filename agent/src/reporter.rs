@@ -122,9 +122,11 @@ impl Reporter {
         }
     }
 
-    /// The pod waits for ports of the node that another one has.
-    pub fn report_ports_wait(&self, pod: &PodState, verdict: &PodVerdict) {
-        self.report_wait(pod, None, NODE_PORTS, verdict.message.clone());
+    /// The pod waits for ports or devices of the node that another one has.
+    pub fn report_claim_wait(&self, pod: &PodState, verdict: &PodVerdict) {
+        // kubelet's reasons when admission finds ports taken, and devices.
+        let reason = if verdict.reason == NODE_PORTS { NODE_PORTS } else { "UnexpectedAdmissionError" };
+        self.report_wait(pod, None, reason, verdict.message.clone());
     }
 
     /// The pod waits for a CNI configuration.

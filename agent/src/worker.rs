@@ -5,8 +5,8 @@
 
 pub mod adoption;
 mod hook_jobs;
-pub mod host_ports;
 pub mod inbox;
+pub mod node_claims;
 pub mod pod_worker;
 pub mod process_watch;
 pub mod supervisor;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use crate::executor::Executor;
 use crate::lifecycle::followed::Followed;
 use crate::reporter::Reporter;
-use host_ports::HostPorts;
 use limpet_core::probe::ProbeGrid;
+use node_claims::NodeClaims;
 
 /// What every worker works with. Clones share it.
 #[derive(Debug, Clone)]
@@ -30,6 +30,6 @@ pub struct WorkerContext {
     pub probe_grid: ProbeGrid,
     /// The processes that BPF programs report on.
     pub followed: Arc<Followed>,
-    /// Which pod has which ports of the node.
-    pub host_ports: Arc<HostPorts>,
+    /// Which pod has which ports and exclusive devices of the node.
+    pub node_claims: Arc<NodeClaims>,
 }

@@ -10,7 +10,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container_id;
 use limpet_tests::{TestNode, case, process, suite, wait};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
@@ -20,6 +20,15 @@ fn main() -> ExitCode {
         case!(what_another_host_would_use_is_ignored),
         case!(strict_groups_are_the_pods_alone),
         case!(a_runtime_class_says_which_runtime_runs_the_pod),
+        case!(a_device_is_the_containers_that_ask_for_it).on(|node| {
+            node.limpet = vec![
+                "devices:".to_owned(),
+                "  example.com/shared: {paths: [/dev/fuse]}".to_owned(),
+                "  example.com/modem: {paths: [/dev/fuse], exclusive: true, permissions: r}".to_owned(),
+                "  example.com/lone: {paths: [/dev/fuse], exclusive: true}".to_owned(),
+                "  example.com/unplugged: {paths: [/dev/no-such-device]}".to_owned(),
+            ];
+        }),
     ])
 }
 
@@ -37,7 +46,7 @@ fn apply_sharing(node: &TestNode) -> Result<()> {
 }
 
 /// The pid, in the host's namespace, of the init that the sandbox of `pod` has.
-fn init(node: &TestNode, pod: &serde_json::Value) -> Result<u32> {
+fn init(node: &TestNode, pod: &Value) -> Result<u32> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
     let file = node.agent.settings().run().join("sandboxes").join(uid).join("init");
     Ok(fs::read_to_string(&file).with_context(|| file.display().to_string())?.parse()?)
@@ -64,8 +73,9 @@ fn containers_share_their_processes(node: &mut TestNode) -> Result<()> {
     ensure!(fs::write(format!("/proc/{pid}/root/limpet"), "").is_err(), "the program can be written to");
     ensure!(fs::read_to_string(format!("/proc/{pid}/cgroup"))?.contains("init"), "the init has no cgroup of its own");
     // An orphan that ends is reaped, and a signal to process 1 does nothing.
-    let orphan =
-        sh(node, "kill -TERM 1; for p in /proc/[0-9]*; do grep -q 99991 $p/cmdline && echo ${p#/proc/}; done")?;
+    let find = "kill -TERM 1; for p in /proc/[0-9]*; do \
+                [ \"$(tr '\\0' ' ' < $p/cmdline)\" = 'sleep 99991 ' ] && echo ${p#/proc/}; done; true";
+    let orphan = sh(node, find)?;
     let orphan = orphan.lines().next().context("no orphan")?.to_owned();
     ensure!(sh(node, &format!("grep PPid /proc/{orphan}/status"))? == "PPid:\t1\n");
     sh(node, &format!("kill -KILL {orphan}"))?;
@@ -176,4 +186,45 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
 
     node.apply(&pod("lost", json!({ "runtimeClassName": "none", "containers": [shell("main", IDLE)] })))?;
     node.wait_event("failed to get RuntimeClass \"none\"")
+}
+
+fn asking(name: &str, device: &str, count: u32) -> Value {
+    let limits = json!({ "resources": { "limits": { device: count } } });
+    pod(name, json!({ "containers": [with(shell("main", IDLE), limits), shell("side", IDLE)] }))
+}
+
+/// /dev/fuse is no device that every container has, and whether it may be opened is the cgroup's to say.
+fn a_device_is_the_containers_that_ask_for_it(node: &mut TestNode) -> Result<()> {
+    let open = "(: < /dev/fuse) && echo read; (: > /dev/fuse) && echo written; true";
+    let tried = |node: &TestNode, name: &str, container: &str| node.exec(name, container, &["/bin/sh", "-c", open]);
+    node.apply(&asking("shared", "example.com/shared", 2))?;
+    node.wait_running("shared")?;
+    ensure!(tried(node, "shared", "main")? == "read\nwritten\n", "the device cannot be used");
+    ensure!(node.exec("shared", "side", &["/bin/sh", "-c", "ls /dev"])?.lines().all(|name| name != "fuse"));
+
+    node.apply(&asking("modem", "example.com/modem", 1))?;
+    let modem = node.wait_running("modem")?;
+    ensure!(tried(node, "modem", "main")? == "read\n", "the permissions are not those of the table");
+    node.apply(&asking("second", "example.com/modem", 1))?;
+    let waits = node.wait_pod("second", "waiting", |pod| pod["status"]["reason"] == "OutOfexample.com/modem")?;
+    ensure!(waits["status"]["phase"] == "Pending", "{waits}");
+    // Who has a device is known again after a restart of the agent, and nothing of it is restarted.
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_pod("second", "waiting", |pod| pod["status"]["reason"] == "OutOfexample.com/modem")?;
+    ensure!(container_id(&node.wait_running("modem")?, "main")? == container_id(&modem, "main")?);
+    node.remove("modem")?;
+    node.wait_running("second")?;
+
+    for (name, device, count, why) in [
+        ("unknown", "example.com/other", 1, "can't allocate unregistered device example.com/other"),
+        ("many", "example.com/lone", 2, "Requested: 2, Available: 1, which is unexpected"),
+    ] {
+        node.apply(&asking(name, device, count))?;
+        let refused = node.wait_pod(name, "refused", |pod| pod["status"]["phase"] == "Failed")?;
+        let message = refused["status"]["message"].as_str().unwrap_or_default();
+        ensure!(refused["status"]["reason"] == "UnexpectedAdmissionError" && message.contains(why), "{refused}");
+    }
+    node.apply(&asking("unplugged", "example.com/unplugged", 1))?;
+    node.wait_event("read /dev/no-such-device")
 }

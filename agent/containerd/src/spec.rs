@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Container;
 use oci_spec::runtime::{
-    Linux, LinuxDeviceCgroup, LinuxNamespace, LinuxNamespaceType, LinuxResources, LinuxSeccomp, Root, Spec,
+    Linux, LinuxDevice, LinuxDeviceCgroup, LinuxNamespace, LinuxNamespaceType, LinuxResources, LinuxSeccomp, Root, Spec,
 };
 
 pub use self::host::HostInput;
@@ -247,7 +247,7 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
         .set_resources(Some(cgroup_resources(input, host)))
         .set_cgroups_path(Some(input.cgroups_path.into()))
         .set_namespaces(Some(namespaces(input)))
-        .set_devices(privileged.then(|| host.devices.clone()))
+        .set_devices(devices(host, privileged))
         .set_seccomp(seccomp)
         .set_rootfs_propagation(mounts::rootfs_propagation(input.mounts))
         .set_masked_paths(Some(masked))
@@ -255,12 +255,30 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
     linux
 }
 
-/// The container's cgroup. It allows only the devices that every runtime creates, or all for a privileged container.
+/// The host's devices for a privileged container, and those that it asks for.
+fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
+    let mut devices = host.devices.clone();
+    for (device, _) in &host.granted {
+        if !devices.iter().any(|other| other.path() == device.path()) {
+            devices.push(device.clone());
+        }
+    }
+    (privileged || !devices.is_empty()).then_some(devices)
+}
+
+/// The container's cgroup. It allows only the devices that every runtime creates and those that the container asks for, or
+/// all for a privileged container.
 fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     let mut resources = resources::container_resources(input.container, input.node.cgroup_v2, host.swap_limit);
     let mut devices = LinuxDeviceCgroup::default();
     devices.set_allow(is_privileged(input.container)).set_access(Some("rwm".to_owned()));
-    resources.set_devices(Some(vec![devices]));
+    let granted = host.granted.iter().map(|(device, permissions)| {
+        let mut rule = LinuxDeviceCgroup::default();
+        rule.set_allow(true).set_typ(Some(device.typ())).set_access(Some(permissions.clone()));
+        rule.set_major(Some(device.major())).set_minor(Some(device.minor()));
+        rule
+    });
+    resources.set_devices(Some(std::iter::once(devices).chain(granted).collect()));
     resources
 }
 

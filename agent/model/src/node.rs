@@ -1,5 +1,6 @@
 //! The node that containers run on: what is fixed while the agent runs, and its addresses.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -24,6 +25,19 @@ pub struct NodeFacts {
     pub seccomp_dir: PathBuf,
     /// containerd's socket.
     pub runtime_endpoint: PathBuf,
+    /// The devices that pods may ask for, by their resource's name.
+    pub devices: BTreeMap<String, Device>,
+}
+
+/// Devices of the host that a container gets together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Their paths, below `/dev` of the host and of the container. Links are followed.
+    pub paths: Vec<PathBuf>,
+    /// One pod at a time has them.
+    pub exclusive: bool,
+    /// What the device cgroup allows: of `r`, `w` and `m`.
+    pub permissions: String,
 }
 
 /// The node's addresses, the primary one first: one of each family at most, as in `status.hostIPs`. Empty on a machine

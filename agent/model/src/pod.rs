@@ -10,6 +10,7 @@ pub mod compute_resources;
 mod corpus_tests;
 pub(crate) mod decode;
 pub(crate) mod default;
+pub mod device;
 pub mod diff;
 pub mod downward;
 pub mod edit;

@@ -242,6 +242,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
     supported("runtimeClasses", Map),
+    supported("devices", Map),
     supported("metricsAddress", Text),
     supported("nodeIP", Text),
     supported("ignoreOtherAgents", Bool),

@@ -1,5 +1,6 @@
 //! From flags and file to one `Config`: parses with positions, checks every key and value, reports all errors.
 
+mod devices;
 mod documents;
 mod runtime_classes;
 

@@ -26,6 +26,7 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         seccomp_default: config.seccomp_default,
         seccomp_dir: config.root_dir.join("seccomp"),
         runtime_endpoint: config.runtime_endpoint.clone(),
+        devices: config.devices.clone(),
     }
 }
 

@@ -8,6 +8,7 @@ use super::ServerState;
 use crate::config::Config;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_model::node::Device;
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))
@@ -21,6 +22,11 @@ fn document(config: &Config) -> Value {
     let class = |(name, class): (&String, &RuntimeClass)| {
         (name.clone(), json!({ "runtime": class.runtime, "binary": class.binary, "config": class.config }))
     };
+    let device = |(name, device): (&String, &Device)| {
+        let Device { paths, exclusive, permissions } = device;
+        (name.clone(), json!({ "paths": paths, "exclusive": exclusive, "permissions": permissions }))
+    };
+    let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
     let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
     json!({
         "kubeletconfig": {
@@ -56,6 +62,7 @@ fn document(config: &Config) -> Value {
             "snapshotter": config.snapshotter,
             "runtimeBinary": config.runtime_binary,
             "runtimeClasses": classes,
+            "devices": devices,
             "registryConfigDirectory": config.registry_config_dir,
             "cniConfigDirectory": config.cni_conf_dir,
             "cniBinaryDirectories": config.cni_bin_dirs,

@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerContext;
 use super::adoption::take_over;
 use super::hook_jobs::HookJobs;
-use super::host_ports::PortHold;
 use super::inbox::{Inbox, Messages, PodCommand};
+use super::node_claims::Hold;
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use limpet_containerd::client::watched;
 use limpet_core::adopt::{seen_end, unknown_end};
@@ -63,8 +63,8 @@ pub struct PodWorker {
     /// Probes in progress: nothing waits for them, and they end with the worker.
     probes: JoinSet<(u64, Outcome)>,
     processes: ProcessWatch,
-    /// The ports of the node that the pod has, or waits for.
-    ports: PortHold,
+    /// The ports and devices of the node that the pod has, or waits for.
+    hold: Hold,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
     reconnected: bool,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
@@ -84,7 +84,7 @@ impl PodWorker {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
         let network_changes = node.borrow().network.changes;
-        let ports = PortHold::of_found(&context.host_ports, &key, current.iter().chain(&others));
+        let hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
         Self {
             key,
             inbox,
@@ -103,7 +103,7 @@ impl PodWorker {
             hooks: HookJobs::default(),
             probes: JoinSet::new(),
             processes: ProcessWatch::default(),
-            ports,
+            hold,
             reconnected: false,
             generation: 0,
         }
@@ -123,7 +123,7 @@ impl PodWorker {
                 pod.take_network_change();
             }
             self.judge(node, now);
-            self.settle_ports();
+            self.settle_hold();
             self.hooks.drop_ended(self.current.as_ref());
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {
@@ -169,7 +169,7 @@ impl PodWorker {
             Some(joined) = self.probes.join_next() => self.probed(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
             Ok(()) = self.node.changed() => {}
-            () = self.ports.freed() => {}
+            () = self.hold.freed() => {}
             () = alarm => {}
         }
         false
@@ -278,15 +278,15 @@ impl PodWorker {
         }
     }
 
-    /// Claims the ports of the node that the pod needs, or gives back what it no longer has.
-    fn settle_ports(&mut self) {
+    /// Claims the ports and devices of the node that the pod needs, or gives back what it no longer has.
+    fn settle_hold(&mut self) {
         if !self.others.is_empty() {
             // The claim of what was found covers all of it.
             return;
         }
-        let Some(pod) = &mut self.current else { return self.ports.give_back() };
-        if let Some(verdict) = self.ports.settle(&self.context.host_ports, &self.key, pod) {
-            self.context.reporter.report_ports_wait(pod, &verdict);
+        let Some(pod) = &mut self.current else { return self.hold.give_back() };
+        if let Some(verdict) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
+            self.context.reporter.report_claim_wait(pod, &verdict);
         }
     }
 
@@ -314,7 +314,7 @@ impl PodWorker {
         self.generation += 1;
         self.current = self.others.pop_front();
         if self.current.is_none() {
-            self.ports.give_back();
+            self.hold.give_back();
         }
         if self.current.is_none()
             && let Some(next) = self.next.take()

@@ -71,7 +71,7 @@ impl Agent {
             reporter: Arc::new(reporter),
             probe_grid: ProbeGrid { origin: Some(Instant::now().into_std()), slack_percent: 10 },
             followed: Arc::default(),
-            host_ports: Arc::default(),
+            node_claims: Arc::default(),
         };
         let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
         tasks.spawn(async move {

@@ -3,13 +3,14 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp};
 
 use super::seccomp::{self, Profile};
 use super::{SpecError, SpecInput, apparmor, capabilities};
 use limpet_host::peer;
+use limpet_model::pod::device::devices as devices_of;
 
 /// Largest seccomp profile read.
 const MAX_PROFILE: u64 = 1 << 20;
@@ -27,6 +28,8 @@ pub struct HostInput {
     pub capabilities: Capabilities,
     /// The host's devices; empty unless the container is privileged.
     pub devices: Vec<LinuxDevice>,
+    /// The devices that the container asks for, and what its cgroup allows with each.
+    pub granted: Vec<(LinuxDevice, String)>,
     /// The parsed profile of a container with a `Localhost` one.
     pub seccomp: Option<LinuxSeccomp>,
     /// The AppArmor profile, which is loaded; `None`: none.
@@ -58,6 +61,7 @@ impl HostInput {
                 Capabilities::new()
             },
             devices: if privileged { devices(Path::new("/dev"))? } else { Vec::new() },
+            granted: granted(input)?,
             seccomp,
             apparmor: apparmor::profile(input.pod.spec(), input.container)?,
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
@@ -114,6 +118,18 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
     }
     found.sort_by(|a, b| a.path().cmp(b.path()));
     Ok(found)
+}
+
+/// The nodes of the devices that the container asks for, at the same paths. One that is not plugged in is waited for.
+fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecError> {
+    let named = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
+    let paths = named.flat_map(|device| device.paths.iter().map(move |path| (path, &device.permissions)));
+    let node = |(path, permissions): (&PathBuf, &String)| {
+        let metadata = fs::metadata(path).map_err(|source| SpecError::read(path, source))?;
+        let no_device = || SpecError::read(path, std::io::Error::other("is no device"));
+        Ok((device(path, &metadata).ok_or_else(no_device)?, permissions.clone()))
+    };
+    paths.map(node).collect()
 }
 
 fn device(path: &Path, metadata: &fs::Metadata) -> Option<LinuxDevice> {

@@ -1,10 +1,11 @@
 //! A complete input that tests modify, and tests of the whole document.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use oci_spec::image::ImageConfiguration;
-use oci_spec::runtime::{Capabilities, Capability, LinuxDevice};
+use oci_spec::runtime::{Capabilities, Capability, LinuxDevice, LinuxDeviceType};
 use serde_json::{Value, json};
 
 use super::*;
@@ -74,6 +75,7 @@ impl Fixture {
                 seccomp_default: false,
                 seccomp_dir: "/var/lib/limpet/seccomp".into(),
                 runtime_endpoint: "/run/containerd/containerd.sock".into(),
+                devices: BTreeMap::new(),
             },
             host: HostInput {
                 capabilities: Capabilities::from([Capability::SysAdmin, Capability::Chown]),
@@ -223,6 +225,19 @@ fn security_context_shows_in_the_spec() {
     assert_eq!(spec["process"]["terminal"], true);
     assert_eq!(spec["process"]["apparmorProfile"], "tight");
     assert_eq!(spec["linux"]["maskedPaths"], json!([]));
+}
+
+#[test]
+fn a_device_is_a_node_and_a_rule_of_the_cgroup() {
+    let mut fixture = Fixture::new(json!({}), json!({"Cmd": ["run"]}));
+    let mut device = LinuxDevice::default();
+    device.set_path("/dev/ttyS0".into()).set_typ(LinuxDeviceType::C).set_major(4).set_minor(64);
+    fixture.host.granted = vec![(device, "rw".to_owned())];
+    let spec = fixture.spec().unwrap();
+    assert_eq!(spec["linux"]["devices"][0]["path"], "/dev/ttyS0");
+    let rules = &spec["linux"]["resources"]["devices"];
+    assert_eq!(rules[0], json!({"allow": false, "access": "rwm"}));
+    assert_eq!(rules[1], json!({"allow": true, "type": "c", "major": 4, "minor": 64, "access": "rw"}));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use serde_json::Value;
 
 use crate::pod::bandwidth::{ANNOTATIONS, rate};
+use crate::pod::device::is_device;
 use crate::pod::{Fault, Reason};
 use crate::source::SourceKind;
 
@@ -202,11 +203,14 @@ fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<F
     found.filter_map(fault).collect()
 }
 
-/// Limits on huge pages and devices.
+/// Limits on huge pages. Devices are known to the node alone.
 fn huge_pages((path, limits): (String, &Value)) -> Vec<Fault> {
     let known = ["cpu", "memory", "ephemeral-storage"];
     let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
-    names.filter(|name| !known.contains(&name.as_str())).map(|name| refuse(super::yaml::join(&path, name))).collect()
+    names
+        .filter(|name| !known.contains(&name.as_str()) && !is_device(name))
+        .map(|name| refuse(super::yaml::join(&path, name)))
+        .collect()
 }
 
 /// A size limit on a directory on disk, which is not enforced.

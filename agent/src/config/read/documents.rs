@@ -228,6 +228,7 @@ impl Judge {
         }
         self.socket_allowed_pods(map, config);
         self.runtime_classes(map, config);
+        self.devices(map, config);
         self.guard(map, &mut config.guard);
     }
 

@@ -11,6 +11,7 @@ use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_host::cgroup::CgroupDriver;
+use limpet_model::node::Device;
 use limpet_model::pod::PodKey;
 
 #[derive(Debug, Parser)]
@@ -64,6 +65,7 @@ fn every_supported_key_has_an_effect() {
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
+         devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
          socketAllowedPods: [default/deployer, lab/ci]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
@@ -107,6 +109,11 @@ fn every_supported_key_has_an_effect() {
         node_ip: Some("192.168.1.5".parse().unwrap()),
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
+        devices: [(
+            "example.com/modem".to_owned(),
+            Device { paths: vec!["/dev/ttyS0".into()], exclusive: true, permissions: "rw".to_owned() },
+        )]
+        .into(),
         runtime_classes: [
             ("crun", RuntimeClass { runtime: RUNC_SHIM.into(), binary: Some("/usr/bin/crun".into()), config: None }),
             (
@@ -140,6 +147,27 @@ fn every_supported_key_has_an_effect() {
     };
     assert_eq!(config.unwrap(), expected);
     assert_eq!(warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_wrong_device_is_an_error_with_its_place() {
+    let text = format!(
+        "{LIMPET_HEAD}devices:\n  modem: {{paths: [/dev/a]}}\n  x.io/none: {{}}\n  x.io/text: a\n  x.io/out: {{paths: [/etc/passwd]}}\n  \
+         x.io/up: {{paths: [/dev/../etc]}}\n  x.io/all: {{paths: [/dev/a], permissions: all}}\n  x.io/key: {{path: /dev/a}}\n"
+    );
+    let (config, _, _) = load_text(&text, &[]);
+    let message = config.unwrap_err().join("\n");
+    for part in [
+        "devices.modem: is no extended resource",
+        "devices.x.io/none.paths: is missing",
+        "devices.x.io/text: expected a map",
+        "devices.x.io/out.paths: must be paths below /dev",
+        "devices.x.io/up.paths: must be paths below /dev",
+        "devices.x.io/all.permissions: \"all\" is not made of",
+        "devices.x.io/key.path: unknown key",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::sandbox::sysctl;
 use limpet_host::{apparmor, selinux};
 use limpet_model::pod::apparmor::needs;
+use limpet_model::pod::device::pod_devices;
 use limpet_model::verdict::PodVerdict;
 
 impl ContainerdExecutor {
@@ -31,8 +32,27 @@ impl ContainerdExecutor {
             let message = "Failed to admit pod as the OS field doesn't match node OS".to_owned();
             return Err(("PodOSNotSupported", message));
         }
+        self.devices(spec).map_err(|why| ("UnexpectedAdmissionError", format!("Allocate failed due to {why}")))?;
         let allowed = sysctl::check_sysctls(spec, &self.config.allowed_unsafe_sysctls);
         allowed.map_err(|error| ("SysctlForbidden", error.to_string()))
+    }
+
+    /// Whether the node has the devices that the pod asks for; whether they are free is the worker's to know.
+    fn devices(&self, spec: &PodSpec) -> Result<(), String> {
+        for (name, count) in pod_devices(spec) {
+            let Some(device) = self.node.devices.get(name) else {
+                return Err(format!(
+                    "can't allocate unregistered device {name}, which is unexpected; set it in devices of the \
+                     LimpetConfiguration, and start limpet again"
+                ));
+            };
+            if device.exclusive && count > 1 {
+                return Err(format!(
+                    "requested number of devices unavailable for {name}. Requested: {count}, Available: 1, which is unexpected"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -29,7 +29,6 @@ fn unsupported_fields_are_rejected_by_name() {
             "spec.containers[0].stdin",
             "spec.containers[1].env[0].valueFrom.fileKeyRef",
             "spec.containers[1].resources.limits.hugepages-2Mi",
-            "spec.containers[1].resources.limits[example.com/gpu]",
             "spec.initContainers[0].restartPolicy",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",
             "spec.volumes[1].emptyDir.sizeLimit",

@@ -1,0 +1,71 @@
+//! `devices`: which devices of the host stand behind an extended resource.
+
+use std::path::PathBuf;
+
+use super::super::Config;
+use super::super::tree::{Entry, Map, Position, Value};
+use super::Judge;
+use limpet_model::node::Device;
+use limpet_model::pod::device::is_device;
+
+const KEY: &str = "devices";
+const FIELDS: [&str; 3] = ["paths", "exclusive", "permissions"];
+
+impl Judge {
+    /// Reads the table: a resource's name, then `paths`, and `exclusive` and `permissions`, which are optional.
+    pub(super) fn devices(&mut self, map: &Map<'_>, config: &mut Config) {
+        for Entry { key, position, node } in map.map(KEY) {
+            let path = format!("{KEY}.{key}");
+            if !is_device(key) {
+                let message = "is no extended resource; name it with a domain, as example.com/modem";
+                self.error(Some(*position), &path, message);
+                continue;
+            }
+            let Value::Map(fields) = &node.value else {
+                self.error(Some(node.position), &path, format!("expected a map, found {}", node.value.kind()));
+                continue;
+            };
+            if let Some(device) = self.device(&path, *position, fields) {
+                config.devices.insert(key.clone(), device);
+            }
+        }
+    }
+
+    fn device(&mut self, path: &str, at: Position, fields: &[Entry]) -> Option<Device> {
+        let mut device = Device { paths: Vec::new(), exclusive: false, permissions: "rwm".to_owned() };
+        let mut sound = true;
+        for Entry { key, position, node } in fields {
+            let wrong = match (key.as_str(), &node.value) {
+                ("paths", Value::List(items)) => {
+                    let texts = items.iter().map(|item| if let Value::Text(text) = &item.value { text } else { "" });
+                    device.paths = texts.map(PathBuf::from).collect();
+                    let inside = |path: &PathBuf| {
+                        path.starts_with("/dev/")
+                            && !path.components().any(|part| part == std::path::Component::ParentDir)
+                    };
+                    (!device.paths.iter().all(inside)).then(|| "must be paths below /dev".to_owned())
+                }
+                ("exclusive", Value::Bool(exclusive)) => {
+                    device.exclusive = *exclusive;
+                    None
+                }
+                ("permissions", Value::Text(text)) => {
+                    device.permissions.clone_from(text);
+                    let known = !text.is_empty() && text.chars().all(|letter| "rwm".contains(letter));
+                    (!known).then(|| format!("{text:?} is not made of r, w and m"))
+                }
+                (known, other) if FIELDS.contains(&known) => Some(format!("has a wrong type: {}", other.kind())),
+                _ => Some(format!("unknown key; a device has {}", FIELDS.join(", "))),
+            };
+            if let Some(message) = wrong {
+                self.error(Some(*position), &format!("{path}.{key}"), message);
+                sound = false;
+            }
+        }
+        if device.paths.is_empty() {
+            self.error(Some(at), &format!("{path}.paths"), "is missing: the devices of the host");
+            sound = false;
+        }
+        sound.then_some(device)
+    }
+}
