@@ -5,6 +5,7 @@
 
 mod apparmor;
 mod capabilities;
+mod env_file;
 mod environment;
 mod expansion;
 mod host;
@@ -13,6 +14,7 @@ mod process;
 mod resources;
 mod scope;
 mod seccomp;
+mod sub_paths;
 
 use std::collections::HashMap;
 use std::io;
@@ -24,6 +26,7 @@ use oci_spec::runtime::{
 };
 
 pub use self::host::HostInput;
+pub use self::sub_paths::expand_sub_paths;
 
 use limpet_host::volume::Mount;
 use limpet_model::image::LocalImage;
@@ -69,6 +72,8 @@ pub struct SpecInput<'a> {
     pub cgroups_path: &'a str,
     /// The node.
     pub node: &'a NodeFacts,
+    /// The directory of the pod's own volumes, with the files of `fileKeyRef`.
+    pub pod_dir: &'a Path,
     /// The ConfigMaps and Secrets the pod refers to, as they are now.
     pub objects: &'a PodObjects,
 }
@@ -144,6 +149,66 @@ pub enum SpecError {
         /// The key.
         key: String,
     },
+    /// A variable comes from a file of a volume that cannot be read.
+    #[error("env {variable:?}: cannot read file {path:?} of volume {volume:?}: {source}")]
+    EnvFile {
+        /// The variable.
+        variable: String,
+        /// The volume.
+        volume: String,
+        /// The path in it.
+        path: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A variable comes from a file of a volume that is no list of variables.
+    #[error("env {variable:?}: file {path:?} of volume {volume:?}: line {line}: {reason}")]
+    EnvFileLine {
+        /// The variable.
+        variable: String,
+        /// The volume.
+        volume: String,
+        /// The path in it.
+        path: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A variable comes from a file of a volume that does not have its key.
+    #[error("env {variable:?}: file {path:?} of volume {volume:?} has no key {key:?}")]
+    NoEnvFileKey {
+        /// The variable.
+        variable: String,
+        /// The volume.
+        volume: String,
+        /// The path in it.
+        path: String,
+        /// The key.
+        key: String,
+    },
+    /// A `subPathExpr` refers to variables that have no value; kubelet's message.
+    #[error("failed to expand subPathExpr {expression:?} of mount {mount_path}: missing value for {variables}")]
+    SubPathVariables {
+        /// The expression.
+        expression: String,
+        /// Where it is mounted.
+        mount_path: String,
+        /// The variables.
+        variables: String,
+    },
+    /// A `subPathExpr` is an absolute path, or leads upwards.
+    #[error(
+        "subPathExpr {expression:?} of mount {mount_path} expands to {path:?}, which must be a relative path without \"..\""
+    )]
+    SubPath {
+        /// The expression.
+        expression: String,
+        /// Where it is mounted.
+        mount_path: String,
+        /// The path.
+        path: String,
+    },
     /// References expand beyond the kernel's limit for an argument.
     #[error("the text that begins with {begin:?} expands to more than {limit} bytes")]
     TooLong {
@@ -189,7 +254,7 @@ impl SpecError {
 
     /// Whether the failure is transient: a retry may succeed without an edit of the manifest, after a change on the node.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Profile { .. } | Self::AppArmor(_))
+        matches!(self, Self::Read { .. } | Self::Profile { .. } | Self::AppArmor(_) | Self::EnvFile { .. })
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Mount {
     pub device: String,
     /// Where it is mounted.
     pub point: PathBuf,
+    /// What this mount alone is: `ro`, `nosuid`.
+    pub flags: Vec<String>,
     /// The file system's type: `ext4`, `fuse.sshfs`.
     pub file_system: String,
     /// The options of the file system; of a cgroup v1 hierarchy its controllers, too.
@@ -51,10 +53,12 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|&byte| byte == b' ');
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let (device, point) = (text(fields.nth(2)?), unescape(fields.nth(1)?));
+    let list = |field: &[u8]| text(field).split(',').map(str::to_owned).collect();
+    let flags = list(fields.next()?);
     fields.find(|field| *field == b"-")?;
     let file_system = text(fields.next()?);
-    let options = fields.nth(1).map(text).unwrap_or_default();
-    Some(Mount { device, point, file_system, options: options.split(',').map(str::to_owned).collect() })
+    let options = list(fields.nth(1).unwrap_or_default());
+    Some(Mount { device, point, flags, file_system, options })
 }
 
 /// A path as the kernel writes it there, with `\ooo` for white space and backslashes.
@@ -80,14 +84,15 @@ mod tests {
         let text = b"22 27 0:21 / /proc rw,relatime - proc proc rw\n\
             23 27 0:22 / /a\\040b\\134c rw shared:1 master:2 - cgroup cgroup rw,cpu,cpuacct\n\
             nonsense\n1 2 3 - cgroup\n24 27 0:23 / /cut rw -\n\n";
-        let mount = |device: &str, point: &str, file_system: &str, options: &[&str]| Mount {
+        let mount = |device: &str, point: &str, flags: &[&str], file_system: &str, options: &[&str]| Mount {
             device: device.to_owned(),
             point: PathBuf::from(point),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             file_system: file_system.to_owned(),
             options: options.iter().map(|option| (*option).to_owned()).collect(),
         };
-        let cgroup = mount("0:22", "/a b\\c", "cgroup", &["rw", "cpu", "cpuacct"]);
-        assert_eq!(parse(text), [mount("0:21", "/proc", "proc", &["rw"]), cgroup]);
+        let cgroup = mount("0:22", "/a b\\c", &["rw"], "cgroup", &["rw", "cpu", "cpuacct"]);
+        assert_eq!(parse(text), [mount("0:21", "/proc", &["rw", "relatime"], "proc", &["rw"]), cgroup]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | `volumes/kubernetes.io~empty-dir/<volume>` | an emptyDir; with `medium: Memory` a tmpfs is mounted on it |
 //! | `volumes/kubernetes.io~configmap/<volume>` | a configMap's files, on disk |
 //! | `volumes/kubernetes.io~{secret,projected,downward-api}/<volume>` | the same for those kinds, on a tmpfs |
-//! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath` |
+//! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
 //!
@@ -22,6 +22,7 @@
 
 mod dns;
 mod empty_dir;
+mod env_file;
 mod files;
 mod host_path;
 mod hostname;
@@ -29,6 +30,7 @@ mod hosts;
 mod mounts;
 mod payload;
 mod preparation;
+mod read_only;
 mod removal;
 mod resolver;
 mod sub_path;
@@ -44,6 +46,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Container;
 
 pub use self::dns::ClusterDns;
+pub use self::env_file::read_env_file;
 pub use self::hostname::{PodHostname, pod_hostname};
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};

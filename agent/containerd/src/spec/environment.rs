@@ -1,12 +1,13 @@
 //! A container's environment: the image's, the runtime's own variables, the Pod's.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, FileKeySelector, ObjectFieldSelector};
 
 use super::host::HostInput;
-use super::{SpecError, SpecInput, expansion};
+use super::{SpecError, SpecInput, env_file, expansion};
 use limpet_model::object::{Entry, ObjectKind, ObjectRecord};
 use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
@@ -90,6 +91,9 @@ fn value_of(
         return expansion::expand(value, |name| before.get(name)).map(Some);
     }
     let Some(source) = &variable.value_from else { return Ok(Some(String::new())) };
+    if let Some(file) = &source.file_key_ref {
+        return file_value(file, &variable.name, host);
+    }
     if let Some(field) = &source.field_ref {
         return field_value(field, &variable.name, input).map(Some);
     }
@@ -98,18 +102,37 @@ fn value_of(
         let unknown = || SpecError::Field { variable: variable.name.clone(), path: resource.resource.clone() };
         return resource_field(input.pod, Some(input.container), resource, node).ok_or_else(unknown).map(Some);
     }
-    object_value(source, &variable.name, input)
+    object_value(source, input)
+}
+
+/// The value of one key of a file in one of the pod's volumes.
+fn file_value(file: &FileKeySelector, variable: &str, host: &HostInput) -> Result<Option<String>, SpecError> {
+    let (volume, path) = (&file.volume_name, &file.path);
+    let text = host.env_files.get(&(volume.clone(), path.clone())).and_then(Option::as_deref);
+    let value = match text {
+        Some(text) => env_file::value(text, &file.key),
+        None if file.optional == Some(true) => return Ok(None),
+        None => {
+            let (variable, volume, path) = (variable.to_owned(), volume.clone(), path.clone());
+            return Err(SpecError::EnvFile { variable, volume, path, source: io::ErrorKind::NotFound.into() });
+        }
+    };
+    let (variable, volume, path) = (variable.to_owned(), volume.clone(), path.clone());
+    match value {
+        Ok(None) if file.optional != Some(true) => {
+            Err(SpecError::NoEnvFileKey { variable, volume, path, key: file.key.clone() })
+        }
+        Ok(value) => Ok(value),
+        Err(env_file::Fault { line, reason }) => Err(SpecError::EnvFileLine { variable, volume, path, line, reason }),
+    }
 }
 
 /// The value of one key of a ConfigMap or Secret.
-fn object_value(source: &EnvVarSource, variable: &str, input: &SpecInput<'_>) -> Result<Option<String>, SpecError> {
-    let (kind, name, key, optional) = match (&source.config_map_key_ref, &source.secret_key_ref, &source.file_key_ref) {
-        (Some(map), _, _) => (ObjectKind::ConfigMap, &map.name, &map.key, map.optional),
-        (None, Some(secret), _) => (ObjectKind::Secret, &secret.name, &secret.key, secret.optional),
-        (None, None, Some(file)) => {
-            return Err(SpecError::Field { variable: variable.to_owned(), path: file.path.clone() });
-        }
-        (None, None, None) => return Ok(Some(String::new())),
+fn object_value(source: &EnvVarSource, input: &SpecInput<'_>) -> Result<Option<String>, SpecError> {
+    let (kind, name, key, optional) = match (&source.config_map_key_ref, &source.secret_key_ref) {
+        (Some(map), _) => (ObjectKind::ConfigMap, &map.name, &map.key, map.optional),
+        (None, Some(secret)) => (ObjectKind::Secret, &secret.name, &secret.key, secret.optional),
+        (None, None) => return Ok(Some(String::new())),
     };
     let Some(object) = find(input, kind, name, optional)? else { return Ok(None) };
     match object.data.get(key).filter(|entry| !entry.binary) {

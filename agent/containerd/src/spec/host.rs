@@ -1,5 +1,6 @@
 //! Facts of the host for a spec, read when it is built: containerd's capabilities, devices, a seccomp profile.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -10,6 +11,7 @@ use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp
 use super::seccomp::{self, Profile};
 use super::{SpecError, SpecInput, apparmor, capabilities};
 use limpet_host::peer;
+use limpet_host::volume::read_env_file;
 use limpet_model::pod::device::devices as devices_of;
 
 /// Largest seccomp profile read.
@@ -34,6 +36,8 @@ pub struct HostInput {
     pub seccomp: Option<LinuxSeccomp>,
     /// The AppArmor profile, which is loaded; `None`: none.
     pub apparmor: Option<String>,
+    /// The files that variables come from, by volume and path; `None`: there is no such file.
+    pub env_files: BTreeMap<(String, String), Option<String>>,
     /// The number of CPUs, for `resourceFieldRef: limits.cpu` of a container without that limit.
     pub cpus: u64,
     /// The kernel can limit swap.
@@ -64,11 +68,33 @@ impl HostInput {
             granted: granted(input)?,
             seccomp,
             apparmor: apparmor::profile(input.pod.spec(), input.container)?,
+            env_files: env_files(input)?,
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
             swap_limit: swap_limit(input.node.cgroup_v2),
             thermal_paths: thermal_paths(),
         })
     }
+}
+
+/// The files of `fileKeyRef`, each read once.
+fn env_files(input: &SpecInput<'_>) -> Result<BTreeMap<(String, String), Option<String>>, SpecError> {
+    let mut files = BTreeMap::new();
+    for variable in input.container.env.iter().flatten() {
+        let Some(file) = variable.value_from.as_ref().and_then(|source| source.file_key_ref.as_ref()) else { continue };
+        let at = (file.volume_name.clone(), file.path.clone());
+        if files.contains_key(&at) {
+            continue;
+        }
+        let text = read_env_file(input.pod_dir, &file.volume_name, &file.path);
+        let text = text.map_err(|source| SpecError::EnvFile {
+            variable: variable.name.clone(),
+            volume: file.volume_name.clone(),
+            path: file.path.clone(),
+            source,
+        })?;
+        files.insert(at, text);
+    }
+    Ok(files)
 }
 
 /// The capabilities of containerd, whose child the container will be; if they cannot be read, the agent's own, which are

@@ -98,6 +98,7 @@ impl Fixture {
             mounts: &self.mounts,
             cgroups_path: "/kubepods/podx/y",
             node: &self.node,
+            pod_dir: Path::new("/var/lib/limpet/pods/x"),
             objects: &self.objects,
         }
     }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, HostIP,
-    PodCondition, PodIP, PodStatus,
+    PodCondition, PodIP, PodStatus, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -128,6 +128,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         state: Some(state),
         last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),
         stop_signal: stop_signal(pod, slot),
+        volume_mounts: volume_mounts(pod, slot),
         ..ContainerStatus::default()
     }
 }
@@ -137,6 +138,26 @@ fn stop_signal(pod: &PodState, slot: &ContainerSlot) -> Option<String> {
     let asked = pod.container_spec(&slot.name)?.lifecycle.as_ref().is_some_and(|hooks| hooks.stop_signal.is_some());
     let signal = slot.instance.as_ref()?.stop_signal;
     (asked || signal != StopSignal::default()).then(|| signal.to_string())
+}
+
+/// The container's mounts, with `recursiveReadOnly` as it is carried out.
+fn volume_mounts(pod: &PodState, slot: &ContainerSlot) -> Option<Vec<VolumeMountStatus>> {
+    let mounts = pod.container_spec(&slot.name)?.volume_mounts.as_ref()?;
+    let status = |mount: &VolumeMount| {
+        let below = match mount.recursive_read_only.as_deref() {
+            Some("Enabled" | "IfPossible") => "Enabled",
+            _ => "Disabled",
+        };
+        let read_only = mount.read_only.unwrap_or(false);
+        VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: read_only.then_some(true),
+            recursive_read_only: read_only.then(|| below.to_owned()),
+            ..VolumeMountStatus::default()
+        }
+    };
+    (!mounts.is_empty()).then(|| mounts.iter().map(status).collect())
 }
 
 /// In kubelet's form: repository and digest.

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
 use super::sub_path::SubPath;
-use super::{Mount, Propagation, VolumeError, preparation, resolver, termination};
+use super::{Mount, Propagation, VolumeError, preparation, read_only, resolver, termination};
 use crate::blocking::Progress;
 use limpet_model::pod::PodRecord;
 
@@ -70,13 +70,18 @@ fn volume_mount(
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
     preparation::ensure_host_path(volume, progress)?;
     let (path, only_read) = preparation::location(volume, pod_dir)?;
-    let host_path = match wanted.sub_path.as_deref().filter(|path| !path.is_empty()) {
-        None => path,
-        Some(sub_path) => {
-            let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
-            progress.at(&path);
-            part.bind(pod_dir, &path)?
+    let sub_path = wanted.sub_path.as_deref().unwrap_or_default();
+    let read_only_below = matches!(wanted.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"));
+    let host_path = if sub_path.is_empty() && !read_only_below {
+        path
+    } else {
+        let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
+        progress.at(&path);
+        let bound = part.bind(pod_dir, &path)?;
+        if read_only_below {
+            read_only::recursively(&bound)?;
         }
+        bound
     };
     Ok(Mount {
         host_path,
@@ -96,10 +101,7 @@ fn refuse_unsupported(wanted: &VolumeMount) -> Result<(), VolumeError> {
         Err(VolumeError::Unsupported { volume: wanted.name.clone(), reason: format!("{reason} is not supported") })
     };
     if wanted.sub_path_expr.as_deref().is_some_and(|path| !path.is_empty()) {
-        return refuse("subPathExpr");
-    }
-    if wanted.recursive_read_only.as_deref() == Some("Enabled") {
-        return refuse("recursiveReadOnly: Enabled");
+        return refuse("a subPathExpr that was not expanded");
     }
     if wanted.bind_mount_options.as_ref().is_some_and(|options| !options.is_empty()) {
         return refuse("bindMountOptions");
@@ -228,11 +230,11 @@ mod tests {
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),
-                "volume \"data\": subPathExpr is not supported",
+                "volume \"data\": a subPathExpr that was not expanded is not supported",
             ),
             (
-                json!({"name": "data", "mountPath": "/x", "recursiveReadOnly": "Enabled"}),
-                "volume \"data\": recursiveReadOnly: Enabled is not supported",
+                json!({"name": "data", "mountPath": "/x", "bindMountOptions": ["nodev"]}),
+                "volume \"data\": bindMountOptions is not supported",
             ),
         ];
         for (mount, message) in table {

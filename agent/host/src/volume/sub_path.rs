@@ -14,11 +14,12 @@ use rustix::mount::UnmountFlags;
 
 use super::{VolumeError, files};
 
-/// A container's subPath mount: the names for errors and for the path of the bind mount.
+/// A container's mount of a part of a volume: the names for errors and for the path of the bind mount.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SubPath<'a> {
     pub container: &'a str,
     pub volume: &'a str,
+    /// Empty: the whole volume.
     pub sub_path: &'a str,
     /// Position among the container's `volumeMounts`.
     pub index: usize,
@@ -55,7 +56,8 @@ impl SubPath<'_> {
             Errno::XDEV => self.escapes(),
             errno => VolumeError::io("open", volume_dir.join(path))(errno.into()),
         };
-        let base = rustix::fs::openat(CWD, volume_dir, flags | OFlags::DIRECTORY, Mode::empty())
+        let directory = if self.sub_path.is_empty() { OFlags::empty() } else { OFlags::DIRECTORY };
+        let base = rustix::fs::openat(CWD, volume_dir, flags | directory, Mode::empty())
             .map_err(|errno| fail(Path::new(""), errno))?;
         let mode = rustix::fs::fstat(&base).map_err(|errno| fail(Path::new(""), errno))?.st_mode & 0o7777;
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

@@ -44,8 +44,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),
     ("spec.evictionResponders", Always),
-    // Environment
-    ("spec.C.env[].valueFrom.fileKeyRef", Always),
     // Volumes; every kind but emptyDir, hostPath, configMap, secret, downwardAPI and projections of the last three
     ("spec.volumes[].awsElasticBlockStore", Always),
     ("spec.volumes[].azureDisk", Always),
@@ -80,8 +78,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].projected.sources[].secret.items[].user", Always),
     ("spec.volumes[].projected.sources[].downwardAPI.items[].user", Always),
     ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
-    ("spec.C.volumeMounts[].subPathExpr", Always),
-    ("spec.C.volumeMounts[].recursiveReadOnly", Unless(&["Disabled"])),
     ("spec.C.volumeMounts[].bindMountOptions", Always),
     ("spec.C.volumeDevices", Always),
     // Resources

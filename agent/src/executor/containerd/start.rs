@@ -210,9 +210,8 @@ impl ContainerdExecutor {
         let on_host = record.host_network().then(|| PodAddresses { ips: node_addresses.iter().collect() });
         calling("setting up the mounts");
         let built = blocking::run(volumes.pod_dir(&record.uid), DEADLINE, move |progress| {
-            let mounts = volumes.mounts(&record, &container, id.as_str(), progress);
-            let mounts = mounts.map_err(|error| error.to_string())?;
-            let input = SpecInput {
+            let pod_dir = volumes.pod_dir(&record.uid);
+            let mut input = SpecInput {
                 pod: &record,
                 container: &container,
                 image: &image,
@@ -220,11 +219,16 @@ impl ContainerdExecutor {
                 sandbox: &sandbox.sandbox,
                 addresses: on_host.as_ref().unwrap_or(&sandbox.addresses),
                 node_addresses,
-                mounts: &mounts,
+                mounts: &[],
                 cgroups_path: &cgroups_path,
                 node: &node,
+                pod_dir: &pod_dir,
                 objects: &objects,
             };
+            let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
+            let mounts = volumes.mounts(&record, &expanded, id.as_str(), progress);
+            let mounts = mounts.map_err(|error| error.to_string())?;
+            input.mounts = &mounts;
             let spec = spec::build(&input).map_err(|error| error.to_string())?;
             serde_json::to_vec(&spec).map_err(|error| error.to_string())
         });

@@ -16,7 +16,6 @@ fn unsupported_fields_are_rejected_by_name() {
         "containers": [
             {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
             {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
-             "env": [{"name": "X", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}],
              "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
         ],
         "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {}}]}}, {"name": "e", "emptyDir": {"sizeLimit": "1Mi"}}]
@@ -27,7 +26,6 @@ fn unsupported_fields_are_rejected_by_name() {
         refused,
         [
             "spec.containers[0].stdin",
-            "spec.containers[1].env[0].valueFrom.fileKeyRef",
             "spec.containers[1].resources.limits.hugepages-2Mi",
             "spec.initContainers[0].restartPolicy",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",

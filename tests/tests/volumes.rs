@@ -1,0 +1,173 @@
+//! What a container may ask of its volumes: parts of them, read-only mounts, propagation, variables from files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::container;
+use limpet_tests::{TestNode, case, process, suite, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(a_sub_path_is_made_of_the_containers_variables),
+        case!(a_mount_is_read_only_with_all_below_it),
+        case!(mounts_propagate_as_far_as_they_are_asked_to),
+        case!(variables_come_from_a_file_that_an_init_container_wrote),
+    ])
+}
+
+/// A directory of the node with mounts of its own, which go with it.
+struct HostDir(PathBuf);
+
+impl HostDir {
+    /// A mount that propagates, as the root of a node with systemd is.
+    fn shared(node: &TestNode, name: &str) -> Result<Self> {
+        let dir = Self(node.dir().join(name));
+        fs::create_dir_all(&dir.0)?;
+        process::checked(Command::new("mount").arg("--bind").args([&dir.0, &dir.0]))?;
+        process::checked(Command::new("mount").arg("--make-rshared").arg(&dir.0))?;
+        Ok(dir)
+    }
+
+    /// Mounts a tmpfs below it.
+    fn mount(&self, name: &str) -> Result<()> {
+        let point = self.0.join(name);
+        fs::create_dir_all(&point)?;
+        process::checked(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(point)).map(drop)
+    }
+}
+
+impl Drop for HostDir {
+    fn drop(&mut self) {
+        Command::new("umount").arg("--recursive").arg(&self.0).status().ok();
+    }
+}
+
+fn has_no_pod_dir(node: &TestNode) -> bool {
+    fs::read_dir(node.agent.settings().root().join("pods")).is_ok_and(|dirs| dirs.count() == 0)
+}
+
+fn host_path(name: &str, path: &Path) -> Value {
+    json!({ "name": name, "hostPath": { "path": path } })
+}
+
+fn a_sub_path_is_made_of_the_containers_variables(node: &mut TestNode) -> Result<()> {
+    let data = node.dir().join("data");
+    fs::create_dir(&data)?;
+    let container_of = |name: &str, expression: &str| {
+        let env = json!([{ "name": "POD", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }]);
+        let mount = json!({ "name": "data", "mountPath": "/data", "subPathExpr": expression });
+        let script = format!("echo {name} > /data/written; {IDLE}");
+        with(shell(name, &script), json!({ "env": env, "volumeMounts": [mount] }))
+    };
+    let containers = json!([container_of("good", "of/$(POD)"), container_of("bad", "of/$(NONE)")]);
+    node.apply(&pod("web", json!({ "containers": containers, "volumes": [host_path("data", &data)] })))?;
+    let message = "missing value for NONE";
+    let waits = |pod: &Value| {
+        let waiting = &container(pod, "bad")["state"]["waiting"];
+        waiting["reason"] == "CreateContainerConfigError"
+            && waiting["message"].as_str().is_some_and(|text| text.contains(message))
+    };
+    node.wait_pod("web", "waiting for a variable", waits)?;
+    let written = data.join("of").join(node.full_name("web")).join("written");
+    wait::until_true(wait::SOON, "the file in the part of the volume", || {
+        fs::read_to_string(&written).is_ok_and(|text| text == "good\n")
+    })
+}
+
+fn a_mount_is_read_only_with_all_below_it(node: &mut TestNode) -> Result<()> {
+    let data = HostDir::shared(node, "data")?;
+    data.mount("below")?;
+    let mount = |path: &str, more: Value| with(json!({ "name": "data", "mountPath": path, "readOnly": true }), more);
+    let mounts = json!([
+        mount("/plain", json!({})),
+        mount("/all", json!({ "recursiveReadOnly": "Enabled" })),
+        mount("/part", json!({ "recursiveReadOnly": "IfPossible", "subPath": "below" })),
+    ]);
+    let main = with(shell("main", IDLE), json!({ "volumeMounts": mounts }));
+    node.apply(&pod("web", json!({ "containers": [main], "volumes": [host_path("data", &data.0)] })))?;
+    let running = node.wait_running("web")?;
+    let writes = |path: &str| node.exec("web", "main", &["/bin/touch", path]).is_ok();
+    ensure!(!writes("/plain/x") && writes("/plain/below/x"), "readOnly alone leaves mounts below as they are");
+    ensure!(!writes("/all/x") && !writes("/all/below/x") && !writes("/part/x"), "read-only below, too");
+    let status = &container(&running, "main")["volumeMounts"];
+    let shown = |path: &str, below: &str| json!({ "name": "data", "mountPath": path, "readOnly": true, "recursiveReadOnly": below });
+    let expected = json!([shown("/plain", "Disabled"), shown("/all", "Enabled"), shown("/part", "Enabled")]);
+    ensure!(*status == expected, "{status}");
+
+    // A restart of the container makes the mounts anew; the end of the pod leaves the node's own.
+    // The command may end with the container that it ends.
+    node.exec("web", "main", &["/bin/kill", "1"]).ok();
+    node.wait_pod("web", "restarted once", |pod| {
+        container(pod, "main")["restartCount"] == 1 && !container(pod, "main")["state"]["running"].is_null()
+    })?;
+    ensure!(!writes("/all/below/x"));
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(wait::SOON, "the pod's directory to go", || has_no_pod_dir(node))?;
+    fs::write(data.0.join("below/mine"), "").context("the node's mount is still there, and writable")?;
+    ensure!(data.0.join("below/x").exists());
+    Ok(())
+}
+
+fn mounts_propagate_as_far_as_they_are_asked_to(node: &mut TestNode) -> Result<()> {
+    let data = HostDir::shared(node, "data")?;
+    let container_of = |name: &str, propagation: &str| {
+        let mount = json!({ "name": "data", "mountPath": "/data", "mountPropagation": propagation });
+        with(shell(name, IDLE), json!({ "volumeMounts": [mount], "securityContext": { "privileged": true } }))
+    };
+    let names = ["None", "HostToContainer", "Bidirectional"];
+    let containers: Vec<Value> = names.iter().map(|name| container_of(&name.to_lowercase(), name)).collect();
+    node.apply(&pod("web", json!({ "containers": containers, "volumes": [host_path("data", &data.0)] })))?;
+    node.wait_running("web")?;
+    data.mount("host")?;
+    fs::write(data.0.join("host/seen"), "")?;
+    let sees = |name: &str, path: &str| {
+        node.exec("web", &name.to_lowercase(), &["/bin/ls", path]).is_ok_and(|list| list.contains("seen"))
+    };
+    let seen: Vec<bool> = names.iter().map(|name| sees(name, "/data/host")).collect();
+    ensure!(seen == [false, true, true], "a mount of the node: {seen:?}");
+
+    let mount = |name: &str| {
+        let script = format!("mkdir /data/{name} && mount -t tmpfs tmpfs /data/{name} && touch /data/{name}/seen");
+        node.exec("web", name, &["/bin/sh", "-c", &script])
+    };
+    for name in names {
+        mount(&name.to_lowercase())?;
+    }
+    let seen: Vec<bool> = names.iter().map(|name| data.0.join(name.to_lowercase()).join("seen").exists()).collect();
+    ensure!(seen == [false, false, true], "a container's mount: {seen:?}");
+    ensure!(sees("HostToContainer", "/data/bidirectional"), "from one container through the node to another");
+    Ok(())
+}
+
+fn variables_come_from_a_file_that_an_init_container_wrote(node: &mut TestNode) -> Result<()> {
+    let mounts = json!([{ "name": "env", "mountPath": "/env" }]);
+    let script = r##"printf "# made\nMODE='edge' # here\nLIST='a\nb'\n" > /env/settings"##;
+    let setup = with(shell("setup", script), json!({ "volumeMounts": mounts }));
+    let of = |name: &str, key: &str, optional: bool| {
+        let file = json!({ "volumeName": "env", "path": "settings", "key": key, "optional": optional });
+        json!({ "name": name, "valueFrom": { "fileKeyRef": file } })
+    };
+    let good = with(
+        shell("good", IDLE),
+        json!({ "env": [of("MODE", "MODE", false), of("LIST", "LIST", false), of("NONE", "NONE", true)] }),
+    );
+    let bad = with(shell("bad", IDLE), json!({ "env": [of("NONE", "NONE", false)] }));
+    let volumes = json!([{ "name": "env", "emptyDir": {} }]);
+    node.apply(&pod("web", json!({ "initContainers": [setup], "containers": [good, bad], "volumes": volumes })))?;
+    let waits = |pod: &Value| {
+        let waiting = &container(pod, "bad")["state"]["waiting"];
+        let message = waiting["message"].as_str().unwrap_or_default();
+        !container(pod, "good")["state"]["running"].is_null()
+            && waiting["reason"] == "CreateContainerConfigError"
+            && message.contains("file \"settings\" of volume \"env\" has no key \"NONE\"")
+    };
+    node.wait_pod("web", "one with its variables, one without", waits)?;
+    let shown = node.exec("web", "good", &["/bin/sh", "-c", "echo \"$MODE,$LIST,${NONE-unset}\""])?;
+    ensure!(shown == "edge,a\nb,unset\n", "{shown:?}");
+    Ok(())
+}
