@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container;
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::{TestNode, case, image, process, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -15,6 +15,8 @@ fn main() -> ExitCode {
         case!(a_sub_path_is_made_of_the_containers_variables),
         case!(a_mount_is_read_only_with_all_below_it),
         case!(mounts_propagate_as_far_as_they_are_asked_to),
+        case!(an_image_is_a_volume),
+        case!(an_image_that_is_not_to_be_had_holds_up_its_container),
         case!(variables_come_from_a_file_that_an_init_container_wrote),
     ])
 }
@@ -141,6 +143,77 @@ fn mounts_propagate_as_far_as_they_are_asked_to(node: &mut TestNode) -> Result<(
     let seen: Vec<bool> = names.iter().map(|name| data.0.join(name.to_lowercase()).join("seen").exists()).collect();
     ensure!(seen == [false, false, true], "a container's mount: {seen:?}");
     ensure!(sees("HostToContainer", "/data/bidirectional"), "from one container through the node to another");
+    Ok(())
+}
+
+fn image_volume(name: &str, reference: &str) -> Value {
+    json!({ "name": name, "image": { "reference": reference, "pullPolicy": "IfNotPresent" } })
+}
+
+fn an_image_is_a_volume(node: &mut TestNode) -> Result<()> {
+    let mounts = json!([
+        { "name": "tools", "mountPath": "/tools" },
+        { "name": "tools", "mountPath": "/programs", "subPath": "bin" },
+    ]);
+    let lost = json!([{ "name": "tools", "mountPath": "/tools", "subPath": "none/such" }]);
+    let containers = json!([
+        with(shell("main", IDLE), json!({ "volumeMounts": mounts })),
+        with(shell("beside", IDLE), json!({ "volumeMounts": mounts })),
+        with(shell("lost", IDLE), json!({ "volumeMounts": lost })),
+    ]);
+    let views = |node: &TestNode| -> Result<usize> {
+        Ok(node.containerd.snapshots()?.iter().filter(|snapshot| snapshot.kind == "View").count())
+    };
+    node.apply(&pod("web", json!({ "containers": containers, "volumes": [image_volume("tools", image::V2)] })))?;
+    let waits = |pod: &Value| {
+        let message = &container(pod, "lost")["state"]["waiting"]["message"];
+        message.as_str().is_some_and(|text| text.contains("the image of volume \"tools\" has no \"none/such\""))
+            && ["main", "beside"].iter().all(|name| !container(pod, name)["state"]["running"].is_null())
+    };
+    node.wait_pod("web", "two containers with the image, one without its path", waits)?;
+    let shown = |node: &TestNode| -> Result<()> {
+        for name in ["main", "beside"] {
+            let listed =
+                node.exec("web", name, &["/bin/sh", "-c", "/tools/bin/busybox ls -d /tools/bin/sh /programs/sh"])?;
+            ensure!(listed == "/programs/sh\n/tools/bin/sh\n", "{listed:?}");
+            ensure!(node.exec("web", name, &["/bin/touch", "/tools/x"]).is_err(), "an image is never written");
+        }
+        Ok(())
+    };
+    shown(node)?;
+    ensure!(views(node)? == 1, "one view for the whole pod");
+
+    // It outlives the agent and a container, and is shared by what starts later.
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_pod("web", "found again", waits)?;
+    // The command may end with the container that it ends.
+    node.exec("web", "main", &["/bin/kill", "1"]).ok();
+    node.wait_pod("web", "restarted once", |pod| {
+        container(pod, "main")["restartCount"] == 1 && !container(pod, "main")["state"]["running"].is_null()
+    })?;
+    shown(node)?;
+
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(wait::SOON, "the view of the image to go", || views(node).is_ok_and(|views| views == 0))?;
+    wait::until_true(wait::SOON, "the pod's directory to go", || has_no_pod_dir(node))?;
+    Ok(())
+}
+
+fn an_image_that_is_not_to_be_had_holds_up_its_container(node: &mut TestNode) -> Result<()> {
+    let mounts = json!([{ "name": "tools", "mountPath": "/tools" }]);
+    let containers = json!([with(shell("main", IDLE), json!({ "volumeMounts": mounts })), shell("beside", IDLE)]);
+    let reference = "127.0.0.1:1/limpet/none:v1";
+    node.apply(&pod("web", json!({ "containers": containers, "volumes": [image_volume("tools", reference)] })))?;
+    let waits = |pod: &Value| {
+        let waiting = &container(pod, "main")["state"]["waiting"];
+        let message = waiting["message"].as_str().unwrap_or_default();
+        waiting["reason"] == "ImagePullBackOff"
+            && message.contains(reference)
+            && !container(pod, "beside")["state"]["running"].is_null()
+    };
+    node.wait_pod("web", "waiting for the image of a volume", waits)?;
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! `NotFound` as success.
 
 pub mod runtime;
+mod view;
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;

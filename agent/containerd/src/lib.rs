@@ -13,5 +13,6 @@ pub mod image;
 mod lease;
 pub mod log;
 pub mod record;
+pub mod snapshot_mount;
 pub mod spec;
 pub mod user;

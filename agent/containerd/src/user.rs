@@ -7,7 +7,7 @@ mod accounts;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-pub use self::accounts::{Accounts, AccountsCache, SnapshotMount, read_accounts};
+pub use self::accounts::{Accounts, AccountsCache, read_accounts};
 use super::spec::ProcessUser;
 
 /// The user settings of Pod and image.

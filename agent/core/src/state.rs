@@ -22,6 +22,7 @@ pub use hook::{Hooks, PostStart};
 use limpet_model::image_name::normalize;
 use limpet_model::object::{PodObjects, mounted};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
+use limpet_model::pod::images::images;
 use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
@@ -328,8 +329,8 @@ impl PodState {
         let spec = self.record.spec();
         let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
         for container in containers {
-            let name = container.image.as_deref().and_then(|image| normalize(image).ok());
-            if !name.is_some_and(|name| names.contains(&name)) {
+            let mut needed = images(spec, container).filter_map(|image| normalize(image).ok());
+            if !needed.any(|name| names.contains(&name)) {
                 continue;
             }
             let Some(slot) = self.containers.iter_mut().find(|slot| slot.name == container.name) else { continue };

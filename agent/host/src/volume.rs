@@ -7,6 +7,7 @@
 //! | `volumes/kubernetes.io~empty-dir/<volume>` | an emptyDir; with `medium: Memory` a tmpfs is mounted on it |
 //! | `volumes/kubernetes.io~configmap/<volume>` | a configMap's files, on disk |
 //! | `volumes/kubernetes.io~{secret,projected,downward-api}/<volume>` | the same for those kinds, on a tmpfs |
+//! | `volumes/kubernetes.io~image/<volume>` | an image's files, mounted read-only |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
@@ -27,6 +28,7 @@ mod files;
 mod host_path;
 mod hostname;
 mod hosts;
+mod image;
 mod mounts;
 mod payload;
 mod preparation;
@@ -151,6 +153,16 @@ pub enum VolumeError {
     /// A `subPath` leads out of its volume.
     #[error("container {container:?}: subPath {sub_path:?} leads out of volume {volume:?}")]
     SubPathEscapes {
+        /// The container's name.
+        container: String,
+        /// The volume's name.
+        volume: String,
+        /// The path as written.
+        sub_path: String,
+    },
+    /// An image volume does not have that path.
+    #[error("container {container:?}: the image of volume {volume:?} has no {sub_path:?}")]
+    NoImagePath {
         /// The container's name.
         container: String,
         /// The volume's name.
@@ -290,6 +302,17 @@ impl Volumes {
         progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
         mounts::of(pod, container, container_id, &self.settings.pod_dir(&pod.uid), progress)
+    }
+
+    /// Where an image volume is to be mounted; [`Self::prepare`] makes the directory.
+    pub fn image_volume(&self, uid: &PodUid, volume: &str) -> PathBuf {
+        image::path(&self.settings.pod_dir(uid), volume)
+    }
+
+    /// Detaches all that is mounted for a pod with image volumes, and returns their names.
+    pub async fn detach_images(&self, uid: &PodUid) -> Result<Vec<String>, VolumeError> {
+        let path = self.settings.pod_dir(uid);
+        blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
     }
 
     /// The directory of a pod's files, the subject of blocking calls on them.

@@ -21,6 +21,7 @@ mod fields_tests;
 pub(crate) mod fingerprint;
 pub mod host_port;
 pub mod identity;
+pub mod images;
 pub mod key;
 pub mod qos;
 pub mod quantity;

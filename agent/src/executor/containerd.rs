@@ -7,6 +7,7 @@ pub mod compose;
 pub mod handler;
 mod hooks;
 mod image;
+mod image_volume;
 mod permit;
 mod probe;
 mod sandbox;

@@ -4,35 +4,22 @@
 //! thread, so no mount remains. The kernel resolves the two paths inside the image (`RESOLVE_IN_ROOT`), so a symlink in it
 //! cannot leave it.
 
-use std::ffi::CString;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change, mount_remount};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
+
+use crate::snapshot_mount::{SnapshotMount, layers, mount_layers};
 
 /// Largest account file read: some ten thousand users.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The kernel's limit for mount options: less than a page.
-const MAX_OPTIONS: usize = 4_095;
-
 /// The mount point of the snapshot in the thread's namespace. Every system has it, and the thread does not use it.
 const MOUNT_POINT: &str = "/proc";
-
-/// One mount of a snapshot, as containerd's `Snapshots.Prepare`, `View` and `Mounts` return it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SnapshotMount {
-    /// `overlay` or `bind`.
-    pub fs_type: String,
-    /// The directory, for `bind`.
-    pub source: String,
-    /// Mount options: `lowerdir=…`, `upperdir=…`, `ro`, `rbind`…
-    pub options: Vec<String>,
-}
 
 /// An image's account files; `None` for a missing one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,23 +41,6 @@ pub fn read_accounts(mounts: &[SnapshotMount]) -> io::Result<Accounts> {
     reader.join().map_err(|_| io::Error::other("the thread reading the image's accounts panicked"))?
 }
 
-/// The snapshot's directories, topmost first. They are only read, so an upper layer is treated as one more layer.
-fn layers(mounts: &[SnapshotMount]) -> io::Result<Vec<PathBuf>> {
-    let unsupported = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
-    let [mount] = mounts else {
-        return Err(unsupported(format!("a snapshot of {} mounts, not one", mounts.len())));
-    };
-    match mount.fs_type.as_str() {
-        "bind" | "rbind" => Ok(vec![PathBuf::from(&mount.source)]),
-        "overlay" => {
-            let option = |name: &str| mount.options.iter().find_map(|option| option.strip_prefix(name));
-            let lower = option("lowerdir=").into_iter().flat_map(|directories| directories.split(':'));
-            Ok(option("upperdir=").into_iter().chain(lower).map(PathBuf::from).collect())
-        }
-        other => Err(unsupported(format!("a snapshot mounted as {other}"))),
-    }
-}
-
 fn read_in_namespace(layers: &[PathBuf]) -> io::Result<Accounts> {
     // SAFETY: only the mount namespace (and with it root and working directory) is unshared, not the table of file
     // descriptors, and this thread exits with this function.
@@ -79,37 +49,14 @@ fn read_in_namespace(layers: &[PathBuf]) -> io::Result<Accounts> {
         rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)?;
     }
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-    mount_layers(layers).map_err(|error| {
+    // NODEV: opening a device can have side effects.
+    let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount_layers(layers, Path::new(MOUNT_POINT), flags).map_err(|error| {
         let top = layers.first().map(|layer| layer.display().to_string()).unwrap_or_default();
         io::Error::new(error.kind(), format!("mount the image's {} layers, {top} on top: {error}", layers.len()))
     })?;
     let root = open(MOUNT_POINT, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Accounts { passwd: read_inside(&root, "etc/passwd")?, group: read_inside(&root, "etc/group")? })
-}
-
-fn mount_layers(layers: &[PathBuf]) -> io::Result<()> {
-    let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
-    if let [only] = layers {
-        mount_bind(only, MOUNT_POINT)?;
-        // Flags of a bind mount are only set by a remount. NODEV: opening a device can have side effects.
-        return Ok(mount_remount(MOUNT_POINT, MountFlags::BIND | flags, c"")?);
-    }
-    let (directory, options) = overlay_options(layers)?;
-    rustix::process::chdir(&directory)?;
-    Ok(mount("overlay", MOUNT_POINT, "overlay", flags, options.as_c_str())?)
-}
-
-/// The working directory, and the overlay's options relative to it: many layers only fit with relative paths.
-fn overlay_options(layers: &[PathBuf]) -> io::Result<(PathBuf, CString)> {
-    let mut base = layers.first().and_then(|layer| layer.parent()).unwrap_or(Path::new("/")).to_owned();
-    while !layers.iter().all(|layer| layer.starts_with(&base)) && base.pop() {}
-    let relative: Vec<String> =
-        layers.iter().map(|layer| layer.strip_prefix(&base).unwrap_or(layer).to_string_lossy().into_owned()).collect();
-    let options = format!("lowerdir={}", relative.join(":"));
-    if options.len() > MAX_OPTIONS {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} layers are too many", layers.len())));
-    }
-    Ok((base, CString::new(options)?))
 }
 
 /// A file of the image, with the image as root for every symlink on the path; `None` when it is missing.

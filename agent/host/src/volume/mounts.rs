@@ -77,7 +77,16 @@ fn volume_mount(
     } else {
         let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
         progress.at(&path);
-        let bound = part.bind(pod_dir, &path)?;
+        let bound = part.bind(pod_dir, &path).map_err(|error| match error {
+            // A missing part of a volume is made; an image is as it is.
+            VolumeError::Io { source, .. }
+                if volume.image.is_some() && source.kind() == std::io::ErrorKind::ReadOnlyFilesystem =>
+            {
+                let (container, volume) = (container.name.clone(), volume.name.clone());
+                VolumeError::NoImagePath { container, volume, sub_path: sub_path.to_owned() }
+            }
+            error => error,
+        })?;
         if read_only_below {
             read_only::recursively(&bound)?;
         }
@@ -226,7 +235,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, configMap, secret, projected or downwardAPI",
+                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, image, configMap, secret, projected or downwardAPI",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

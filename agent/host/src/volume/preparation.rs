@@ -9,7 +9,7 @@ use super::empty_dir::EmptyDir;
 use super::host_path::HostPath;
 use super::payload::{Sources, payload};
 use super::written::{self, WrittenVolume};
-use super::{Settings, VolumeError, Warning, files, hostname, hosts, resolver};
+use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, resolver};
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -30,6 +30,8 @@ pub(super) struct Preparation {
 pub(super) enum VolumeKind {
     EmptyDir(EmptyDir),
     HostPath(HostPath),
+    /// The directory that an image is mounted on.
+    Image(PathBuf),
     Written(WrittenVolume),
 }
 
@@ -79,6 +81,7 @@ impl Preparation {
             match volume {
                 VolumeKind::EmptyDir(empty_dir) => empty_dir.set_up()?,
                 VolumeKind::HostPath(host_path) => host_path.set_up()?,
+                VolumeKind::Image(path) => files::make_dirs(path, 0o755)?,
                 VolumeKind::Written(written) => {
                     written.set_up()?;
                 }
@@ -104,6 +107,7 @@ impl VolumeKind {
         match self {
             Self::EmptyDir(empty_dir) => &empty_dir.path,
             Self::HostPath(host_path) => &host_path.path,
+            Self::Image(path) => path,
             Self::Written(written) => &written.path,
         }
     }
@@ -116,6 +120,9 @@ impl VolumeKind {
         }
         if let Some(source) = &volume.host_path {
             return HostPath::of(&volume.name, source).map(Self::HostPath);
+        }
+        if volume.image.is_some() {
+            return Ok(Self::Image(image::path(pod_dir, &volume.name)));
         }
         written(volume, pod_dir, sources)?.map(Self::Written).ok_or_else(|| unsupported(volume))
     }
@@ -136,6 +143,9 @@ pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool
     }
     if let Some(source) = &volume.host_path {
         return HostPath::of(&volume.name, source).map(|host_path| (host_path.path, false));
+    }
+    if volume.image.is_some() {
+        return Ok((image::path(pod_dir, &volume.name), true));
     }
     written::location(pod_dir, volume).map(|(path, _)| (path, true)).ok_or_else(|| unsupported(volume))
 }
@@ -181,7 +191,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, configMap, secret, projected or downwardAPI",
+            "{} is not supported; use emptyDir, hostPath, image, configMap, secret, projected or downwardAPI",
             kind(volume)
         ),
     }

@@ -34,7 +34,7 @@ pub(super) fn remove(parent: &Path, name: &str) -> Result<(), VolumeError> {
 }
 
 /// Detaches every mount on and below `path`, the newest first; a busy one is freed with its last user.
-fn detach_below(path: &Path) -> Result<(), VolumeError> {
+pub(super) fn detach_below(path: &Path) -> Result<(), VolumeError> {
     let real = match path.canonicalize() {
         Ok(real) => real,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

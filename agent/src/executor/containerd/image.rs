@@ -1,4 +1,4 @@
-//! The image of a container start, as the pull policy says.
+//! The images of a container start, its own and those of its volumes, as their pull policies say.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
+use limpet_model::pod::images::image_volumes;
 
 impl ContainerdExecutor {
     pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {
@@ -21,11 +22,28 @@ impl ContainerdExecutor {
                 transient: false,
             });
         };
-        let reference = container.image.as_deref().unwrap_or_default();
         // What lies in the archives directory is here without a registry: it is taken in before anyone is asked.
         self.images.archives_ready().await;
-        let local = self.images.find(reference).await.map_err(|error| self.image_failure(pod, slot, &error))?;
-        match (container.image_pull_policy.as_deref(), local) {
+        let (reference, policy) = (container.image.as_deref(), container.image_pull_policy.as_deref());
+        let image = self.image_by_policy(pod, slot, reference.unwrap_or_default(), policy).await?;
+        for (_, source) in image_volumes(pod.record.spec(), container) {
+            let (reference, policy) = (source.reference.as_deref(), source.pull_policy.as_deref());
+            self.image_by_policy(pod, slot, reference.unwrap_or_default(), policy).await?;
+        }
+        Ok(image)
+    }
+
+    /// An image that the container needs: the one that is here, or pulled, as its pull policy says.
+    async fn image_by_policy(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        reference: &str,
+        policy: Option<&str>,
+    ) -> Result<Arc<LocalImage>, Failure> {
+        let failed = |error: &ImageError| self.image_failure(pod, slot, reference, error);
+        let local = self.images.find(reference).await.map_err(|error| failed(&error))?;
+        match (policy, local) {
             (Some("Never") | Some("IfNotPresent") | None, Some(image)) => {
                 let message = format!("Container image \"{reference}\" already present on machine");
                 self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
@@ -44,7 +62,7 @@ impl ContainerdExecutor {
                             self.report_local_image(pod, slot, reference, &error);
                             Ok(image)
                         }
-                        None => Err(self.image_failure(pod, slot, &error)),
+                        None => Err(failed(&error)),
                     }
                 }
             },
@@ -137,8 +155,7 @@ impl ContainerdExecutor {
     }
 
     /// kubelet's two reasons: the first failure names the error, later ones the back-off.
-    fn image_failure(&self, pod: &PodState, slot: &ContainerSlot, error: &ImageError) -> Failure {
-        let image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
+    fn image_failure(&self, pod: &PodState, slot: &ContainerSlot, image: &str, error: &ImageError) -> Failure {
         let message = format!("Failed to pull image \"{image}\": {error}");
         self.reporter.event(pod, Some(&slot.name), EventType::Warning, "Failed", message.clone());
         tracing::warn!(pod = %pod.record.key, container = slot.name, image, %error, "image is not to be had");

@@ -240,6 +240,7 @@ impl ContainerdExecutor {
             orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
         }
         self.release(&pod.record.uid).await?;
+        self.remove_image_volumes(&pod.record.uid).await?;
         // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
         let record = Arc::clone(&pod.record);
         self.on_logs(&pod.record.uid, move |logs| {
@@ -272,6 +273,10 @@ impl ContainerdExecutor {
         tracing::info!(%uid, "clearing what a pod that is gone left behind");
         orphan_processes::end_shims(ContainerId::pod_digits(uid)).await;
         if let Err(failure) = self.release(uid).await {
+            tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
+            return;
+        }
+        if let Err(failure) = self.remove_image_volumes(uid).await {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;
         }

@@ -161,6 +161,7 @@ impl ContainerdExecutor {
                 return Ok(Ran::Before(task, recorded.map(Box::new)));
             }
         };
+        self.mount_image_volumes(start.pod, start.container).await.map_err(StartFailure::Before)?;
         let user = self.user(start, &rootfs).await?;
         let spec = self.spec(start, user).await?;
         let identity = self.identity(start);
@@ -242,7 +243,8 @@ impl ContainerdExecutor {
         let accounts = match self.accounts.get(&start.image.chain_id) {
             Some(accounts) => accounts,
             None => {
-                let mounts = rootfs.iter().map(accounts_mount).collect::<Vec<_>>();
+                let mounts =
+                    rootfs.iter().map(limpet_containerd::snapshot_mount::SnapshotMount::from).collect::<Vec<_>>();
                 let subject = PathBuf::from(format!("the image's layers {}", start.image.chain_id));
                 let read = blocking::run(subject, DEADLINE, move |_| read_accounts(&mounts)).await;
                 let read = read.map_err(|error| config_error(error.to_string()))?;
@@ -401,8 +403,4 @@ impl ContainerdExecutor {
         instance.end(exit, now);
         instance
     }
-}
-
-fn accounts_mount(mount: &SnapshotMount) -> user::SnapshotMount {
-    user::SnapshotMount { fs_type: mount.r#type.clone(), source: mount.source.clone(), options: mount.options.clone() }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use limpet_model::container::ContainerId;
 use limpet_model::image_name::normalize;
+use limpet_model::pod::images::images;
 use limpet_model::pod::{PodRecord, PodUid};
 use tokio::task::{JoinError, JoinSet};
 
@@ -69,7 +70,7 @@ impl Supervisor {
         }
         if self.cleanup.searched && self.cleanup.pulls_are_stale && !self.cleanup.forgetting {
             (self.cleanup.pulls_are_stale, self.cleanup.forgetting) = (false, true);
-            let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images(record)).collect();
+            let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images_of(record)).collect();
             let executor = Arc::clone(&self.context.executor);
             self.cleanup.jobs.spawn(async move { Cleaned::PullsForgotten(executor.forget_pulls(wanted).await) });
         }
@@ -123,8 +124,8 @@ impl Supervisor {
 }
 
 /// The normalised names of a pod's images.
-fn images(record: &PodRecord) -> Vec<String> {
+fn images_of(record: &PodRecord) -> Vec<String> {
     let spec = record.spec();
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    containers.filter_map(|container| normalize(container.image.as_deref()?).ok()).collect()
+    containers.flat_map(|container| images(spec, container)).filter_map(|image| normalize(image).ok()).collect()
 }

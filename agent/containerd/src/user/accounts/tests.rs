@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use limpet_tests::need;
 
 use super::*;
+use crate::snapshot_mount::overlay_options;
 
 /// A directory that is removed with the test.
 struct Scratch(PathBuf);

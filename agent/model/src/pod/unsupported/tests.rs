@@ -138,6 +138,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.volumes[].downwardAPI",
         "spec.volumes[].emptyDir",
         "spec.volumes[].hostPath",
+        "spec.volumes[].image",
         "spec.volumes[].name",
         "spec.volumes[].projected",
         "spec.volumes[].secret",

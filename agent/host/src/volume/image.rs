@@ -1,0 +1,30 @@
+//! Image volumes: an image's files, mounted read-only once for the whole pod by whoever has the image.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{VolumeError, removal};
+
+/// Where the pod's image volumes lie.
+fn directory(pod_dir: &Path) -> PathBuf {
+    pod_dir.join("volumes/kubernetes.io~image")
+}
+
+/// The path of the image volume of that name.
+pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
+    directory(pod_dir).join(volume)
+}
+
+/// Detaches what is mounted for the pod and returns the names of its image volumes; of a pod without them nothing is
+/// changed.
+pub(super) fn detach(pod_dir: &Path) -> Result<Vec<String>, VolumeError> {
+    let directory = directory(pod_dir);
+    let entries = match std::fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(VolumeError::io("list", &directory))?,
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    // A subPath keeps the image mounted, too.
+    removal::detach_below(pod_dir)?;
+    Ok(names)
+}
