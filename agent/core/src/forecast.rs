@@ -204,7 +204,7 @@ pub fn as_if_running(snapshots: &Snapshots) -> ObservedPods {
     ObservedPods::of(table.desired().pods.iter().map(run).collect())
 }
 
-/// The pod with its init containers completed and all others running.
+/// The pod with its init containers completed and all others, sidecars included, running.
 fn running(record: &Arc<PodRecord>) -> ObservedPod {
     let container = |container: &Container, state: ContainerState| ContainerStatus {
         name: container.name.clone(),
@@ -214,7 +214,9 @@ fn running(record: &Arc<PodRecord>) -> ObservedPod {
     let runs = || ContainerState { running: Some(ContainerStateRunning::default()), ..ContainerState::default() };
     let done = || ContainerState { terminated: Some(ContainerStateTerminated::default()), ..ContainerState::default() };
     let spec = record.spec();
-    let inits = spec.init_containers.iter().flatten().map(|init| container(init, done()));
+    let is_sidecar = |init: &Container| init.restart_policy.as_deref() == Some("Always");
+    let life = |init: &Container| if is_sidecar(init) { runs() } else { done() };
+    let inits = spec.init_containers.iter().flatten().map(|init| container(init, life(init)));
     let status = PodStatus {
         init_container_statuses: Some(inits.collect()),
         container_statuses: Some(spec.containers.iter().map(|main| container(main, runs())).collect()),

@@ -9,6 +9,7 @@ mod ending;
 mod hooks;
 pub mod over;
 mod probes;
+mod restart;
 
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::probe::{ProbeKind, ProbeRecord};
 use limpet_model::verdict::PodVerdict;
 use probes::probes;
+pub use restart::wants_restart;
 
 /// The reason kubelet gives while there is no CNI configuration.
 pub const NETWORK_NOT_READY: &str = "NetworkNotReady";
@@ -127,6 +129,11 @@ pub fn verdict(pod: &PodState, node: NodeState, now: Instant) -> Option<PodVerdi
     (counts && pod.deadline().is_some_and(|deadline| deadline <= now)).then(PodVerdict::deadline_exceeded)
 }
 
+/// Whether everything of the pod that runs is to be stopped now: it is terminated, has finished, or the node has ended it.
+pub fn stops_all(pod: &PodState, node: NodeState) -> bool {
+    node.runtime_ready && (pod.ending.is_some() || pod.is_failed() || is_finished(pod))
+}
+
 /// Whether the pod has finished: no container that it waits for runs, and its restart policy restarts none or the node has
 /// ended it.
 pub fn is_finished(pod: &PodState) -> bool {
@@ -147,8 +154,10 @@ fn holds_back_completion(role: Role) -> bool {
 
 /// Whether an init container failed for good.
 pub fn init_failed(pod: &PodState) -> bool {
-    let failed = |slot: &ContainerSlot| slot.role == Role::Init && exit_code(slot).is_some_and(|code| code != 0);
-    !mains_began(pod) && restart_policy(pod) == "Never" && pod.containers.iter().any(failed)
+    let failed = |slot: &ContainerSlot| {
+        slot.role == Role::Init && exit_code(slot).is_some_and(|code| code != 0) && !wants_restart(pod, slot)
+    };
+    !mains_began(pod) && pod.containers.iter().any(failed)
 }
 
 fn exit_code(slot: &ContainerSlot) -> Option<i32> {
@@ -158,23 +167,6 @@ fn exit_code(slot: &ContainerSlot) -> Option<i32> {
 /// The pod's restart policy; `Always` by default.
 pub fn restart_policy(pod: &PodState) -> &str {
     pod.record.spec().restart_policy.as_deref().unwrap_or("Always")
-}
-
-/// Whether an exited container is to be restarted.
-pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
-    let Some(code) = exit_code(slot) else { return false };
-    let always = match slot.role {
-        Role::Sidecar => return true,
-        Role::Ephemeral => return false,
-        Role::Init => code != 0,
-        Role::Main => true,
-    };
-    match restart_policy(pod) {
-        "Never" => false,
-        // One that was ended for a failed probe has failed, whatever its exit code.
-        "OnFailure" => code != 0 || slot.instance.as_ref().is_some_and(|one| one.failed_probe().is_some()),
-        _ => always,
-    }
 }
 
 fn mains(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
@@ -429,3 +421,5 @@ mod stop_tests;
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;
+#[cfg(test)]
+mod turn_tests;

@@ -121,6 +121,20 @@ fn a_failed_init_container_is_restarted_or_fails_the_pod() {
 }
 
 #[test]
+fn an_init_container_fails_the_pod_by_its_own_restart_policy() {
+    let now = Instant::now();
+    for (of_pod, own, failed) in
+        [("Always", "Never", true), ("Never", "OnFailure", false), ("Always", "OnFailure", false)]
+    {
+        let mut spec = record(of_pod, &["i"], &["a"]).pod.clone();
+        spec.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].restart_policy = Some(own.into());
+        let mut pod = ready(PodState::new(version(spec), Timestamp::UNIX_EPOCH));
+        exited(&mut pod, 0, 1, now);
+        assert_eq!((init_failed(&pod), is_finished(&pod)), (failed, failed), "{of_pod} {own}");
+    }
+}
+
+#[test]
 fn the_restart_policy_decides_whether_an_exit_restarts() {
     let now = Instant::now();
     for (policy, code, restarts) in

@@ -178,6 +178,8 @@ pub struct PodState {
     pub verdict: Option<PodVerdict>,
     /// Set once it is being terminated.
     pub ending: Option<Ending>,
+    /// When the stop of its containers began because the pod ends: what the grace of its sidecars counts from.
+    pub ends_since: Option<Instant>,
     /// The ConfigMaps and Secrets it refers to.
     pub objects: Arc<PodObjects>,
     /// The volumes made from them.
@@ -209,6 +211,7 @@ impl PodState {
             outlived_connection: false,
             verdict: None,
             ending: None,
+            ends_since: None,
         };
         for index in 0..pod.containers.len() {
             pod.containers[index].hooks =

@@ -169,13 +169,16 @@ impl FakeExecutor {
         let Some(id) = slot.instance.as_ref().map(|instance| instance.id.clone()) else {
             return Outcome::Stopped { index, id: None, phase, result: Ok(None) };
         };
+        if cause == KillCause::PodEnds {
+            self.world().note_end(pod);
+        }
         let result = match phase {
             StopPhase::PreStop => {
-                self.world().begin_stop(pod, slot, cause, world::hook_allowance(slot));
+                self.world().begin_stop(pod, slot, cause);
                 self.pre_stop(&id, stopping).await
             }
             StopPhase::Signal => {
-                self.world().begin_stop(pod, slot, cause, world::hook_allowance(slot));
+                self.world().begin_stop(pod, slot, cause);
                 let met = |world: &mut World| {
                     let met = world.is_running(&id);
                     world.terminate(&id);

@@ -274,7 +274,10 @@ impl PodWorker {
         if let Some(verdict) = plan::verdict(pod, node, now.mono) {
             self.context.reporter.report_deadline(pod, &verdict);
             pod.fail(verdict);
-            self.abort_pulls();
+            std::mem::take(&mut self.pulls).into_values().for_each(|pull| pull.abort());
+        }
+        if pod.ends_since.is_none() && plan::stops_all(pod, node) {
+            pod.ends_since = Some(now.mono);
         }
     }
 

@@ -20,26 +20,42 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
         return Vec::new();
     }
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
+    let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let (sidecars, inits): (Vec<&Container>, Vec<&Container>) =
+        spec.init_containers.iter().flatten().partition(is_sidecar);
+    let code = |container: &Container| newest.get(&container.name).and_then(|(_, code)| *code);
+    let stays = |container: &Container| match container.restart_policy.as_deref().unwrap_or(policy) {
+        "Never" => code(container).is_some(),
+        "OnFailure" => code(container) == Some(0),
+        _ => false,
+    };
+    let failed_init = policy == "Never" && inits.iter().any(|init| code(init).is_some_and(|code| code != 0));
+    let over = failed_init || spec.containers.iter().all(stays);
     let authored = Authored::of(&record.manifest);
     let mut found = Vec::new();
-    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+    // A sidecar that is replaced while the last of the others ends is not started again.
+    let replaced = sidecars.iter().copied().filter(|_| !over);
+    for container in inits.iter().copied().chain(replaced).chain(&spec.containers) {
         let Some((ran, _)) = newest.get(&container.name) else { continue };
         let wanted = authored.container(&container.name).map(AuthoredContainer::fingerprint);
         if wanted.as_ref() != Some(ran) {
             found.push(format!("{}/{} ran version {ran} last, not {wanted:?}", record.key, container.name));
         }
     }
-    let inits = spec.init_containers.iter().flatten();
-    let code = |container: &Container| newest.get(&container.name).and_then(|(_, code)| *code);
-    if policy == "Never" && inits.clone().any(|init| code(init).is_some_and(|code| code != 0)) {
+    // Sidecars run exactly as long as a regular container runs, or is to run again.
+    let runs = |sidecar: &&&Container| newest.get(&sidecar.name).is_some_and(|(_, code)| code.is_none());
+    for sidecar in sidecars.iter().filter(|sidecar| runs(sidecar) == over) {
+        found.push(format!("sidecar {}/{} runs: {}, its pod is over: {over}", record.key, sidecar.name, over));
+    }
+    if failed_init {
         return found;
     }
-    for container in inits.chain(&spec.containers).filter(|container| !newest.contains_key(&container.name)) {
+    let all = inits.iter().chain(&sidecars).copied().chain(&spec.containers);
+    for container in all.filter(|container| !newest.contains_key(&container.name)) {
         found.push(format!("{}/{} has never run", record.key, container.name));
     }
-    let crashed = spec.containers.iter().filter(|container| code(container).is_some_and(|code| code != 0));
-    for container in crashed.filter(|_| policy != "Never") {
-        found.push(format!("{}/{} has failed and does not run, with policy {policy}", record.key, container.name));
+    for container in spec.containers.iter().filter(|container| code(container).is_some() && !stays(container)) {
+        found.push(format!("{}/{} has ended and does not run, with policy {policy}", record.key, container.name));
     }
     found
 }

@@ -8,7 +8,11 @@ pub(crate) struct Made {
     pub(crate) name: String,
     policy: &'static str,
     inits: usize,
+    /// Which of the init containers are sidecars.
+    sidecars: Vec<bool>,
     mains: usize,
+    /// The restart policy of each main container, if it has its own.
+    own: Vec<Option<&'static str>>,
     /// The first main container has the node's address in its environment.
     needs_address: bool,
     host_network: bool,
@@ -34,12 +38,16 @@ impl Made {
     pub(crate) fn new(rng: &mut fastrand::Rng, name: String) -> Self {
         let mains = rng.usize(1..3);
         let policy = if rng.u32(0..3) == 0 { ["Never", "OnFailure"][rng.usize(0..2)] } else { "Always" };
-        let inits = if rng.u32(0..3) == 0 { rng.usize(1..3) } else { 0 };
+        let inits = if rng.bool() { rng.usize(1..4) } else { 0 };
         Self {
             name,
             policy,
             inits,
+            sidecars: (0..inits).map(|_| rng.bool()).collect(),
             mains,
+            own: (0..mains)
+                .map(|_| rng.choice([None, None, None, None, Some("Always"), Some("Never")]).flatten())
+                .collect(),
             needs_address: rng.u32(0..4) == 0,
             host_network: rng.bool(),
             grace: rng.u32(1..10),
@@ -71,8 +79,16 @@ impl Made {
             }
             container
         };
-        let inits: Vec<Value> =
-            (0..self.inits).map(|index| container(format!("init-{index}"), self.images[index], 50)).collect();
+        let with_policy = |mut container: Value, policy: Option<&str>| {
+            if let Some(policy) = policy {
+                container["restartPolicy"] = policy.into();
+            }
+            container
+        };
+        let init = |index: usize| {
+            let sidecar = self.sidecars[index].then_some("Always");
+            with_policy(container(format!("init-{index}"), self.images[index], 50), sidecar)
+        };
         let main = |index: usize| {
             let image = self.images[self.inits + index];
             let mut main = container(format!("main-{index}"), image, self.cpus[index]);
@@ -80,8 +96,9 @@ impl Made {
             for (name, _) in [("postStart", post_start), ("preStop", pre_stop)].iter().filter(|(_, has)| *has) {
                 main["lifecycle"][*name] = json!({ "exec": { "command": ["/bin/true"] } });
             }
-            main
+            with_policy(main, self.own[index])
         };
+        let inits: Vec<Value> = (0..self.inits).map(init).collect();
         let mut mains: Vec<Value> = (0..self.mains).map(main).collect();
         for (main, probes) in mains.iter_mut().zip(&self.probes) {
             probes.iter().for_each(|(field, probe)| main[*field] = probe.clone());

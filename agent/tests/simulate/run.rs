@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Container;
 use limpet::executor::fake::world::World;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
@@ -326,7 +327,9 @@ impl Node {
         for record in desired.pods.values().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
             // Every deadline is over by now.
             let runs = record.spec().active_deadline_seconds.is_none() && !world.has_failed(&record.uid);
-            for container in &record.spec().containers {
+            let lasts = |one: &&Container| one.restart_policy.as_deref().is_none_or(|own| own == "Always");
+            let lasting: Vec<&Container> = record.spec().containers.iter().filter(lasts).collect();
+            for container in &lasting {
                 let instances =
                     running.iter().filter(|(uid, name, _)| *uid == record.uid.as_str() && *name == container.name);
                 let count = instances.clone().count();
@@ -344,7 +347,7 @@ impl Node {
             }
             world.check_post_starts(record);
             let limits = world.cgroup(&record.uid);
-            if runs && limits != Some(pod_limits(record.spec())) {
+            if runs && !lasting.is_empty() && limits != Some(pod_limits(record.spec())) {
                 found.push(format!("{} has a cgroup of {limits:?}", record.key));
             }
         }

@@ -7,6 +7,10 @@ use std::time::Instant;
 use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, Stopping};
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};
 use crate::node_state::NodeState;
+use limpet_model::pod::Role;
+
+/// The least time between a sidecar's stop signal and SIGKILL, also when the pod's grace period is over; kubelet's.
+const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 /// Terminates the pod: stops its containers, then tears it down.
 pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant) -> Step {
@@ -14,7 +18,7 @@ pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant)
     let mut alive = pod.is_updating();
     for (index, slot) in pod.containers.iter().enumerate() {
         alive |= slot.busy.is_some() || slot.is_running();
-        stop(&mut plan, index, slot, ending.grace, KillCause::PodEnds, now);
+        stop_in_turn(&mut plan, pod, index, ending.grace, now);
     }
     probes(&mut plan, pod, node, true, now);
     if !plan.actions.is_empty() || alive {
@@ -28,6 +32,32 @@ pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant)
             _ => Step::Do(vec![Action::TearDown]),
         },
     }
+}
+
+/// Stops a container of a pod that ends. A sidecar is stopped after the containers it serves, and after the sidecars that
+/// were started later, with what they leave of the pod's grace period; at the end of that it waits no more.
+fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration, now: Instant) {
+    let slot = &pod.containers[index];
+    if slot.role != Role::Sidecar || !slot.is_running() {
+        return stop(plan, index, slot, of_pod, KillCause::PodEnds, now);
+    }
+    let kill_at = pod.ends_since.unwrap_or(now) + of_pod;
+    let began = slot.stopping().map(|stopping| stopping.began);
+    if began.is_none() && kill_at > now && !is_its_turn(pod, index) {
+        return plan.wake_at(kill_at);
+    }
+    let grace = kill_at.saturating_duration_since(began.unwrap_or(now)).max(LEAST_GRACE);
+    stop(plan, index, slot, grace, KillCause::PodEnds, now);
+}
+
+/// Whether nothing runs any more that has to end before the sidecar.
+fn is_its_turn(pod: &PodState, sidecar: usize) -> bool {
+    let before = |(index, slot): (usize, &ContainerSlot)| match slot.role {
+        Role::Main | Role::Init => true,
+        Role::Sidecar => index > sidecar,
+        Role::Ephemeral => false,
+    } && slot.is_running();
+    !pod.containers.iter().enumerate().any(before)
 }
 
 /// Stops a container that runs: its stop begins, or goes on. No other action in progress, and no failed one, holds it back.
@@ -68,7 +98,7 @@ pub(super) fn release(pod: &PodState, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
     probes(&mut plan, pod, node, true, now);
     for (index, slot) in pod.containers.iter().enumerate() {
-        stop(&mut plan, index, slot, grace(pod), KillCause::PodEnds, now);
+        stop_in_turn(&mut plan, pod, index, grace(pod), now);
         if slot.busy.is_some() || slot.is_running() {
             continue;
         }

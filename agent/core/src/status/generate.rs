@@ -41,7 +41,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     // Of a pod that the node has refused no container waits.
     let refused = verdict.is_some() && pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
     PodStatus {
-        conditions: Some(pod_conditions(pod, &phase, &main_statuses, now.wall, before)),
+        conditions: Some(pod_conditions(pod, &phase, (&init_statuses, &main_statuses), now.wall, before)),
         host_ip: node_ips.first().map(IpAddr::to_string),
         host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
         init_container_statuses: (!refused && !init_statuses.is_empty()).then_some(init_statuses),
@@ -70,7 +70,7 @@ fn phase(pod: &PodState) -> String {
         match verdict.phase {
             VerdictPhase::Pending => return "Pending".to_owned(),
             // It is withheld while a container may run.
-            VerdictPhase::Failed if plan::is_finished(pod) => return "Failed".to_owned(),
+            VerdictPhase::Failed if plan::is_finished(pod) && !lives(pod) => return "Failed".to_owned(),
             VerdictPhase::Failed => {}
         }
     }
@@ -82,12 +82,12 @@ fn phase(pod: &PodState) -> String {
         return if succeeded { "Succeeded" } else { "Failed" }.to_owned();
     }
     let phase = if plan::init_failed(pod) {
-        "Failed"
+        if lives(pod) { "Pending" } else { "Failed" }
     } else if !plan::was_initialized(pod)
         || mains.iter().any(|slot| slot.instance.is_none() || first_waits_for_hook(slot))
     {
         "Pending"
-    } else if mains.iter().any(|slot| slot.is_running()) || mains.iter().any(|slot| plan::wants_restart(pod, slot)) {
+    } else if lives(pod) || mains.iter().any(|slot| plan::wants_restart(pod, slot)) {
         "Running"
     } else if mains.iter().all(|slot| exit(slot) == Some(0)) {
         "Succeeded"
@@ -100,6 +100,11 @@ fn phase(pod: &PodState) -> String {
 /// Whether its first instance runs, and the `postStart` hook is not over.
 fn first_waits_for_hook(slot: &ContainerSlot) -> bool {
     slot.awaits_post_start() && slot.previous.is_none()
+}
+
+/// Whether a container runs: as long as one does, a sidecar for example, the phase is not final.
+fn lives(pod: &PodState) -> bool {
+    pod.containers.iter().any(ContainerSlot::is_running)
 }
 
 fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> ContainerStatus {
@@ -261,11 +266,15 @@ fn terminated(instance: &Instance) -> Option<ContainerStateTerminated> {
 fn pod_conditions(
     pod: &PodState,
     phase: &str,
-    mains: &[ContainerStatus],
+    (inits, mains): (&[ContainerStatus], &[ContainerStatus]),
     now: Timestamp,
     before: Option<&PodStatus>,
 ) -> Vec<PodCondition> {
-    let unready: Vec<&str> = mains.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
+    let is_sidecar = |status: &&ContainerStatus| {
+        pod.containers.iter().any(|slot| slot.role == Role::Sidecar && slot.name == status.name)
+    };
+    let counted = inits.iter().filter(is_sidecar).chain(mains);
+    let unready: Vec<&str> = counted.filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
     let uninitialized: Vec<&str> = if plan::was_initialized(pod) {
         Vec::new()
     } else {

@@ -266,3 +266,36 @@ fn readiness_and_start_of_containers_are_those_of_their_probes() {
     }
     assert_eq!(seen(&pod), (plain, (Some(true), false), unready));
 }
+
+#[test]
+fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
+    let sidecar = serde_json::json!({ "name": "s", "restartPolicy": "Always" });
+    let spec = serde_json::json!({ "spec": {
+        "restartPolicy": "Never", "initContainers": [sidecar], "containers": [{ "name": "m" }],
+    }});
+    let mut pod = PodState::new(fixtures::version(serde_json::from_value(spec).unwrap()), Timestamp::UNIX_EPOCH);
+    pod.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2"]));
+    // The sidecar's and the main container's state; the phase, and whether the pod is initialised and ready.
+    let cases: [(Option<Option<i32>>, Option<Option<i32>>, &str, [&str; 2]); 6] = [
+        (None, None, "Pending", ["False", "False"]),
+        (Some(None), None, "Pending", ["True", "False"]),
+        (Some(None), Some(None), "Running", ["True", "True"]),
+        (Some(Some(1)), Some(None), "Running", ["True", "False"]),
+        (Some(None), Some(Some(0)), "Running", ["True", "False"]),
+        (Some(Some(1)), Some(Some(0)), "Succeeded", ["True", "False"]),
+    ];
+    for (side, main, phase, conditions) in cases {
+        for (index, state) in [side, main].into_iter().enumerate() {
+            pod.containers[index].instance = None;
+            if let Some(end) = state {
+                put(&mut pod, index, end, Duration::ZERO);
+            }
+        }
+        let status = status(&pod);
+        let condition = |name: &str| {
+            status.conditions.iter().flatten().find(|one| one.type_ == name).map(|one| one.status.clone()).unwrap()
+        };
+        assert_eq!(status.phase.as_deref(), Some(phase), "{side:?} {main:?}");
+        assert_eq!([condition("Initialized"), condition("Ready")], conditions, "{side:?} {main:?}");
+    }
+}

@@ -45,11 +45,12 @@ pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
 }
 
 fn irreplaceable(spec: &PodSpec) -> impl Iterator<Item = (&str, Obstacle<'_>)> {
-    let policy = spec.restart_policy.as_deref().unwrap_or("Always");
-    Role::assign(spec).filter_map(move |(name, role)| match role {
-        Role::Init => Some((name, Obstacle::InitContainer(name))),
-        Role::Main if policy != "Always" => Some((name, Obstacle::Policy(name, policy))),
-        Role::Main | Role::Sidecar | Role::Ephemeral => None,
+    let of_pod = spec.restart_policy.as_deref().unwrap_or("Always");
+    let own = |name: &str| spec.containers.iter().find(|one| one.name == name)?.restart_policy.as_deref();
+    Role::assign(spec).filter_map(move |(name, role)| match (role, own(name).unwrap_or(of_pod)) {
+        (Role::Init, _) => Some((name, Obstacle::InitContainer(name))),
+        (Role::Main, policy) if policy != "Always" => Some((name, Obstacle::Policy(name, policy))),
+        (Role::Main | Role::Sidecar | Role::Ephemeral, _) => None,
     })
 }
 

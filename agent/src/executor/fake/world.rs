@@ -2,6 +2,7 @@
 
 mod hooks;
 mod invariants;
+mod order;
 mod probes;
 mod processes;
 
@@ -23,10 +24,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::{Fault, wall_at};
-
 use hooks::HookLogs;
-pub(super) use hooks::hook_allowance;
 use invariants::Stop;
+use order::PodEnd;
 use probes::Probed;
 pub(super) use processes::{UnderWay, WorldProcesses};
 
@@ -68,6 +68,8 @@ pub struct World {
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
+    /// When the pods that end began to, by UID.
+    ends: BTreeMap<String, PodEnd>,
     /// The ids of the sandboxes by pod.
     sandboxes: BTreeMap<String, String>,
     /// The UIDs of pods that have volumes and logs.
@@ -128,6 +130,7 @@ impl World {
             events: None,
             containers: BTreeMap::new(),
             alive: BTreeMap::new(),
+            ends: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
             directories: BTreeSet::new(),
             next_sandbox: 0,
@@ -224,6 +227,7 @@ impl World {
     }
 
     pub(super) fn remove_sandbox(&mut self, uid: &PodUid) {
+        self.ends.remove(uid.as_str());
         self.sandboxes.remove(uid.as_str());
         self.cgroups.remove(uid.as_str());
         self.check_sandbox_removal(uid);
@@ -291,7 +295,8 @@ impl World {
             stop_signal: StopSignal::default(),
             sandbox: self.sandbox(&record.uid),
         };
-        let policy = record.spec().restart_policy.clone().unwrap_or_default();
+        let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
+        let policy = own.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();
         let container = Container {
             recorded: Recorded {
                 identity,

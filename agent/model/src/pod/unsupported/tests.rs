@@ -14,6 +14,7 @@ fn unsupported_fields_are_rejected_by_name() {
     let spec = json!({
         "initContainers": [{"name": "i", "restartPolicy": "Always"}],
         "containers": [
+            {"name": "r", "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}, {"action": "RestartAllContainers"}]},
             {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
             {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
              "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
@@ -25,9 +26,9 @@ fn unsupported_fields_are_rejected_by_name() {
     assert_eq!(
         refused,
         [
-            "spec.containers[0].stdin",
-            "spec.containers[1].resources.limits.hugepages-2Mi",
-            "spec.initContainers[0].restartPolicy",
+            "spec.containers[0].restartPolicyRules[1].action",
+            "spec.containers[1].stdin",
+            "spec.containers[2].resources.limits.hugepages-2Mi",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",
             "spec.volumes[1].emptyDir.sizeLimit",
         ]
@@ -153,6 +154,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.ports",
         "spec.C.readinessProbe",
         "spec.C.resources",
+        "spec.C.restartPolicy",
         "spec.C.securityContext",
         "spec.C.startupProbe",
         "spec.C.terminationMessagePath",

@@ -10,7 +10,8 @@ use limpet_model::pod::qos::{CPU, limit};
 use limpet_model::pod::{PodUid, Role};
 use tokio::time::Instant;
 
-use super::{Container, World, is_running, short};
+use super::hooks::hook_allowance;
+use super::{World, is_running, short};
 
 /// How late a SIGKILL may be.
 const LATE: Duration = Duration::from_secs(1);
@@ -90,8 +91,8 @@ impl World {
         if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
             found.push(format!("{} starts above the cgroup of its pod", short(id)));
         }
+        found.extend(self.out_of_order(pod, slot, id));
         if slot.role == Role::Main {
-            found.extend(self.not_initialized(pod, id));
             found.extend(self.hooks_before(pod, slot, id));
         }
         if !self.sandboxes.contains_key(uid) {
@@ -100,49 +101,31 @@ impl World {
         found.into_iter().for_each(|what| self.violate(what));
     }
 
-    /// Init containers of the pod that have not succeeded in its sandbox, unless a regular container was started in it.
-    fn not_initialized(&self, pod: &PodState, id: &ContainerId) -> Option<String> {
-        let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
-        let here: Vec<&Container> = self
-            .containers
-            .values()
-            .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
-            .collect();
-        let succeeded =
-            |name: &str| here.iter().any(|one| one.recorded.identity.container == name && one.exit_code() == Some(0));
-        let mut inits = pod.record.spec().init_containers.iter().flatten();
-        let missing = inits.find(|init| !succeeded(&init.name))?;
-        let began = here.iter().any(|one| !one.recorded.identity.init);
-        (!began).then(|| format!("{} starts before {} has succeeded in its sandbox", short(id), missing.name))
-    }
-
     /// The agent begins to stop a container, or tries again.
-    pub(in crate::executor::fake) fn begin_stop(
-        &mut self,
-        pod: &PodState,
-        slot: &ContainerSlot,
-        cause: KillCause,
-        allowance: Duration,
-    ) {
+    pub(in crate::executor::fake) fn begin_stop(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let quiet = self.quiet;
         let Some(instance) = &slot.instance else { return };
         let id = &instance.id;
         self.check_stop_for_probe(id, cause);
         let own = Duration::from_secs(pod.record.grace_seconds());
-        let grace = match cause {
-            KillCause::ProbeFailed(_) => instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own),
-            _ => own,
-        };
-        let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
-        let kill_at = Instant::now() + grace;
-        match &mut one.stop {
-            Some(stop) if stop.quiet == quiet => {}
-            Some(stop) => (stop.must_kill_at, stop.quiet) = (kill_at + allowance, quiet),
-            None => {
+        let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { return };
+        if one.stop.as_ref().is_some_and(|stop| stop.quiet == quiet) {
+            return;
+        }
+        let (may_kill_at, must_kill_at) = match cause {
+            KillCause::ProbeFailed(_) => {
+                let grace = instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own);
+                let kill_at = Instant::now() + grace;
                 // The end of the pod may shorten it.
-                let may_kill_at = kill_at.min(Instant::now() + own);
-                one.stop = Some(Stop { may_kill_at, must_kill_at: kill_at + allowance, quiet, killed: false });
+                (kill_at.min(Instant::now() + own), kill_at)
             }
+            _ => self.kill_times(pod, slot, cause),
+        };
+        let allowance = hook_allowance(slot);
+        let Some(one) = self.containers.get_mut(id) else { return };
+        match &mut one.stop {
+            Some(stop) => (stop.must_kill_at, stop.quiet) = (must_kill_at + allowance, quiet),
+            None => one.stop = Some(Stop { may_kill_at, must_kill_at: must_kill_at + allowance, quiet, killed: false }),
         }
     }
 

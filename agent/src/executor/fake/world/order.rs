@@ -1,0 +1,93 @@
+//! The order in which a pod's containers start and end, and the grace of its sidecars: checked apart from the plan.
+
+use std::time::Duration;
+
+use limpet_core::plan::KillCause;
+use limpet_core::state::{ContainerSlot, PodState};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::Role;
+use tokio::time::Instant;
+
+use super::{Container, World, is_running, short};
+
+/// The least time between a sidecar's stop signal and SIGKILL.
+const LEAST_GRACE: Duration = Duration::from_secs(2);
+
+/// When a pod began to end.
+#[derive(Debug)]
+pub(super) struct PodEnd {
+    /// By any agent.
+    first: Instant,
+    /// By the one that knows it: an agent that starts later counts from its own start.
+    known: Instant,
+    /// The undisturbed time in which it was known.
+    quiet: u32,
+}
+
+impl World {
+    /// The agent begins, or goes on, to stop a container because its pod ends.
+    pub(in crate::executor::fake) fn note_end(&mut self, pod: &PodState) {
+        let (now, quiet) = (Instant::now(), self.quiet);
+        // The end was asked for before the first stop if a start was under way then.
+        let began = pod.ends_since.map_or(now, Instant::from);
+        let end = self.ends.entry(pod.record.uid.to_string()).or_insert(PodEnd { first: began, known: began, quiet });
+        if end.quiet != quiet {
+            (end.known, end.quiet) = (now, quiet);
+        }
+    }
+
+    /// When SIGKILL may come at the earliest, and when it has to, for a container whose stop signal is sent now.
+    pub(super) fn kill_times(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) -> (Instant, Instant) {
+        let now = Instant::now();
+        let grace = Duration::from_secs(pod.record.grace_seconds());
+        let end = self.ends.get(pod.record.uid.as_str()).filter(|_| cause == KillCause::PodEnds);
+        let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else { return (now + grace, now + grace) };
+        let (first, known) = (end.first + grace, end.known + grace);
+        if now < first
+            && let Some(other) = self.ends_before(pod, slot)
+        {
+            let what = format!("sidecar {}/{} is stopped while {other} runs", pod.record.key, slot.name);
+            self.violate(what);
+        }
+        (first.max(now + LEAST_GRACE), known.max(now + LEAST_GRACE))
+    }
+
+    /// A container that runs, as the agent knows, and has to end before the sidecar.
+    fn ends_before(&self, pod: &PodState, sidecar: &ContainerSlot) -> Option<String> {
+        let at = pod.containers.iter().position(|slot| slot.name == sidecar.name);
+        let runs = |slot: &ContainerSlot| {
+            let known = slot.instance.as_ref().filter(|one| one.is_running());
+            known.is_some_and(|one| self.containers.get(&one.id).is_some_and(is_running))
+        };
+        let mut others = pod.containers.iter().enumerate().filter(|(index, slot)| match slot.role {
+            Role::Sidecar => Some(*index) > at,
+            Role::Init | Role::Main => true,
+            Role::Ephemeral => false,
+        });
+        others.find(|(_, slot)| runs(slot)).map(|(_, slot)| slot.name.clone())
+    }
+
+    /// What has to come first in the pod's sandbox and did not: init containers succeed and sidecars start in their order. A
+    /// regular container waits for none once one was started.
+    pub(super) fn out_of_order(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
+        let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
+        let here: Vec<&Container> = self
+            .containers
+            .values()
+            .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
+            .collect();
+        if slot.role == Role::Main && here.iter().any(|one| !one.recorded.identity.init) {
+            return None;
+        }
+        let of = |name: &str| -> Vec<&Container> {
+            here.iter().copied().filter(|one| one.recorded.identity.container == name).collect()
+        };
+        let mut inits = pod.containers.iter().take_while(|other| other.name != slot.name);
+        let missing = inits.find(|other| match other.role {
+            Role::Init => !of(&other.name).iter().any(|one| one.exit_code() == Some(0)),
+            Role::Sidecar => of(&other.name).is_empty(),
+            Role::Main | Role::Ephemeral => false,
+        })?;
+        Some(format!("{} starts before {} in its sandbox", short(id), missing.name))
+    }
+}
