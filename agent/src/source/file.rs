@@ -7,7 +7,6 @@
 //! file away before they write it. An unreadable, missing or broken file never stops a pod. Each accepted or rejected
 //! manifest carries the actor who changed it, if the watch knows.
 
-mod cached;
 mod names;
 mod scan;
 mod scan_run;
@@ -194,9 +193,6 @@ impl FileSource {
         if names.is_empty() {
             self.actors.clear();
             return;
-        }
-        if self.rescan_cached(&names) {
-            return self.publish(publish).await;
         }
         let named = names.clone();
         let mut scan = self.scan_names(names).await;
