@@ -42,6 +42,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let without =
         ["clippy", "--quiet", "-p", "limpet", "--no-default-features", "--all-targets", "--", "--deny", "warnings"];
     check("clippy without attribution", &mut cargo::command(&without));
+    // With the features it asks for itself: one that only another crate turns on is missing then.
+    let alone = ["clippy", "--quiet", "-p", "limpet-core", "--lib", "--", "--deny", "warnings"];
+    check("clippy of limpet-core alone", &mut cargo::command(&alone));
     let documentation = ["doc", "--quiet", "--no-deps", "--workspace", "--document-private-items"];
     check(
         "documentation",
