@@ -54,6 +54,7 @@ use limpet_core::node_state::NodeNetwork;
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
+use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::{Onlooker, WatchSettings};
@@ -66,6 +67,8 @@ use published::{ConfiguredSources, Published};
 const LIFECYCLE_INBOX: usize = 1_024;
 /// How long the tasks may take to put down what they are doing.
 const DRAIN: Duration = Duration::from_secs(15);
+/// How long arming the guard may take: it loads BPF programs and tries each rule, on a slow processor for seconds.
+const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How bytes become pods, whatever the source.
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
@@ -106,7 +109,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
     let follower = NetworkFollower::new(config.node_ip);
-    let shared = shared(Arc::new(config), &node, follower.subscribe(), health, stop.clone());
+    let shared = shared(Arc::new(config), &node, follower.subscribe(), health, stop.clone()).await;
     let config = Arc::clone(&shared.config);
 
     let listener = server::bind(&config.socket())?;
@@ -197,8 +200,8 @@ async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
 async fn guard(shared: &Shared, cgroups: &Cgroups, onlooker: &Arc<dyn Onlooker>) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
-    let arming = tokio::task::spawn_blocking(move || manifest_guard::arm(&config, pods));
-    match arming.await.unwrap_or_else(|error| Err(ArmError::Died(error))) {
+    let arming = blocking::run(config.root_dir.clone(), GUARD_DEADLINE, move |_| manifest_guard::arm(&config, pods));
+    match arming.await.unwrap_or_else(|error| Err(ArmError::Failed(error))) {
         Ok(None) => {}
         Ok(Some(armed)) => {
             let reporter = AttemptReporter {
@@ -224,7 +227,7 @@ async fn drain(tasks: &TaskTracker) {
     }
 }
 
-fn shared(
+async fn shared(
     config: Arc<Config>,
     node: &NodeFacts,
     node_network: watch::Receiver<NodeNetwork>,
@@ -232,7 +235,7 @@ fn shared(
     stop: CancellationToken,
 ) -> Shared {
     Shared {
-        backends: Backends::new(&config, node),
+        backends: Backends::open(&config, node).await,
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),

@@ -45,9 +45,9 @@ pub enum ArmError {
     /// The kernel rejects some of the guard's programs.
     #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
     Arm(#[from] GuardError),
-    /// The thread that arms it failed.
+    /// The thread that arms it failed, or waits for a file system.
     #[error("manifestGuard: arming failed: {0}")]
-    Died(#[source] tokio::task::JoinError),
+    Failed(#[source] io::Error),
     /// Its events cannot be read.
     #[error("manifestGuard: events: {0}")]
     Events(#[source] io::Error),

@@ -2,6 +2,9 @@
 //!
 //! The pidfd came with the event, so it refers to that process. What `/proc/<pid>` shows counts only if the process still
 //! had that pid afterwards: pids are reused.
+//!
+//! Everything is read at once, while the process is still there. procfs does not block, and `/etc/passwd` is on the root
+//! file system: where that hangs, no program runs.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -162,13 +162,21 @@ impl Network {
     /// The network as `conf_dir` describes it, with plugins from `bin_dirs`; attachments are recorded in `state_dir`, which
     /// is `<root-dir>/network`. None of them need exist.
     pub fn new(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf) -> Self {
-        Self::with_deadline(conf_dir, bin_dirs, state_dir, DEADLINE)
+        let status = status_of(&conflist::load(&conf_dir));
+        Self::with_status(conf_dir, Plugins { dirs: bin_dirs, deadline: DEADLINE }, state_dir, status)
     }
 
-    /// The same, with another deadline for each call of a plugin.
-    pub fn with_deadline(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf, deadline: Duration) -> Self {
-        let (status, _) = watch::channel(status_of(&conflist::load(&conf_dir)));
-        let plugins = Plugins { dirs: bin_dirs, deadline };
+    /// The same for the agent, whose thread waits for no file system, with another deadline for each call of a plugin.
+    pub async fn open(conf_dir: PathBuf, bin_dirs: Vec<PathBuf>, state_dir: PathBuf, deadline: Duration) -> Self {
+        let unread = NetworkStatus::NotReady { reason: format!("{} has not been read yet", conf_dir.display()) };
+        let network = Self::with_status(conf_dir, Plugins { dirs: bin_dirs, deadline }, state_dir, unread);
+        // An error is in the status.
+        let _ = network.read_config().await;
+        network
+    }
+
+    fn with_status(conf_dir: PathBuf, plugins: Plugins, state_dir: PathBuf, status: NetworkStatus) -> Self {
+        let (status, _) = watch::channel(status);
         Self { inner: Arc::new(Inner { conf_dir, plugins, records: Records { dir: state_dir }, status }) }
     }
 

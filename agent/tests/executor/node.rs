@@ -143,7 +143,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
     let flags = RunFlags { config: Some(node.agent.settings().config()), ..RunFlags::default() };
     let (config, _) = config::load(&flags)?;
     let facts = node::facts(&config, node.name().to_owned());
-    let backends = Backends::new(&config, &facts);
+    let backends = Backends::open(&config, &facts).await;
     let reporter = Reporter {
         max_pods: 110,
         runtime_endpoint: config.runtime_endpoint.clone(),

@@ -18,7 +18,7 @@ pub(super) async fn examine(config: &Config) -> Finding {
     let pinned = limpet_bpf::state(Path::new(PINS)).unwrap_or(GuardState::Off);
     let Some(mode) = config.guard.mode else { return not_asked_for(&pinned) };
     let tried = tokio::task::spawn_blocking(move || attempt(mode)).await;
-    let tried = tried.unwrap_or_else(|panicked| Err(ArmError::Died(panicked)));
+    let tried = tried.unwrap_or_else(|panicked| Err(ArmError::Failed(panicked.into())));
     judge(mode, config.guard.required, &pinned, tried)
 }
 

@@ -45,17 +45,18 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The backends that `config` asks for. Nothing is connected, read or made yet.
-    pub fn new(config: &Config, node: &NodeFacts) -> Self {
+    /// The backends that `config` asks for. Nothing is connected or made yet.
+    pub async fn open(config: &Config, node: &NodeFacts) -> Self {
         Self {
             client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
-            network: Network::with_deadline(
+            network: Network::open(
                 config.cni_conf_dir.clone(),
                 config.cni_bin_dirs.clone(),
                 config.root_dir.join("network"),
                 // Plugins are part of making a sandbox; a DHCP lease on a slow network needs some tens of seconds.
                 config.runtime_request_timeout / 2,
-            ),
+            )
+            .await,
             volumes: Volumes::new(volume_settings(config, limits(node))),
         }
     }

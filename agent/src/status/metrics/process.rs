@@ -1,6 +1,6 @@
 //! The usual `process_*` metrics of the agent itself, read from `/proc/self` at each scrape.
 //!
-//! Unreadable values are omitted rather than reported as zero.
+//! A process' own procfs never blocks, so it is read where the scrape is answered. Unreadable values are omitted rather than reported as zero.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
