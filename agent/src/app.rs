@@ -5,7 +5,7 @@
 //! another try.
 
 mod error;
-mod onlooker;
+mod observer;
 mod published;
 mod service;
 
@@ -57,10 +57,10 @@ use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::{Onlooker, WatchSettings};
+use limpet_model::attribution::{WatchObserver, WatchSettings};
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
-use onlooker::NodeOnlooker;
+use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
@@ -121,13 +121,13 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let executor = Arc::new(executor(&shared, node).await?);
     watch_node_files(&shared, &executor.images);
     follow_networks(&shared, follower);
-    let onlooker: Arc<dyn Onlooker> = Arc::new(NodeOnlooker {
+    let observer: Arc<dyn WatchObserver> = Arc::new(NodeObserver {
         cgroups: executor.cgroups.clone(),
         observed: shared.observed.clone(),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
     });
-    guard(&shared, &executor.cgroups, &onlooker).await?;
+    guard(&shared, &executor.cgroups, &observer).await?;
     if let Err(error) = limpet_host::process::probe() {
         tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
     }
@@ -135,7 +135,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let store = open_store(&config).await?;
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let (offer, feeds) = mpsc::channel(1);
-    let sources = sources(&shared, &node_name, &store, pushed, &onlooker, feeds);
+    let sources = sources(&shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     supervise(&shared, &executor, &sources, heartbeat, offer);
@@ -148,7 +148,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observed: shared.observed.clone(),
         sources: Arc::clone(&sources),
         pusher,
-        onlooker,
+        observer,
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         health: shared.health.clone(),
@@ -198,7 +198,7 @@ async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
 }
 
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
-async fn guard(shared: &Shared, cgroups: &Cgroups, onlooker: &Arc<dyn Onlooker>) -> Result<(), AppError> {
+async fn guard(shared: &Shared, cgroups: &Cgroups, observer: &Arc<dyn WatchObserver>) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
     let arming = blocking::run(config.root_dir.clone(), GUARD_DEADLINE, move |_| manifest_guard::arm(&config, pods));
     match arming.await.unwrap_or_else(|error| Err(ArmError::Failed(error))) {
@@ -207,7 +207,7 @@ async fn guard(shared: &Shared, cgroups: &Cgroups, onlooker: &Arc<dyn Onlooker>)
             let reporter = AttemptReporter {
                 events: shared.events.clone(),
                 metrics: shared.metrics.clone(),
-                onlooker: Arc::clone(onlooker),
+                observer: Arc::clone(observer),
             };
             shared.tasks.spawn(manifest_guard::report_attempts(armed, reporter, shared.stop.clone()));
         }
@@ -309,13 +309,13 @@ fn sources(
     node_name: &str,
     store: &Arc<Store>,
     pushed: push::Inbox,
-    onlooker: &Arc<dyn Onlooker>,
+    observer: &Arc<dyn WatchObserver>,
     feeds: mpsc::Receiver<Feed>,
 ) -> Vec<Arc<Published>> {
     let stop = &shared.stop;
     let mut all = Vec::new();
     if let Some(path) = &shared.config.manifest_path {
-        let settings = WatchSettings { wanted: shared.config.manifest_watch, onlooker: Arc::clone(onlooker) };
+        let settings = WatchSettings { wanted: shared.config.manifest_watch, observer: Arc::clone(observer) };
         let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, Some(feeds));
         let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
         all.push(Arc::clone(&published));
@@ -388,7 +388,7 @@ fn supervise(
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), telling, feeds, stop.clone()));
     #[cfg(not(feature = "attribution"))]
     drop((telling, feeds));
-    shared.tasks.spawn(lifecycle::memory::give_back_after_bursts(Arc::clone(&followed), stop.clone()));
+    shared.tasks.spawn(lifecycle::memory::release_after_bursts(Arc::clone(&followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
     let exclusive = executor.config.devices.iter().filter(|(_, device)| device.exclusive);

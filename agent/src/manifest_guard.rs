@@ -18,7 +18,7 @@ use crate::config::{Config, GuardSettings};
 use crate::lifecycle::{kernel_types, memory};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{GuardVerdict, Metrics};
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 
 /// The directory of the guard's pinned links: one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
@@ -68,7 +68,7 @@ pub struct AttemptReporter {
     /// Metrics.
     pub metrics: Metrics,
     /// Finds the pod of a process.
-    pub onlooker: Arc<dyn Onlooker>,
+    pub observer: Arc<dyn WatchObserver>,
 }
 
 /// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
@@ -94,7 +94,7 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, ArmE
     let mut loaded = kernel_types::read().load(&Request { guard: Some(rules), ..Request::default() })?;
     let events = loaded.events().map_err(ArmError::Events)?;
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
-    memory::give_back();
+    memory::release_free_memory();
     tracing::info!(mode = mode.name(), "the guard is on: every hook is attached and every directory was tested");
     Ok(Some(Armed { events, guarded }))
 }
@@ -167,7 +167,7 @@ impl Armed {
         let name = String::from_utf8_lossy(&change.name);
         let directory = directory.map_or_else(|| "a guarded directory".into(), |directory| directory.to_string_lossy());
         let cgroup = cgroup_path(actor.cgroup);
-        let pod = cgroup.as_deref().and_then(|cgroup| reporter.onlooker.resident(cgroup)?.pod_identity());
+        let pod = cgroup.as_deref().and_then(|cgroup| reporter.observer.resident(cgroup)?.pod_identity());
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
         let verb = if refused { "refused" } else { "allowed, and reported" };
         // Nothing that the process chooses: its name and the file's would make every attempt another event.

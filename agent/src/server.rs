@@ -21,7 +21,7 @@ use crate::status::event::Events;
 use crate::status::metrics::Metrics;
 use limpet_core::merge::Desired;
 use limpet_core::status::observed::Observed;
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 
 mod api;
 mod authorization;
@@ -71,7 +71,7 @@ pub struct ServerState {
     /// Sends pods, ConfigMaps and Secrets to the push source.
     pub pusher: Pusher,
     /// Finds the pod of a process that connects.
-    pub onlooker: Arc<dyn Onlooker>,
+    pub observer: Arc<dyn WatchObserver>,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
     /// Whether the agent is alive and ready.

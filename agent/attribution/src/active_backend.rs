@@ -10,7 +10,7 @@ use super::fanotify::{Drained, Fanotify, Seen};
 use crate::cgroup_path;
 use crate::feed::{Feed, Sighting};
 use crate::process_actor::{bounded, user};
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 
 /// The source of actors.
 #[derive(Debug)]
@@ -34,12 +34,12 @@ impl ActiveBackend {
     }
 
     /// Waits for events and reads them. Cancel safe.
-    pub(super) async fn read_events(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    pub(super) async fn read_events(&mut self, observer: &dyn WatchObserver) -> io::Result<Drained> {
         match self {
             Self::InotifyOnly => std::future::pending().await,
-            Self::Fanotify(fanotify) => fanotify.read_events(onlooker).await,
+            Self::Fanotify(fanotify) => fanotify.read_events(observer).await,
             Self::Ebpf { feed, losses, names } => match feed.sightings.recv().await {
-                Some(first) => Ok(drain(Some(first), feed, losses, names, onlooker)),
+                Some(first) => Ok(drain(Some(first), feed, losses, names, observer)),
                 None => Err(io::Error::other("the BPF programs are detached")),
             },
         }
@@ -54,11 +54,11 @@ impl ActiveBackend {
     }
 
     /// Reads the pending events.
-    pub(super) fn read_pending(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    pub(super) fn read_pending(&mut self, observer: &dyn WatchObserver) -> io::Result<Drained> {
         match self {
             Self::InotifyOnly => Ok(Drained::default()),
-            Self::Fanotify(fanotify) => fanotify.read_pending(onlooker),
-            Self::Ebpf { feed, losses, names } => Ok(drain(None, feed, losses, names, onlooker)),
+            Self::Fanotify(fanotify) => fanotify.read_pending(observer),
+            Self::Ebpf { feed, losses, names } => Ok(drain(None, feed, losses, names, observer)),
         }
     }
 }
@@ -69,11 +69,11 @@ fn drain(
     feed: &mut Feed,
     losses: &mut u64,
     names: &mut Names,
-    onlooker: &dyn Onlooker,
+    observer: &dyn WatchObserver,
 ) -> Drained {
     // The count is read once the channel is empty: what was lost comes after what is queued.
     let queued = std::iter::from_fn(|| feed.sightings.try_recv().ok());
-    let seen = first.into_iter().chain(queued).map(|sighting| names.complete(sighting, onlooker)).collect();
+    let seen = first.into_iter().chain(queued).map(|sighting| names.complete(sighting, observer)).collect();
     let now = feed.losses.load(Ordering::Relaxed);
     Drained { seen, overflow: std::mem::replace(losses, now) != now }
 }
@@ -90,11 +90,11 @@ const USER_NAME_TTL: Duration = Duration::from_secs(1);
 
 impl Names {
     /// Adds what the kernel does not know: names of users and pods.
-    fn complete(&mut self, sighting: Sighting, onlooker: &dyn Onlooker) -> Seen {
+    fn complete(&mut self, sighting: Sighting, observer: &dyn WatchObserver) -> Seen {
         let Sighting { directory, name, attributes_only, mut actor, cgroup_id } = sighting;
         actor.user = actor.uid.and_then(|uid| self.user(uid));
         actor.cgroup = cgroup_id.and_then(|id| self.cgroup(id));
-        actor.resident = actor.cgroup.as_deref().and_then(|path| onlooker.resident(path));
+        actor.resident = actor.cgroup.as_deref().and_then(|path| observer.resident(path));
         Seen { directory, name, attributes_only, actor: Arc::new(actor) }
     }
 

@@ -120,7 +120,7 @@ impl Attributor {
 
     fn select_backend(&mut self) {
         let wanted = match self.settings.wanted {
-            ManifestWatch::Inotify => return self.settings.onlooker.watching(Backend::Inotify, None),
+            ManifestWatch::Inotify => return self.settings.observer.watching(Backend::Inotify, None),
             ManifestWatch::Ebpf => {
                 tracing::warn!(
                     "manifestWatch: ebpf: the BPF programs are not loaded yet; until then fanotify reports who changes manifests"
@@ -132,7 +132,7 @@ impl Attributor {
         match Fanotify::new() {
             Ok(fanotify) => {
                 self.active = ActiveBackend::Fanotify(fanotify);
-                self.settings.onlooker.watching(Backend::Fanotify, wanted);
+                self.settings.observer.watching(Backend::Fanotify, wanted);
             }
             Err(error) => self.use_inotify_only(&error),
         }
@@ -154,7 +154,7 @@ impl Attributor {
         self.logged_reason = reason;
         self.active = ActiveBackend::InotifyOnly;
         self.last_changes = HashMap::new();
-        self.settings.onlooker.watching(Backend::Inotify, Some(Backend::Fanotify));
+        self.settings.observer.watching(Backend::Inotify, Some(Backend::Fanotify));
     }
 
     /// The active backend failed: switches to the next best.
@@ -169,7 +169,7 @@ impl Attributor {
             Ok(fanotify) => {
                 tracing::warn!(%reason, "the BPF programs that report who changes manifests failed; falling back to fanotify");
                 self.active = ActiveBackend::Fanotify(fanotify);
-                self.settings.onlooker.watching(Backend::Fanotify, Some(lost));
+                self.settings.observer.watching(Backend::Fanotify, Some(lost));
                 self.update_marks();
             }
             Err(error) => self.use_inotify_only(&error),
@@ -181,7 +181,7 @@ impl Attributor {
         if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
             tracing::info!("BPF programs report who changes manifests");
             self.active = ActiveBackend::ebpf(feed);
-            self.settings.onlooker.watching(Backend::Ebpf, None);
+            self.settings.observer.watching(Backend::Ebpf, None);
             self.update_marks();
         }
     }
@@ -203,7 +203,7 @@ impl Attributor {
             && let Ok(fanotify) = Fanotify::new()
         {
             self.active = ActiveBackend::Fanotify(fanotify);
-            self.settings.onlooker.watching(Backend::Fanotify, None);
+            self.settings.observer.watching(Backend::Fanotify, None);
         }
     }
 
@@ -238,9 +238,9 @@ impl Attributor {
 
     /// Resolves when events were read, or another backend became active. Cancel safe.
     pub async fn read_events(&mut self) -> Completeness {
-        let onlooker = &*self.settings.onlooker;
+        let observer = &*self.settings.observer;
         let drained = tokio::select! {
-            drained = self.active.read_events(onlooker) => drained,
+            drained = self.active.read_events(observer) => drained,
             feed = next_feed(&mut self.feeds) => {
                 self.use_feed(feed);
                 return Completeness::EventsLost;
@@ -250,7 +250,7 @@ impl Attributor {
     }
 
     fn read_pending(&mut self) -> Completeness {
-        let drained = self.active.read_pending(&*self.settings.onlooker);
+        let drained = self.active.read_pending(&*self.settings.observer);
         self.record_all(drained)
     }
 
@@ -275,7 +275,7 @@ impl Attributor {
 
     fn record(&mut self, seen: Seen, now: Instant) {
         if seen.actor.resident.is_some() {
-            self.settings.onlooker.pod_wrote(&seen.name, &seen.actor);
+            self.settings.observer.pod_wrote(&seen.name, &seen.actor);
         }
         self.silent = 0;
         if self.last_changes.len() >= MAX_NAMES {

@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 use crate::directory_id;
 use crate::process_actor;
 use limpet_model::actor::Actor;
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 use limpet_model::directory_id::DirectoryId;
 
 /// Bytes read at once: some 50 events, each of which opens a pidfd.
@@ -161,10 +161,10 @@ impl Fanotify {
     }
 
     /// Waits for events and reads them. Cancel safe.
-    pub(super) async fn read_events(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
+    pub(super) async fn read_events(&mut self, observer: &dyn WatchObserver) -> io::Result<Drained> {
         loop {
             let mut ready = self.group.readable().await?;
-            let (drained, emptied) = drain(self.group.get_ref(), &self.marks, &mut self.identified, onlooker)?;
+            let (drained, emptied) = drain(self.group.get_ref(), &self.marks, &mut self.identified, observer)?;
             if emptied {
                 ready.clear_ready();
             }
@@ -175,8 +175,8 @@ impl Fanotify {
     }
 
     /// Reads the pending events.
-    pub(super) fn read_pending(&mut self, onlooker: &dyn Onlooker) -> io::Result<Drained> {
-        drain(self.group.get_ref(), &self.marks, &mut self.identified, onlooker).map(|(drained, _)| drained)
+    pub(super) fn read_pending(&mut self, observer: &dyn WatchObserver) -> io::Result<Drained> {
+        drain(self.group.get_ref(), &self.marks, &mut self.identified, observer).map(|(drained, _)| drained)
     }
 
     /// As if the kernel had removed every mark.
@@ -194,7 +194,7 @@ fn drain(
     group: &Group,
     marks: &HashMap<DirectoryId, Handle>,
     identified: &mut Identified,
-    onlooker: &dyn Onlooker,
+    observer: &dyn WatchObserver,
 ) -> io::Result<(Drained, bool)> {
     let mut drained = Drained::default();
     let mut buffer = [0_u8; BUFFER];
@@ -207,7 +207,7 @@ fn drain(
         };
         for event in Events(&buffer[..length]) {
             drained.overflow |= event.mask.contains(MaskFlags::FAN_Q_OVERFLOW);
-            let actor = identified.actor(&event, onlooker);
+            let actor = identified.actor(&event, observer);
             let Some((handle, name)) = event.what else { continue };
             let mut alike = marks.iter().filter(|(_, marked)| **marked == handle).map(|(id, _)| *id);
             // Two file systems may use the same handle: then the directory is ambiguous.
@@ -221,7 +221,7 @@ fn drain(
 }
 
 impl Identified {
-    fn actor(&mut self, event: &Event, onlooker: &dyn Onlooker) -> Arc<Actor> {
+    fn actor(&mut self, event: &Event, observer: &dyn WatchObserver) -> Arc<Actor> {
         let Some(pidfd) = &event.pidfd else {
             // The process has exited, or the kernel reports no pidfd: the pid may be another process's by now.
             return Arc::new(Actor { pid: event.pid, ..Actor::default() });
@@ -233,7 +233,7 @@ impl Identified {
         {
             return Arc::clone(actor);
         }
-        let actor = Arc::new(process_actor::actor(pid, pidfd.as_fd(), onlooker));
+        let actor = Arc::new(process_actor::actor(pid, pidfd.as_fd(), observer));
         if let Ok(pidfd) = pidfd.try_clone() {
             self.last = Some((pid, pidfd, Arc::clone(&actor)));
         }

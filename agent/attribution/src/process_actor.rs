@@ -14,7 +14,7 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::cgroup_path;
 use limpet_model::actor::Actor;
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 
 /// Longest text that a process chooses, in bytes; the rest is cut.
 const MAX_TEXT: usize = 256;
@@ -27,7 +27,7 @@ const HAS_CREDENTIALS: u64 = 1 << 1;
 const HAS_CGROUP: u64 = 1 << 2;
 
 /// Identifies the process behind `pidfd`.
-pub fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor {
+pub fn actor(pid: u32, pidfd: BorrowedFd<'_>, observer: &dyn WatchObserver) -> Actor {
     let info = pidfd_info(pidfd).unwrap_or_default();
     let read = Some(Facts::read(pid)).filter(|_| number(pidfd) == Some(pid)).unwrap_or_default();
     let uid = read.uid.or(info.uid);
@@ -35,7 +35,7 @@ pub fn actor(pid: u32, pidfd: BorrowedFd<'_>, onlooker: &dyn Onlooker) -> Actor 
     if cgroups.is_empty() {
         cgroups.extend(info.cgroup_id.and_then(cgroup_path::path_of).map(|path| bounded(&path)));
     }
-    let resident = cgroups.iter().find_map(|path| onlooker.resident(path));
+    let resident = cgroups.iter().find_map(|path| observer.resident(path));
     Actor {
         pid: Some(pid),
         parent: read.parent.or(info.parent),

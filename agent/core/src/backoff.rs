@@ -1,4 +1,4 @@
-//! kubelet's two back-offs, crash loop and image pull: 10 s doubling to 300 s (kubelet-semantics 4.5).
+//! kubelet's two back-offs, crash loop and image pull: 10 s doubling to 300 s.
 
 use std::time::Duration;
 

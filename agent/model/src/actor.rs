@@ -60,7 +60,7 @@ impl Resident {
 
 impl Actor {
     /// The actor without its pids, so that repeated changes by the same program compare equal.
-    pub fn without_numbers(&self) -> Self {
+    pub fn without_pids(&self) -> Self {
         Self { pid: None, parent: None, ..self.clone() }
     }
 
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(whole.to_string(), "ansible (uid 1001, pid 4711, python3)");
         assert_eq!(Actor::default().to_string(), "unknown");
         assert!(Actor::default().is_unknown() && !whole.is_unknown());
-        assert_eq!(whole.without_numbers().to_string(), "ansible (uid 1001, python3)");
+        assert_eq!(whole.without_pids().to_string(), "ansible (uid 1001, python3)");
         let container = Some("app".to_owned());
         let of = |pod: Option<&str>| Resident {
             uid: "u1".to_owned(),

@@ -64,7 +64,7 @@ impl fmt::Display for Backend {
 }
 
 /// The watch's callbacks into the rest of the agent: lookups and reports. Called on the agent's own thread: must not block.
-pub trait Onlooker: Send + Sync {
+pub trait WatchObserver: Send + Sync {
     /// The pod that owns that cgroup path or an ancestor of it, in any hierarchy.
     fn resident(&self, cgroup: &str) -> Option<Resident>;
     /// Reports that a process of a pod changed that name in a watched directory.
@@ -74,7 +74,7 @@ pub trait Onlooker: Send + Sync {
 }
 
 /// Knows no pods and ignores reports.
-impl Onlooker for () {
+impl WatchObserver for () {
     fn resident(&self, _: &str) -> Option<Resident> {
         None
     }
@@ -90,12 +90,12 @@ pub struct WatchSettings {
     /// The configured value.
     pub wanted: ManifestWatch,
     /// The callbacks into the agent.
-    pub onlooker: Arc<dyn Onlooker>,
+    pub observer: Arc<dyn WatchObserver>,
 }
 
 impl Default for WatchSettings {
     fn default() -> Self {
-        Self { wanted: ManifestWatch::Inotify, onlooker: Arc::new(()) }
+        Self { wanted: ManifestWatch::Inotify, observer: Arc::new(()) }
     }
 }
 

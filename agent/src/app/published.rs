@@ -64,7 +64,7 @@ impl Published {
             if change.change == ChangeKind::Created && change.actor.is_none() {
                 continue;
             }
-            let by = change.actor.as_ref().map_or_else(Actor::default, Actor::without_numbers);
+            let by = change.actor.as_ref().map_or_else(Actor::default, Actor::without_pids);
             let parts = [format!("{} {}", change.origin, change.what()), change.effect(), format!("by {by}")];
             let message = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ");
             self.events.emit(change.of_pod(), None, EventType::Normal, "ManifestChanged", message);
@@ -80,7 +80,7 @@ impl Published {
         let mut message = fault::summary(&rejected.faults, MAX_MESSAGE * 3 / 4);
         let actor = snapshot.changes.iter().filter(|change| *change.origin == *rejected.origin);
         if let Some(actor) = actor.filter_map(|change| change.actor.as_ref()).next() {
-            message = format!("{message}; written by {}", actor.without_numbers());
+            message = format!("{message}; written by {}", actor.without_pids());
         }
         let kept = rejected.kept.iter().filter_map(|key| snapshot.pods.get(key)).map(|pod| &**pod);
         let manifest = rejection::RejectedManifest { source: self.kind, faults: &rejected.faults, message: &message };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use limpet_model::actor::Actor;
-use limpet_model::attribution::{Backend, Onlooker, WatchSettings};
+use limpet_model::attribution::{Backend, WatchObserver, WatchSettings};
 use limpet_model::directory_id::DirectoryId;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -36,7 +36,7 @@ pub struct Attributor;
 impl Attributor {
     /// inotify alone, whatever `settings` ask for.
     pub fn new(settings: WatchSettings, _: Option<mpsc::Receiver<Feed>>) -> Self {
-        settings.onlooker.watching(Backend::Inotify, None);
+        settings.observer.watching(Backend::Inotify, None);
         Self
     }
 
@@ -86,7 +86,7 @@ impl Attributor {
 }
 
 /// The process by its pid alone.
-pub fn actor_of_process(pid: u32, _: BorrowedFd<'_>, _: &dyn Onlooker) -> Actor {
+pub fn actor_of_process(pid: u32, _: BorrowedFd<'_>, _: &dyn WatchObserver) -> Actor {
     Actor { pid: Some(pid), ..Actor::default() }
 }
 

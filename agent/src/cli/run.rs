@@ -14,7 +14,7 @@ use crate::node::{self, NameNotice, StartError};
 
 /// Runs the agent until it is asked to stop; returns the exit code.
 pub fn run(flags: &RunFlags) -> ExitCode {
-    memory::keep_little();
+    memory::limit_free_memory();
     if let Err(error) = forbid_core_dumps() {
         return fail(&error, 1);
     }

@@ -21,7 +21,7 @@ const TRIM_THRESHOLD: libc::c_int = 128 << 10;
 /// nearly all the work. Call it at the start, before the second thread.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
-pub fn keep_little() {
+pub fn limit_free_memory() {
     let settings =
         [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD), (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)];
     for (parameter, value) in settings {
@@ -31,7 +31,7 @@ pub fn keep_little() {
 }
 
 /// Returns free heap memory to the kernel. Takes some milliseconds: call it after a burst, not regularly.
-pub fn give_back() {
+pub fn release_free_memory() {
     trim();
 }
 
@@ -43,10 +43,10 @@ fn trim() {
 }
 
 /// Returns free heap memory to the kernel after each burst of container starts or exits, until `stop`.
-pub async fn give_back_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
+pub async fn release_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
     let mut changes = followed.changes();
     while stop.run_until_cancelled(changes.settled()).await.is_some() {
-        if let Err(error) = tokio::task::spawn_blocking(give_back).await {
+        if let Err(error) = tokio::task::spawn_blocking(release_free_memory).await {
             tracing::error!(%error, "returning free memory to the kernel failed");
         }
     }
@@ -54,7 +54,7 @@ pub async fn give_back_after_bursts(followed: Arc<Followed>, stop: CancellationT
 
 /// Other libraries have limits of their own.
 #[cfg(not(target_env = "gnu"))]
-pub fn keep_little() {}
+pub fn limit_free_memory() {}
 
 /// Other libraries return free memory by themselves.
 #[cfg(not(target_env = "gnu"))]

@@ -93,7 +93,7 @@ async fn put(
 impl ServerState {
     /// The push source, with the connected process as actor.
     async fn pusher_of(&self, caller: &Caller) -> Pusher {
-        self.pusher.by(caller.actor(Arc::clone(&self.onlooker)).await)
+        self.pusher.by(caller.actor(Arc::clone(&self.observer)).await)
     }
 }
 

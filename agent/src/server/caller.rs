@@ -19,7 +19,7 @@ use crate::status::event::{EventType, Events};
 use limpet_core::status::observed::Observed;
 use limpet_host::peer::Peer;
 use limpet_model::actor::{Actor, Resident};
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 use limpet_model::pod::identity;
 use limpet_model::source::SourceKind;
 
@@ -62,14 +62,14 @@ pub(super) enum Origin {
 
 impl Caller {
     /// The process as an actor, for the history of what it pushes.
-    pub(super) async fn actor(&self, onlooker: Arc<dyn Onlooker>) -> Actor {
+    pub(super) async fn actor(&self, observer: Arc<dyn WatchObserver>) -> Actor {
         let Self::Local { peer, .. } = self else { return Actor::default() };
         let (pid, uid) = (peer.pid, Some(peer.uid));
         let peer = peer.clone();
         let read = tokio::task::spawn_blocking(move || {
             let (pid, pidfd) = peer.pid.zip(peer.pidfd())?;
             // The kernel recorded PID and user at connect time; the PID may have been reused since.
-            Some(actor_of_process(pid, pidfd, &*onlooker)).filter(|actor| actor.uid == Some(peer.uid))
+            Some(actor_of_process(pid, pidfd, &*observer)).filter(|actor| actor.uid == Some(peer.uid))
         });
         Actor { pid, uid, ..read.await.ok().flatten().unwrap_or_default() }
     }
@@ -77,7 +77,7 @@ impl Caller {
 
 /// Finds out who has connected to the local socket.
 pub(super) struct CallerLookup {
-    onlooker: Arc<dyn Onlooker>,
+    observer: Arc<dyn WatchObserver>,
     observed: Observed,
     config: Arc<Config>,
     node_name: Arc<str>,
@@ -89,7 +89,7 @@ pub(super) struct CallerLookup {
 impl CallerLookup {
     pub(super) fn new(state: &ServerState) -> Self {
         Self {
-            onlooker: Arc::clone(&state.onlooker),
+            observer: Arc::clone(&state.observer),
             observed: state.observed.clone(),
             config: Arc::clone(&state.config),
             node_name: Arc::clone(&state.node_name),
@@ -125,7 +125,7 @@ impl CallerLookup {
 
     /// The origin of a process with these cgroups, one for each hierarchy.
     fn origin_in(&self, cgroups: &[String]) -> Origin {
-        match cgroups.iter().find_map(|path| self.onlooker.resident(path)) {
+        match cgroups.iter().find_map(|path| self.observer.resident(path)) {
             None => Origin::Host,
             Some(pod) if self.is_allowed(&pod) => Origin::AllowedPod(pod),
             Some(pod) => Origin::Pod(pod),

@@ -81,7 +81,7 @@ fn fixture(name: &str) -> Fixture {
         sources: Arc::new(sources),
         events: Events::default(),
         metrics: Metrics::new("edge1"),
-        onlooker: Arc::new(()),
+        observer: Arc::new(()),
         pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_last_good }).0,
         health,
     };

@@ -216,7 +216,7 @@ fn rivals<'a>(snapshot: &'a SourceSnapshot, key: &PodKey) -> impl Iterator<Item 
     snapshot.rivals.get(key).into_iter().flat_map(|rivals| rivals.iter())
 }
 
-/// The change between two versions of one key (kubelet-semantics 1.2, O3 to O7 and O14).
+/// The change between two versions of one key, as kubelet's `pkg/kubelet/config/config.go` has it.
 fn classify(old: Option<Arc<PodRecord>>, new: Option<Arc<PodRecord>>, emit: &mut impl FnMut(PodChange)) {
     match (old, new) {
         (None, None) => {}

@@ -1,4 +1,4 @@
-//! kubelet's test cases for merging (kubelet-semantics 7.1) and cases it does not test, as tables.
+//! kubelet's test cases for merging (`pkg/kubelet/config/config_test.go`) and cases it does not test, as tables.
 #![allow(clippy::unwrap_used)]
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};

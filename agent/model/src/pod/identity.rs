@@ -1,4 +1,4 @@
-//! The identity of a manifest's pod: key, UID, and the fields the node sets (kubelet-semantics D4 to D15).
+//! The identity of a manifest's pod: key, UID, and the fields the node sets (`applyDefaults` in kubelet's `pkg/kubelet/config/common.go`).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use sha2::{Digest, Sha256};
@@ -49,7 +49,7 @@ pub fn settle(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, nod
     pod.status.get_or_insert_with(PodStatus::default).phase = Some("Pending".to_owned());
 }
 
-/// A file's pod tolerates every taint (kubelet-semantics D12).
+/// A file's pod tolerates every taint, as kubelet's does.
 fn tolerate_all(tolerations: &mut Vec<Toleration>) {
     let all = Toleration {
         effect: Some("NoExecute".to_owned()),

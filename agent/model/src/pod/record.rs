@@ -92,7 +92,7 @@ impl PodRecord {
         self.spec().host_network.unwrap_or(false)
     }
 
-    /// Seconds between SIGTERM and SIGKILL, at least 1 (kubelet-semantics 4.1).
+    /// Seconds between SIGTERM and SIGKILL, at least 1 (`calculateEffectiveGracePeriod` in kubelet's `pod_workers.go`).
     pub fn grace_seconds(&self) -> u64 {
         u64::try_from(self.spec().termination_grace_period_seconds.unwrap_or(30)).unwrap_or(0).max(1)
     }

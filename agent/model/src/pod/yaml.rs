@@ -1,4 +1,4 @@
-//! Parses YAML and JSON as kubelet does (kubelet-semantics D2a), with the position of every field.
+//! Parses YAML and JSON as kubelet does, with the position of every field.
 //!
 //! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are read as by `sigs.k8s.io/yaml`; a
 //! duplicate key, of which kubelet uses the last, is an error here. Size, depth and aliases are limited. If one document

@@ -32,7 +32,7 @@ pub(in crate::server) fn pod(name: &str) -> Resident {
 /// `/pod/<uid>` is the cgroup of a pod with that UID, called `default/web-edge1`; `/gone/<uid>` of one without a name.
 struct Pods;
 
-impl Onlooker for Pods {
+impl WatchObserver for Pods {
     fn resident(&self, cgroup: &str) -> Option<Resident> {
         let known = cgroup.strip_prefix("/pod/").map(|uid| (uid, Some("default/web-edge1".to_owned())));
         let (uid, pod) = known.or_else(|| cgroup.strip_prefix("/gone/").map(|uid| (uid, None)))?;
@@ -53,7 +53,7 @@ fn lookup(allowed: &[(&str, &str)]) -> CallerLookup {
     observed_pods.publish(&web.record.key.clone(), Some(web));
     let allowed = allowed.iter().map(|(namespace, name)| PodKey::new(*namespace, *name)).collect();
     CallerLookup {
-        onlooker: Arc::new(Pods),
+        observer: Arc::new(Pods),
         observed: observed_pods,
         config: Arc::new(Config { socket_allowed_pods: allowed, ..Config::default() }),
         node_name: "edge1".into(),

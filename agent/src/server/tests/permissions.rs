@@ -109,7 +109,7 @@ async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serv
 /// Every process is in a pod's cgroup.
 struct EverythingInPod;
 
-impl Onlooker for EverythingInPod {
+impl WatchObserver for EverythingInPod {
     fn resident(&self, _: &str) -> Option<Resident> {
         Some(pod("default/web-edge1"))
     }
@@ -123,7 +123,7 @@ impl Onlooker for EverythingInPod {
 async fn a_pods_process_on_the_socket_has_a_status_and_the_pod_one_event() {
     let fixture = fixture("pod-peer");
     let path = fixture._dir.0.join("pods.sock");
-    let state = ServerState { onlooker: Arc::new(EverythingInPod), ..fixture.state.clone() };
+    let state = ServerState { observer: Arc::new(EverythingInPod), ..fixture.state.clone() };
     let server = tokio::spawn(serve_all(bind(&path).unwrap(), state, fixture.stop.clone()));
     let client = SocketClient::new(&path);
     for path in ["/pods", "/healthz", "/limpet/v1/version", "/none"] {

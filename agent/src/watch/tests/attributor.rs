@@ -15,7 +15,7 @@ use limpet_host::directory::directory_id;
 use limpet_model::actor::Resident;
 use limpet_model::attribution::Backend;
 use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 
 /// Resolves one cgroup path to a pod, and records what is reported to it.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct RecordingOnlooker {
     alarms: Mutex<Vec<String>>,
 }
 
-impl Onlooker for RecordingOnlooker {
+impl WatchObserver for RecordingOnlooker {
     fn resident(&self, cgroup: &str) -> Option<Resident> {
         let container = Some("app".to_owned());
         self.pods_cgroup.as_deref().filter(|own| *own == cgroup)?;
@@ -44,9 +44,9 @@ impl Onlooker for RecordingOnlooker {
 
 impl TestDirectory {
     /// A watch with fanotify; prints that the test is skipped and returns `None` where fanotify is not available.
-    async fn watch_with_fanotify(&self, onlooker: &Arc<RecordingOnlooker>) -> Option<DirectoryWatch> {
+    async fn watch_with_fanotify(&self, observer: &Arc<RecordingOnlooker>) -> Option<DirectoryWatch> {
         let settings =
-            WatchSettings { wanted: ManifestWatch::Fanotify, onlooker: Arc::clone(onlooker) as Arc<dyn Onlooker> };
+            WatchSettings { wanted: ManifestWatch::Fanotify, observer: Arc::clone(observer) as Arc<dyn WatchObserver> };
         let mut watch = DirectoryWatch::with_attribution(&self.directory, settings, None).await.unwrap();
         assert_eq!(watch.next().await.unwrap(), WatchEvent::Rescan(RescanReason::Start));
         if watch.backend() != Backend::Fanotify {
@@ -107,8 +107,8 @@ async fn a_running_writer_is_fully_known_and_its_pod_is_reported() {
     let test = TestDirectory::new();
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap();
     let own = cgroups.lines().next().unwrap().splitn(3, ':').nth(2).unwrap().to_owned();
-    let onlooker = Arc::new(RecordingOnlooker { pods_cgroup: Some(own), ..RecordingOnlooker::default() });
-    let Some(mut watch) = test.watch_with_fanotify(&onlooker).await else { return };
+    let observer = Arc::new(RecordingOnlooker { pods_cgroup: Some(own), ..RecordingOnlooker::default() });
+    let Some(mut watch) = test.watch_with_fanotify(&observer).await else { return };
     fs::write(test.directory.join("a.yaml"), "x").unwrap();
     let actor = who(&mut watch, "a.yaml").await.unwrap();
     assert_eq!(actor.pid, Some(std::process::id()));
@@ -116,9 +116,9 @@ async fn a_running_writer_is_fully_known_and_its_pod_is_reported() {
     let executable = std::env::current_exe().unwrap();
     assert_eq!(actor.executable.as_deref(), executable.to_str());
     assert_eq!(actor.resident.as_ref().unwrap().container.as_deref(), Some("app"));
-    let alarms = onlooker.alarms.lock().unwrap().join("\n");
+    let alarms = observer.alarms.lock().unwrap().join("\n");
     assert!(alarms.contains("a.yaml by ") && alarms.contains("in pod default/web, container app"), "{alarms}");
-    assert_eq!(*onlooker.backends.lock().unwrap(), [(Backend::Fanotify, None)]);
+    assert_eq!(*observer.backends.lock().unwrap(), [(Backend::Fanotify, None)]);
 }
 
 #[tokio::test]
@@ -212,8 +212,8 @@ pub(super) fn truth(test: &TestDirectory) -> BTreeMap<OsString, String> {
 #[tokio::test]
 async fn marks_lost_under_load_are_added_again_and_no_change_is_missed() {
     let test = TestDirectory::new();
-    let onlooker = Arc::new(RecordingOnlooker::default());
-    let Some(mut watch) = test.watch_with_fanotify(&onlooker).await else { return };
+    let observer = Arc::new(RecordingOnlooker::default());
+    let Some(mut watch) = test.watch_with_fanotify(&observer).await else { return };
     let stop = Arc::default();
     let writer = load(&test, &stop);
     let mut known = BTreeMap::new();
@@ -239,9 +239,10 @@ async fn marks_lost_under_load_are_added_again_and_no_change_is_missed() {
 #[tokio::test]
 async fn programs_detached_under_load_are_replaced_and_no_change_is_missed() {
     let test = TestDirectory::new();
-    let onlooker = Arc::new(RecordingOnlooker::default());
+    let observer = Arc::new(RecordingOnlooker::default());
     let (offer, offered) = mpsc::channel(1);
-    let settings = WatchSettings { wanted: ManifestWatch::Auto, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
+    let settings =
+        WatchSettings { wanted: ManifestWatch::Auto, observer: Arc::clone(&observer) as Arc<dyn WatchObserver> };
     let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, Some(offered)).await.unwrap();
     let (directories, mut requested) = tokio::sync::watch::channel(BTreeSet::new());
     let (sender, sightings) = mpsc::channel(64);
@@ -288,7 +289,7 @@ async fn programs_detached_under_load_are_replaced_and_no_change_is_missed() {
     while known != truth(&test) {
         follow(&mut watch, &test, &mut known).await;
     }
-    let last = *onlooker.backends.lock().unwrap().last().unwrap();
+    let last = *observer.backends.lock().unwrap().last().unwrap();
     assert!(last.0 != Backend::Ebpf && last.1.is_some(), "{last:?}");
 }
 
@@ -316,8 +317,8 @@ async fn inotify_watches_removed_under_load_are_added_again_and_no_change_is_mis
 #[tokio::test]
 async fn fanotify_refused_for_one_directory_is_tried_for_the_next() {
     let test = TestDirectory::new();
-    let onlooker = Arc::new(RecordingOnlooker::default());
-    if test.watch_with_fanotify(&onlooker).await.is_none() {
+    let observer = Arc::new(RecordingOnlooker::default());
+    if test.watch_with_fanotify(&observer).await.is_none() {
         return;
     }
     // Only this thread lacks the capability, and only temporarily.

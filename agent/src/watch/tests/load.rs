@@ -15,7 +15,7 @@ use limpet_tests::need;
 use super::*;
 use limpet_model::attribution::Backend;
 use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::Onlooker;
+use limpet_model::attribution::WatchObserver;
 
 /// The last file that is written.
 const END: &str = "end.yaml";
@@ -311,12 +311,12 @@ fn drop_capability(capability: CapabilitySet) {
 async fn without_the_capability_inotify_watches_alone_and_it_is_reported() {
     drop_capability(CapabilitySet::SYS_ADMIN);
     for wanted in [ManifestWatch::Auto, ManifestWatch::Fanotify, ManifestWatch::Ebpf] {
-        let (test, onlooker) = (TestDirectory::new(), Arc::new(RecordingOnlooker::default()));
-        let settings = WatchSettings { wanted, onlooker: Arc::clone(&onlooker) as Arc<dyn Onlooker> };
+        let (test, observer) = (TestDirectory::new(), Arc::new(RecordingOnlooker::default()));
+        let settings = WatchSettings { wanted, observer: Arc::clone(&observer) as Arc<dyn WatchObserver> };
         let mut watch = DirectoryWatch::with_attribution(&test.directory, settings, None).await.unwrap();
         assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Start));
         assert_eq!(watch.backend(), Backend::Inotify);
-        assert_eq!(*onlooker.backends.lock().unwrap(), [(Backend::Inotify, Some(Backend::Fanotify))]);
+        assert_eq!(*observer.backends.lock().unwrap(), [(Backend::Inotify, Some(Backend::Fanotify))]);
         fs::write(test.directory.join("a.yaml"), "x").unwrap();
         assert_eq!(next(&mut watch).await, hint(&["a.yaml"]));
         assert!(watch.actors().is_empty());

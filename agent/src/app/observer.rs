@@ -7,17 +7,17 @@ use crate::status::metrics::Metrics;
 use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{Cgroups, Tenant};
 use limpet_model::actor::{Actor, Resident};
-use limpet_model::attribution::{Backend, Onlooker};
+use limpet_model::attribution::{Backend, WatchObserver};
 
 /// Knows this node's pods.
-pub(super) struct NodeOnlooker {
+pub(super) struct NodeObserver {
     pub(super) cgroups: Cgroups,
     pub(super) observed: Observed,
     pub(super) events: Events,
     pub(super) metrics: Metrics,
 }
 
-impl NodeOnlooker {
+impl NodeObserver {
     /// The names of pod and container, as far as they are known still.
     fn named(&self, tenant: Tenant) -> Resident {
         let observed = self.observed.load();
@@ -29,7 +29,7 @@ impl NodeOnlooker {
     }
 }
 
-impl Onlooker for NodeOnlooker {
+impl WatchObserver for NodeObserver {
     fn resident(&self, cgroup: &str) -> Option<Resident> {
         self.cgroups.tenant(cgroup).map(|tenant| self.named(tenant))
     }
