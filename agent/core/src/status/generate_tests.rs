@@ -276,7 +276,8 @@ fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
     let mut pod = PodState::new(fixtures::version(serde_json::from_value(spec).unwrap()), Timestamp::UNIX_EPOCH);
     pod.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2"]));
     // The sidecar's and the main container's state; the phase, and whether the pod is initialised and ready.
-    let cases: [(Option<Option<i32>>, Option<Option<i32>>, &str, [&str; 2]); 6] = [
+    type Instance = Option<Option<i32>>;
+    let cases: [(Instance, Instance, &str, [&str; 2]); 6] = [
         (None, None, "Pending", ["False", "False"]),
         (Some(None), None, "Pending", ["True", "False"]),
         (Some(None), Some(None), "Running", ["True", "True"]),
