@@ -1,4 +1,4 @@
-//! The agent's side of a pod's [`init`](super::init): starts it, finds it again, ends it.
+//! The agent's side of a pod's [`init`]: starts it, finds it again, ends it.
 //!
 //! The file `init` of the sandbox has its pid, and is written before the namespace is pinned. Until it is released the init
 //! ends with the pipe to the agent, so an agent that is killed leaves none behind.
