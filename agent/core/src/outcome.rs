@@ -289,6 +289,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             }
         }
         Outcome::Ended { id, exit } => {
+            pod.exits_being_recorded = pod.exits_being_recorded.saturating_sub(1);
             exited(pod, &id, 0, exit, now);
         }
         Outcome::OutOfMemorySurvived { index, id, kills } => {

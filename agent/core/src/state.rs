@@ -186,6 +186,8 @@ pub struct PodState {
     pub volumes: VolumesState,
     /// The limits of its cgroup.
     pub cgroup: CgroupState,
+    /// How many exits are being recorded on its containers.
+    pub exits_being_recorded: usize,
 }
 
 impl PodState {
@@ -199,6 +201,7 @@ impl PodState {
             objects: Arc::new(PodObjects::unknown(&record)),
             volumes: VolumesState::default(),
             cgroup: CgroupState::default(),
+            exits_being_recorded: 0,
             record,
             start_time: now,
             active_since: None,

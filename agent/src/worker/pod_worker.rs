@@ -491,6 +491,7 @@ impl PodWorker {
             return;
         };
         let exit = seen_end(code, at);
+        pod.exits_being_recorded += 1;
         let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
         let id = instance.id.clone();
         self.jobs.spawn(async move {

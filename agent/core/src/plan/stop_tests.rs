@@ -158,3 +158,19 @@ fn a_late_answer_is_not_about_the_successor() {
     answer(&mut pod, 0, StopPhase::Signal, false, now);
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + GRACE)), "nor is its failure");
 }
+
+/// A container of the pod made anew may have the same id: it must not get the exit of this one.
+#[test]
+fn a_pod_is_not_torn_down_while_an_exit_is_being_recorded() {
+    let now = Instant::now();
+    let mut pod = running();
+    pod.exits_being_recorded = 1;
+    pod.end(GRACE, at(now));
+    // containerd's state is read before the recording is answered.
+    let slot = &mut pod.containers[0];
+    let id = slot.instance.as_ref().unwrap().id.clone();
+    slot.instance.as_mut().unwrap().end(exit(143), at(now));
+    assert_eq!(plan(&pod, READY, now), Step::Wait(None));
+    apply(&mut pod, Outcome::Ended { id, exit: exit(143) }, at(now));
+    assert_eq!(plan(&pod, READY, now), Step::Do(vec![Action::TearDown]));
+}

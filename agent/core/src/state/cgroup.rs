@@ -43,9 +43,10 @@ impl PodState {
         self.cgroup.set.is_none() || self.cgroup_admits()
     }
 
-    /// Whether an action that writes below the pod's cgroup or volumes is in progress; neither is removed before its end.
+    /// Whether something writes to the pod's cgroup, volumes or records: none is removed before it is done. A container made
+    /// anew may have the id of the one before, and would get its exit.
     pub fn is_updating(&self) -> bool {
-        self.cgroup.setting.is_some() || self.volumes.writing.is_some()
+        self.cgroup.setting.is_some() || self.volumes.writing.is_some() || self.exits_being_recorded > 0
     }
 }
 
