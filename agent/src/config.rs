@@ -94,6 +94,8 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// `maxPods`.
     pub max_pods: u32,
+    /// `volumeStatsAggPeriod`: how often a pod with a limit on its use of the disk is measured.
+    pub volume_stats_period: Duration,
     /// `runtimeRequestTimeout`: the timeout of calls to containerd.
     pub runtime_request_timeout: Duration,
     /// `seccompDefault`.
@@ -164,6 +166,7 @@ impl Default for Config {
             cgroup_root: "/".into(),
             pod_pids_limit: None,
             max_pods: 110,
+            volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
             seccomp_default: false,
             log_rotation: LogRotation { max_size: 10 << 20, max_files: 5 },

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
-use limpet_tests::node::container;
+use limpet_tests::node::{NodeOptions, container};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
 use serde_json::{Value, json};
 
@@ -17,6 +17,8 @@ fn main() -> ExitCode {
         case!(mounts_propagate_as_far_as_they_are_asked_to),
         case!(an_image_is_a_volume),
         case!(an_image_that_is_not_to_be_had_holds_up_its_container),
+        case!(a_pod_that_takes_too_much_of_the_disk_is_evicted).on(measured_often),
+        case!(files_belong_to_the_user_that_is_asked_for),
         case!(variables_come_from_a_file_that_an_init_container_wrote),
     ])
 }
@@ -214,6 +216,64 @@ fn an_image_that_is_not_to_be_had_holds_up_its_container(node: &mut TestNode) ->
             && !container(pod, "beside")["state"]["running"].is_null()
     };
     node.wait_pod("web", "waiting for the image of a volume", waits)?;
+    Ok(())
+}
+
+fn measured_often(node: &mut NodeOptions) {
+    node.kubelet.push("volumeStatsAggPeriod: 1s".to_owned());
+}
+
+fn a_pod_that_takes_too_much_of_the_disk_is_evicted(node: &mut TestNode) -> Result<()> {
+    let fill = |path: &str| format!("head -c 3000000 /dev/zero > {path}; {IDLE}");
+    let limit = json!({ "resources": { "limits": { "ephemeral-storage": "1Mi" } } });
+    let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
+    let volumes = |limit: &str| json!([{ "name": "data", "emptyDir": { "sizeLimit": limit } }]);
+    let pods = [
+        ("volume", with(shell("main", &fill("/data/file")), mounts.clone()), volumes("1Mi")),
+        ("layer", with(shell("main", &fill("/root/file")), limit.clone()), json!([])),
+        ("logs", with(shell("main", &format!("head -c 3000000 /dev/zero | tr '\\0' x; {IDLE}")), limit), json!([])),
+        ("small", with(shell("main", &fill("/data/file")), mounts), volumes("4Mi")),
+    ];
+    for (name, container, volumes) in pods {
+        node.apply(&pod(name, json!({ "containers": [container], "volumes": volumes })))?;
+    }
+    let total = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ";
+    let volume = "Usage of EmptyDir volume \"data\" exceeds the limit \"1Mi\". ";
+    for (name, message) in [("volume", volume), ("layer", total), ("logs", total)] {
+        node.wait_pod(name, "evicted", |pod| {
+            let status = &pod["status"];
+            status["phase"] == "Failed" && status["reason"] == "Evicted" && status["message"] == message
+        })?;
+    }
+    node.wait_event("Evicted")?;
+    node.wait_running("small")?;
+
+    // Evicted is evicted, also for the next agent; the pod's end takes what is left.
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_pod("volume", "still evicted", |pod| pod["status"]["reason"] == "Evicted")?;
+    let small = node.wait_running("small")?;
+    ensure!(container(&small, "main")["restartCount"] == 0);
+    Ok(())
+}
+
+fn files_belong_to_the_user_that_is_asked_for(node: &mut TestNode) -> Result<()> {
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" }, "data": { "a": "1", "b": "2" },
+    });
+    let items = json!([{ "key": "a", "path": "a" }, { "key": "b", "path": "b", "user": 1001 }]);
+    let source = json!({ "name": "settings", "defaultUser": 1000, "defaultMode": 0o400, "items": items });
+    let projected = json!({ "defaultUser": 1000, "sources": [{ "configMap": { "name": "settings" } }] });
+    let mounts = json!([{ "name": "disk", "mountPath": "/disk" }, { "name": "memory", "mountPath": "/memory" }]);
+    let user = json!({ "securityContext": { "runAsUser": 1000 }, "volumeMounts": mounts });
+    let volumes = json!([{ "name": "disk", "configMap": source }, { "name": "memory", "projected": projected }]);
+    let web = pod("web", json!({ "containers": [with(shell("main", IDLE), user)], "volumes": volumes }));
+    node.drop_text("web.yaml", &format!("{map}\n---\n{web}"))?;
+    node.wait_running("web")?;
+    let owners = "stat -L -c %u /disk/a /disk/b /memory/a; cat /disk/a";
+    let shown = node.exec("web", "main", &["/bin/sh", "-c", owners])?;
+    ensure!(shown == "1000\n1001\n1000\n1", "{shown:?}");
+    ensure!(node.exec("web", "main", &["/bin/cat", "/disk/b"]).is_err(), "of another user, who alone reads it");
     Ok(())
 }
 

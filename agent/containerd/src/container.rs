@@ -11,7 +11,9 @@ use std::path::PathBuf;
 
 use containerd_client::services::v1::containers_client::ContainersClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
-use containerd_client::services::v1::snapshots::{ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest};
+use containerd_client::services::v1::snapshots::{
+    ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, UsageRequest,
+};
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::{
     Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest, DeleteTaskRequest,
@@ -326,6 +328,16 @@ impl Containers {
         found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::of("Snapshots.Remove", id.as_str(), status))
+    }
+
+    /// The bytes of the container's writable layer, as containerd counts them; a missing one has none.
+    pub async fn layer_usage(&self, id: &ContainerId) -> Result<u64, RuntimeError> {
+        let message = UsageRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
+        match self.snapshots().usage(self.client.call("Snapshots.Usage", message)).await {
+            Ok(usage) => Ok(u64::try_from(usage.into_inner().size).unwrap_or_default()),
+            Err(status) if status.code() == Code::NotFound => Ok(0),
+            Err(status) => Err(RuntimeError::of("Snapshots.Usage", id.as_str(), status)),
+        }
     }
 
     async fn delete_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {

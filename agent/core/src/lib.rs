@@ -26,3 +26,4 @@ pub mod provisional;
 pub mod source;
 pub mod state;
 pub mod status;
+pub mod storage;

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::adopt::STATUS_UNKNOWN;
-use super::plan::Action;
+use super::plan::{Action, is_finished};
 use super::probe::Probes;
 use super::state::{
     AFTER_NETWORK_CHANGE, Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life,
     Now, PodSandbox, PodState, PostStart, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
 };
+use super::storage::StorageWatch;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::compute_resources::pod_limits;
@@ -48,6 +49,13 @@ pub enum Outcome {
     Refused(PodVerdict),
     /// Of [`Action::UpdateVolumes`].
     VolumesUpdated(Result<(), Failure>),
+    /// Of [`Action::MeasureStorage`].
+    StorageMeasured {
+        /// The pod takes more than it may.
+        excess: Option<PodVerdict>,
+        /// When it is to be measured again.
+        again: Duration,
+    },
     /// Of [`Action::UpdateCgroup`].
     CgroupUpdated(Result<(), Failure>),
     /// Of [`Action::ReleaseSandbox`].
@@ -185,6 +193,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             pod.volumes.writing = pod.volumes_version();
             pod.cgroup = CgroupState { setting: Some(pod_limits(pod.record.spec())), ..CgroupState::default() };
         }
+        Action::MeasureStorage => pod.storage.iter_mut().for_each(|watch| watch.measuring = true),
         Action::UpdateCgroup(limits) => pod.cgroup.setting = Some(*limits),
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
         Action::ReleaseSandbox | Action::TearDown => pod.set_sandbox(SandboxState::Releasing),
@@ -247,6 +256,14 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             (pod.volumes.writing, pod.retry) = (None, None);
             pod.cgroup = CgroupState::default();
             pod.fail(verdict);
+        }
+        Outcome::StorageMeasured { excess, again } => {
+            if let Some(watch) = &mut pod.storage {
+                **watch = StorageWatch { due: now.mono.checked_add(again), measuring: false };
+            }
+            if let Some(verdict) = excess.filter(|_| pod.ending.is_none() && !is_finished(pod)) {
+                pod.fail(verdict);
+            }
         }
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::CgroupUpdated(result) => cgroup_updated(pod, result, now),

@@ -50,6 +50,8 @@ pub enum Action {
     PrepareSandbox,
     /// Rewrite the volumes whose files come from objects or from the pod itself.
     UpdateVolumes,
+    /// Measure what the pod takes on disk.
+    MeasureStorage,
     /// Set the limits of the pod's cgroup.
     UpdateCgroup(PodLimits),
     /// Find the image, or pull it, as the pull policy says.
@@ -224,6 +226,7 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
     prepare(&mut plan, pod, node, now);
     cgroup(&mut plan, pod, now);
     volumes(&mut plan, pod, now);
+    storage(&mut plan, pod, now);
     for index in 0..pod.containers.len() {
         container(&mut plan, pod, index, wanted.contains(&index), node, now);
     }
@@ -318,6 +321,18 @@ fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
+/// Plans the next measurement of a pod that may take so much on disk and no more, while something of it runs.
+fn storage(plan: &mut Plan, pod: &PodState, now: Instant) {
+    let Some(watch) = pod.storage.as_deref().filter(|watch| !watch.measuring) else { return };
+    if !pod.containers.iter().any(ContainerSlot::is_running) {
+        return;
+    }
+    match watch.due {
+        Some(due) if due > now => plan.wake_at(due),
+        _ => plan.push(Action::MeasureStorage),
+    }
+}
+
 /// One container's next action.
 fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: NodeState, now: Instant) {
     let slot = &pod.containers[index];
@@ -378,7 +393,8 @@ fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
 
 /// The pod's own grace period.
 fn grace(pod: &PodState) -> Duration {
-    Duration::from_secs(pod.record.grace_seconds())
+    let own = Duration::from_secs(pod.record.grace_seconds());
+    pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most))
 }
 
 /// Whether the image is ready for the container's next attempt; plans to get it unless that is in progress.

@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use std::time::Instant;
 
 use crate::backoff;
+use crate::storage::{self, StorageWatch};
 pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
 use limpet_model::image_name::normalize;
@@ -188,6 +189,8 @@ pub struct PodState {
     pub cgroup: CgroupState,
     /// How many exits are being recorded on its containers.
     pub exits_being_recorded: usize,
+    /// When its use of the disk is measured; `None`: it has no limit there.
+    pub storage: Option<Box<StorageWatch>>,
 }
 
 impl PodState {
@@ -202,6 +205,7 @@ impl PodState {
             volumes: VolumesState::default(),
             cgroup: CgroupState::default(),
             exits_being_recorded: 0,
+            storage: storage::measured(record.spec()).map(|_| Box::default()),
             record,
             start_time: now,
             active_since: None,
@@ -281,6 +285,10 @@ impl PodState {
             slot.pull_retry = None;
             slot.retry = None;
             touched.push(index);
+        }
+        match storage::measured(record.spec()) {
+            Some(_) => drop(self.storage.get_or_insert_default()),
+            None => self.storage = None,
         }
         self.record = record;
         self.clear_pauses();

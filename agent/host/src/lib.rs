@@ -6,6 +6,7 @@ pub mod apparmor;
 pub mod blocking;
 pub mod cgroup;
 pub mod directory;
+pub mod disk_usage;
 pub mod file_system;
 pub mod inotify;
 pub mod mount_table;

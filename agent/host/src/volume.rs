@@ -315,6 +315,11 @@ impl Volumes {
         blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
     }
 
+    /// Where an emptyDir lies.
+    pub fn empty_dir(&self, uid: &PodUid, volume: &str) -> PathBuf {
+        empty_dir::EmptyDir::path(&self.settings.pod_dir(uid), volume)
+    }
+
     /// The directory of a pod's files, the subject of blocking calls on them.
     pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.settings.pod_dir(uid)

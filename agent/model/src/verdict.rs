@@ -1,8 +1,12 @@
 //! Why the node refuses or ends a pod: the reason, message and phase of its status.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// kubelet's reason for a pod that takes too much.
+pub const EVICTED: &str = "Evicted";
 
 /// The phase that a verdict gives a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +22,7 @@ pub enum VerdictPhase {
 /// A final one is recorded on a container whose exit follows it, so that a restarted agent does not run the pod again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodVerdict {
-    /// Kubernetes' reason: `DeadlineExceeded`, `SysctlForbidden`, `OutOfpods`, `NodePorts`.
+    /// Kubernetes' reason: `DeadlineExceeded`, `SysctlForbidden`, `OutOfpods`, `NodePorts`, `Evicted`.
     pub reason: Cow<'static, str>,
     /// The sentence people read.
     pub message: String,
@@ -44,6 +48,16 @@ impl PodVerdict {
             message: "Pod was active on the node longer than the specified deadline".to_owned(),
             phase: VerdictPhase::Failed,
         }
+    }
+
+    /// It takes more of the node than it may; its containers get a second to end.
+    pub fn evicted(message: String) -> Self {
+        Self { reason: Cow::Borrowed(EVICTED), message, phase: VerdictPhase::Failed }
+    }
+
+    /// What its containers get to end at most; `None`: the pod's own grace period.
+    pub fn grace(&self) -> Option<Duration> {
+        (self.reason == EVICTED).then_some(Duration::from_secs(1))
     }
 
     /// Whether nothing of the pod may run any more.

@@ -137,7 +137,7 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("imageMaximumGCAge", Duration),
     unsupported("imageGCHighThresholdPercent", Int),
     unsupported("imageGCLowThresholdPercent", Int),
-    unsupported("volumeStatsAggPeriod", Duration),
+    supported("volumeStatsAggPeriod", Duration),
     unsupported_unless("kubeletCgroups", Text, Word("")),
     unsupported_unless("systemCgroups", Text, Word("")),
     supported("cgroupRoot", Text),

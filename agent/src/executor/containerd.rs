@@ -12,6 +12,7 @@ mod permit;
 mod probe;
 mod sandbox;
 mod start;
+mod storage;
 mod verbs;
 
 use std::io;
@@ -101,6 +102,7 @@ impl ContainerdExecutor {
                 Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
                 Err(verdict) => Outcome::Refused(verdict),
             },
+            Action::MeasureStorage => self.measure_storage(&pod).await,
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
             Action::UpdateCgroup(limits) => Outcome::CgroupUpdated(self.update_cgroup(&pod, &limits).await),
             Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),

@@ -99,6 +99,7 @@ impl FakeExecutor {
                 let made = self.done("PrepareSandbox", |world| world.create_sandbox(&pod.record)).await;
                 Outcome::SandboxPrepared(made.map(sandbox))
             }
+            Action::MeasureStorage => Outcome::StorageMeasured { excess: None, again: Duration::from_secs(60) },
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
             Action::UpdateCgroup(limits) => {
                 let update = |world: &mut World| world.set_cgroup(&uid, limits);

@@ -24,6 +24,8 @@ const MAX_NAME: usize = 255;
 pub(super) struct PayloadFile {
     pub bytes: SecretBytes,
     pub mode: u32,
+    /// Its owner; `None`: the agent's own user.
+    pub user: Option<u32>,
 }
 
 /// Files by path, relative to the volume.
@@ -39,19 +41,19 @@ pub(super) struct Sources<'a> {
 
 /// The payload of `volume`; `None` when it is of a kind that has none.
 pub(super) fn payload(volume: &Volume, sources: Sources<'_>) -> Result<Option<Payload>, VolumeError> {
-    let mut builder = Builder { volume: &volume.name, sources, mode: DEFAULT_MODE, files: Payload::new() };
+    let mut builder = Builder { volume: &volume.name, sources, mode: DEFAULT_MODE, user: None, files: Payload::new() };
     if let Some(map) = &volume.config_map {
-        builder.mode = map.default_mode.unwrap_or(DEFAULT_MODE);
+        (builder.mode, builder.user) = (map.default_mode.unwrap_or(DEFAULT_MODE), map.default_user);
         builder.object(ObjectKind::ConfigMap, &map.name, map.items.as_deref(), map.optional)?;
     } else if let Some(secret) = &volume.secret {
-        builder.mode = secret.default_mode.unwrap_or(DEFAULT_MODE);
+        (builder.mode, builder.user) = (secret.default_mode.unwrap_or(DEFAULT_MODE), secret.default_user);
         let name = secret.secret_name.as_deref().unwrap_or_default();
         builder.object(ObjectKind::Secret, name, secret.items.as_deref(), secret.optional)?;
     } else if let Some(downward) = &volume.downward_api {
-        builder.mode = downward.default_mode.unwrap_or(DEFAULT_MODE);
+        (builder.mode, builder.user) = (downward.default_mode.unwrap_or(DEFAULT_MODE), downward.default_user);
         builder.downward(downward.items.as_deref())?;
     } else if let Some(projected) = &volume.projected {
-        builder.mode = projected.default_mode.unwrap_or(DEFAULT_MODE);
+        (builder.mode, builder.user) = (projected.default_mode.unwrap_or(DEFAULT_MODE), projected.default_user);
         for source in projected.sources.iter().flatten() {
             builder.projection(source)?;
         }
@@ -65,6 +67,7 @@ struct Builder<'a> {
     volume: &'a str,
     sources: Sources<'a>,
     mode: i32,
+    user: Option<i64>,
     files: Payload,
 }
 
@@ -95,11 +98,11 @@ impl Builder<'_> {
         };
         let items = items.unwrap_or_default();
         if items.is_empty() {
-            return object.data.iter().try_for_each(|(key, entry)| self.add(key, entry.bytes.clone(), None));
+            return object.data.iter().try_for_each(|(key, entry)| self.add(key, entry.bytes.clone(), None, None));
         }
         for item in items {
             match object.data.get(&item.key) {
-                Some(entry) => self.add(&item.path, entry.bytes.clone(), item.mode)?,
+                Some(entry) => self.add(&item.path, entry.bytes.clone(), item.mode, item.user)?,
                 None if optional => {}
                 None => {
                     let (volume, key) = (self.volume.to_owned(), item.key.clone());
@@ -120,7 +123,7 @@ impl Builder<'_> {
             } else {
                 return Err(self.unsupported("a downwardAPI item needs fieldRef or resourceFieldRef"));
             };
-            self.add(&item.path, SecretBytes::new(text.into_bytes()), item.mode)?;
+            self.add(&item.path, SecretBytes::new(text.into_bytes()), item.mode, item.user)?;
         }
         Ok(())
     }
@@ -143,13 +146,15 @@ impl Builder<'_> {
         VolumeError::Unsupported { volume: self.volume.to_owned(), reason: reason.to_owned() }
     }
 
-    fn add(&mut self, path: &str, bytes: SecretBytes, mode: Option<i32>) -> Result<(), VolumeError> {
+    fn add(&mut self, path: &str, bytes: SecretBytes, mode: Option<i32>, user: Option<i64>) -> Result<(), VolumeError> {
         if !is_inside(path) {
             return Err(self.unsupported(&format!("{path:?} is no path inside a volume")));
         }
         let mode = u32::try_from(mode.unwrap_or(self.mode)).unwrap_or_default() & 0o777;
+        let user = user.or(self.user).map(u32::try_from).transpose();
+        let user = user.map_err(|_| self.unsupported("user is not a user id"))?;
         let clean: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
-        self.files.insert(clean.join("/"), PayloadFile { bytes, mode });
+        self.files.insert(clean.join("/"), PayloadFile { bytes, mode, user });
         Ok(())
     }
 

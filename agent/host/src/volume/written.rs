@@ -64,7 +64,7 @@ impl WrittenVolume {
             tmpfs::mount_private(&self.path, mode, self.group)?;
         } else {
             files::make_dirs(&self.path, DIRECTORY_MODE)?;
-            set_owner(&self.path, self.group, mode)?;
+            set_owner(&self.path, None, self.group, mode)?;
         }
         let current = self.current()?;
         let changed = match &current {
@@ -102,6 +102,7 @@ impl WrittenVolume {
             let metadata = file_path.symlink_metadata().map_err(VolumeError::io("stat", &file_path))?;
             let same = metadata.mode() & 0o7777 == self.file_mode(file.mode)
                 && self.group.is_none_or(|group| metadata.gid() == group)
+                && file.user.is_none_or(|user| metadata.uid() == user)
                 && metadata.len() == file.bytes.len() as u64;
             let read = || std::fs::read(&file_path).map(Zeroizing::new).map_err(VolumeError::io("read", &file_path));
             if !same || read()?.as_slice() != file.bytes.expose() {
@@ -118,7 +119,7 @@ impl WrittenVolume {
         for (path, file) in &self.payload {
             self.write_file(&dir, path, file)?;
         }
-        set_owner(&dir, self.group, self.directory_mode())?;
+        set_owner(&dir, None, self.group, self.directory_mode())?;
         let next = self.path.join(DATA_NEXT);
         match std::fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -151,13 +152,13 @@ impl WrittenVolume {
         for part in above.split('/').filter(|part| !part.is_empty()) {
             parent.push(part);
             files::make_dirs(&parent, DIRECTORY_MODE)?;
-            set_owner(&parent, self.group, self.directory_mode())?;
+            set_owner(&parent, None, self.group, self.directory_mode())?;
         }
         let target = parent.join(name);
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&target);
         let written = opened.and_then(|mut opened| opened.write_all(file.bytes.expose()));
         written.map_err(VolumeError::io("write", &target))?;
-        set_owner(&target, self.group, self.file_mode(file.mode))
+        set_owner(&target, file.user, self.group, self.file_mode(file.mode))
     }
 
     /// Creates missing names at the top. A directory that a subPath created there is not changed, as in kubelet.
@@ -206,15 +207,16 @@ impl WrittenVolume {
     }
 }
 
-/// Sets the group and permissions of `path`, unless it has them, to avoid flash writes. Group first: a change of it
-/// clears the set-group-id bit.
-fn set_owner(path: &Path, group: Option<u32>, mode: u32) -> Result<(), VolumeError> {
+/// Sets the owner, group and permissions of `path`, unless it has them, to avoid flash writes. Permissions last: a change of
+/// the group clears the set-group-id bit.
+fn set_owner(path: &Path, user: Option<u32>, group: Option<u32>, mode: u32) -> Result<(), VolumeError> {
     let metadata = path.symlink_metadata().map_err(VolumeError::io("stat", path))?;
-    if metadata.mode() & 0o7777 == mode && group.is_none_or(|group| metadata.gid() == group) {
+    let owned = group.is_none_or(|group| metadata.gid() == group) && user.is_none_or(|user| metadata.uid() == user);
+    if metadata.mode() & 0o7777 == mode && owned {
         return Ok(());
     }
-    if let Some(group) = group {
-        std::os::unix::fs::chown(path, None, Some(group)).map_err(VolumeError::io("set the group of", path))?;
+    if user.is_some() || group.is_some() {
+        std::os::unix::fs::chown(path, user, group).map_err(VolumeError::io("set the owner of", path))?;
     }
     files::set_mode(path, mode)
 }

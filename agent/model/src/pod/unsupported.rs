@@ -64,21 +64,9 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].scaleIO", Always),
     ("spec.volumes[].storageos", Always),
     ("spec.volumes[].vsphereVolume", Always),
-    ("spec.volumes[].configMap.defaultUser", Always),
-    ("spec.volumes[].configMap.items[].user", Always),
-    ("spec.volumes[].secret.defaultUser", Always),
-    ("spec.volumes[].secret.items[].user", Always),
-    ("spec.volumes[].downwardAPI.defaultUser", Always),
-    ("spec.volumes[].downwardAPI.items[].user", Always),
-    ("spec.volumes[].projected.defaultUser", Always),
-    ("spec.volumes[].projected.sources[].configMap.items[].user", Always),
-    ("spec.volumes[].projected.sources[].secret.items[].user", Always),
-    ("spec.volumes[].projected.sources[].downwardAPI.items[].user", Always),
     ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
     ("spec.C.volumeMounts[].bindMountOptions", Always),
     ("spec.C.volumeDevices", Always),
-    // Resources
-    ("spec.C.resources.limits.ephemeral-storage", Always),
     // Security
     ("spec.hostUsers", False),
 ];
@@ -143,18 +131,10 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
-    let disk = select(manifest, "spec.volumes[].emptyDir").into_iter().filter_map(unenforced_size);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
-    let mut faults: Vec<Fault> = lacking
-        .chain(not_yet)
-        .chain(refused)
-        .chain(rates)
-        .chain(huge)
-        .chain(disk)
-        .chain(silent)
-        .chain(elsewhere)
-        .collect();
+    let mut faults: Vec<Fault> =
+        lacking.chain(not_yet).chain(refused).chain(rates).chain(huge).chain(silent).chain(elsewhere).collect();
     faults.dedup_by(|a, b| a.path == b.path);
     faults
 }
@@ -204,16 +184,6 @@ fn huge_pages((path, limits): (String, &Value)) -> Vec<Fault> {
         .filter(|name| !known.contains(&name.as_str()) && !is_device(name))
         .map(|name| refuse(super::yaml::join(&path, name)))
         .collect()
-}
-
-/// A size limit on a directory on disk, which is not enforced.
-fn unenforced_size((path, empty_dir): (String, &Value)) -> Option<Fault> {
-    let on_disk = empty_dir["medium"].as_str().unwrap_or_default().is_empty();
-    (on_disk && is_used(&empty_dir["sizeLimit"], Always)).then(|| {
-        Fault::error(format!("{path}.sizeLimit"), "is not supported yet on the default medium")
-            .with_remedy("use medium: Memory, whose limit the kernel keeps, or remove the limit")
-            .because(Reason::Unsupported)
-    })
 }
 
 fn is_used(value: &Value, used: Used) -> bool {

@@ -61,6 +61,19 @@ impl Judge {
                 }
             }
         }
+        if let Some((period, at)) = map.text("volumeStatsAggPeriod") {
+            match duration(period) {
+                // Kubernetes' zero is its default.
+                Some(Duration::ZERO) => {}
+                Some(period) if period >= SHORTEST_TIMEOUT => config.volume_stats_period = period,
+                Some(_) => self.error(Some(at), "volumeStatsAggPeriod", "must be 1s or more"),
+                None => self.error(
+                    Some(at),
+                    "volumeStatsAggPeriod",
+                    format!("{period:?} is not a duration such as 1m; limits on disks are always kept"),
+                ),
+            }
+        }
         if let Some((on, _)) = map.bool("seccompDefault") {
             config.seccomp_default = on;
         }

@@ -57,7 +57,7 @@ fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key
 fn every_supported_key_has_an_effect() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
-         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nruntimeRequestTimeout: 90s\npodPidsLimit: 512\nresolvConf: ''\n\
+         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\npodPidsLimit: 512\nresolvConf: ''\n\
          serializeImagePulls: false\nmaxParallelImagePulls: 3\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
@@ -98,6 +98,7 @@ fn every_supported_key_has_an_effect() {
         cgroup_root: "/edge".into(),
         pod_pids_limit: Some(512),
         max_pods: 20,
+        volume_stats_period: std::time::Duration::from_secs(120),
         runtime_request_timeout: std::time::Duration::from_secs(90),
         seccomp_default: true,
         log_rotation: super::super::LogRotation { max_size: 5 << 20, max_files: 3 },

@@ -16,7 +16,7 @@ pub(in crate::volume) fn objects(pod: &PodRecord, values: &[Value]) -> PodObject
     PodObjects::of(pod, |key| all.iter().find(|object| object.key == *key).cloned())
 }
 
-/// `path mode text` of every file.
+/// `path mode text` of every file, and its owner if it is to have one.
 fn files(volume: Value) -> Result<Vec<String>, String> {
     let mut volume = volume;
     volume["name"] = "v".into();
@@ -35,7 +35,8 @@ fn files(volume: Value) -> Result<Vec<String>, String> {
     let sources = Sources { pod: &pod, objects: &objects, node: NodeLimits { cpus: 4, memory: 1 << 30 } };
     let text = |file: &PayloadFile| file.bytes.expose_text().unwrap().to_owned();
     let payload = payload(&volume, sources).map_err(|error| error.to_string())?.unwrap();
-    Ok(payload.iter().map(|(path, file)| format!("{path} {:o} {}", file.mode, text(file))).collect())
+    let user = |file: &PayloadFile| file.user.map(|user| format!(" of {user}")).unwrap_or_default();
+    Ok(payload.iter().map(|(path, file)| format!("{path} {:o} {}{}", file.mode, text(file), user(file))).collect())
 }
 
 #[test]
@@ -47,6 +48,16 @@ fn the_content_of_each_volume_kind() {
             json!({"configMap": {"name": "m", "defaultMode": 0o400, "items": [
             {"key": "a", "path": "x/./y"}, {"key": "bin", "path": "z", "mode": 0o755}]}}),
             Ok(&["x/y 400 1", "z 755 b"]),
+        ),
+        (
+            json!({"configMap": {"name": "m", "defaultUser": 7, "items": [
+            {"key": "a", "path": "a"}, {"key": "b", "path": "b", "user": 8}]}}),
+            Ok(&["a 644 1 of 7", "b 644 2 of 8"]),
+        ),
+        (
+            json!({"projected": {"defaultUser": 7, "sources": [
+            {"configMap": {"name": "m"}}, {"secret": {"name": "s", "items": [{"key": "k", "path": "k", "user": 0}]}}]}}),
+            Ok(&["a 644 1 of 7", "b 644 2 of 7", "bin 644 b of 7", "k 644 x of 0"]),
         ),
         (json!({"configMap": {"name": "none"}}), Err(format!("{failed} configmap \"none\" not found"))),
         (json!({"configMap": {"name": "none", "optional": true}}), Ok(&[])),
