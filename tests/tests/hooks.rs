@@ -110,7 +110,8 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
         hooked("tcp", &idle("tcp"), json!({ "postStart": socket, "preStop": socket })),
         hooked("sleep", &idle("sleep"), json!({ "postStart": pause, "preStop": pause })),
     ];
-    node.apply(&with(sharing(node, 60, &containers)?, json!({ "spec": { "hostNetwork": false } })))?;
+    // The server, the first process of its namespace, does not handle SIGTERM: it ends with the grace period.
+    node.apply(&with(sharing(node, 20, &containers)?, json!({ "spec": { "hostNetwork": false } })))?;
     node.wait_running("web")?;
     ensure!(place(node, "post-http")? < place(node, "start tcp")?, "{:?}", diary(node));
     ensure!(place(node, "start tcp")? < place(node, "start sleep")?, "{:?}", diary(node));

@@ -76,12 +76,12 @@ fn a_manifest_broken_while_the_agent_is_down(node: &mut TestNode) -> Result<()> 
 }
 
 fn a_field_limpet_does_not_act_on_is_refused(node: &mut TestNode) -> Result<()> {
-    let probed = with(shell("main", IDLE), json!({ "livenessProbe": { "exec": { "command": ["true"] } } }));
-    node.apply(&pod("probed", json!({ "containers": [probed] })))?;
-    node.wait_event("livenessProbe")?;
+    let attached = with(shell("main", IDLE), json!({ "stdin": true }));
+    node.apply(&pod("attached", json!({ "containers": [attached] })))?;
+    node.wait_event("spec.containers[0].stdin")?;
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
-    ensure!(node.containerd.tasks()?.len() == 1, "it was run without its probe");
+    ensure!(node.containerd.tasks()?.len() == 1, "it was run without its standard input");
     Ok(())
 }
 
