@@ -30,7 +30,7 @@ impl Containers {
 
     /// Removes everything that an interrupted start of the container has created, its lease included. Its process may run: the
     /// start's last answer was lost.
-    pub async fn remove_half_made(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+    pub async fn remove_failed_attempt(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         // containerd deletes no task that runs.
         if self.kill(id, Signal::KILL.as_raw() as u32, true).await? {
             self.wait(id).await?;

@@ -253,7 +253,7 @@ impl SpecError {
     }
 
     /// Whether the failure is transient: a retry may succeed without an edit of the manifest, after a change on the node.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Profile { .. } | Self::AppArmor(_) | Self::EnvFile { .. })
     }
 }

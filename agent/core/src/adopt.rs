@@ -51,7 +51,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             }
             Some(mut instance) => {
                 // This agent has started it, and its answer was lost: nobody has run its hook.
-                if slot.hooks.post_start && slot.half_made.as_ref() == Some(&container.id) {
+                if slot.hooks.post_start && slot.possible_orphan.as_ref() == Some(&container.id) {
                     instance.post_start = PostStart::Due(now.mono);
                 }
                 instance.probes = probes(&record, &container, &instance, now);
@@ -95,7 +95,7 @@ fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Pr
             && !lives(instance, processes)
             && !found.iter().any(|container| container.id == instance.id)
         {
-            instance.end(unknown_end(now), now);
+            instance.end(unknown_exit(now), now);
         }
     }
 }
@@ -106,12 +106,12 @@ fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Pro
         return;
     }
     match container.task {
-        Some(Task::Stopped { code, at }) => known.end(seen_end(code, at), now),
+        Some(Task::Stopped { code, at }) => known.end(observed_exit(code, at), now),
         Some(Task::Running { .. } | Task::Created) => {}
         // containerd does not know (yet): ask for the process itself.
         Some(Task::Unknown { .. }) | None => {
             if !lives(known, processes) {
-                let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_end(now));
+                let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_exit(now));
                 known.end(exit, now);
             }
         }
@@ -151,7 +151,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
                 *reaped = !left;
             }
         }
-        (Some(Task::Stopped { code, at }), None) => instance.end(seen_end(code, at), now),
+        (Some(Task::Stopped { code, at }), None) => instance.end(observed_exit(code, at), now),
         (Some(Task::Created), None) => return None,
         (None, None) => {
             state.started_at?;
@@ -161,7 +161,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
                 return Some(instance);
             }
             instance.pause = Duration::ZERO; // Not its fault: after a reboot it restarts at once.
-            instance.end(unknown_end(now), now);
+            instance.end(unknown_exit(now), now);
         }
     }
     Some(instance)
@@ -179,13 +179,13 @@ fn probes(record: &PodRecord, container: &FoundContainer, instance: &Instance, n
 }
 
 /// An exit that containerd reported.
-pub fn seen_end(code: i32, at: jiff::Timestamp) -> Exit {
+pub fn observed_exit(code: i32, at: jiff::Timestamp) -> Exit {
     let reason = if code == 0 { "Completed" } else { "Error" };
     Exit { code, reason: reason.to_owned(), message: String::new(), finished_at: at }
 }
 
 /// A missed exit.
-pub fn unknown_end(now: Now) -> Exit {
+pub fn unknown_exit(now: Now) -> Exit {
     Exit {
         code: 137,
         reason: STATUS_UNKNOWN.to_owned(),

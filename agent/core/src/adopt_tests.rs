@@ -272,7 +272,7 @@ fn only_what_this_agent_has_started_has_its_hook_still_to_be_run() {
         let mut pod = pod();
         let found = container(0, started(), Some(Task::Running { pid: 7 }));
         pod.containers[0].hooks.post_start = true;
-        pod.containers[0].half_made = answer_lost.then(|| found.id.clone());
+        pod.containers[0].possible_orphan = answer_lost.then(|| found.id.clone());
         adopt(&mut pod, vec![found], &AllAlive, now);
         assert_eq!(pod.containers[0].instance.as_ref().unwrap().post_start, expected);
     }

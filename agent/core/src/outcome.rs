@@ -288,13 +288,13 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::Discarded { index, id, gone } => {
             let slot = &mut pod.containers[index];
             slot.busy = None;
-            slot.half_made = (!gone).then_some(id);
+            slot.possible_orphan = (!gone).then_some(id);
         }
         Outcome::HalfMadeRemoved { index, result } => {
             let slot = &mut pod.containers[index];
             slot.busy = None;
             match result {
-                Ok(()) => (slot.half_made, slot.retry) = (None, None),
+                Ok(()) => (slot.possible_orphan, slot.retry) = (None, None),
                 Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
             }
         }
@@ -400,7 +400,7 @@ fn started(
     match result {
         Ok(instance) => {
             slot.retry = None;
-            slot.half_made = None;
+            slot.possible_orphan = None;
             // It may also be the exit of an earlier attempt under the same id: that was another process.
             let early_end = slot.early_end.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
             let post_start = if slot.hooks.post_start { PostStart::Due(now) } else { PostStart::Done };
@@ -408,7 +408,7 @@ fn started(
             early_end.map(|(id, _, exit)| (id, exit))
         }
         Err(failure) => {
-            slot.half_made = begun;
+            slot.possible_orphan = begun;
             // Resolving the image again may fix what made it unusable.
             slot.image = ImageState::Unknown;
             let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use super::super::adopt::unknown_end;
+use super::super::adopt::unknown_exit;
 use super::super::fixtures::{self, exit, now, sandbox};
 use super::*;
 use crate::plan::KillCause;
@@ -42,10 +42,10 @@ fn possible_orphans_of_a_failed_start_are_remembered_until_a_start_succeeds() {
     let failure = || Failure { reason: "RunContainerError", message: String::new(), transient: true };
     begin(&mut pod, &Action::Start(0));
     apply(&mut pod, Outcome::Started { index: 0, result: Err(failure()) }, now());
-    assert_eq!(pod.containers[0].half_made, Some(instance(0).id));
+    assert_eq!(pod.containers[0].possible_orphan, Some(instance(0).id));
     begin(&mut pod, &Action::Start(0));
     apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(0))) }, now());
-    assert_eq!(pod.containers[0].half_made, None);
+    assert_eq!(pod.containers[0].possible_orphan, None);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
         pod.containers[0].stopping().unwrap().repeat_at.is_some(),
         "SIGKILL is repeated until the exit is collected"
     );
-    let (pod, found) = stopped(unknown_end(now()));
+    let (pod, found) = stopped(unknown_exit(now()));
     assert_eq!(found, None);
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
 }
@@ -160,12 +160,12 @@ fn a_refused_pod_has_no_sandbox_and_is_not_tried_again() {
 fn what_a_failed_start_left_is_removed_or_tried_again() {
     let mut pod = fixtures::pod("Always", &[], &["a"]);
     let id = ContainerId::derive(&limpet_model::pod::PodUid::new("0123"), "a", 0);
-    pod.containers[0].half_made = Some(id);
+    pod.containers[0].possible_orphan = Some(id);
     begin(&mut pod, &Action::Discard(0));
     let failure = Failure { reason: "FailedKillPod", message: "no answer".into(), transient: true };
     apply(&mut pod, Outcome::HalfMadeRemoved { index: 0, result: Err(failure) }, now());
     let slot = &pod.containers[0];
-    assert!(slot.busy.is_none() && slot.half_made.is_some() && slot.retry.is_some());
+    assert!(slot.busy.is_none() && slot.possible_orphan.is_some() && slot.retry.is_some());
     apply(&mut pod, Outcome::HalfMadeRemoved { index: 0, result: Ok(()) }, now());
-    assert!(pod.containers[0].half_made.is_none() && pod.containers[0].retry.is_none());
+    assert!(pod.containers[0].possible_orphan.is_none() && pod.containers[0].retry.is_none());
 }

@@ -346,11 +346,11 @@ fn a_failed_pod_removes_what_a_failed_start_left_before_its_sandbox() {
     pod.containers[0].busy = Some(Busy::Starting(id.clone()));
     pod.fail(PodVerdict::deadline_exceeded());
     assert_eq!(plan(&pod, READY, now), Step::Wait(None), "the start in progress is waited for");
-    (pod.containers[0].busy, pod.containers[0].half_made) = (None, Some(id));
+    (pod.containers[0].busy, pod.containers[0].possible_orphan) = (None, Some(id));
     assert_eq!(actions(&pod, now), [Action::Discard(0)]);
     pod.containers[0].retry = Some(RetryState::transient("FailedKillPod", "no answer".into(), now));
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(1))));
-    (pod.containers[0].half_made, pod.containers[0].retry) = (None, None);
+    (pod.containers[0].possible_orphan, pod.containers[0].retry) = (None, None);
     assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);
 }
 
@@ -361,7 +361,7 @@ fn a_start_that_was_found_again_keeps_its_record_when_the_pod_has_finished() {
     pod.sandbox = SandboxState::Ready(fixtures::sandbox(&[]));
     exited(&mut pod, 0, 0, now);
     // Its answer was lost; the runtime's state, read again, had the container.
-    pod.containers[0].half_made = pod.containers[0].instance.as_ref().map(|instance| instance.id.clone());
+    pod.containers[0].possible_orphan = pod.containers[0].instance.as_ref().map(|instance| instance.id.clone());
     assert_eq!(actions(&pod, now), [Action::Reap(0)]);
     reaped(&mut pod, 0);
     assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);

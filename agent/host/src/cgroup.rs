@@ -82,7 +82,7 @@ pub enum CgroupError {
 
 impl CgroupError {
     /// Whether the failure is transient: the same call may succeed later.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         !matches!(self, Self::NotMounted | Self::NoController { .. })
     }
 

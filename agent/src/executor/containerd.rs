@@ -34,7 +34,7 @@ use limpet_containerd::error::RuntimeError;
 use limpet_containerd::image::Images;
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
-use limpet_core::adopt::{seen_end, unknown_end};
+use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::exit_cause::judge;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
@@ -156,7 +156,7 @@ impl ContainerdExecutor {
                 tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
                 let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
                 match self.signal(pod, instance, SIGKILL, true).await {
-                    Ok(None) if again => self.unseen_end(pod, instance, SIGKILL).await,
+                    Ok(None) if again => self.exit_without_event(pod, instance, SIGKILL).await,
                     result => result,
                 }
             }
@@ -166,16 +166,21 @@ impl ContainerdExecutor {
 
     /// A signal that met no process, or a SIGKILL that brought no end: perhaps the end was there, and its event was lost.
     /// What lives on without a task is killed with its cgroup, once SIGKILL is due.
-    async fn unseen_end(&self, pod: &PodState, instance: &Instance, signal: u32) -> Result<Option<Exit>, Failure> {
+    async fn exit_without_event(
+        &self,
+        pod: &PodState,
+        instance: &Instance,
+        signal: u32,
+    ) -> Result<Option<Exit>, Failure> {
         let task = self.containers.task(&instance.id).await.map_err(|error| failure("FailedKillPod", &error))?;
         let lives = || self.cgroups.process_of(&pod.record.uid, instance.id.as_str()).is_some();
         match task {
             None if lives() && signal == SIGKILL => self.clear_cgroup(pod, &instance.id).await,
             None => {}
-            Some(Task::Stopped { code, at }) => return Ok(Some(seen_end(code, at))),
+            Some(Task::Stopped { code, at }) => return Ok(Some(observed_exit(code, at))),
             Some(Task::Created | Task::Running { .. } | Task::Unknown { .. }) => return Ok(None),
         }
-        Ok((!lives()).then(|| unknown_end(clock::now())))
+        Ok((!lives()).then(|| unknown_exit(clock::now())))
     }
 
     async fn signal(
@@ -188,7 +193,7 @@ impl ContainerdExecutor {
         let sent = self.timed("stop_container", self.containers.kill(&instance.id, signal, all)).await;
         match sent.map_err(|error| failure("FailedKillPod", &error))? {
             true => Ok(None),
-            false => self.unseen_end(pod, instance, signal).await,
+            false => self.exit_without_event(pod, instance, signal).await,
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use jiff::Timestamp;
-use limpet_core::adopt::{seen_end, unknown_end};
+use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
 use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, PostStart, StopPhase, Stopping};
@@ -137,8 +137,8 @@ impl FakeExecutor {
                 Outcome::Forgotten { index, ids: forgotten.map(|()| stale).unwrap_or_default() }
             }
             Action::Discard(index) => {
-                let half_made = pod.containers[index].half_made.clone();
-                let removed = self.done("Discard", |world| world.remove_failed_start(half_made.as_slice())).await;
+                let possible_orphan = pod.containers[index].possible_orphan.clone();
+                let removed = self.done("Discard", |world| world.remove_failed_start(possible_orphan.as_slice())).await;
                 Outcome::HalfMadeRemoved { index, result: removed }
             }
         }
@@ -157,7 +157,7 @@ impl FakeExecutor {
                 Task::Running { pid } | Task::Unknown { pid } => {
                     instance.life = Life::Running { pid, process: self.processes.open(pid), stopping: None };
                 }
-                Task::Stopped { code, at } => instance.end(seen_end(code, at), self.now()),
+                Task::Stopped { code, at } => instance.end(observed_exit(code, at), self.now()),
                 Task::Created => {}
             }
             Box::new(instance)
@@ -212,8 +212,8 @@ impl FakeExecutor {
     fn exit_of(&self, id: &ContainerId) -> Option<Exit> {
         let task = self.world().task(id);
         match task {
-            None => Some(unknown_end(self.now())),
-            Some(Task::Stopped { code, at }) => Some(seen_end(code, at)),
+            None => Some(unknown_exit(self.now())),
+            Some(Task::Stopped { code, at }) => Some(observed_exit(code, at)),
             Some(_) => None,
         }
     }

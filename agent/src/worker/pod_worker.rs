@@ -18,7 +18,7 @@ use super::inbox::{Inbox, Messages, PodCommand};
 use super::node_claims::Hold;
 use super::process_watch::{Answer, ProcessKey, ProcessWatch};
 use limpet_containerd::client::watched;
-use limpet_core::adopt::{seen_end, unknown_end};
+use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, over, plan};
@@ -440,7 +440,7 @@ impl PodWorker {
             }
             Ok(None) => {
                 let Some(pod) = &mut self.current else { return };
-                outcome::exited(pod, &id, pid, unknown_end(now), now);
+                outcome::exited(pod, &id, pid, unknown_exit(now), now);
             }
             // Its shim hangs, and may go on.
             Ok(Some(_)) => {}
@@ -487,10 +487,10 @@ impl PodWorker {
         let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
         let Some((index, instance)) = found else {
             // Its start has not been reported yet; its end is kept until then.
-            outcome::exited(pod, id, pid, seen_end(code, at), now);
+            outcome::exited(pod, id, pid, observed_exit(code, at), now);
             return;
         };
-        let exit = seen_end(code, at);
+        let exit = observed_exit(code, at);
         pod.exits_being_recorded += 1;
         let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
         let id = instance.id.clone();

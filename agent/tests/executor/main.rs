@@ -167,7 +167,7 @@ async fn an_exit_is_recorded_before_anything_is_deleted(node: &Node) -> Result<(
     let mut pod = node.running(Process::Exits(3)).await?;
     let (instance, before) = (newest(&pod)?.clone(), pod.clone());
     let (code, at) = node.wait_stopped(&instance.id).await?;
-    let exit = limpet_core::adopt::seen_end(code, at);
+    let exit = limpet_core::adopt::observed_exit(code, at);
     let recorded = Arc::clone(&node.executor).record_exit(before, MAIN, instance, exit).await;
     ensure!((recorded.code, recorded.finished_at) == (3, at), "{recorded:?}");
     let found = node.only().await?;
@@ -223,10 +223,10 @@ async fn a_start_without_an_answer_is_discarded_with_its_process(node: &Node) ->
     let mut started = pod.clone();
     node.act(&mut started, Action::Start(MAIN)).await?;
     let (id, pid) = (newest(&started)?.id.clone(), pid(&started)?);
-    pod.containers[MAIN].half_made = Some(id.clone());
+    pod.containers[MAIN].possible_orphan = Some(id.clone());
     let mut again = pod.clone();
     node.act(&mut pod, Action::Discard(MAIN)).await?;
-    ensure!(node.list().await?.is_empty() && pod.containers[MAIN].half_made.is_none());
+    ensure!(node.list().await?.is_empty() && pod.containers[MAIN].possible_orphan.is_none());
     ensure!(!node.executor.processes().is_in_container(pid, &id), "its process lives");
     node.act(&mut again, Action::Discard(MAIN)).await?;
     node.tear_down(&mut pod).await

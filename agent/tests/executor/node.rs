@@ -279,7 +279,7 @@ impl Node {
     pub(crate) async fn wait_exit(&self, pod: &mut PodState) -> Result<i32> {
         let id = newest(pod)?.id.clone();
         let (code, at) = self.wait_stopped(&id).await?;
-        let exit = limpet_core::adopt::seen_end(code, at);
+        let exit = limpet_core::adopt::observed_exit(code, at);
         outcome::exited(pod, &id, 0, exit, self.executor.now());
         Ok(code)
     }

@@ -195,7 +195,7 @@ pub struct ContainerSlot {
     /// The action in progress.
     pub busy: Option<Busy>,
     /// A start failed or was interrupted, and may have left orphans under this id.
-    pub half_made: Option<ContainerId>,
+    pub possible_orphan: Option<ContainerId>,
     /// The first attempt that is still available: containerd keeps the ids of earlier ones reserved.
     pub attempt_floor: u32,
     /// The pod's objects changed since its start began.
@@ -220,7 +220,7 @@ impl ContainerSlot {
             pull_retry: None,
             retry: None,
             busy: None,
-            half_made: None,
+            possible_orphan: None,
             attempt_floor: 0,
             objects_changed: false,
             early_end: None,
@@ -232,7 +232,7 @@ impl ContainerSlot {
         let known = |id: &ContainerId| {
             self.instance.iter().chain(&self.previous).chain(&self.stale).any(|instance| instance.id == *id)
         };
-        self.half_made.as_ref().filter(|id| !known(id))
+        self.possible_orphan.as_ref().filter(|id| !known(id))
     }
 
     /// The attempt number of the next start.

@@ -73,7 +73,7 @@ impl ContainerdExecutor {
                 None => self.sandboxes.create(&request).await,
             }
         });
-        let cgroup_failure = |error: CgroupError| Failure { transient: error.may_pass(), ..sandbox_failure(error) };
+        let cgroup_failure = |error: CgroupError| Failure { transient: error.is_transient(), ..sandbox_failure(error) };
         cgroup.map_err(cgroup_failure)?;
         let Created { sandbox, init } = sandbox.map_err(sandbox_failure)?;
         if let Some(init) = init {
@@ -207,13 +207,13 @@ impl ContainerdExecutor {
         self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
         // A process that was killed a moment ago may still be in it: that passes.
         let removed = self.cgroups.remove_pod(uid).await;
-        removed.map_err(|error| Failure { transient: error.may_pass(), ..stays("cgroup", &error) })
+        removed.map_err(|error| Failure { transient: error.is_transient(), ..stays("cgroup", &error) })
     }
 
     /// What a failed start of a container has left goes, a process of it included.
     pub(super) async fn remove_failed_start(&self, pod: &PodState, slot: &ContainerSlot) -> Result<(), Failure> {
-        let Some(id) = &slot.half_made else { return Ok(()) };
-        let removed = self.timed("remove_container", self.containers.remove_half_made(id)).await;
+        let Some(id) = &slot.possible_orphan else { return Ok(()) };
+        let removed = self.timed("remove_container", self.containers.remove_failed_attempt(id)).await;
         removed.map_err(|error| failure("FailedKillPod", &error))?;
         self.clear_cgroup(pod, id).await;
         let (record, name, id) = (Arc::clone(&pod.record), slot.name.clone(), id.clone());

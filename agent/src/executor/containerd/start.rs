@@ -23,7 +23,7 @@ use limpet_containerd::container::{NewContainer, Rootfs};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
-use limpet_core::adopt::seen_end;
+use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, PostStart};
 use limpet_host::blocking::{self, DEADLINE};
@@ -375,7 +375,7 @@ impl ContainerdExecutor {
         let (pid, end) = match task {
             Task::Created => (0, None),
             Task::Running { pid } | Task::Unknown { pid } => (pid, None),
-            Task::Stopped { code, at } => (0, Some(seen_end(code, at))),
+            Task::Stopped { code, at } => (0, Some(observed_exit(code, at))),
         };
         let mut instance = self.started(start, pid, began, Duration::ZERO).await;
         if let Some(identity) = recorded.map(|recorded| recorded.identity) {

@@ -363,8 +363,9 @@ impl World {
     }
 
     pub(super) fn tear_down(&mut self, pod: &PodState) {
-        let half_made: Vec<ContainerId> = pod.containers.iter().filter_map(|slot| slot.half_made.clone()).collect();
-        self.remove_failed_start(&half_made);
+        let possible_orphan: Vec<ContainerId> =
+            pod.containers.iter().filter_map(|slot| slot.possible_orphan.clone()).collect();
+        self.remove_failed_start(&possible_orphan);
         let instances =
             pod.containers.iter().flat_map(|slot| slot.instance.iter().chain(&slot.previous).chain(&slot.stale));
         let ids: Vec<ContainerId> = instances.map(|instance| instance.id.clone()).collect();
