@@ -78,6 +78,11 @@ impl Inbox {
         self.arrival.notify_one();
     }
 
+    /// Wakes the worker without a message.
+    pub fn wake(&self) {
+        self.arrival.notify_one();
+    }
+
     /// Empties the box.
     pub fn take(&self) -> Messages {
         std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))

@@ -12,7 +12,7 @@ use limpet_model::pod::PodKey;
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
 use limpet_model::verdict::PodVerdict;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// kubelet's reason for a pod that needs more of a resource than is left begins so; the resource's name follows.
 const OUT_OF: &str = "OutOf";
@@ -61,8 +61,8 @@ pub struct NodeClaims {
     claims: Mutex<BTreeMap<PodKey, Vec<Claimed>>>,
     /// The devices that one pod at a time can have.
     exclusive: BTreeSet<String>,
-    /// Changes when something becomes free.
-    freed: watch::Sender<()>,
+    /// Those that wait until something becomes free. A map: they are woken in the order of their keys.
+    waiting: Mutex<BTreeMap<PodKey, Arc<Notify>>>,
 }
 
 impl NodeClaims {
@@ -93,9 +93,21 @@ impl NodeClaims {
             return Err(verdict);
         }
         if claims.insert(key.clone(), wanted).is_some() {
-            self.freed.send_replace(());
+            self.wake_waiting();
         }
         Ok(())
+    }
+
+    /// What wakes the pod when something becomes free from now on.
+    fn wait(&self, key: &PodKey) -> Arc<Notify> {
+        let freed = Arc::new(Notify::new());
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), Arc::clone(&freed));
+        freed
+    }
+
+    fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        waiting.values().for_each(|freed| freed.notify_one());
     }
 }
 
@@ -109,7 +121,7 @@ struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.of.claims().remove(&self.key);
-        self.of.freed.send_replace(());
+        self.of.wake_waiting();
     }
 }
 
@@ -118,7 +130,7 @@ impl Drop for Claim {
 pub struct Hold {
     claim: Option<Claim>,
     /// Set while it waits for something.
-    waits: Option<watch::Receiver<()>>,
+    waits: Option<Arc<Notify>>,
 }
 
 impl Hold {
@@ -148,7 +160,7 @@ impl Hold {
             return None;
         }
         // Before the look: what becomes free after it is not missed.
-        let waits = node.freed.subscribe();
+        let waits = node.wait(key);
         // One that was found without a claim uses what it names; one that is edited gets more where that is free.
         let grows = wanted.iter().any(|one| !has.contains(one));
         match node.give(key, wanted, !grows || (self.claim.is_none() && uses_node(pod))) {
@@ -177,9 +189,9 @@ impl Hold {
     }
 
     /// Resolves when something becomes free that the pod may be waiting for.
-    pub async fn freed(&mut self) {
-        match &mut self.waits {
-            Some(waits) => drop(waits.changed().await),
+    pub async fn freed(&self) {
+        match &self.waits {
+            Some(waits) => waits.notified().await,
             None => std::future::pending().await,
         }
     }
@@ -202,6 +214,8 @@ fn uses_node(pod: &PodState) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn spec(devices: &[&str]) -> PodSpec {
@@ -220,10 +234,10 @@ mod tests {
         let waits = node.give(&other, wanted.clone(), false).unwrap_err();
         assert_eq!((waits.reason.as_ref(), waits.is_final()), ("OutOfx.io/modem", false));
         assert!(is_claim(&waits.reason) && !is_claim("OutOfpods"));
-        let mut freed = node.freed.subscribe();
-        freed.mark_unchanged();
+        let freed = node.wait(&other);
+        assert!(freed.notified().now_or_never().is_none());
         node.give(&one, Vec::new(), true).unwrap();
-        assert!(freed.has_changed().unwrap(), "who waits is told");
+        assert!(freed.notified().now_or_never().is_some(), "who waits is told");
         node.give(&other, wanted.clone(), false).unwrap();
         node.give(&one, wanted, true).unwrap();
     }

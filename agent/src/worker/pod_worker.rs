@@ -42,6 +42,7 @@ pub struct PodWorker {
     key: PodKey,
     inbox: Arc<Inbox>,
     context: WorkerContext,
+    /// The node's state; the supervisor wakes the worker when it changes.
     node: watch::Receiver<NodeState>,
     /// How many changes of the node's network the current incarnation knows of.
     network_changes: u64,
@@ -116,7 +117,7 @@ impl PodWorker {
             let messages = self.inbox.take();
             self.read(messages, now);
             self.processes.follow(self.current.as_ref(), &self.context, &self.inbox);
-            let node = *self.node.borrow_and_update();
+            let node = *self.node.borrow();
             if std::mem::replace(&mut self.network_changes, node.network.changes) != node.network.changes
                 && let Some(pod) = &mut self.current
             {
@@ -153,7 +154,7 @@ impl PodWorker {
         }
     }
 
-    /// Waits for messages, an outcome, another state of the node, or `until`. True: the agent stops.
+    /// Waits for messages, an outcome, or `until`. True: the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = async {
             match until {
@@ -168,7 +169,6 @@ impl PodWorker {
             Some(joined) = self.jobs.join_next() => self.finish(joined),
             Some(joined) = self.probes.join_next() => self.probed(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
-            Ok(()) = self.node.changed() => {}
             () = self.hold.freed() => {}
             () = alarm => {}
         }

@@ -92,7 +92,7 @@ impl Supervisor {
     pub async fn run(mut self, mut intake: Intake) {
         let network_ready = intake.network.borrow_and_update().is_ready();
         let network = *intake.node_network.borrow_and_update();
-        self.node.send_modify(|node| (node.network_ready, node.network) = (network_ready, network));
+        self.change_node(|node| (node.network_ready, node.network) = (network_ready, network));
         loop {
             tokio::select! {
                 biased;
@@ -104,11 +104,11 @@ impl Supervisor {
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
-                    self.node.send_modify(|node| node.network_ready = ready);
+                    self.change_node(|node| node.network_ready = ready);
                 }
                 Ok(()) = intake.node_network.changed() => {
                     let network = *intake.node_network.borrow_and_update();
-                    self.node.send_modify(|node| node.network = network);
+                    self.change_node(|node| node.network = network);
                 }
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
@@ -119,6 +119,12 @@ impl Supervisor {
             self.clean_up();
         }
         while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Changes the node's state and wakes every worker, in the order of their keys: a watch would wake them in any order.
+    fn change_node(&self, change: impl FnOnce(&mut NodeState)) {
+        self.node.send_modify(change);
+        self.workers.values().for_each(|inbox| inbox.wake());
     }
 
     fn merged(&mut self, merged: Merged) {
@@ -259,7 +265,7 @@ impl Supervisor {
     fn disconnected(&mut self) {
         self.reading = Reading::default();
         if self.node.borrow().runtime_ready {
-            self.node.send_modify(|node| node.runtime_ready = false);
+            self.change_node(|node| node.runtime_ready = false);
             self.context.reporter.runtime_gone(self.workers.len());
         } else if !self.adopted && !self.absence_reported {
             self.context.reporter.runtime_absent();

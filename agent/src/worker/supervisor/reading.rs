@@ -99,7 +99,7 @@ impl Supervisor {
         }
         self.start_waiting();
         self.settle_provisional();
-        self.node.send_modify(|node| node.runtime_ready = true);
+        self.change_node(|node| node.runtime_ready = true);
         self.context.reporter.runtime_ready(count, pods);
     }
 
