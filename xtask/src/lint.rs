@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
 use limpet_tests::tools;
 
-use crate::{apt, cargo, ebpf, module_cycles, setup};
+use crate::{apt, cargo, cross, ebpf, module_cycles, setup};
 
 /// Which checks to run.
 #[derive(Debug, clap::Args)]
@@ -78,6 +78,10 @@ fn own_checks() -> Vec<OwnCheck> {
     match ebpf::obstacle() {
         Some(obstacle) => eprintln!("lint: the BPF object is not compared with its sources: {obstacle}"),
         None => checks.push(("the BPF object is what its sources give", ebpf::compare)),
+    }
+    match cross::obstacle() {
+        Some(obstacle) => eprintln!("lint: the agent is not checked for other architectures: {obstacle}"),
+        None => checks.push(("clippy for other architectures", cross::check)),
     }
     checks
 }

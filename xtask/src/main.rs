@@ -5,6 +5,7 @@ mod bench;
 mod bench_emulated;
 mod cargo;
 mod corpus;
+mod cross;
 mod demo;
 mod dist;
 mod ebpf;

@@ -1,0 +1,80 @@
+//! The agent for the other architectures nodes have: compiled as far as clippy goes, by `cargo xtask lint`.
+//!
+//! ring's build script compiles C for the target, so a C compiler for it is needed, though nothing is linked. clang compiles
+//! for all of them, and ring's sources then need no header of a C library.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::agent::workspace_dir;
+use limpet_tests::{process, tools};
+
+use crate::apt::{self, Machine};
+use crate::cargo;
+
+/// What is checked beside this machine's own.
+const TARGETS: [&str; 3] =
+    ["aarch64-unknown-linux-gnu", "armv7-unknown-linux-gnueabihf", "riscv64gc-unknown-linux-gnu"];
+/// How the names of clang's parts, and of the libraries it is linked with, begin.
+const PARTS: [&str; 9] = ["clang-", "libclang", "libllvm", "libz3-", "libedit", "libxml2", "libicu", "libbsd", "libmd"];
+/// What builds ring without the headers of a C library.
+const FLAGS: &str = "-nostdlibinc -DRING_CORE_NOSTDLIBINC=1";
+
+/// Brings Rust's library for the targets, and clang; returns why that cannot be done here.
+pub(crate) fn obstacle() -> Option<String> {
+    rust_libraries().and_then(|()| clang().map(drop)).err().map(|error| format!("{error:#}"))
+}
+
+/// Compiles the agent for each target.
+pub(crate) fn check() -> Result<()> {
+    let clang = clang()?;
+    let mut command = cargo::command(&["clippy", "--quiet", "--package", "limpet"]);
+    for target in TARGETS {
+        let key = target.replace('-', "_");
+        command.args(["--target", target]).env(format!("CC_{key}"), &clang);
+        command.env(format!("CFLAGS_{key}"), FLAGS).env(format!("AR_{key}"), "ar");
+    }
+    cargo::run(command.args(["--", "--deny", "warnings"]))
+}
+
+fn rust_libraries() -> Result<()> {
+    let rustup = |args: &[&str]| process::checked(Command::new("rustup").args(args).current_dir(workspace_dir()));
+    let installed = rustup(&["target", "list", "--installed"])?;
+    let missing: Vec<_> = TARGETS.into_iter().filter(|target| !installed.lines().any(|line| line == *target)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let what = format!("Rust's library for {}", missing.join(", "));
+    apt::say(&what, || rustup(&[&["target", "add"], &missing[..]].concat()).map(drop))
+}
+
+/// The machine's clang, else the one in the cache, unpacked there if it is not yet.
+fn clang() -> Result<PathBuf> {
+    if let Some(clang) = tools::on_path("clang") {
+        return Ok(clang);
+    }
+    let directory = tools::cache_dir().join("clang");
+    let script = directory.join("clang");
+    if !script.is_file() {
+        fs::remove_dir_all(&directory).ok();
+        let machine = Machine::read(Path::new("/"))?;
+        apt::unpack_dependencies(&machine, &machine.codename, "clang", &PARTS, &directory)?;
+        write_script(&directory, &script)?;
+    }
+    Ok(script)
+}
+
+/// A script that runs the unpacked clang with the unpacked libraries, which no other program is to find.
+fn write_script(directory: &Path, script: &Path) -> Result<()> {
+    let library = directory.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
+    let programs = fs::read_dir(directory.join("usr/bin")).context("clang's programs")?;
+    let mut names: Vec<_> = programs.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.retain(|name| name.strip_prefix("clang-").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit())));
+    let clang = directory.join("usr/bin").join(names.first().context("the packages have no clang")?);
+    let text = format!("#!/bin/sh\nLD_LIBRARY_PATH={} exec {} \"$@\"\n", library.display(), clang.display());
+    fs::write(script, text).with_context(|| format!("{}", script.display()))?;
+    fs::set_permissions(script, fs::Permissions::from_mode(0o755)).with_context(|| format!("{}", script.display()))
+}
