@@ -3,6 +3,9 @@
 //! Actions run beside the loop, so a pull or a hanging call never delays a newer command; a command never cuts an
 //! action but a pull in half.
 
+mod exits;
+mod messages;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,27 +15,20 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
-use super::adoption::take_over;
 use super::hook_jobs::HookJobs;
-use super::inbox::{Inbox, Messages, PodCommand};
+use super::inbox::Inbox;
 use super::node_claims::Hold;
-use super::process_watch::{Answer, ProcessKey, ProcessWatch};
+use super::process_watch::ProcessWatch;
 use limpet_containerd::client::watched;
-use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::plan::{self, Action, Step, awaits, over, plan};
+use limpet_core::plan::{self, Action, Step, awaits, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
-use limpet_model::container::ContainerId;
-use limpet_model::container::{FoundContainer, Task};
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodKey, PodRecord};
-use limpet_model::process::{ProcessName, Sender};
 
 /// How long an action may wait for one call before it is reported.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
-/// A first process that lives so long after the kernel killed something in its container was not the victim.
-const OOM_SURVIVED: Duration = Duration::from_secs(2);
 /// How long actions under way may take once the agent stops.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -326,178 +322,6 @@ impl PodWorker {
         }
         self.settle(now);
         self.current.is_some()
-    }
-
-    fn read(&mut self, messages: Messages, now: Now) {
-        if let Some(found) = messages.found {
-            self.found(found, now);
-        }
-        if let (Some(pod), Some(hanging)) = (&mut self.current, messages.hanging) {
-            pod.hanging = Some(hanging);
-        }
-        self.note_kills(messages.victims, messages.signals, now);
-        for id in messages.out_of_memory {
-            self.out_of_memory(&id);
-        }
-        for ((id, pid), (code, at)) in messages.exits {
-            self.exited(&id, pid, code, at, now);
-        }
-        if messages.objects.is_some() {
-            self.objects = messages.objects;
-        }
-        if let (Some(pod), Some(images)) = (&mut self.current, messages.images) {
-            pod.take_images(&images);
-        }
-        match messages.command {
-            Some(PodCommand::Run(record)) => {
-                self.unwanted = false;
-                self.grace = None;
-                self.next = Some(record);
-                self.settle(now);
-            }
-            Some(PodCommand::End { grace }) => {
-                self.unwanted = true;
-                self.grace = grace.or(self.grace);
-                self.next = None;
-                self.settle(now);
-            }
-            None => {}
-        }
-        self.hand_over_objects();
-    }
-
-    /// Reconciles the current incarnation with the command: the same one is updated in place, another one ends.
-    fn settle(&mut self, now: Now) {
-        let others = !self.others.is_empty();
-        match (&mut self.current, &self.next) {
-            (Some(pod), Some(next)) if !others && pod.ending.is_none() && over::takes_in_place(pod, next) => {
-                for index in pod.update(Arc::clone(next)) {
-                    // What is being pulled for the version before is of no use any more.
-                    if let Some(pull) = self.pulls.remove(&index) {
-                        pull.abort();
-                    }
-                }
-                self.next = None;
-            }
-            (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
-            (Some(pod), None) if others || self.unwanted => {
-                let own = Duration::from_secs(pod.record.grace_seconds());
-                pod.end(self.grace.unwrap_or(own), now)
-            }
-            (None, Some(next)) => {
-                self.current = Some(self.incarnation(Arc::clone(next), now));
-                self.next = None;
-            }
-            _ => {}
-        }
-        self.hand_over_objects();
-    }
-
-    /// A pod nothing runs of.
-    fn incarnation(&self, record: Arc<PodRecord>, now: Now) -> PodState {
-        let mut pod = PodState::new(record, now.wall);
-        pod.outlived_connection = self.reconnected;
-        pod
-    }
-
-    /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
-    fn hand_over_objects(&mut self) {
-        if let (Some(pod), Some(objects), None) = (&mut self.current, &self.objects, &self.next)
-            && pod.ending.is_none()
-        {
-            pod.take_objects(Arc::clone(objects));
-        }
-    }
-
-    fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
-        self.reconnected = true;
-        let Some(pod) = &mut self.current else { return };
-        let never_ran = take_over(&*self.context.executor, pod, found, now);
-        self.discard(never_ran);
-    }
-
-    /// Removes containers that were made and never started.
-    pub fn discard(&mut self, never_ran: Vec<ContainerId>) {
-        let Some(pod) = &mut self.current else { return };
-        for id in never_ran {
-            let slot = pod.containers.iter_mut().enumerate().find(|(_, slot)| {
-                ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt()) == id && slot.busy.is_none()
-            });
-            let Some((index, slot)) = slot else { continue };
-            slot.busy = Some(limpet_core::state::Busy::Reaping);
-            let (executor, generation) = (Arc::clone(&self.context.executor), self.generation);
-            self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
-        }
-    }
-
-    /// A process has exited without a TaskExit event; `answer` is containerd's view of its task.
-    fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
-        let now = self.context.executor.now();
-        match answer {
-            Ok(Some(Task::Stopped { code, at })) => {
-                tracing::warn!(pod = %self.key, container = %id, "missed TaskExit event");
-                self.exited(&id, pid, code, at, now);
-            }
-            Ok(None) => {
-                let Some(pod) = &mut self.current else { return };
-                outcome::exited(pod, &id, pid, unknown_exit(now), now);
-            }
-            // Its shim hangs, and may go on.
-            Ok(Some(_)) => {}
-            // containerd's return brings the whole state.
-            Err(error) => tracing::debug!(container = %id, %error, "how it is is not known"),
-        }
-    }
-
-    /// What the kernel says of a kill, kept until the end that may follow.
-    fn note_kills(
-        &mut self,
-        mut victims: BTreeMap<ContainerId, ProcessName>,
-        mut signals: BTreeMap<ContainerId, Sender>,
-        now: Now,
-    ) {
-        let slots = self.current.iter_mut().flat_map(|pod| &mut pod.containers);
-        for instance in slots.filter_map(|slot| slot.instance.as_mut()).filter(|instance| instance.is_running()) {
-            let victim = victims.remove(&instance.id).map(|victim| (victim, now.mono));
-            instance.oom_victim = victim.or(instance.oom_victim.take());
-            instance.signalled_by = signals.remove(&instance.id).or(instance.signalled_by.take());
-        }
-    }
-
-    /// The kernel killed something in a container. What is still alive a moment later was not what it killed.
-    fn out_of_memory(&mut self, id: &ContainerId) {
-        let Some(pod) = &mut self.current else { return };
-        let running =
-            |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == *id && one.is_running());
-        let Some(index) = pod.containers.iter().position(running) else { return };
-        let (executor, generation, record) =
-            (Arc::clone(&self.context.executor), self.generation, Arc::clone(&pod.record));
-        let id = id.clone();
-        self.jobs.spawn(async move {
-            tokio::time::sleep(OOM_SURVIVED).await;
-            let kills = executor.oom_kills(&record, &id);
-            (generation, Outcome::OutOfMemorySurvived { index, id, kills })
-        });
-    }
-
-    /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
-    fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
-        let Some(pod) = &mut self.current else { return };
-        let running = |slot: &ContainerSlot| slot.instance.clone().filter(|one| one.is_process(id, pid));
-        let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
-        let Some((index, instance)) = found else {
-            // Its start has not been reported yet; its end is kept until then.
-            outcome::exited(pod, id, pid, observed_exit(code, at), now);
-            return;
-        };
-        let exit = observed_exit(code, at);
-        pod.exits_being_recorded += 1;
-        let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
-        let id = instance.id.clone();
-        self.jobs.spawn(async move {
-            let exit = executor.record_exit(pod, index, instance, exit).await;
-            (generation, Outcome::Ended { id, exit })
-        });
     }
 }
 

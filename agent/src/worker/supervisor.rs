@@ -164,7 +164,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends what was found running once its source has spoken and does not want it, or executor it to the source that does.
+    /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.
     fn settle_provisional(&mut self) {
         for key in self.provisional.settle(&self.desired) {
             match self.desired.pods.get(&key).cloned() {

@@ -2,6 +2,7 @@
 
 mod hooks;
 mod invariants;
+mod inventory;
 mod order;
 mod probes;
 mod processes;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use limpet_core::state::{ContainerSlot, Now, PodState};
-use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, FoundContainer, Recorded, Task};
+use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
 use limpet_model::pod::{PodRecord, PodUid, Role};
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use super::{Fault, wall_at};
 use hooks::HookLogs;
 use invariants::Stop;
+use inventory::is_running;
 use order::PodEnd;
 use probes::Probed;
 pub(super) use processes::{UnderWay, WorldProcesses};
@@ -374,16 +376,6 @@ impl World {
         self.note(|| format!("torn down {} {}", pod.record.key, pod.record.uid));
     }
 
-    pub(super) fn found(&self) -> Vec<FoundContainer> {
-        let found = self.containers.iter().map(|(id, one)| FoundContainer {
-            id: id.clone(),
-            recorded: one.recorded.clone(),
-            task: one.task,
-            has_snapshot: one.has_snapshot,
-        });
-        found.collect()
-    }
-
     /// From now on calls are done and answered, init containers succeed and the others run for ever.
     pub fn calm_down(&mut self) {
         (self.calm, self.fault_rate) = (true, 0);
@@ -401,53 +393,6 @@ impl World {
         self.cgroups.clear();
         self.due.clear();
     }
-
-    /// What runs now: pod UID, container, fingerprint.
-    pub fn what_runs(&self) -> Vec<(String, String, String)> {
-        let running = self.containers.values().filter(|one| is_running(one));
-        let what = running.map(|one| {
-            let identity = &one.recorded.identity;
-            (identity.uid.clone(), identity.container.clone(), identity.fingerprint.clone())
-        });
-        what.collect()
-    }
-
-    /// The newest instance of each container of the pod: its version, and its exit code.
-    pub fn newest(&self, uid: &PodUid) -> BTreeMap<String, (String, Option<i32>)> {
-        let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
-        let mut of_pod: Vec<&Container> = of_pod.collect();
-        of_pod.sort_by_key(|one| one.recorded.identity.attempt);
-        let newest = of_pod.into_iter().map(|one| {
-            let identity = &one.recorded.identity;
-            (identity.container.clone(), (identity.fingerprint.clone(), one.exit_code()))
-        });
-        newest.collect()
-    }
-
-    /// Whether a verdict is recorded on a container of the pod.
-    pub fn has_failed(&self, uid: &PodUid) -> bool {
-        let mut of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
-        of_pod.any(|one| one.recorded.state.verdict.is_some())
-    }
-
-    /// The UIDs of pods that have anything on the node.
-    pub fn pods(&self) -> BTreeSet<String> {
-        let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
-        containers.chain(self.traces().iter().map(PodUid::to_string)).collect()
-    }
-}
-
-impl Container {
-    fn exit_code(&self) -> Option<i32> {
-        match self.task {
-            Some(Task::Stopped { code, .. }) => Some(code),
-            _ => self.recorded.state.exit.as_ref().map(|exit| exit.code),
-        }
-    }
-}
-
-fn is_running(container: &Container) -> bool {
-    matches!(container.task, Some(Task::Running { .. }))
 }
 
 fn short(id: &ContainerId) -> String {

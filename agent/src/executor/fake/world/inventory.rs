@@ -1,0 +1,67 @@
+//! What runs on the node and what is recorded of it, for the agent's readings and for the checks after a run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use limpet_model::container::{FoundContainer, Task};
+use limpet_model::pod::PodUid;
+
+use super::{Container, World};
+
+impl World {
+    pub(in crate::executor::fake) fn found(&self) -> Vec<FoundContainer> {
+        let found = self.containers.iter().map(|(id, one)| FoundContainer {
+            id: id.clone(),
+            recorded: one.recorded.clone(),
+            task: one.task,
+            has_snapshot: one.has_snapshot,
+        });
+        found.collect()
+    }
+
+    /// What runs now: pod UID, container, fingerprint.
+    pub fn what_runs(&self) -> Vec<(String, String, String)> {
+        let running = self.containers.values().filter(|one| is_running(one));
+        let what = running.map(|one| {
+            let identity = &one.recorded.identity;
+            (identity.uid.clone(), identity.container.clone(), identity.fingerprint.clone())
+        });
+        what.collect()
+    }
+
+    /// The newest instance of each container of the pod: its version, and its exit code.
+    pub fn newest(&self, uid: &PodUid) -> BTreeMap<String, (String, Option<i32>)> {
+        let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
+        let mut of_pod: Vec<&Container> = of_pod.collect();
+        of_pod.sort_by_key(|one| one.recorded.identity.attempt);
+        let newest = of_pod.into_iter().map(|one| {
+            let identity = &one.recorded.identity;
+            (identity.container.clone(), (identity.fingerprint.clone(), one.exit_code()))
+        });
+        newest.collect()
+    }
+
+    /// Whether a verdict is recorded on a container of the pod.
+    pub fn has_failed(&self, uid: &PodUid) -> bool {
+        let mut of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
+        of_pod.any(|one| one.recorded.state.verdict.is_some())
+    }
+
+    /// The UIDs of pods that have anything on the node.
+    pub fn pods(&self) -> BTreeSet<String> {
+        let containers = self.containers.values().map(|one| one.recorded.identity.uid.clone());
+        containers.chain(self.traces().iter().map(PodUid::to_string)).collect()
+    }
+}
+
+impl Container {
+    pub(super) fn exit_code(&self) -> Option<i32> {
+        match self.task {
+            Some(Task::Stopped { code, .. }) => Some(code),
+            _ => self.recorded.state.exit.as_ref().map(|exit| exit.code),
+        }
+    }
+}
+
+pub(super) fn is_running(container: &Container) -> bool {
+    matches!(container.task, Some(Task::Running { .. }))
+}

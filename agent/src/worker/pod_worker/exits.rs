@@ -1,0 +1,89 @@
+//! Exits and kills: what the kernel and containerd say of a container's first process. Part of [`super`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use limpet_core::adopt::{observed_exit, unknown_exit};
+use limpet_core::outcome::{self, Outcome};
+use limpet_core::state::{ContainerSlot, Now};
+use limpet_model::container::{ContainerId, Task};
+use limpet_model::process::{ProcessName, Sender};
+
+use super::PodWorker;
+use crate::worker::process_watch::{Answer, ProcessKey};
+
+/// A first process that lives so long after the kernel killed something in its container was not the victim.
+const OOM_SURVIVED: Duration = Duration::from_secs(2);
+
+impl PodWorker {
+    /// A process has exited without a TaskExit event; `answer` is containerd's view of its task.
+    pub(super) fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
+        let now = self.context.executor.now();
+        match answer {
+            Ok(Some(Task::Stopped { code, at })) => {
+                tracing::warn!(pod = %self.key, container = %id, "missed TaskExit event");
+                self.exited(&id, pid, code, at, now);
+            }
+            Ok(None) => {
+                let Some(pod) = &mut self.current else { return };
+                outcome::exited(pod, &id, pid, unknown_exit(now), now);
+            }
+            // Its shim hangs, and may go on.
+            Ok(Some(_)) => {}
+            // containerd's return brings the whole state.
+            Err(error) => tracing::debug!(container = %id, %error, "how it is is not known"),
+        }
+    }
+
+    /// What the kernel says of a kill, kept until the end that may follow.
+    pub(super) fn note_kills(
+        &mut self,
+        mut victims: BTreeMap<ContainerId, ProcessName>,
+        mut signals: BTreeMap<ContainerId, Sender>,
+        now: Now,
+    ) {
+        let slots = self.current.iter_mut().flat_map(|pod| &mut pod.containers);
+        for instance in slots.filter_map(|slot| slot.instance.as_mut()).filter(|instance| instance.is_running()) {
+            let victim = victims.remove(&instance.id).map(|victim| (victim, now.mono));
+            instance.oom_victim = victim.or(instance.oom_victim.take());
+            instance.signalled_by = signals.remove(&instance.id).or(instance.signalled_by.take());
+        }
+    }
+
+    /// The kernel killed something in a container. What is still alive a moment later was not what it killed.
+    pub(super) fn out_of_memory(&mut self, id: &ContainerId) {
+        let Some(pod) = &mut self.current else { return };
+        let running =
+            |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == *id && one.is_running());
+        let Some(index) = pod.containers.iter().position(running) else { return };
+        let (executor, generation, record) =
+            (Arc::clone(&self.context.executor), self.generation, Arc::clone(&pod.record));
+        let id = id.clone();
+        self.jobs.spawn(async move {
+            tokio::time::sleep(OOM_SURVIVED).await;
+            let kills = executor.oom_kills(&record, &id);
+            (generation, Outcome::OutOfMemorySurvived { index, id, kills })
+        });
+    }
+
+    /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
+    pub(super) fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
+        let Some(pod) = &mut self.current else { return };
+        let running = |slot: &ContainerSlot| slot.instance.clone().filter(|one| one.is_process(id, pid));
+        let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
+        let Some((index, instance)) = found else {
+            // Its start has not been reported yet; its end is kept until then.
+            outcome::exited(pod, id, pid, observed_exit(code, at), now);
+            return;
+        };
+        let exit = observed_exit(code, at);
+        pod.exits_being_recorded += 1;
+        let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
+        let id = instance.id.clone();
+        self.jobs.spawn(async move {
+            let exit = executor.record_exit(pod, index, instance, exit).await;
+            (generation, Outcome::Ended { id, exit })
+        });
+    }
+}

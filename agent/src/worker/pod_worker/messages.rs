@@ -1,0 +1,119 @@
+//! What the supervisor's messages mean to a worker: commands, objects, images, containerd's view. Part of [`super`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use limpet_core::plan::over;
+use limpet_core::state::{Busy, Now, PodState};
+use limpet_model::container::{ContainerId, FoundContainer};
+use limpet_model::pod::PodRecord;
+
+use super::PodWorker;
+use crate::worker::adoption::take_over;
+use crate::worker::inbox::{Messages, PodCommand};
+
+impl PodWorker {
+    /// Takes in what has come since the worker looked last.
+    pub(super) fn read(&mut self, messages: Messages, now: Now) {
+        if let Some(found) = messages.found {
+            self.found(found, now);
+        }
+        if let (Some(pod), Some(hanging)) = (&mut self.current, messages.hanging) {
+            pod.hanging = Some(hanging);
+        }
+        self.note_kills(messages.victims, messages.signals, now);
+        for id in messages.out_of_memory {
+            self.out_of_memory(&id);
+        }
+        for ((id, pid), (code, at)) in messages.exits {
+            self.exited(&id, pid, code, at, now);
+        }
+        if messages.objects.is_some() {
+            self.objects = messages.objects;
+        }
+        if let (Some(pod), Some(images)) = (&mut self.current, messages.images) {
+            pod.take_images(&images);
+        }
+        match messages.command {
+            Some(PodCommand::Run(record)) => {
+                self.unwanted = false;
+                self.grace = None;
+                self.next = Some(record);
+                self.settle(now);
+            }
+            Some(PodCommand::End { grace }) => {
+                self.unwanted = true;
+                self.grace = grace.or(self.grace);
+                self.next = None;
+                self.settle(now);
+            }
+            None => {}
+        }
+        self.hand_over_objects();
+    }
+
+    /// Reconciles the current incarnation with the command: the same one is updated in place, another one ends.
+    pub(super) fn settle(&mut self, now: Now) {
+        let others = !self.others.is_empty();
+        match (&mut self.current, &self.next) {
+            (Some(pod), Some(next)) if !others && pod.ending.is_none() && over::takes_in_place(pod, next) => {
+                for index in pod.update(Arc::clone(next)) {
+                    // What is being pulled for the version before is of no use any more.
+                    if let Some(pull) = self.pulls.remove(&index) {
+                        pull.abort();
+                    }
+                }
+                self.next = None;
+            }
+            (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
+            (Some(pod), None) if others || self.unwanted => {
+                let own = Duration::from_secs(pod.record.grace_seconds());
+                pod.end(self.grace.unwrap_or(own), now)
+            }
+            (None, Some(next)) => {
+                self.current = Some(self.incarnation(Arc::clone(next), now));
+                self.next = None;
+            }
+            _ => {}
+        }
+        self.hand_over_objects();
+    }
+
+    /// A pod nothing runs of.
+    pub(super) fn incarnation(&self, record: Arc<PodRecord>, now: Now) -> PodState {
+        let mut pod = PodState::new(record, now.wall);
+        pod.outlived_connection = self.reconnected;
+        pod
+    }
+
+    /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
+    fn hand_over_objects(&mut self) {
+        if let (Some(pod), Some(objects), None) = (&mut self.current, &self.objects, &self.next)
+            && pod.ending.is_none()
+        {
+            pod.take_objects(Arc::clone(objects));
+        }
+    }
+
+    /// Brings the current incarnation in line with containerd's view of its containers.
+    fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
+        self.reconnected = true;
+        let Some(pod) = &mut self.current else { return };
+        let never_ran = take_over(&*self.context.executor, pod, found, now);
+        self.discard(never_ran);
+    }
+
+    /// Removes containers that were made and never started.
+    pub fn discard(&mut self, never_ran: Vec<ContainerId>) {
+        let Some(pod) = &mut self.current else { return };
+        for id in never_ran {
+            let slot = pod.containers.iter_mut().enumerate().find(|(_, slot)| {
+                ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt()) == id && slot.busy.is_none()
+            });
+            let Some((index, slot)) = slot else { continue };
+            slot.busy = Some(Busy::Reaping);
+            let (executor, generation) = (Arc::clone(&self.context.executor), self.generation);
+            self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
+        }
+    }
+}
