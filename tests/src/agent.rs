@@ -98,6 +98,8 @@ pub struct Settings {
     pub verbosity: u8,
     /// Where plugins are looked for, in this order.
     pub cni_plugins: Vec<PathBuf>,
+    /// containerd's snapshotter.
+    pub snapshotter: &'static str,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
@@ -159,7 +161,7 @@ impl Settings {
              containerRuntimeEndpoint: unix://{}\ncgroupDriver: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
              resolvConf: {}\n{}---\napiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
              rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
-             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: overlayfs\n{}",
+             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\n{}",
             self.manifests().display(),
             self.endpoint.display(),
             cgroup_driver(),
@@ -172,6 +174,7 @@ impl Settings {
             self.container_logs().display(),
             self.certs_d.display(),
             self.cni_config.display(),
+            self.snapshotter,
             lines(&self.limpet),
         );
         fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))

@@ -54,6 +54,8 @@ pub struct Containerd {
     programs: ContainerdPrograms,
     dir: PathBuf,
     daemon: Option<Daemon>,
+    /// The snapshotter that images are unpacked with.
+    pub(crate) snapshotter: &'static str,
 }
 
 impl Containerd {
@@ -98,7 +100,7 @@ disabled_plugins = [{disabled}]
 "#
         );
         fs::write(dir.join("config.toml"), config).context("containerd's config.toml")?;
-        Ok(Self { programs, dir: dir.to_owned(), daemon: None })
+        Ok(Self { programs, dir: dir.to_owned(), daemon: None, snapshotter: "overlayfs" })
     }
 
     /// Its process id, while it runs.
@@ -164,8 +166,9 @@ disabled_plugins = [{disabled}]
     /// Imports and unpacks an image archive.
     pub fn import(&self, archive: &Path) -> Result<()> {
         let path = archive.to_str().context("the archive's path is not UTF-8")?;
-        self.ctr(&["images", "import", "--local", path])
-            .or_else(|_| self.ctr(&["images", "import", path]))
+        let with = ["--snapshotter", self.snapshotter, path];
+        self.ctr(&[&["images", "import", "--local"], &with[..]].concat())
+            .or_else(|_| self.ctr(&[&["images", "import"], &with[..]].concat()))
             .with_context(|| format!("import {path}"))
             .map(drop)
     }
@@ -201,7 +204,7 @@ disabled_plugins = [{disabled}]
 
     /// All snapshots.
     pub fn snapshots(&self) -> Result<Vec<Snapshot>> {
-        Snapshot::list(&self.ctr(&["snapshots", "ls"])?)
+        Snapshot::list(&self.ctr(&["snapshots", "--snapshotter", self.snapshotter, "ls"])?)
     }
 }
 

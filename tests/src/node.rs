@@ -36,6 +36,8 @@ pub struct NodeOptions {
     pub agent: bool,
     /// Whether containerd's CRI plugin is enabled beside the agent, with the node's network and a sandbox image.
     pub cri: bool,
+    /// containerd's snapshotter.
+    pub snapshotter: &'static str,
     /// Whether the demo images are in containerd before the agent starts.
     pub images: bool,
     /// Makes the agent's root directory a small disk of its own, of so many bytes.
@@ -58,6 +60,7 @@ impl Default for NodeOptions {
             containerd_choice: None,
             agent: true,
             cri: false,
+            snapshotter: "overlayfs",
             images: true,
             root_size: None,
             kubelet: Vec::new(),
@@ -128,6 +131,7 @@ impl TestNode {
         let cni_config = cni.as_ref().map_or(dir.join("cni-none"), |cni| cni.config_dir.clone());
         let cri = options.cri.then_some(cni_config.as_path());
         let mut containerd = Containerd::prepare(&dir.join("ctd"), cri, options.containerd_choice.as_deref())?;
+        containerd.snapshotter = options.snapshotter;
         let settings = Settings {
             dir: dir.clone(),
             node_name: place.node_name(),
@@ -137,6 +141,7 @@ impl TestNode {
             cni_config,
             verbosity: options.verbosity,
             cni_plugins: cni::plugin_dirs(),
+            snapshotter: options.snapshotter,
             kubelet: options.kubelet.clone(),
             limpet: options.limpet.clone(),
         };

@@ -22,6 +22,9 @@ fn main() -> ExitCode {
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
         case!(an_archive_that_appears).on(|node| node.images = false),
         case!(an_archive_cut_short_is_said).on(|node| node.images = false),
+        case!(native_snapshots_serve_containers_and_image_volumes).on(|node| node.snapshotter = "native"),
+        case!(a_snapshotter_that_containerd_lacks_is_named)
+            .on(|node| (node.snapshotter, node.images) = ("nydus", false)),
         case!(a_full_disk_is_said_and_passes).on(|node| node.root_size = Some(24 << 20)),
     ])
 }
@@ -195,4 +198,34 @@ fn a_full_disk_is_said_and_passes(node: &mut TestNode) -> Result<()> {
     ensure!(container(&still, "main")["containerID"] == container(&before, "main")["containerID"]);
     fs::remove_file(&filler)?;
     node.wait_running("web").map(drop)
+}
+
+/// Its mounts are binds, of containers as of image volumes.
+fn native_snapshots_serve_containers_and_image_volumes(node: &mut TestNode) -> Result<()> {
+    let mounts = json!({ "volumeMounts": [{ "name": "tools", "mountPath": "/tools" }] });
+    let volume = json!({ "name": "tools", "image": { "reference": image::V2, "pullPolicy": "IfNotPresent" } });
+    let web = |image: &str| {
+        let main = with(with(shell("main", IDLE), mounts.clone()), json!({ "image": image }));
+        pod("web", json!({ "containers": [main], "volumes": [volume] }))
+    };
+    node.apply(&web(image::V1))?;
+    node.wait_running("web")?;
+    let sh = |node: &TestNode, script: &str| node.exec("web", "main", &["/bin/sh", "-c", script]);
+    ensure!(
+        sh(node, "ls -d /tools/bin/sh; touch /mine; touch /tools/mine || echo read-only")?.ends_with("read-only\n")
+    );
+    ensure!(sh(node, "sed -n 's/^[^ ]* / /; s/.* - \\([^ ]*\\) .*/\\1/p; q' /proc/self/mountinfo")? != "overlay\n");
+    node.apply(&web(image::V2))?;
+    node.wait_pod("web", "the other image", |pod| {
+        container(pod, "main")["restartCount"] == 1 && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    ensure!(sh(node, "ls /mine || echo none")? == "none\n", "the new container has the old one's files");
+    Ok(())
+}
+
+fn a_snapshotter_that_containerd_lacks_is_named(node: &mut TestNode) -> Result<()> {
+    node.wait_event("SnapshotterUnavailable")?;
+    let message = "snapshotter nydus: not in this containerd. Set snapshotter to one of: ";
+    ensure!(node.events()?.contains(message), "{}", node.events()?);
+    Ok(())
 }

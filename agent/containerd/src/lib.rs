@@ -14,5 +14,6 @@ mod lease;
 pub mod log;
 pub mod record;
 pub mod snapshot_mount;
+pub mod snapshotter;
 pub mod spec;
 pub mod user;

@@ -1,6 +1,7 @@
-//! Mounts the layers of a snapshot on the host, read-only.
+//! Mounts a snapshot on the host, read-only, whatever its snapshotter makes of it.
 
 use std::ffi::CString;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,11 +14,11 @@ const MAX_OPTIONS: usize = 4_095;
 /// One mount of a snapshot, as containerd's `Snapshots.Prepare`, `View` and `Mounts` return it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotMount {
-    /// `overlay` or `bind`.
+    /// `overlay`, `bind`, or a file system such as `btrfs` or `ext4`.
     pub fs_type: String,
-    /// The directory, for `bind`.
+    /// The directory for `bind`, the device for a file system.
     pub source: String,
-    /// Mount options: `lowerdir=…`, `upperdir=…`, `ro`, `rbind`…
+    /// Mount options: `lowerdir=…`, `upperdir=…`, `subvolid=…`, `ro`, `rbind`…
     pub options: Vec<String>,
 }
 
@@ -32,7 +33,7 @@ impl From<&containerd_client::types::Mount> for SnapshotMount {
 /// # Errors
 /// When the snapshot is of a kind that is not known here, or the kernel refuses.
 pub fn mount_read_only(mounts: &[SnapshotMount], target: &Path) -> io::Result<()> {
-    let (layers, target) = (layers(mounts)?, target.to_owned());
+    let (root, target) = (Root::of(mounts)?, target.to_owned());
     // A thread of its own: its working directory is changed.
     let work = move || {
         // SAFETY: only root and working directory are unshared, not the table of file descriptors, and this thread exits
@@ -41,31 +42,104 @@ pub fn mount_read_only(mounts: &[SnapshotMount], target: &Path) -> io::Result<()
         unsafe {
             rustix::thread::unshare_unsafe(UnshareFlags::FS)?;
         }
-        mount_layers(&layers, &target, MountFlags::RDONLY)
+        root.mount(&target, MountFlags::RDONLY)
     };
     let mounting = std::thread::Builder::new().name("image-volume".to_owned()).spawn(work)?;
     mounting.join().map_err(|_| io::Error::other("the thread mounting the image panicked"))?
 }
 
-/// The snapshot's directories, topmost first. They are only read, so an upper layer is treated as one more layer.
-pub(crate) fn layers(mounts: &[SnapshotMount]) -> io::Result<Vec<PathBuf>> {
-    let unsupported = |what: String| io::Error::new(io::ErrorKind::Unsupported, what);
-    let [mount] = mounts else {
-        return Err(unsupported(format!("a snapshot of {} mounts, not one", mounts.len())));
-    };
-    match mount.fs_type.as_str() {
-        "bind" | "rbind" => Ok(vec![PathBuf::from(&mount.source)]),
-        "overlay" => {
-            let option = |name: &str| mount.options.iter().find_map(|option| option.strip_prefix(name));
-            let lower = option("lowerdir=").into_iter().flat_map(|directories| directories.split(':'));
-            Ok(option("upperdir=").into_iter().chain(lower).map(PathBuf::from).collect())
+/// What a snapshot is made of.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Root {
+    /// Directories, topmost first (overlayfs, native). They are only read, so an upper layer is treated as one more layer.
+    Layers(Vec<PathBuf>),
+    /// A file system of its own (btrfs, zfs, devmapper).
+    FileSystem {
+        fs_type: String,
+        source: String,
+        /// Of the superblock as well: another mount of the device must agree on whether it is read-only.
+        flags: MountFlags,
+        data: CString,
+    },
+}
+
+impl Root {
+    /// Reads what containerd says of a snapshot.
+    pub(crate) fn of(mounts: &[SnapshotMount]) -> io::Result<Self> {
+        let [mount] = mounts else {
+            return Err(unsupported(&format!("{} mounts instead of one", mounts.len())));
+        };
+        match mount.fs_type.as_str() {
+            "bind" | "rbind" => Ok(Self::Layers(vec![PathBuf::from(&mount.source)])),
+            "overlay" => {
+                let option = |name: &str| mount.options.iter().find_map(|option| option.strip_prefix(name));
+                let lower = option("lowerdir=").into_iter().flat_map(|directories| directories.split(':'));
+                Ok(Self::Layers(option("upperdir=").into_iter().chain(lower).map(PathBuf::from).collect()))
+            }
+            _ => file_system(mount),
         }
-        other => Err(unsupported(format!("a snapshot mounted as {other}"))),
+    }
+
+    /// Mounts it at `target`, with `flags` for this mount. Changes the working directory.
+    pub(crate) fn mount(&self, target: &Path, flags: MountFlags) -> io::Result<()> {
+        match self {
+            Self::Layers(layers) => mount_layers(layers, target, flags),
+            Self::FileSystem { fs_type, source, flags: own, data } => {
+                mount(source.as_str(), target, fs_type.as_str(), *own | (flags - MountFlags::RDONLY), data.as_c_str())?;
+                Ok(mount_remount(target, MountFlags::BIND | flags, c"")?)
+            }
+        }
     }
 }
 
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layers(layers) => {
+                let top = layers.first().map(|layer| layer.display().to_string()).unwrap_or_default();
+                write!(f, "{} layers, {top} on top", layers.len())
+            }
+            Self::FileSystem { fs_type, source, data, .. } => {
+                write!(f, "{fs_type} file system of {source} ({})", data.to_string_lossy())
+            }
+        }
+    }
+}
+
+/// A file system on a device: options that the kernel takes as flags, and the others as text.
+fn file_system(mount: &SnapshotMount) -> io::Result<Root> {
+    let (mut flags, mut data) = (MountFlags::empty(), Vec::new());
+    for option in &mount.options {
+        match option.as_str() {
+            "ro" => flags |= MountFlags::RDONLY,
+            "noatime" => flags |= MountFlags::NOATIME,
+            "nodiratime" => flags |= MountFlags::NODIRATIME,
+            "relatime" => flags |= MountFlags::RELATIME,
+            "nodev" => flags |= MountFlags::NODEV,
+            "nosuid" => flags |= MountFlags::NOSUID,
+            "noexec" => flags |= MountFlags::NOEXEC,
+            "sync" => flags |= MountFlags::SYNCHRONOUS,
+            "rw" | "defaults" => {}
+            "loop" => return Err(unsupported("a loop device")),
+            option if option.contains("dir={{") => return Err(unsupported("mounts that are made of other mounts")),
+            other => data.push(other),
+        }
+    }
+    let (fs_type, source, data) = (mount.fs_type.clone(), mount.source.clone(), CString::new(data.join(","))?);
+    Ok(Root::FileSystem { fs_type, source, flags, data })
+}
+
+/// A snapshotter that limpet cannot mount.
+fn unsupported(what: &str) -> io::Error {
+    let message = format!(
+        "containerd's snapshotter uses {what}, which limpet does not mount; set snapshotter in the LimpetConfiguration \
+         to overlayfs, native, btrfs or devmapper"
+    );
+    io::Error::new(io::ErrorKind::Unsupported, message)
+}
+
 /// Mounts the layers at `target`. Changes the working directory.
-pub(crate) fn mount_layers(layers: &[PathBuf], target: &Path, flags: MountFlags) -> io::Result<()> {
+fn mount_layers(layers: &[PathBuf], target: &Path, flags: MountFlags) -> io::Result<()> {
     if let [only] = layers {
         mount_bind(only, target)?;
         // Flags of a bind mount are only set by a remount.
@@ -77,7 +151,7 @@ pub(crate) fn mount_layers(layers: &[PathBuf], target: &Path, flags: MountFlags)
 }
 
 /// The working directory, and the overlay's options relative to it: many layers only fit with relative paths.
-pub(crate) fn overlay_options(layers: &[PathBuf]) -> io::Result<(PathBuf, CString)> {
+fn overlay_options(layers: &[PathBuf]) -> io::Result<(PathBuf, CString)> {
     let mut base = layers.first().and_then(|layer| layer.parent()).unwrap_or(Path::new("/")).to_owned();
     while !layers.iter().all(|layer| layer.starts_with(&base)) && base.pop() {}
     let relative: Vec<String> =
@@ -88,3 +162,6 @@ pub(crate) fn overlay_options(layers: &[PathBuf]) -> io::Result<(PathBuf, CStrin
     }
     Ok((base, CString::new(options)?))
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,11 +28,13 @@ use self::start::START_ERROR;
 use crate::clock;
 use crate::config::Config;
 use crate::reporter::Reporter;
+use crate::status::event::EventType;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::Containers;
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::image::Images;
 use limpet_containerd::log::LogPaths;
+use limpet_containerd::snapshotter;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::exit_cause::judge;
@@ -328,11 +330,31 @@ impl ContainerdExecutor {
             self.containers.sweep_leases().await?;
             limpet_containerd::exec::sweep(&self.client, &self.config.exec_dir()).await;
         }
-        let (found, unreadable) = self.timed("list_containers", self.containers.list()).await?;
+        let listed = self.timed("list_containers", self.containers.list()).await;
+        if listed.is_err() {
+            self.judge_snapshotter().await;
+        }
+        let (found, unreadable) = listed?;
         for (id, reason) in unreadable {
             tracing::error!(container = %id, reason, "a container of limpet's that cannot be read; left alone");
         }
         Ok(found)
+    }
+
+    /// Without its snapshotter nothing can be read and no container starts; containerd does not say which there are instead.
+    async fn judge_snapshotter(&self) {
+        let judged = match snapshotter::plugins(&self.client).await {
+            Ok(plugins) => snapshotter::judge(&plugins, &self.config.snapshotter),
+            Err(error) => return tracing::debug!(%error, "containerd does not list its plugins"),
+        };
+        if let Err(fault) = judged {
+            let message = format!("no container can start with containerd's snapshotter {fault}. {}", fault.remedy());
+            let count =
+                self.reporter.events.emit(None, None, EventType::Warning, "SnapshotterUnavailable", message.clone());
+            if count.is_power_of_two() {
+                tracing::error!(count, "{message}");
+            }
+        }
     }
 
     /// Runs a call and counts it, as kubelet counts its runtime's operations.

@@ -6,14 +6,14 @@
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
 use rustix::thread::UnshareFlags;
 
-use crate::snapshot_mount::{SnapshotMount, layers, mount_layers};
+use crate::snapshot_mount::{Root, SnapshotMount};
 
 /// Largest account file read: some ten thousand users.
 const MAX_FILE: u64 = 1 << 20;
@@ -35,13 +35,13 @@ pub struct Accounts {
 /// # Errors
 /// When the snapshot cannot be mounted, or an existing file cannot be read: it is no regular file, or is too large.
 pub fn read_accounts(mounts: &[SnapshotMount]) -> io::Result<Accounts> {
-    let layers = layers(mounts)?;
+    let image = Root::of(mounts)?;
     // A new thread: a thread that is reused must not stay in the namespace.
-    let reader = std::thread::Builder::new().name("accounts".to_owned()).spawn(move || read_in_namespace(&layers))?;
+    let reader = std::thread::Builder::new().name("accounts".to_owned()).spawn(move || read_in_namespace(&image))?;
     reader.join().map_err(|_| io::Error::other("the thread reading the image's accounts panicked"))?
 }
 
-fn read_in_namespace(layers: &[PathBuf]) -> io::Result<Accounts> {
+fn read_in_namespace(image: &Root) -> io::Result<Accounts> {
     // SAFETY: only the mount namespace (and with it root and working directory) is unshared, not the table of file
     // descriptors, and this thread exits with this function.
     #[allow(unsafe_code)]
@@ -51,10 +51,16 @@ fn read_in_namespace(layers: &[PathBuf]) -> io::Result<Accounts> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     // NODEV: opening a device can have side effects.
     let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
-    mount_layers(layers, Path::new(MOUNT_POINT), flags).map_err(|error| {
-        let top = layers.first().map(|layer| layer.display().to_string()).unwrap_or_default();
-        io::Error::new(error.kind(), format!("mount the image's {} layers, {top} on top: {error}", layers.len()))
-    })?;
+    image
+        .mount(Path::new(MOUNT_POINT), flags)
+        .map_err(|error| io::Error::new(error.kind(), format!("mount the image's {image}: {error}")))?;
+    let read = read_mounted();
+    // The namespace goes after the thread was joined, and a device that is still mounted could not be mounted otherwise.
+    unmount(MOUNT_POINT, UnmountFlags::empty())?;
+    read
+}
+
+fn read_mounted() -> io::Result<Accounts> {
     let root = open(MOUNT_POINT, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Accounts { passwd: read_inside(&root, "etc/passwd")?, group: read_inside(&root, "etc/group")? })
 }

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use containerd_client::services::v1::introspection_client::IntrospectionClient;
+use containerd_client::services::v1::Plugin;
 use containerd_client::services::v1::version_client::VersionClient;
-use containerd_client::services::v1::{Plugin, PluginsRequest};
 use tokio_util::sync::CancellationToken;
 
 use super::Finding;
 use crate::config::Config;
 use limpet_containerd::client::Client;
 use limpet_containerd::event_stream;
+use limpet_containerd::snapshotter;
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
 
@@ -78,31 +78,18 @@ fn judge_version(version: &str) -> Finding {
     Finding::ok("containerd", version)
 }
 
-async fn plugins(client: &Client, snapshotter: &str) -> Vec<Finding> {
-    let request = client.request(PluginsRequest::default());
-    let answer = tokio::time::timeout(TIMEOUT, IntrospectionClient::new(client.channel()).plugins(request)).await;
-    match answer {
-        Ok(Ok(answer)) => {
-            let plugins = answer.into_inner().plugins;
-            vec![judge_snapshotter(&plugins, snapshotter), judge_cri(&plugins)]
-        }
+async fn plugins(client: &Client, wanted: &str) -> Vec<Finding> {
+    match tokio::time::timeout(TIMEOUT, snapshotter::plugins(client)).await {
+        Ok(Ok(plugins)) => vec![judge_snapshotter(&plugins, wanted), judge_cri(&plugins)],
         Ok(Err(status)) => vec![Finding::degraded("snapshotter", status.message().to_owned(), "")],
         Err(_) => vec![Finding::degraded("snapshotter", "containerd does not list its plugins", "")],
     }
 }
 
 fn judge_snapshotter(plugins: &[Plugin], wanted: &str) -> Finding {
-    let kind = "io.containerd.snapshotter.v1";
-    let usable = |plugin: &&Plugin| plugin.r#type == kind && plugin.init_err.is_none();
-    match plugins.iter().find(|plugin| plugin.r#type == kind && plugin.id == wanted) {
-        Some(Plugin { init_err: None, .. }) => Finding::ok("snapshotter", wanted),
-        found => {
-            let why =
-                found.and_then(|plugin| plugin.init_err.as_ref()).map_or("not in this containerd", |e| &e.message);
-            let others: Vec<&str> = plugins.iter().filter(usable).map(|plugin| plugin.id.as_str()).collect();
-            let remedy = format!("Set snapshotter to one of: {}", others.join(" "));
-            Finding::failed("snapshotter", format!("{wanted}: {why}"), remedy)
-        }
+    match snapshotter::judge(plugins, wanted) {
+        Ok(()) => Finding::ok("snapshotter", wanted),
+        Err(fault) => Finding::failed("snapshotter", fault.to_string(), fault.remedy()),
     }
 }
 
@@ -236,9 +223,8 @@ mod tests {
         ];
         assert_eq!(judge_snapshotter(&plugins, "overlayfs").level, Level::Ok);
         let broken = judge_snapshotter(&plugins, "zfs");
-        assert_eq!(broken.text, "zfs: path must be a zfs filesystem");
+        assert_eq!((broken.level, broken.text.as_str()), (Level::Failed, "zfs: path must be a zfs filesystem"));
         assert_eq!(broken.remedy, "Set snapshotter to one of: overlayfs");
-        assert_eq!(judge_snapshotter(&plugins, "nydus").text, "nydus: not in this containerd");
         assert!(judge_cri(&plugins).text.starts_with("loaded"));
         assert!(judge_cri(&plugins[..2]).text.starts_with("not loaded"));
     }

@@ -189,6 +189,10 @@ impl Judge {
             if snapshotter.is_empty() {
                 self.error(Some(at), "snapshotter", "is empty");
             }
+            if snapshotter == "blockfile" {
+                let why = "blockfile is not supported: its snapshots need loop devices; use overlayfs, native, btrfs or devmapper";
+                self.error(Some(at), "snapshotter", why);
+            }
             snapshotter.clone_into(&mut config.snapshotter);
         }
         if let Some((name, at)) = map.text("manifestWatch") {

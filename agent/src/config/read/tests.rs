@@ -238,7 +238,7 @@ fn all_errors_are_reported_at_once_with_their_positions() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPth: /m\nmaxPods: \"110\"\nclusterDNS:\n- 10.0.0.10\n- 7\nclusterDomain: yes\n\
          containerLogMaxSize: 10MB\nauthentication:\n  webhok: {{}}\ncgroupDriver: systemdd\nmaxParallelImagePulls: 4\n\
-         serializeImagePulls: true\n---\n{LIMPET_HEAD}metricsAddress: 0.0.0.0:80\nrunDirectory: run\nstaticPodPath: /m\n"
+         serializeImagePulls: true\n---\n{LIMPET_HEAD}metricsAddress: 0.0.0.0:80\nrunDirectory: run\nstaticPodPath: /m\nsnapshotter: blockfile\n"
     );
     let faults = load_text(&text, &["--container-runtime-endpoint=tcp://x"]).0.unwrap_err();
     let expected = [
@@ -252,6 +252,8 @@ fn all_errors_are_reported_at_once_with_their_positions() {
         "config.yaml:13:24: maxParallelImagePulls: 4 cannot be while serializeImagePulls is true",
         "config.yaml:20:1: staticPodPath: no such key; it belongs to KubeletConfiguration",
         "config.yaml:19:15: runDirectory: \"run\" is not an absolute path",
+        "config.yaml:21:14: snapshotter: blockfile is not supported: its snapshots need loop devices; use overlayfs, native, \
+         btrfs or devmapper",
         "config.yaml:18:17: metricsAddress: 0.0.0.0:80 is not on loopback; only 127.0.0.0/8 and [::1] are allowed",
         "flags: --container-runtime-endpoint: \"tcp://x\" is not a socket such as unix:///run/containerd/containerd.sock",
     ];

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 
 use limpet_tests::need;
 
 use super::*;
-use crate::snapshot_mount::overlay_options;
 
 /// A directory that is removed with the test.
 struct Scratch(PathBuf);
@@ -78,6 +78,36 @@ fn layers_are_merged() {
     assert_eq!(accounts, Accounts { passwd: Some("new".to_owned()), group: Some("kept".to_owned()) });
 }
 
+/// What devmapper answers is a file system on a block device, which the container mounts right afterwards.
+#[test]
+fn files_are_read_from_a_device_that_is_free_again_afterwards() {
+    let (Some(()), Some(mut format), Some(mut attach)) =
+        (need::root("mounts"), need::program("mkfs.ext4"), need::program("losetup"))
+    else {
+        return;
+    };
+    let image = Scratch::new("device");
+    fs::write(image.0.join("etc/passwd"), "root:x:0:0::/root:\n").unwrap();
+    let disk = image.0.with_extension("img");
+    fs::File::create(&disk).unwrap().set_len(4 << 20).unwrap();
+    assert!(format.args(["-q", "-d"]).args([&image.0, &disk]).status().unwrap().success());
+    let attached = attach.args(["--find", "--show"]).arg(&disk).output().unwrap();
+    let device = String::from_utf8(attached.stdout).unwrap().trim().to_owned();
+    let mount =
+        SnapshotMount { fs_type: "ext4".to_owned(), source: device.clone(), options: vec!["discard".to_owned()] };
+    let read = read_accounts(&[mount]);
+    // While any mount of the device stays, the other kind is refused as busy.
+    let again = MountFlags::RDONLY;
+    let target = image.0.join("etc");
+    let mounted = rustix::mount::mount(device.as_str(), &target, "ext4", again, c"")
+        .and_then(|()| unmount(&target, UnmountFlags::empty()));
+    let detached = std::process::Command::new("losetup").args(["--detach", &device]).status();
+    fs::remove_file(&disk).unwrap();
+    assert_eq!(read.unwrap().passwd.as_deref(), Some("root:x:0:0::/root:\n"));
+    mounted.unwrap();
+    assert!(detached.unwrap().success());
+}
+
 #[test]
 fn symlinks_do_not_leave_the_image() {
     if !may_mount() {
@@ -130,25 +160,6 @@ fn a_file_that_is_not_regular_or_too_large_is_refused() {
     fs::remove_file(image.0.join("etc/passwd")).unwrap();
     fs::write(image.0.join("etc/group"), "x".repeat((1 << 20) + 1)).unwrap();
     assert!(read_accounts(&bind(&image.0)).unwrap_err().to_string().contains("larger than 1 MiB"));
-}
-
-#[test]
-fn unknown_snapshots_are_refused() {
-    let strange = SnapshotMount { fs_type: "erofs".to_owned(), source: "/x".to_owned(), options: Vec::new() };
-    assert_eq!(read_accounts(&[strange]).unwrap_err().kind(), io::ErrorKind::Unsupported);
-    assert_eq!(read_accounts(&[]).unwrap_err().kind(), io::ErrorKind::Unsupported);
-}
-
-#[test]
-fn many_layers_fit_by_relative_paths() {
-    let base = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots";
-    let layers: Vec<PathBuf> = (1..=120).map(|number| PathBuf::from(format!("{base}/{number}/fs"))).collect();
-    let (directory, options) = overlay_options(&layers).unwrap();
-    assert_eq!(directory, Path::new(base));
-    assert!(options.to_str().unwrap().starts_with("lowerdir=1/fs:2/fs:3/fs"));
-    let apart = [PathBuf::from("/a/1/fs"), PathBuf::from("/b/2/fs")];
-    assert_eq!(overlay_options(&apart).unwrap(), (PathBuf::from("/"), c"lowerdir=a/1/fs:b/2/fs".to_owned()));
-    assert!(overlay_options(&vec![PathBuf::from(format!("/{}", "x".repeat(100))); 50]).is_err());
 }
 
 #[test]
