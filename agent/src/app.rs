@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, Parts};
+use crate::image_gc::{ImageCollector, KnownPods};
 use crate::lifecycle;
 use crate::lifecycle::followed::Followed;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
@@ -139,6 +140,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     supervise(&shared, &executor, &sources, heartbeat, offer);
+    collect_images(&shared, &executor.images, &sources);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {
@@ -268,6 +270,23 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
         backends: shared.backends.clone(),
     };
     Ok(ContainerdExecutor::open(parts).await?)
+}
+
+/// Makes room for images when there is a reason to.
+fn collect_images(shared: &Shared, images: &Images, sources: &[Arc<Published>]) {
+    let collector = ImageCollector {
+        images: images.clone(),
+        policy: shared.config.image_gc,
+        pods: KnownPods {
+            desired: shared.desired.clone(),
+            slots: Arc::clone(&shared.slots),
+            observed: shared.observed.clone(),
+            sources: sources.iter().map(|source| source.kind()).collect(),
+        },
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    };
+    shared.tasks.spawn(collector.run(shared.stop.clone()));
 }
 
 /// The node's own network and the pods': a change of either may be what a pod is waiting for.

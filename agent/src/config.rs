@@ -22,6 +22,7 @@ pub use read::load;
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::log::LogRotation;
+use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::Device;
@@ -112,6 +113,8 @@ pub struct Config {
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The limit of parallel image pulls (`serializeImagePulls`, `maxParallelImagePulls`).
     pub max_parallel_pulls: usize,
+    /// `imageGCHighThresholdPercent`, `imageGCLowThresholdPercent`, `imageMinimumGCAge`, `imageMaximumGCAge`.
+    pub image_gc: ImageGcPolicy,
     /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the local image while its registry is
     /// unreachable.
     pub local_image_when_unreachable: bool,
@@ -175,6 +178,7 @@ impl Default for Config {
             cluster_domain: String::new(),
             allowed_unsafe_sysctls: Vec::new(),
             max_parallel_pulls: 1,
+            image_gc: ImageGcPolicy::default(),
             local_image_when_unreachable: false,
             probe_timer_slack: 10,
             node_ip: None,

@@ -12,6 +12,7 @@ pub mod config;
 pub mod fuzz;
 
 pub mod executor;
+pub mod image_gc;
 pub mod lifecycle;
 pub mod manifest_guard;
 pub mod merge_loop;

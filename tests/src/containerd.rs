@@ -113,6 +113,11 @@ disabled_plugins = [{disabled}]
         self.dir.join("containerd.sock")
     }
 
+    /// Where it keeps content and snapshots.
+    pub fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
     /// The directory of `hosts.toml` files that both containerd and the agent read.
     pub fn certs_d(&self) -> PathBuf {
         self.dir.join("certs.d")

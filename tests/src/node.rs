@@ -42,6 +42,8 @@ pub struct NodeOptions {
     pub images: bool,
     /// Makes the agent's root directory a small disk of its own, of so many bytes.
     pub root_size: Option<u64>,
+    /// Makes containerd's root directory, where images lie, a small disk of its own, of so many bytes.
+    pub image_disk: Option<u64>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
@@ -63,6 +65,7 @@ impl Default for NodeOptions {
             snapshotter: "overlayfs",
             images: true,
             root_size: None,
+            image_disk: None,
             kubelet: Vec::new(),
             limpet: Vec::new(),
             program: None,
@@ -145,6 +148,9 @@ impl TestNode {
             kubelet: options.kubelet.clone(),
             limpet: options.limpet.clone(),
         };
+        if let Some(size) = options.image_disk {
+            small_disk(&containerd.root(), size)?;
+        }
         if let Some(size) = options.root_size {
             small_disk(&settings.root(), size)?;
         }

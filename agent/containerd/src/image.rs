@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
@@ -25,12 +26,14 @@ mod document;
 mod error;
 mod http;
 mod import;
+mod inventory;
 mod local;
 mod platform;
 mod preload;
 mod progress;
 mod pull;
 mod registry;
+mod removal;
 mod token;
 mod unpack;
 
@@ -99,6 +102,12 @@ struct Inner {
     /// Problems of auth files that were logged already.
     complained: Mutex<Vec<String>>,
     ready: watch::Sender<bool>,
+    /// What starts have taken, and what is being removed.
+    reservations: removal::Reservations,
+    /// An image could not be stored for want of space.
+    ran_out: AtomicBool,
+    /// Something came to the store, or may be removed from it.
+    changed: tokio::sync::Notify,
     /// Normalised names of the images that were imported from archives.
     imported: watch::Sender<Arc<HashSet<String>>>,
 }
@@ -116,6 +125,9 @@ impl Images {
             unfinished: Mutex::default(),
             complained: Mutex::default(),
             ready: watch::Sender::new(false),
+            reservations: removal::Reservations::default(),
+            ran_out: AtomicBool::new(false),
+            changed: tokio::sync::Notify::new(),
             imported: watch::Sender::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -129,7 +141,7 @@ impl Images {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
-        let Some(digest) = self.target(&name).await? else { return Ok(None) };
+        let Some(digest) = self.take(&name).await? else { return Ok(None) };
         let cached = self.inner.cached(&name.whole).filter(|image| *image.digest == *digest);
         if let Some(image) = cached
             && store.has_snapshot(&image.chain_id).await.map_err(call)?
@@ -277,8 +289,13 @@ impl Inner {
                 Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_TURNS => {
                     tracing::info!(image = name.whole, cause, "the registry refused the credentials, trying the next");
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.note_failure(&error);
+                    return Err(error);
+                }
                 Ok(local) => {
+                    self.reservations.take(&local.digest).await;
+                    self.changed.notify_one();
                     tracing::info!(image = name.whole, digest = &*local.digest, size = local.size, "image pulled");
                     return Ok(self.remember(local));
                 }
@@ -308,6 +325,14 @@ impl Inner {
         Ok((session?, others))
     }
 
+    /// Whoever makes room learns that there was none.
+    fn note_failure(&self, error: &ImageError) {
+        if matches!(error, ImageError::DiskFull { .. }) {
+            self.ran_out.store(true, Ordering::Relaxed);
+            self.changed.notify_one();
+        }
+    }
+
     fn unfinished(&self) -> MutexGuard<'_, HashSet<String>> {
         self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -324,6 +349,10 @@ impl Inner {
 
     fn cached(&self, name: &str) -> Option<Arc<LocalImage>> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    fn forget(&self, name: &str) {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
     fn remember(&self, image: LocalImage) -> Arc<LocalImage> {

@@ -28,3 +28,22 @@ pub fn hides_changes(path: &Path) -> Option<&'static str> {
     let found = statfs(path).ok()?.f_type as u32;
     HIDING.iter().find(|(number, _)| *number == found).map(|(_, name)| *name)
 }
+
+/// The space of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// All bytes.
+    pub capacity: u64,
+    /// Bytes that can still be written without root's reserve.
+    pub available: u64,
+}
+
+/// The space of the file system at `path`. Blocks.
+///
+/// # Errors
+/// The path does not exist, or its file system fails.
+pub fn space(path: &Path) -> std::io::Result<Space> {
+    let found = statfs(path)?;
+    let block = u64::try_from(found.f_frsize).ok().filter(|size| *size > 0).unwrap_or(found.f_bsize as u64);
+    Ok(Space { capacity: found.f_blocks * block, available: found.f_bavail * block })
+}

@@ -1,7 +1,9 @@
-//! An image that is present on the node.
+//! Images that are present on the node.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use jiff::Timestamp;
 use oci_spec::image::ImageConfiguration;
 
 /// An image that is present and unpacked: everything a container start needs. Cached by digest.
@@ -17,4 +19,21 @@ pub struct LocalImage {
     pub config: ImageConfiguration,
     /// Bytes of manifest, config and compressed layers.
     pub size: u64,
+}
+
+/// An image as it lies in the store, unpacked or not: all names of one digest.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoredImage {
+    /// What its names resolve to (index or manifest).
+    pub digest: Arc<str>,
+    /// Its names, normalised.
+    pub names: Vec<String>,
+    /// Nobody may remove it.
+    pub pinned: bool,
+    /// When the store got its oldest name.
+    pub created: Option<Timestamp>,
+    /// When it was last used, as far as that was written down.
+    pub last_used: Option<Timestamp>,
+    /// When this agent last pulled it, or took it for a start.
+    pub taken: Option<Instant>,
 }

@@ -2,6 +2,7 @@
 
 mod devices;
 mod documents;
+mod image_gc;
 mod runtime_classes;
 
 use std::path::{Path, PathBuf};

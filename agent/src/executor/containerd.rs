@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
@@ -49,6 +50,7 @@ use limpet_host::sandbox::Sandboxes;
 use limpet_host::volume::Volumes;
 use limpet_model::container::{ContainerId, ContainerState, Exit};
 use limpet_model::container::{FoundContainer, Task};
+use limpet_model::image_name::normalize;
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::PodUid;
 use limpet_model::process::SIGKILL;
@@ -108,7 +110,11 @@ impl ContainerdExecutor {
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
             Action::UpdateCgroup(limits) => Outcome::CgroupUpdated(self.update_cgroup(&pod, &limits).await),
             Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),
-            Action::TearDown => Outcome::TornDown(self.tear_down(&pod).await),
+            Action::TearDown => {
+                let torn_down = self.tear_down(&pod).await;
+                self.images.released();
+                Outcome::TornDown(torn_down)
+            }
             Action::EnsureImage(index) => {
                 let slot = &pod.containers[index];
                 let result = self.ensure_image(&pod, slot).await;
@@ -215,6 +221,9 @@ impl ContainerdExecutor {
             self.containers.remove_snapshot(&instance.id).await
         };
         let result = self.timed("remove_task", reaped).await;
+        if pod.container_spec(&pod.containers[index].name).and_then(image_name) != Some(instance.image.clone()) {
+            self.images.released();
+        }
         let result = result.map(|()| exit).map_err(|error| failure("FailedToReap", &error));
         Outcome::Reaped { index, id: instance.id.clone(), result }
     }
@@ -370,6 +379,11 @@ impl ContainerdExecutor {
 fn ended_state(pod: &PodState, started_at: Option<Timestamp>, exit: &Exit) -> ContainerState {
     let verdict = pod.verdict.clone().filter(PodVerdict::is_final);
     ContainerState { started_at, exit: Some(exit.clone()), verdict }
+}
+
+/// The normalised name of a container's image.
+fn image_name(container: &Container) -> Option<String> {
+    normalize(container.image.as_deref()?).ok()
 }
 
 /// A failure of containerd's as the worker takes it.

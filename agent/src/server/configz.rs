@@ -49,6 +49,10 @@ fn document(config: &Config) -> Value {
             "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
             "serializeImagePulls": config.max_parallel_pulls == 1,
             "maxParallelImagePulls": config.max_parallel_pulls,
+            "imageGCHighThresholdPercent": config.image_gc.high_percent,
+            "imageGCLowThresholdPercent": config.image_gc.low_percent,
+            "imageMinimumGCAge": format!("{}s", config.image_gc.min_age.as_secs_f64()),
+            "imageMaximumGCAge": format!("{}s", config.image_gc.max_age.unwrap_or_default().as_secs_f64()),
             "logging": { "verbosity": config.verbosity },
         },
         "limpetconfig": {

@@ -24,10 +24,10 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use labels::{
-    BackendLabel, ChangeLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels, SourceLabel,
+    BackendLabel, ChangeLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels, RemovalLabel, SourceLabel,
     StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
 };
-pub use labels::{ContainerType, GuardVerdict, MergeChange, RejectionReason};
+pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
 use limpet_core::source::SourceSnapshot;
 use limpet_core::status::observed::ObservedPods;
 use limpet_model::pod::PodRecord;
@@ -75,6 +75,7 @@ pub struct Metrics {
     manifest_watch_lost: Family<BackendLabel, Counter>,
     writes_by_pod: Family<WriterLabels, Counter>,
     guarded: Family<VerdictLabel, Counter>,
+    images_removed: Family<RemovalLabel, Counter>,
     /// The containers with a label of their own in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
 }
@@ -107,6 +108,7 @@ impl Metrics {
             manifest_watch_lost: Family::default(),
             writes_by_pod: Family::default(),
             guarded: Family::default(),
+            images_removed: Family::default(),
             writers: Arc::default(),
         };
         metrics.registry = Arc::new(metrics.register(node_name));
@@ -180,6 +182,11 @@ impl Metrics {
             "limpet_manifest_guard_attempts",
             "Changes that the manifest guard denied, or would have denied",
             self.guarded.clone(),
+        );
+        all.register(
+            "kubelet_image_garbage_collected",
+            "Images removed by garbage collection",
+            self.images_removed.clone(),
         );
         all.register("limpet_merge_changes", "Changes the merge passed on", self.merge_changes.clone());
         all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
@@ -283,6 +290,11 @@ impl Metrics {
     /// The guard caught a process that may not change a file.
     pub fn manifest_guarded(&self, verdict: GuardVerdict, attempts: u32) {
         self.guarded.get_or_create(&VerdictLabel { verdict }).inc_by(attempts.into());
+    }
+
+    /// Garbage collection has removed an image.
+    pub fn image_removed(&self, reason: ImageRemoval) {
+        self.images_removed.get_or_create(&RemovalLabel { reason }).inc();
     }
 
     /// Reads the snapshots and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).

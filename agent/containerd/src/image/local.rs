@@ -78,7 +78,7 @@ impl Resolved {
 }
 
 impl Store {
-    fn images(&self) -> ImagesClient<tonic::transport::Channel> {
+    pub(super) fn images(&self) -> ImagesClient<tonic::transport::Channel> {
         ImagesClient::new(self.client.channel())
     }
 

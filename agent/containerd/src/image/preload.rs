@@ -24,7 +24,7 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// The interval of listing a directory that cannot be watched.
 const UNWATCHED: Duration = Duration::from_secs(20);
 /// The label that protects an image from garbage collectors.
-const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
+pub(super) const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
 
 /// The result of importing an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,8 +196,10 @@ impl Images {
                 (label_key(path), format!("{}/{count}", stamp.0)),
             ])
         };
-        let images = import::import(&self.inner.store, path, labels).await?;
+        let imported = import::import(&self.inner.store, path, labels).await;
+        let images = imported.inspect_err(|error| self.inner.note_failure(error))?;
         let names: Vec<_> = images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect();
+        self.inner.changed.notify_one();
         self.inner.imported.send_modify(|known| Arc::make_mut(known).extend(names.iter().cloned()));
         Ok(names)
     }

@@ -30,7 +30,7 @@ pub(super) struct Layer<'a> {
 }
 
 impl Store {
-    fn snapshots(&self) -> SnapshotsClient<tonic::transport::Channel> {
+    pub(super) fn snapshots(&self) -> SnapshotsClient<tonic::transport::Channel> {
         SnapshotsClient::new(self.client.channel())
     }
 

@@ -2,6 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Container, ImageVolumeSource, PodSpec};
 
+use super::PodRecord;
+use crate::image_name::normalize;
+
 /// The image volumes that a container mounts, each once, in the order of the pod's volumes.
 pub fn image_volumes<'a>(
     spec: &'a PodSpec,
@@ -17,6 +20,13 @@ pub fn image_volumes<'a>(
 pub fn images<'a>(spec: &'a PodSpec, container: &'a Container) -> impl Iterator<Item = &'a str> {
     let volumes = image_volumes(spec, container).filter_map(|(_, source)| source.reference.as_deref());
     container.image.as_deref().into_iter().chain(volumes)
+}
+
+/// The normalised names of all images that a pod needs.
+pub fn normalized_images(record: &PodRecord) -> impl Iterator<Item = String> {
+    let spec = record.spec();
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.flat_map(|container| images(spec, container)).filter_map(|image| normalize(image).ok())
 }
 
 #[cfg(test)]

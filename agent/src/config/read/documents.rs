@@ -90,6 +90,7 @@ impl Judge {
             map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
         self.logs(map, config);
         self.pulls(map, config);
+        self.image_gc(map, &mut config.image_gc);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);
         }

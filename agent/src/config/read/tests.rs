@@ -10,6 +10,7 @@ use crate::config::GuardSettings;
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
+use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 use limpet_model::pod::PodKey;
@@ -58,7 +59,7 @@ fn every_supported_key_has_an_effect() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
          cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\npodPidsLimit: 512\nresolvConf: ''\n\
-         serializeImagePulls: false\nmaxParallelImagePulls: 3\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
+         serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
@@ -107,6 +108,12 @@ fn every_supported_key_has_an_effect() {
         cluster_domain: "cluster.local".to_owned(),
         allowed_unsafe_sysctls: vec!["net.*".to_owned()],
         max_parallel_pulls: 3,
+        image_gc: ImageGcPolicy {
+            high_percent: 90,
+            low_percent: 70,
+            min_age: std::time::Duration::from_secs(300),
+            max_age: Some(std::time::Duration::from_secs(7 * 86_400)),
+        },
         node_ip: Some("192.168.1.5".parse().unwrap()),
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
@@ -310,6 +317,29 @@ fn parallel_pulls_are_computed_as_in_kubelet() {
     ];
     for (text, expected) in cases {
         assert_eq!(load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.unwrap().max_parallel_pulls, expected, "{text}");
+    }
+}
+
+#[test]
+fn image_garbage_collection_is_checked_as_in_kubelet() {
+    let policy = |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.image_gc);
+    // Zero is the default of an age.
+    let zero = policy("imageMinimumGCAge: 0s\nimageMaximumGCAge: 0s\n");
+    assert_eq!(zero, Ok(ImageGcPolicy::default()));
+    assert!(policy("imageGCHighThresholdPercent: 100\n").unwrap().is_off());
+    let cases = [
+        ("imageGCHighThresholdPercent: 101\n", "imageGCHighThresholdPercent: 101 is not 0 to 100"),
+        ("imageGCLowThresholdPercent: -1\n", "imageGCLowThresholdPercent: -1 is not 0 to 100"),
+        (
+            "imageGCHighThresholdPercent: 80\n",
+            "imageGCLowThresholdPercent: 80 is not below imageGCHighThresholdPercent, which is 80",
+        ),
+        ("imageMinimumGCAge: soon\n", "imageMinimumGCAge: \"soon\" is not a duration such as 2m"),
+        ("imageMaximumGCAge: 120s\n", "imageMaximumGCAge: 120s is not above imageMinimumGCAge, which is 120s"),
+    ];
+    for (text, expected) in cases {
+        let faults = policy(text).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].ends_with(expected), "{text}: {faults:?}");
     }
 }
 

@@ -74,6 +74,15 @@ pub enum GuardVerdict {
     Audited,
 }
 
+/// Why image garbage collection removed an image: kubelet's label `reason`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ImageRemoval {
+    /// It was not used for longer than `imageMaximumGCAge`.
+    Age,
+    /// To make room.
+    Space,
+}
+
 /// A label set of one label, for families whose label values come from a closed set.
 macro_rules! one_label {
     ($set:ident, $field:ident: $value:ty) => {
@@ -102,6 +111,7 @@ label_values!(MergeChange {
     Added => "added", Updated => "updated", Deleting => "deleting", Removed => "removed", Reconciled => "reconciled",
 });
 
+label_values!(ImageRemoval { Age => "age", Space => "space" });
 label_values!(GuardVerdict { Refused => "refused", Audited => "audited" });
 label_values!(RejectionReason { Unreadable => "unreadable", Invalid => "invalid", Duplicate => "duplicate" });
 
@@ -139,6 +149,7 @@ pub(super) struct StartErrorLabels {
 
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
+one_label!(RemovalLabel, reason: ImageRemoval);
 
 /// Pod names come from manifests: only a limited number has labels of its own, the others share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -4,9 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use limpet_model::container::ContainerId;
-use limpet_model::image_name::normalize;
-use limpet_model::pod::images::images;
-use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::pod::PodUid;
+use limpet_model::pod::images::normalized_images;
 use tokio::task::{JoinError, JoinSet};
 
 use super::Supervisor;
@@ -70,7 +69,8 @@ impl Supervisor {
         }
         if self.cleanup.searched && self.cleanup.pulls_are_stale && !self.cleanup.forgetting {
             (self.cleanup.pulls_are_stale, self.cleanup.forgetting) = (false, true);
-            let wanted: HashSet<String> = self.desired.pods.values().flat_map(|record| images_of(record)).collect();
+            let wanted: HashSet<String> =
+                self.desired.pods.values().flat_map(|record| normalized_images(record)).collect();
             let executor = Arc::clone(&self.context.executor);
             self.cleanup.jobs.spawn(async move { Cleaned::PullsForgotten(executor.forget_pulls(wanted).await) });
         }
@@ -121,11 +121,4 @@ impl Supervisor {
             Cleaned::Removed(uid)
         });
     }
-}
-
-/// The normalised names of a pod's images.
-fn images_of(record: &PodRecord) -> Vec<String> {
-    let spec = record.spec();
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    containers.flat_map(|container| images(spec, container)).filter_map(|image| normalize(image).ok()).collect()
 }

@@ -1,0 +1,226 @@
+//! Garbage collection of images: which of the node's images may go, and in which order, as kubelet decides it.
+//!
+//! [`Ledger`] turns what is found in the image store into images with ages; the functions beside it pick from them. Space is
+//! measured by the caller after every removal, because images share layers: a size would promise too much.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::state::Now;
+use limpet_model::image::StoredImage;
+
+/// Wall clocks before this moment (2024) are not set yet: no age is taken from them.
+const CLOCK_IS_SET: Timestamp = Timestamp::constant(1_704_067_200, 0);
+
+/// kubelet's settings of image garbage collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageGcPolicy {
+    /// `imageGCHighThresholdPercent`: a disk used this much is made room on; 100: never.
+    pub high_percent: u8,
+    /// `imageGCLowThresholdPercent`: how far down.
+    pub low_percent: u8,
+    /// `imageMinimumGCAge`: no image goes that is here for less.
+    pub min_age: Duration,
+    /// `imageMaximumGCAge`: an image that was not used for longer goes, whatever the disk; `None`: none does.
+    pub max_age: Option<Duration>,
+}
+
+impl Default for ImageGcPolicy {
+    fn default() -> Self {
+        Self { high_percent: 85, low_percent: 80, min_age: Duration::from_secs(120), max_age: None }
+    }
+}
+
+impl ImageGcPolicy {
+    /// Whether no image ever goes.
+    pub fn is_off(&self) -> bool {
+        self.high_percent >= 100 && self.max_age.is_none()
+    }
+
+    /// How many bytes have to be available for the disk to be made room on no longer; `None`: there is room enough now.
+    pub fn goal(&self, disk: DiskSpace) -> Option<u64> {
+        if self.high_percent >= 100 || disk.used_percent() < u64::from(self.high_percent) {
+            return None;
+        }
+        let wanted = u128::from(disk.capacity) * u128::from(100 - self.low_percent.min(100)) / 100;
+        Some(u64::try_from(wanted).unwrap_or(u64::MAX))
+    }
+}
+
+/// The space of the file system that images lie on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// All bytes.
+    pub capacity: u64,
+    /// Bytes that can still be written without root's reserve.
+    pub available: u64,
+}
+
+impl DiskSpace {
+    /// As kubelet rounds it: what is begun of a percent counts as used.
+    pub fn used_percent(self) -> u64 {
+        let available = self.available.min(self.capacity);
+        let share = u128::from(available) * 100 / u128::from(self.capacity.max(1));
+        100 - u64::try_from(share).unwrap_or(100)
+    }
+}
+
+/// An image, and whether it may go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// What its names resolve to.
+    pub digest: Arc<str>,
+    /// Its names, normalised.
+    pub names: Vec<String>,
+    /// A known pod or a container needs it.
+    pub needed: bool,
+    /// Nobody may remove it.
+    pub pinned: bool,
+    /// When it was last used; now, while it is needed.
+    pub last_used: Timestamp,
+    /// How long it was not used.
+    pub unused_for: Duration,
+    /// How long it is here, as far as this matters for its minimum age; the longest while it was here before the agent.
+    pub known_for: Duration,
+}
+
+impl Image {
+    /// Whether it may go now.
+    fn is_free(&self, policy: &ImageGcPolicy) -> bool {
+        !self.needed && !self.pinned && self.known_for >= policy.min_age
+    }
+}
+
+/// Images that were not used for longer than `imageMaximumGCAge`, the least recently used first.
+pub fn too_old<'a>(images: &'a [Image], policy: &ImageGcPolicy) -> Vec<&'a Image> {
+    let Some(max_age) = policy.max_age else { return Vec::new() };
+    in_order(images.iter().filter(|image| image.is_free(policy) && image.unused_for > max_age).collect())
+}
+
+/// Images that may go to make room, in kubelet's order: the least recently used first, of those the one that is here longest.
+pub fn to_make_room<'a>(images: &'a [Image], policy: &ImageGcPolicy) -> Vec<&'a Image> {
+    in_order(images.iter().filter(|image| image.is_free(policy)).collect())
+}
+
+fn in_order(mut images: Vec<&Image>) -> Vec<&Image> {
+    images.sort_by(|a, b| {
+        let age = a.last_used.cmp(&b.last_used).then(b.known_for.cmp(&a.known_for));
+        age.then_with(|| a.digest.cmp(&b.digest))
+    });
+    images
+}
+
+/// How long from now the images alone, without an event, may give a reason to look again: one becomes too old, or, while the
+/// disk is `short` of room, old enough to go.
+pub fn next_look(images: &[Image], policy: &ImageGcPolicy, short: bool) -> Option<Duration> {
+    let unneeded = images.iter().filter(|image| !image.needed && !image.pinned);
+    let looks = unneeded.filter_map(|image| {
+        let grown = policy.min_age.saturating_sub(image.known_for);
+        // A moment more than the age: the limit itself is not beyond it.
+        let aged = policy.max_age.map(|age| age.saturating_sub(image.unused_for).max(grown));
+        // A moment more than the age: the limit itself is not beyond it. What is due already is not waited for.
+        let aged = aged.filter(|wait| !wait.is_zero()).map(|wait| wait + Duration::from_millis(1));
+        let room = Some(grown).filter(|grown| short && !grown.is_zero());
+        aged.into_iter().chain(room).min()
+    });
+    looks.min()
+}
+
+/// What is remembered of the images between two looks at the store.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    images: HashMap<Arc<str>, Entry>,
+    began: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// `None`: it was here before the agent.
+    first_seen: Option<Instant>,
+    /// `None`: it is needed.
+    unused_since: Option<Unused>,
+    /// When it was last taken, as far as known at the last look.
+    taken: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Unused {
+    at: Timestamp,
+    /// The moment from which it counts by the monotonic clock, and what had passed by then.
+    counted_from: Instant,
+    before: Duration,
+}
+
+/// A look at the store: every image, and those whose last use has to be written down now.
+#[derive(Debug)]
+pub struct Look {
+    /// Every image that was found.
+    pub images: Vec<Image>,
+    /// Images that have just fallen out of use.
+    pub fallen_out_of_use: Vec<Arc<str>>,
+}
+
+impl Ledger {
+    /// Takes in what was found. `needed`: a known pod or a container needs that image.
+    pub fn look(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> Look {
+        let mut look = Look { images: Vec::with_capacity(found.len()), fallen_out_of_use: Vec::new() };
+        let mut before = std::mem::take(&mut self.images);
+        for image in found {
+            let needed = needed(&image);
+            let known = before.remove(&image.digest);
+            // What was taken since the last look was used, if only in between.
+            let was_needed = image.taken > known.as_ref().and_then(|known| known.taken)
+                || known.as_ref().is_some_and(|known| known.unused_since.is_none());
+            if was_needed && !needed {
+                look.fallen_out_of_use.push(Arc::clone(&image.digest));
+            }
+            let first_seen = known.as_ref().map_or(self.began.then_some(now.mono), |known| known.first_seen);
+            let unused_since = (!needed).then(|| {
+                let earlier = known.and_then(|known| known.unused_since).filter(|_| !was_needed);
+                earlier.unwrap_or_else(|| if was_needed { Unused::from(now) } else { Unused::as_recorded(&image, now) })
+            });
+            look.images.push(Image {
+                needed,
+                pinned: image.pinned,
+                last_used: unused_since.map_or(now.wall, |unused| unused.at),
+                unused_for: unused_since.map_or(Duration::ZERO, |unused| unused.duration(now)),
+                known_for: [first_seen, image.taken]
+                    .into_iter()
+                    .flatten()
+                    .map(|since| now.mono.saturating_duration_since(since))
+                    .min()
+                    .unwrap_or(Duration::MAX),
+                digest: Arc::clone(&image.digest),
+                names: image.names,
+            });
+            self.images.insert(image.digest, Entry { first_seen, unused_since, taken: image.taken });
+        }
+        self.began = true;
+        look
+    }
+}
+
+impl Unused {
+    fn from(now: Now) -> Self {
+        Self { at: now.wall, counted_from: now.mono, before: Duration::ZERO }
+    }
+
+    /// Of an image that this agent has not seen in use: what was written down, else when it came.
+    fn as_recorded(image: &StoredImage, now: Now) -> Self {
+        let at = image.last_used.max(image.created).unwrap_or(now.wall);
+        let is_set = at >= CLOCK_IS_SET && now.wall >= CLOCK_IS_SET;
+        let before = if is_set { now.wall.duration_since(at).try_into().unwrap_or_default() } else { Duration::ZERO };
+        Self { at, counted_from: now.mono, before }
+    }
+
+    fn duration(self, now: Now) -> Duration {
+        self.before + now.mono.saturating_duration_since(self.counted_from)
+    }
+}
+
+#[cfg(test)]
+#[path = "image_gc_tests.rs"]
+mod tests;

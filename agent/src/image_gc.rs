@@ -1,0 +1,255 @@
+//! Image garbage collection: looks at the image store when something came to it or was released, and removes what
+//! [`limpet_core::image_gc`] picks.
+//!
+//! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches. Each look reads
+//! the pods last, and a start that takes an image after that keeps it.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock;
+use crate::status::event::{EventType, Events};
+use crate::status::metrics::{ImageRemoval, Metrics};
+use limpet_containerd::image::{ImageError, Images};
+use limpet_core::image_gc::{DiskSpace, Image, ImageGcPolicy, Ledger, next_look, to_make_room, too_old};
+use limpet_core::merge::Desired;
+use limpet_core::merge::slot::Slots;
+use limpet_core::status::observed::Observed;
+use limpet_host::{blocking, file_system};
+use limpet_model::image::StoredImage;
+use limpet_model::pod::images::normalized_images;
+use limpet_model::source::SourceKind;
+
+/// What happens within this time is one look: the containers of a pod that ends, the pulls of one that starts.
+const SETTLE: Duration = Duration::from_secs(1);
+/// The first look when nothing happens before it, as kubelet's; and the pause after one that was not possible.
+const PERIOD: Duration = Duration::from_secs(300);
+
+/// The pods that are known: those that are wanted, that lose their name to another, and that run.
+#[derive(Debug)]
+pub struct KnownPods {
+    /// What the sources ask for, their last good versions included.
+    pub desired: Desired,
+    /// What the sources hold.
+    pub slots: Arc<Slots>,
+    /// What runs.
+    pub observed: Observed,
+    /// The sources of this node.
+    pub sources: Vec<SourceKind>,
+}
+
+impl KnownPods {
+    /// The normalised names of the images they need; `None` until every source has spoken.
+    fn images(&self) -> Option<HashSet<String>> {
+        let desired = self.desired.load();
+        if !self.sources.iter().all(|source| desired.is_ready(*source)) {
+            return None;
+        }
+        let mut images: HashSet<String> = desired.pods.values().flat_map(|record| normalized_images(record)).collect();
+        for snapshot in &self.slots.load() {
+            let records = snapshot.pods.values().chain(snapshot.rivals.values().flat_map(|rivals| rivals.iter()));
+            images.extend(records.flat_map(|record| normalized_images(record)));
+        }
+        images.extend(self.observed.load().pods.values().flat_map(|pod| normalized_images(&pod.record)));
+        Some(images)
+    }
+}
+
+/// The task that collects images.
+#[derive(Debug)]
+pub struct ImageCollector {
+    /// The image store.
+    pub images: Images,
+    /// Which images may go, and when.
+    pub policy: ImageGcPolicy,
+    /// Whose images stay.
+    pub pods: KnownPods,
+    /// Where failures are reported.
+    pub events: Events,
+    /// Where removals are counted.
+    pub metrics: Metrics,
+}
+
+/// The result of making room.
+enum Room {
+    /// There is enough.
+    Enough,
+    /// What is still missing, in bytes, and how much was wanted and got.
+    Short { wanted: u64, freed: u64 },
+}
+
+impl ImageCollector {
+    /// Collects until the agent stops; not at all when the policy lets no image go.
+    pub async fn run(self, stop: CancellationToken) {
+        if self.policy.is_off() {
+            return;
+        }
+        let (mut ledger, mut directory) = (Ledger::default(), None);
+        let mut next = Some(Instant::now() + PERIOD);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.images.changed() => {}
+                () = at(next) => {}
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(SETTLE) => {}
+            }
+            let looked = tokio::select! {
+                () = stop.cancelled() => return,
+                looked = self.look(&mut ledger, &mut directory) => looked,
+            };
+            next = match looked {
+                Ok(pause) => pause.map(|pause| Instant::now() + pause),
+                Err(error) => {
+                    tracing::warn!(%error, "image garbage collection failed");
+                    self.events.emit(None, None, EventType::Warning, "ImageGCFailed", error.to_string());
+                    Some(Instant::now() + PERIOD)
+                }
+            };
+        }
+    }
+
+    /// One look at the store. Returns when to look again although nothing happens.
+    async fn look(
+        &self,
+        ledger: &mut Ledger,
+        directory: &mut Option<PathBuf>,
+    ) -> Result<Option<Duration>, ImageGcError> {
+        let decided = Instant::now().into_std();
+        let stored = self.images.stored().await?;
+        let of_containers = self.images.of_containers().await?;
+        let Some(of_pods) = self.pods.images() else { return Ok(Some(PERIOD)) };
+        let needed = |image: &StoredImage| {
+            let digest = |name: &String| name.rsplit_once('@').is_some_and(|(_, digest)| digest == &*image.digest);
+            image.names.iter().any(|name| of_pods.contains(name) || of_containers.contains(name))
+                || of_pods.iter().chain(&of_containers).any(digest)
+        };
+        let mut look = ledger.look(stored, needed, clock::now());
+        self.record_last_uses(&look.images, &look.fallen_out_of_use).await;
+        let mut gone = HashSet::new();
+        for image in too_old(&look.images, &self.policy) {
+            if self.remove(image, decided, ImageRemoval::Age).await? {
+                gone.insert(Arc::clone(&image.digest));
+            }
+        }
+        let directory = match directory {
+            Some(directory) => directory,
+            None => directory.insert(self.images.directory().await?),
+        };
+        look.images.retain(|image| !gone.contains(&image.digest));
+        let all = self.images.ran_out_of_space();
+        let room = self.make_room(&mut look.images, directory, decided, all).await?;
+        if let Room::Short { wanted, freed } = room {
+            let message = format!(
+                "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
+                 but only found {freed} bytes eligible to free."
+            );
+            tracing::warn!(disk = %directory.display(), message, "the disk of images stays short of room");
+            self.events.emit(None, None, EventType::Warning, "FreeDiskSpaceFailed", message);
+        }
+        Ok(next_look(&look.images, &self.policy, matches!(room, Room::Short { .. })))
+    }
+
+    /// The end of a use, on the image's record: it outlives the agent. While a use lasts nothing is written.
+    async fn record_last_uses(&self, images: &[Image], ended: &[Arc<str>]) {
+        for image in images.iter().filter(|image| ended.contains(&image.digest)) {
+            let Some(name) = image.names.first() else { continue };
+            if let Err(error) = self.images.record_last_use(name, image.last_used).await {
+                tracing::debug!(image = name, %error, "its last use is not written down");
+            }
+        }
+    }
+
+    /// Removes images one by one until the disk has room; `all` that may go when an image found none, as kubelet does then.
+    /// Those that went leave `images`.
+    async fn make_room(
+        &self,
+        images: &mut Vec<Image>,
+        directory: &Path,
+        decided: std::time::Instant,
+        all: bool,
+    ) -> Result<Room, ImageGcError> {
+        let before = space(directory).await?;
+        if before.capacity == 0 {
+            let message = format!("invalid capacity 0 on image filesystem {}", directory.display());
+            self.events.emit(None, None, EventType::Warning, "InvalidDiskCapacity", message);
+            return Ok(Room::Enough);
+        }
+        let goal = if all { Some(before.capacity) } else { self.policy.goal(before) };
+        let Some(goal) = goal else { return Ok(Room::Enough) };
+        let (wanted, mut available) = (goal.saturating_sub(before.available), before.available);
+        tracing::info!(
+            disk = %directory.display(), used_percent = before.used_percent(), high = self.policy.high_percent,
+            bytes = wanted, full = all, "the disk of images needs room"
+        );
+        let (mut gone, mut failed) = (HashSet::new(), None);
+        for image in to_make_room(images, &self.policy) {
+            if available >= goal {
+                break;
+            }
+            match self.remove(image, decided, ImageRemoval::Space).await {
+                Ok(true) => {
+                    gone.insert(Arc::clone(&image.digest));
+                }
+                Ok(false) => continue,
+                // As kubelet: the others are tried all the same.
+                Err(error) => failed = Some(error),
+            }
+            available = space(directory).await?.available;
+        }
+        images.retain(|image| !gone.contains(&image.digest));
+        match failed {
+            Some(error) => Err(error),
+            None if all || available >= goal => Ok(Room::Enough),
+            None => Ok(Room::Short { wanted, freed: available.saturating_sub(before.available) }),
+        }
+    }
+
+    async fn remove(
+        &self,
+        image: &Image,
+        decided: std::time::Instant,
+        why: ImageRemoval,
+    ) -> Result<bool, ImageGcError> {
+        let removed = self.images.remove(&image.digest, &image.names, decided).await?;
+        if removed {
+            let (names, digest, last_used) = (&image.names, &*image.digest, image.last_used);
+            tracing::info!(?names, digest, %last_used, ?why, "image removed");
+            self.metrics.image_removed(why);
+        }
+        Ok(removed)
+    }
+}
+
+/// Why images could not be collected.
+#[derive(Debug, thiserror::Error)]
+enum ImageGcError {
+    /// containerd did not answer, or refused.
+    #[error(transparent)]
+    Images(#[from] ImageError),
+    /// The disk cannot be measured.
+    #[error("cannot measure the disk of images at {}: {source}", path.display())]
+    Disk { path: PathBuf, source: std::io::Error },
+}
+
+async fn space(directory: &Path) -> Result<DiskSpace, ImageGcError> {
+    let path = directory.to_owned();
+    let measured = blocking::run(path.clone(), blocking::DEADLINE, move |_| file_system::space(&path)).await;
+    let failed = |source| ImageGcError::Disk { path: directory.to_owned(), source };
+    let file_system::Space { capacity, available } = measured.and_then(|measured| measured).map_err(failed)?;
+    Ok(DiskSpace { capacity, available })
+}
+
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

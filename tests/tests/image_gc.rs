@@ -1,0 +1,155 @@
+//! Image garbage collection: which images go when their disk is full, and which stay.
+
+use std::fs;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use limpet_tests::image::{Image, ImageBuilder, V1, V2};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{NodeOptions, container};
+use limpet_tests::registry::{self, Registry};
+use limpet_tests::{TestNode, case, suite, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(the_least_recently_used_goes_and_what_is_needed_or_pinned_stays).on(small_image_disk),
+        case!(an_image_that_finds_no_room_makes_room).on(|node| {
+            small_image_disk(node);
+            node.image_disk = Some(48 << 20);
+            node.kubelet = lines(99, 98);
+        }),
+        case!(an_image_that_nobody_uses_for_long_goes).on(|node| {
+            node.kubelet = [lines(99, 98), vec!["imageMaximumGCAge: 5s".to_owned()]].concat();
+        }),
+    ])
+}
+
+fn lines(high: u32, low: u32) -> Vec<String> {
+    let marks =
+        [("High", high), ("Low", low)].map(|(mark, percent)| format!("imageGC{mark}ThresholdPercent: {percent}"));
+    [&marks[..], &["imageMinimumGCAge: 1ms".to_owned()]].concat()
+}
+
+/// Room for four images of [`SIZE`] and not for five: each takes it twice, packed and unpacked.
+fn small_image_disk(node: &mut NodeOptions) {
+    node.image_disk = Some(96 << 20);
+    node.kubelet = lines(75, 72);
+}
+
+const SIZE: usize = 8 << 20;
+const HOST: &str = "registry.test:5000";
+
+/// Images of a size, which differ, in a registry that the node can reach.
+struct Images(Registry);
+
+impl Images {
+    fn serve(node: &TestNode) -> Result<Self> {
+        let registry = Registry::start(&node.dir().join("registry"), false)?;
+        registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
+        Ok(Self(registry))
+    }
+
+    fn add(&self, name: &str) -> Result<Image> {
+        let salt = name.bytes().fold(7_usize, |sum, byte| sum * 31 + usize::from(byte));
+        let filler: Vec<u8> = (0..SIZE).map(|index| ((index + salt).wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let image = ImageBuilder::new(&format!("{HOST}/{name}:v1")).file("filler", filler, 0o644).build()?;
+        self.0.add(&image, name, "v1")?;
+        Ok(image)
+    }
+
+    /// Runs a pod called as its image.
+    fn run(&self, node: &TestNode, name: &str) -> Result<Value> {
+        let image = self.add(name)?.name;
+        node.apply(&pod(name, json!({ "containers": [with(shell("main", IDLE), json!({ "image": image }))] })))?;
+        node.wait_running(name)
+    }
+}
+
+fn end(node: &TestNode, name: &str) -> Result<()> {
+    node.remove(name)?;
+    node.wait_gone(name)
+}
+
+/// Whether containerd has an image of that name, in full or as [`Images`] serves it.
+fn has(node: &TestNode, name: &str) -> bool {
+    let full = if name.contains(':') { name.to_owned() } else { format!("{HOST}/{name}:v1") };
+    node.containerd.ctr(&["images", "ls", "-q"]).is_ok_and(|names| names.lines().any(|known| known == full))
+}
+
+fn wait_gone(node: &TestNode, name: &str) -> Result<()> {
+    wait::until_true(wait::SOON, &format!("the removal of image {name}"), || !has(node, name))
+}
+
+/// Waits until the end of the image's use is written down.
+fn wait_recorded(node: &TestNode, name: &str) -> Result<()> {
+    let filter = format!("name=={HOST}/{name}:v1");
+    wait::until_true(wait::SOON, &format!("the last use of image {name}"), || {
+        node.containerd.ctr(&["images", "ls", &filter]).is_ok_and(|row| row.contains("limpet.io/last-used"))
+    })
+}
+
+fn the_least_recently_used_goes_and_what_is_needed_or_pinned_stays(node: &mut TestNode) -> Result<()> {
+    node.containerd.ctr(&["images", "label", V1, "io.cri-containerd.pinned=pinned"])?;
+    let images = Images::serve(node)?;
+    let kept = images.run(node, "kept")?;
+    for name in ["first", "second"] {
+        images.run(node, name)?;
+    }
+    // Used last, although it came first; a new agent knows it from what was written down.
+    end(node, "second")?;
+    wait_recorded(node, "second")?;
+    end(node, "first")?;
+    wait_recorded(node, "first")?;
+    node.agent.kill();
+    node.agent.start()?;
+
+    // Above the threshold: the demo image that nobody uses goes before, and is too small.
+    images.run(node, "third")?;
+    images.run(node, "fourth")?;
+    wait_gone(node, "second")?;
+    wait_gone(node, V2)?;
+    ensure!(has(node, V1), "a pinned image went");
+    ensure!(has(node, "first"), "more went than had to");
+    let metrics = node.agent.metrics()?;
+    ensure!(metrics.contains("kubelet_image_garbage_collected_total{reason=\"space\"} 2"), "{metrics}");
+
+    // What is left is needed: the disk stays short, and every pod runs on.
+    images.run(node, "fifth")?;
+    wait_gone(node, "first")?;
+    fs::write(node.containerd.root().join("filler"), vec![1; 12 << 20])?;
+    node.apply(&simple("short", IDLE))?;
+    node.wait_running("short")?;
+    end(node, "short")?;
+    node.wait_event("FreeDiskSpaceFailed")?;
+    for name in ["kept", "third", "fourth", "fifth"] {
+        ensure!(has(node, name), "the image of {name} went although its pod runs");
+    }
+    let still = node.wait_running("kept")?;
+    ensure!(container(&still, "main")["containerID"] == container(&kept, "main")["containerID"]);
+    Ok(())
+}
+
+fn an_image_that_finds_no_room_makes_room(node: &mut TestNode) -> Result<()> {
+    let images = Images::serve(node)?;
+    images.run(node, "first")?;
+    images.run(node, "second")?;
+    end(node, "first")?;
+    // Less than its threshold is used once the download is given up, and still the image has no room.
+    images.run(node, "third")?;
+    ensure!(!has(node, "first"), "it fits beside all others");
+    ensure!(has(node, "second"));
+    Ok(())
+}
+
+fn an_image_that_nobody_uses_for_long_goes(node: &mut TestNode) -> Result<()> {
+    let images = Images::serve(node)?;
+    images.run(node, "kept")?;
+    images.run(node, "first")?;
+    end(node, "first")?;
+    wait_gone(node, "first")?;
+    ensure!(has(node, "kept"));
+    let metrics = node.agent.metrics()?;
+    ensure!(metrics.contains("kubelet_image_garbage_collected_total{reason=\"age\"}"), "{metrics}");
+    Ok(())
+}
