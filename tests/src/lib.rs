@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod apiserver;
+pub mod cgroup;
 pub mod claim;
 pub mod cni;
 pub mod containerd;

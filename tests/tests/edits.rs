@@ -3,11 +3,13 @@
 use std::fs;
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::cgroup::{main_limits, main_process, pod_limits};
 use limpet_tests::image::V2;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
-use limpet_tests::node::container;
+use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -16,6 +18,8 @@ fn main() -> ExitCode {
         case!(an_edit_of_what_has_finished_runs_it),
         case!(an_edit_of_an_init_container_makes_a_new_pod),
         case!(an_edit_while_the_agent_is_away_is_carried_out),
+        case!(cpu_and_memory_change_without_a_restart),
+        case!(a_memory_limit_below_what_is_used_waits),
     ])
 }
 
@@ -120,5 +124,63 @@ fn an_edit_while_the_agent_is_away_is_carried_out(node: &mut TestNode) -> Result
     node.apply(&pod("mark", json!({ "containers": [shell("main", IDLE)] })))?;
     node.wait_running("mark")?;
     ensure!(runs(node) == "prepare 1\nmain 1\nprepare 1\nmain 2\n", "{}", runs(node));
+    Ok(())
+}
+
+fn limited(script: &str, cpu: &str, memory: &str) -> Value {
+    let resources = json!({ "requests": { "cpu": "10m" }, "limits": { "cpu": cpu, "memory": memory } });
+    pod("web", json!({ "containers": [with(shell("main", script), json!({ "resources": resources }))] }))
+}
+
+fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
+    let wanted = |memory: u64, quota: &str| ((memory << 20).to_string(), quota.to_owned());
+    node.apply(&limited(IDLE, "100m", "64Mi"))?;
+    let before = node.wait_running("web")?;
+    let (id, pid) = (container_id(&before, "main")?, main_process(node, &before)?);
+    let said = forecast(node, &limited(IDLE, "500m", "256Mi"))?;
+    ensure!(said.contains("resizes in place: container main"), "{said}");
+    for (cpu, memory, limits) in [("500m", "256Mi", wanted(256, "50000")), ("200m", "32Mi", wanted(32, "20000"))] {
+        node.apply(&limited(IDLE, cpu, memory))?;
+        wait::until_true(wait::SOON, "the cgroups of pod and container", || {
+            let found = [pod_limits(node, &before), main_limits(node, &before)];
+            found.iter().all(|found| found.as_ref().is_ok_and(|found| *found == limits))
+        })?;
+    }
+    node.wait_event("ResizeCompleted")?;
+    // An agent that starts finds the container as it is to be.
+    node.agent.kill();
+    node.agent.start()?;
+    node.apply(&pod("mark", json!({ "containers": [shell("main", IDLE)] })))?;
+    node.wait_running("mark")?;
+    let after = node.wait_running("web")?;
+    ensure!(container_id(&after, "main")? == id && main_process(node, &after)? == pid, "{}", after["status"]);
+    let history = node.agent.cli(&["history", "web"])?.success()?;
+    ensure!(history.contains("resized in place main") && !history.contains("restarted main"), "{history}");
+    // One that is started later has the new limits.
+    rustix::process::kill_process(Pid::from_raw(i32::try_from(pid)?).context("no process")?, Signal::KILL)?;
+    let next = node.wait_pod("web", "restarted", |pod| {
+        container(pod, "main")["restartCount"] == 1 && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    ensure!(main_limits(node, &next)? == wanted(32, "20000"), "{:?}", main_limits(node, &next));
+    Ok(())
+}
+
+fn a_memory_limit_below_what_is_used_waits(node: &mut TestNode) -> Result<()> {
+    let script = "x=$(head -c 24000000 /dev/zero | tr '\\0' a); echo full; while :; do sleep 1; done";
+    node.apply(&limited(script, "200m", "128Mi"))?;
+    let before = node.wait_running("web")?;
+    node.wait_logged("web", "main", "full")?;
+    node.apply(&limited(script, "200m", "16Mi"))?;
+    let waits = |pod: &Value| {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.any(|one| one["type"] == "PodResizeInProgress" && one["reason"] == "Error")
+    };
+    let pod = node.wait_pod("web", "waiting for less memory to be used", waits)?;
+    ensure!(pod["status"].to_string().contains("below current usage"), "{}", pod["status"]);
+    ensure!(main_limits(node, &before)?.0 == (128_u64 << 20).to_string(), "{:?}", main_limits(node, &before));
+    node.apply(&limited(script, "200m", "96Mi"))?;
+    let after = node.wait_pod("web", "resized", |pod| !pod["status"].to_string().contains("PodResizeInProgress"))?;
+    ensure!(main_limits(node, &before)?.0 == (96_u64 << 20).to_string(), "{:?}", main_limits(node, &before));
+    ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "{}", after["status"]);
     Ok(())
 }

@@ -217,50 +217,6 @@ fn seccomp_is_as_asked(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A cgroup file of the process `pid`: `v1` in the hierarchy of `controller`, or `v2`.
-fn cgroup_file(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<PathBuf> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    let of = |wanted: &str| {
-        text.lines().find_map(|line| {
-            let (_, rest) = line.split_once(':')?;
-            let (controllers, path) = rest.split_once(':')?;
-            controllers.split(',').any(|one| one == wanted).then(|| path.trim_start_matches('/').to_owned())
-        })
-    };
-    Ok(match of(controller) {
-        Some(path) => Path::new("/sys/fs/cgroup").join(controller).join(path).join(v1),
-        None => Path::new("/sys/fs/cgroup").join(of("").context("no cgroup")?).join(v2),
-    })
-}
-
-/// The value of a cgroup file of the process `pid`.
-fn cgroup_value(pid: u32, controller: &str, v1: &str, v2: &str) -> Result<String> {
-    read_value(&cgroup_file(pid, controller, v1, v2)?)
-}
-
-fn read_value(path: &Path) -> Result<String> {
-    Ok(fs::read_to_string(path).with_context(|| format!("{}", path.display()))?.trim().to_owned())
-}
-
-/// The process of the container `main` of a pod.
-fn main_process(node: &TestNode, pod: &Value) -> Result<u32> {
-    let id = container_id(pod, "main")?;
-    Ok(node.containerd.tasks()?.iter().find(|task| task.id == id).context("no task")?.pid)
-}
-
-/// Memory limit and CPU quota of the pod's own cgroup.
-fn pod_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
-    let pid = main_process(node, pod)?;
-    let of_pod = |controller, v1, v2| {
-        let file = cgroup_file(pid, controller, v1, v2)?;
-        let pod = file.ancestors().nth(2).context("no pod's cgroup")?;
-        read_value(&pod.join(file.file_name().unwrap_or_default()))
-    };
-    let memory = of_pod("memory", "memory.limit_in_bytes", "memory.max")?;
-    let quota = of_pod("cpu", "cpu.cfs_quota_us", "cpu.max")?;
-    Ok((memory, quota.split(' ').next().unwrap_or_default().to_owned()))
-}
-
 /// The next instance of `main`, once it runs.
 fn next_running(node: &TestNode, before: &Value) -> Result<Value> {
     let old = container_id(before, "main")?;
@@ -273,7 +229,8 @@ fn next_running(node: &TestNode, before: &Value) -> Result<Value> {
 fn the_pods_cgroup_follows_an_edit_of_resources(node: &mut TestNode) -> Result<()> {
     let resources = |cpu: &str, memory: &str| {
         let limits = json!({ "cpu": cpu, "memory": memory });
-        json!({ "resources": { "requests": { "cpu": "10m" }, "limits": limits } })
+        let restarts = json!([{ "resourceName": "memory", "restartPolicy": "RestartContainer" }]);
+        json!({ "resources": { "requests": { "cpu": "10m" }, "limits": limits }, "resizePolicy": restarts })
     };
     let mut web = run(node, resources("100m", "64Mi"), json!({}))?;
     let wanted = |memory: u64, quota: &str| ((memory << 20).to_string(), quota.to_owned());
@@ -293,7 +250,7 @@ fn the_pods_cgroup_follows_an_edit_of_resources(node: &mut TestNode) -> Result<(
 
 fn another_qos_class_makes_a_new_pod(node: &mut TestNode) -> Result<()> {
     let before = run(node, json!({ "resources": { "limits": { "memory": "64Mi" } } }), json!({}))?;
-    let group = cgroup_file(main_process(node, &before)?, "memory", "tasks", "cgroup.procs")?;
+    let group = cgroup::file(main_process(node, &before)?, "memory", "tasks", "cgroup.procs")?;
     let group = group.ancestors().nth(2).context("no pod's cgroup")?;
     let manifest = pod("web", json!({ "containers": [shell("main", IDLE)] }));
     let file = node.dir().join("web.json");
@@ -334,10 +291,10 @@ fn limits_are_the_cgroups(node: &mut TestNode) -> Result<()> {
     ensure!(web["status"]["qosClass"] == "Burstable", "{}", web["status"]);
     let id = container_id(&web, "main")?;
     let pid = node.containerd.tasks()?.iter().find(|task| task.id == id).context("no task")?.pid;
-    ensure!(cgroup_value(pid, "memory", "memory.limit_in_bytes", "memory.max")? == (64 << 20).to_string());
-    let quota = cgroup_value(pid, "cpu", "cpu.cfs_quota_us", "cpu.max")?;
+    ensure!(cgroup::value(pid, "memory", "memory.limit_in_bytes", "memory.max")? == (64 << 20).to_string());
+    let quota = cgroup::value(pid, "cpu", "cpu.cfs_quota_us", "cpu.max")?;
     ensure!(quota == "50000" || quota == "50000 100000", "{quota}");
-    let weight = cgroup_value(pid, "cpu", "cpu.shares", "cpu.weight")?;
+    let weight = cgroup::value(pid, "cpu", "cpu.shares", "cpu.weight")?;
     ensure!(weight == "256" || weight.parse::<u32>().is_ok_and(|weight| weight < 100), "{weight}");
     let uid = web["metadata"]["uid"].as_str().context("no UID")?;
     let place = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;

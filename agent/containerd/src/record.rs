@@ -2,7 +2,7 @@
 //!
 //! Labels hold the short keys that other tools read; extensions hold the rest: the pod's manifest, the container's
 //! identity, its state, and what its probes have come to. The last two change, each by a writer of its own: the state is
-//! written before the task is deleted.
+//! written before the task is deleted. Manifest and identity change together, when the container is resized.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,8 +24,10 @@ pub const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 /// The container's name in the pod.
 pub const LABEL_CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-const EXTENSION_MANIFEST: &str = "io.limpet.manifest";
-const EXTENSION_IDENTITY: &str = "io.limpet.identity";
+/// The extension that holds the pod's manifest.
+pub const EXTENSION_MANIFEST: &str = "io.limpet.manifest";
+/// The extension that holds the container's identity.
+pub const EXTENSION_IDENTITY: &str = "io.limpet.identity";
 /// The extension that changes during a container's life.
 pub const EXTENSION_STATE: &str = "io.limpet.state";
 
@@ -48,10 +50,16 @@ pub fn labels(identity: &ContainerIdentity) -> HashMap<String, String> {
 
 /// The extensions of a new container.
 pub fn extensions(identity: &ContainerIdentity, manifest: &[u8]) -> HashMap<String, Any> {
+    let mut extensions = version_extensions(identity, manifest);
+    extensions.insert(EXTENSION_STATE.to_owned(), state_extension(&ContainerState::default()));
+    extensions
+}
+
+/// The extensions that say which version of its pod a container is of.
+pub fn version_extensions(identity: &ContainerIdentity, manifest: &[u8]) -> HashMap<String, Any> {
     HashMap::from([
         (EXTENSION_MANIFEST.to_owned(), any(EXTENSION_MANIFEST, manifest.to_vec())),
         (EXTENSION_IDENTITY.to_owned(), any(EXTENSION_IDENTITY, json(identity))),
-        (EXTENSION_STATE.to_owned(), state_extension(&ContainerState::default())),
     ])
 }
 
@@ -123,6 +131,7 @@ mod tests {
             pod_ips: vec![IpAddr::from([10, 0, 0, 2])],
             stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
             sandbox: Some("1".into()),
+            resized_at: None,
         };
         let mut written = extensions(&identity, b"{}");
         let exit = Exit { code: 1, reason: "Error".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };

@@ -26,6 +26,7 @@ use oci_spec::runtime::{
 };
 
 pub use self::host::HostInput;
+pub use self::resources::{resized, with_resources};
 pub use self::sub_paths::expand_sub_paths;
 
 use limpet_host::volume::Mount;

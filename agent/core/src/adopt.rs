@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
+use limpet_model::manifest::restore;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::Processes;
 
@@ -56,6 +57,9 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
                 }
                 instance.probes = probes(&record, &container, &instance, now);
                 slot.succeed(instance);
+                if !slot.is_current() {
+                    slot.settle_resize(version(&record, &container).as_ref(), &record);
+                }
             }
             None => {
                 // Earlier attempts were skipped to reach this one.
@@ -138,6 +142,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         sandbox: identity.sandbox.clone(),
         post_start: PostStart::Done,
         probes: None,
+        resize: None,
         life: Life::Running { pid: 0, process: None, stopping: None },
     };
     match (container.task, &state.exit) {
@@ -165,6 +170,13 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         }
     }
     Some(instance)
+}
+
+/// The version of the pod that a found container has, as it is written on it.
+fn version(record: &PodRecord, container: &FoundContainer) -> Option<Arc<PodRecord>> {
+    let identity = &container.recorded.identity;
+    let node = record.spec().node_name.as_deref().unwrap_or_default();
+    restore(&container.recorded.manifest, &identity.origin, identity.source(), node).ok().map(Arc::new)
 }
 
 /// The probes of a found container as they were recorded. Of one that has exited, only what it was ended for matters.

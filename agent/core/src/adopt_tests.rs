@@ -42,6 +42,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         pod_ips: Vec::new(),
         stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
         sandbox: Some("1".into()),
+        resized_at: None,
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),

@@ -128,6 +128,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         sandbox: None,
         post_start: PostStart::Done,
         probes: None,
+        resize: None,
         life: Life::Running { pid: 1, process: None, stopping: None },
     }
 }

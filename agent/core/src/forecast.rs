@@ -32,7 +32,7 @@ pub use objects::{ObjectForecast, ValueChange};
 pub enum Effect {
     /// It starts.
     Starts,
-    /// It is updated in place; the containers that restart are named, possibly none.
+    /// It is updated in place; the containers that restart or are resized are named, possibly none.
     InPlace(Replacement),
     /// It is terminated and a new one starts.
     Recreates {

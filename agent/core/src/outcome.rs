@@ -9,7 +9,7 @@ use super::plan::{Action, is_finished};
 use super::probe::Probes;
 use super::state::{
     AFTER_NETWORK_CHANGE, Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life,
-    Now, PodSandbox, PodState, PostStart, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
+    Now, PodSandbox, PodState, PostStart, RESIZE_BACKOFF, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
 };
 use super::storage::StorageWatch;
 use limpet_model::container::{ContainerId, Exit};
@@ -70,6 +70,15 @@ pub enum Outcome {
         attempt: u32,
         /// The image.
         result: Result<Arc<LocalImage>, Failure>,
+    },
+    /// Of [`Action::Resize`].
+    Resized {
+        /// The container.
+        index: usize,
+        /// The instance.
+        id: ContainerId,
+        /// Whether it has the resources now.
+        result: Result<(), Failure>,
     },
     /// Of [`Action::Start`]. An instance whose process could not be started is reported as exited.
     Started {
@@ -202,6 +211,10 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             slot.image = ImageState::Pulling;
             slot.image_came = false;
         }
+        Action::Resize(index) => {
+            let resize = pod.containers[*index].instance.as_mut().and_then(|one| one.resize.as_mut());
+            resize.into_iter().for_each(|resize| resize.setting = Some(Arc::clone(&pod.record)));
+        }
         Action::Start(index) => {
             let slot = &mut pod.containers[*index];
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
@@ -272,6 +285,16 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::SandboxReleased(Err(failure)) | Outcome::TornDown(Err(failure)) => sandbox_failed(pod, failure, now),
         Outcome::ImageEnsured { index, fingerprint, attempt, result } => {
             image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
+        }
+        Outcome::Resized { index, id, result } => {
+            let resizes = pod.containers[index].instance.as_ref().and_then(|one| one.resize.as_ref());
+            let before = resizes.and_then(|resize| resize.retry.clone());
+            let retry = |failure: Failure| {
+                let mut retry = failure.retry_state(before.as_ref(), now.mono);
+                retry.cap(RESIZE_BACKOFF);
+                retry
+            };
+            pod.resized(index, &id, result.map_err(retry));
         }
         Outcome::Started { index, mut result } => {
             let container = pod.container_spec(&pod.containers[index].name);

@@ -56,6 +56,8 @@ pub enum Action {
     UpdateCgroup(PodLimits),
     /// Find the image, or pull it, as the pull policy says.
     EnsureImage(usize),
+    /// Give the running instance the resources of the pod's present version.
+    Resize(usize),
     /// Start the container's next attempt.
     Start(usize),
     /// Run the `postStart` hook of the container's newest instance.
@@ -283,7 +285,8 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     if pod.ending.is_some() || pod.is_failed() || is_finished(pod) {
         return Vec::new();
     }
-    wanted(pod).into_iter().filter(|index| !pod.containers[*index].is_current()).collect()
+    let renewed = |slot: &ContainerSlot| !slot.is_current() && slot.resize().is_none();
+    wanted(pod).into_iter().filter(|index| renewed(&pod.containers[*index])).collect()
 }
 
 /// Plans the sandbox when there is none and nothing prevents it.
@@ -340,9 +343,11 @@ fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: 
         return stop(plan, index, slot, grace, KillCause::ProbeFailed(kind), now);
     }
     // A stop that has begun is carried through, whatever the desired version is by now.
-    if slot.stopping().is_some() || slot.is_running() && wanted && !slot.is_current() {
+    let outdated = !slot.is_current() && slot.resize().is_none();
+    if slot.stopping().is_some() || slot.is_running() && wanted && outdated {
         return replace(plan, pod, index, now);
     }
+    resize(plan, pod, index, now);
     if hooks::post_start(plan, pod, index, now) || slot.busy.is_some() {
         return;
     }
@@ -381,6 +386,16 @@ fn due(slot: &ContainerSlot) -> Option<Instant> {
         _ => None,
     };
     backoff.max(slot.retry.as_ref().map(|retry| retry.retry_at))
+}
+
+/// Plans the resize of a running container, once its pod's cgroup has room for it.
+fn resize(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
+    let Some(resize) = pod.containers[index].resize().filter(|resize| resize.setting.is_none()) else { return };
+    match &resize.retry {
+        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
+        _ if pod.cgroup_lets_resize() => plan.push(Action::Resize(index)),
+        _ => {}
+    }
 }
 
 /// Replaces a container with an edited image or limit: pulls first, so that a failed pull stops nothing.

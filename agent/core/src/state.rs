@@ -4,6 +4,7 @@
 
 mod cgroup;
 mod hook;
+mod resize;
 mod slot;
 mod stop;
 
@@ -28,6 +29,7 @@ use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::verdict::PodVerdict;
+pub use resize::{RESIZE_BACKOFF, Resize};
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
 pub use stop::{AFTER_HOOK, KILL_AGAIN, StopPhase, Stopping};
 
@@ -277,10 +279,12 @@ impl PodState {
     pub fn update(&mut self, record: Arc<PodRecord>) -> Vec<usize> {
         let mut touched = Vec::new();
         let authored = Authored::of(&record.manifest);
-        for name in PodDiff::between(&self.record, &record).restarts() {
+        for name in PodDiff::between(&self.record, &record).touched() {
             let Some(index) = self.containers.iter().position(|slot| slot.name == name) else { continue };
             let slot = &mut self.containers[index];
+            let before = slot.is_current().then_some(&self.record);
             slot.fingerprint = fingerprint(&authored, name);
+            slot.settle_resize(before, &record);
             slot.image = ImageState::Unknown;
             slot.pull_retry = None;
             slot.retry = None;
@@ -301,7 +305,9 @@ impl PodState {
         self.volumes.retry = None;
         self.cgroup.retry = None;
         // That it failed stays known: its shim may be lost.
-        for retry in self.containers.iter_mut().filter_map(|slot| slot.retry.as_mut()) {
+        for slot in &mut self.containers {
+            slot.instance.iter_mut().filter_map(|one| one.resize.as_mut()).for_each(|resize| resize.retry = None);
+            let Some(retry) = &mut slot.retry else { continue };
             retry.retry_at = retry.retry_at.checked_sub(retry.pause).unwrap_or(retry.retry_at);
         }
     }

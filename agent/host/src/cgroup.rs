@@ -8,6 +8,7 @@ mod files;
 mod hierarchy;
 mod layout;
 mod limits;
+mod memory;
 mod oom;
 mod systemd;
 

@@ -67,7 +67,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The immutable facts of a container.
+/// The facts of a container; only a resize in place changes some.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerIdentity {
     /// The pod's namespace.
@@ -86,7 +86,7 @@ pub struct ContainerIdentity {
     pub source: String,
     /// The file or URL.
     pub origin: String,
-    /// Hash of the fields that can change in place: image and resources.
+    /// Hash of the fields that can change in place: image and resources. Written anew when it is resized.
     pub fingerprint: String,
     /// The image's name as pulled.
     pub image: String,
@@ -109,6 +109,9 @@ pub struct ContainerIdentity {
     /// The id of the sandbox it was started in; earlier versions recorded none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
+    /// When it was last resized in place; `None`: it has the resources it was started with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resized_at: Option<Timestamp>,
 }
 
 impl ContainerIdentity {
@@ -154,7 +157,7 @@ pub struct ContainerState {
 /// A container as described by its containerd extensions.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// Its immutable facts.
+    /// Its facts.
     pub identity: ContainerIdentity,
     /// Its state.
     pub state: ContainerState,

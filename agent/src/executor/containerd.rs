@@ -10,6 +10,7 @@ mod image;
 mod image_volume;
 mod permit;
 mod probe;
+mod resize;
 mod sandbox;
 mod start;
 mod storage;
@@ -125,6 +126,7 @@ impl ContainerdExecutor {
                     result,
                 }
             }
+            Action::Resize(index) => self.resize(&pod, index).await,
             Action::Start(index) => match self.lost_sandbox(&pod).await {
                 Some(sandbox) => Outcome::SandboxLost { index, sandbox },
                 None => self.start(&pod, index).await,

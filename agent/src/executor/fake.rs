@@ -119,6 +119,13 @@ impl FakeExecutor {
                     result,
                 }
             }
+            Action::Resize(index) => {
+                let slot = &pod.containers[index];
+                let id = slot.instance.as_ref().map_or(ContainerId::new(""), |one| one.id.clone());
+                let resized = self.done("Resize", |world| world.resize(&pod, slot, &id)).await;
+                let ended = || Failure { reason: "Simulated", message: "it has ended".to_owned(), transient: true };
+                Outcome::Resized { index, id, result: resized.and_then(|done| done.then_some(()).ok_or_else(ended)) }
+            }
             Action::Start(index) => self.start(&pod, index).await,
             Action::PostStart(index) => self.post_start(&pod, index).await,
             Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping, cause).await,
@@ -344,6 +351,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         sandbox,
         post_start: PostStart::Done,
         probes: None,
+        resize: None,
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use limpet_core::adopt::adopt;
 use limpet_core::state::{Instance, Now, PodState, SandboxState};
-use limpet_model::container::{ContainerId, FoundContainer};
+use limpet_model::container::{ContainerId, FoundContainer, Recorded};
 use limpet_model::manifest;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
@@ -86,9 +86,10 @@ fn instances(pod: &PodState) -> impl Iterator<Item = &Instance> {
 
 /// The pod that found containers belong to, from the newest manifest written on them.
 fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
-    let newest = found
-        .iter()
-        .max_by_key(|container| (container.recorded.state.started_at, container.recorded.identity.attempt))?;
+    let newest = found.iter().max_by_key(|container| {
+        let Recorded { identity, state, .. } = &container.recorded;
+        (state.started_at.max(identity.resized_at), identity.attempt)
+    })?;
     let identity = &newest.recorded.identity;
     match manifest::restore(&newest.recorded.manifest, &identity.origin, identity.source(), node_name) {
         Ok(mut record) => {

@@ -328,7 +328,7 @@ impl PodWorker {
 /// The container that an action is about.
 fn pod_container(pod: &PodState, action: &Action) -> Option<String> {
     let index = match action {
-        Action::Start(index) | Action::Stop(index, ..) => index,
+        Action::Start(index) | Action::Resize(index) | Action::Stop(index, ..) => index,
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => index,
         _ => return None,
     };

@@ -51,6 +51,7 @@ both!(
     a_start_without_an_answer_is_discarded_with_its_process,
     a_released_sandbox_leaves_the_records,
     volumes_and_cgroup_are_updated_in_place,
+    a_container_is_resized_in_place,
     an_orphan_is_removed,
 );
 
@@ -262,6 +263,37 @@ async fn volumes_and_cgroup_are_updated_in_place(node: &Node) -> Result<()> {
         node.act(&mut pod, Action::UpdateVolumes).await?;
     }
     ensure!(node.only().await?.task == Some(Task::Running { pid }), "it was restarted");
+    end(node, &mut pod).await
+}
+
+async fn a_container_is_resized_in_place(node: &Node) -> Result<()> {
+    let limited = |cpu: &str, memory: &str| json!({ "resources": { "limits": { "cpu": cpu, "memory": memory } } });
+    let mut pod = node.pod_with(Process::Obeys, limited("200m", "64Mi"))?;
+    node.prepared(&mut pod).await?;
+    node.act(&mut pod, Action::Start(MAIN)).await?;
+    let (pid, first) = (pid(&pod)?, newest(&pod)?.fingerprint.clone());
+    for (cpu, memory, quota, bytes) in [("300m", "96Mi", 30_000, 96 << 20), ("100m", "32Mi", 10_000, 32 << 20)] {
+        let next = node.pod_with(Process::Obeys, limited(cpu, memory))?.record;
+        pod.update(next);
+        // The pod first where it grows, last where it shrinks: the kernel refuses another order.
+        let grows = PodLimits { cpu_quota: Some(30_000), memory: Some(96 << 20), ..limits(&pod) };
+        node.act(&mut pod, Action::UpdateCgroup(grows)).await?;
+        let before = pod.clone();
+        node.act(&mut pod, Action::Resize(MAIN)).await?;
+        // Its answer may be lost.
+        pod = before;
+        node.act(&mut pod, Action::Resize(MAIN)).await?;
+        ensure!(newest(&pod)?.fingerprint == pod.containers[MAIN].fingerprint && newest(&pod)?.fingerprint != first);
+        let found = node.only().await?;
+        ensure!(found.task == Some(Task::Running { pid }), "it was restarted");
+        ensure!(found.recorded.identity.fingerprint == pod.containers[MAIN].fingerprint, "not written down");
+        ensure!(found.recorded.manifest == pod.record.manifest && found.recorded.identity.resized_at.is_some());
+        let limits = node.limits_of(&found.id)?;
+        ensure!(limits.is_none_or(|limits| limits == (quota, bytes)), "{limits:?}");
+        let shrunk = self::limits(&pod);
+        node.act(&mut pod, Action::UpdateCgroup(shrunk)).await?;
+        ensure!(node.cpu_quota(&pod.record.uid)? == Some(quota));
+    }
     end(node, &mut pod).await
 }
 

@@ -191,6 +191,7 @@ impl RealNode {
             pod_ips: Vec::new(),
             stop_signal: StopSignal::default(),
             sandbox: None,
+            resized_at: None,
         };
         let spec = b"{}".to_vec();
         let (manifest, image) = (&record.manifest, &image.name);
@@ -355,6 +356,19 @@ impl Node {
         Ok(text.split_whitespace().next().and_then(|quota| quota.parse().ok()).filter(|quota| *quota > 0))
     }
 
+    /// The CPU quota and the bytes of memory that the container's cgroup allows; the simulated node has no such files.
+    pub(crate) fn limits_of(&self, id: &ContainerId) -> Result<Option<(i64, i64)>> {
+        let Ground::Real(real) = &self.ground else { return Ok(None) };
+        let own = |dir: &PathBuf| dir.file_name().is_some_and(|name| name.to_string_lossy().contains(id.as_str()));
+        let dirs: Vec<PathBuf> = (real.cgroups)().into_iter().filter(own).collect();
+        let first = |files: [&str; 2]| {
+            let paths = dirs.iter().flat_map(|dir| files.map(|file| dir.join(file)));
+            let text = paths.filter_map(|path| fs::read_to_string(path).ok()).next().context("no such file")?;
+            text.split_whitespace().next().context("nothing in it")?.parse::<i64>().context("no number")
+        };
+        Ok(Some((first(["cpu.max", "cpu.cfs_quota_us"])?, first(["memory.max", "memory.limit_in_bytes"])?)))
+    }
+
     /// The log files of `instance` that are there; the simulated node has none.
     pub(crate) fn has_log(&self, instance: &Instance) -> Option<bool> {
         match self.ground {
@@ -396,6 +410,7 @@ fn failure(outcome: &Outcome) -> Option<&Failure> {
     match outcome {
         Outcome::SandboxPrepared(result) => result.as_ref().err(),
         Outcome::VolumesUpdated(result)
+        | Outcome::Resized { result, .. }
         | Outcome::CgroupUpdated(result)
         | Outcome::SandboxReleased(result)
         | Outcome::TornDown(result)

@@ -1,6 +1,6 @@
 //! What kubelet would have run by the end, from a pod's manifest alone: a model that shares nothing with the agent's plan.
 //!
-//! kubelet makes a static pod anew for every edit. So the newest instance of each container is of the version that is
+//! kubelet makes a static pod anew for every edit but of resources that change in place. So the newest instance of each container is of the version that is
 //! desired, whatever the container is for, whatever the restart policy, and whether or not it had finished before the edit.
 
 use std::collections::BTreeMap;
@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Container;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
+use serde_json::json;
+
+use crate::manifests::CPUS;
 
 /// The newest instance of each container: its version, and its exit code.
 pub(crate) type Newest = BTreeMap<String, (String, Option<i32>)>;
@@ -38,7 +41,9 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
     for container in inits.iter().copied().chain(replaced).chain(&spec.containers) {
         let Some((ran, _)) = newest.get(&container.name) else { continue };
         let wanted = authored.container(&container.name).map(AuthoredContainer::fingerprint);
-        if wanted.as_ref() != Some(ran) {
+        // It may have ended for good before it was resized, as under kubelet.
+        let ended_before = code(container).is_some() && stays(container) && differs_in_cpu(record, container, ran);
+        if wanted.as_ref() != Some(ran) && !ended_before {
             found.push(format!("{}/{} ran version {ran} last, not {wanted:?}", record.key, container.name));
         }
     }
@@ -58,4 +63,18 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
         found.push(format!("{}/{} has ended and does not run, with policy {policy}", record.key, container.name));
     }
     found
+}
+
+/// Whether `version` is the container's but for its limit of cpu.
+fn differs_in_cpu(record: &PodRecord, container: &Container, version: &str) -> bool {
+    let of = |cpu: &u32| {
+        let mut one = json!({ "name": container.name, "image": container.image });
+        if *cpu > 0 {
+            one["resources"] = json!({ "limits": { "cpu": format!("{cpu}m") } });
+        }
+        let manifest = json!({ "spec": { "containers": [one] } }).to_string();
+        Authored::of(manifest.as_bytes()).container(&container.name).map(AuthoredContainer::fingerprint)
+    };
+    let is_main = record.spec().containers.iter().any(|one| one.name == container.name);
+    is_main && CPUS.iter().any(|cpu| of(cpu).as_deref() == Some(version))
 }

@@ -27,12 +27,14 @@ pub(crate) struct Made {
     images: Vec<u32>,
     /// The CPU limit of each main container in millicores; 0: none.
     cpus: Vec<u32>,
+    /// Whether another limit restarts each main container.
+    restarts: Vec<bool>,
     /// Whether each main container has a `postStart` and a `preStop` hook.
     hooks: Vec<(bool, bool)>,
 }
 
 /// Limits to choose from; none is rare, since a pod in which it changes the QoS class is made anew.
-const CPUS: [u32; 6] = [100, 200, 300, 400, 500, 0];
+pub(crate) const CPUS: [u32; 6] = [100, 200, 300, 400, 500, 0];
 
 impl Made {
     pub(crate) fn new(rng: &mut fastrand::Rng, name: String) -> Self {
@@ -57,6 +59,7 @@ impl Made {
             probes: if rng.u32(0..32) == 0 { (0..mains).map(|_| probes(rng)).collect() } else { Vec::new() },
             images: vec![0; inits + mains],
             cpus: (0..mains).map(|_| CPUS[rng.usize(..CPUS.len())]).collect(),
+            restarts: (0..mains).map(|_| policy != "Never" && rng.u32(0..3) == 0).collect(),
             hooks: (0..mains).map(|_| (rng.u32(0..4) == 0, rng.u32(0..3) == 0)).collect(),
         }
     }
@@ -93,6 +96,9 @@ impl Made {
         let main = |index: usize| {
             let image = self.images[self.inits + index];
             let mut main = container(format!("main-{index}"), image, self.cpus[index]);
+            if self.restarts[index] {
+                main["resizePolicy"] = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
+            }
             let (post_start, pre_stop) = self.hooks[index];
             for (name, _) in [("postStart", post_start), ("preStop", pre_stop)].iter().filter(|(_, has)| *has) {
                 main["lifecycle"][*name] = json!({ "exec": { "command": ["/bin/true"] } });

@@ -92,7 +92,7 @@ fn harms(method: &str) -> Vec<(Harm, Moment)> {
         "Delete" | "Remove" => harms.push((Harm::Answer(NotFound), Moment::After)),
         _ => {}
     }
-    if matches!(method, "Tasks.Create" | "Tasks.Start" | "Tasks.Kill") {
+    if matches!(method, "Tasks.Create" | "Tasks.Start" | "Tasks.Kill" | "Tasks.Update") {
         harms.push((Harm::Answer(NotFound), Moment::Before));
     }
     if matches!(verb, "Create" | "Start" | "Kill" | "Delete" | "Remove") {

@@ -191,7 +191,7 @@ fn read_profile(directory: &Path, name: &str) -> Result<LinuxSeccomp, SpecError>
 }
 
 /// Whether a limit on swap can be set: with v1 the kernel counts swap only with a boot parameter.
-fn swap_limit(cgroup_v2: bool) -> bool {
+pub(super) fn swap_limit(cgroup_v2: bool) -> bool {
     if !cgroup_v2 {
         return Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
     }

@@ -4,9 +4,32 @@ use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
+use serde_json::Value;
+
+use super::host::swap_limit;
 
 use limpet_model::pod::compute_resources::{CPU_PERIOD, cpu_quota, cpu_shares};
 use limpet_model::pod::qos::{CPU, MEMORY, limit, request};
+
+/// What of a running container's limits a resize sets: cpu and memory. Reads a small file.
+pub fn resized(container: &Container, cgroup_v2: bool) -> LinuxResources {
+    let mut resources = container_resources(container, cgroup_v2, swap_limit(cgroup_v2));
+    resources.set_unified(None);
+    resources
+}
+
+/// An OCI spec in JSON with the cpu and memory of `resources`.
+///
+/// # Errors
+/// It is none.
+pub fn with_resources(spec: &[u8], resources: &LinuxResources) -> Result<Vec<u8>, serde_json::Error> {
+    let mut spec: Value = serde_json::from_slice(spec)?;
+    let Value::Object(resized) = serde_json::to_value(resources)? else { return serde_json::to_vec(&spec) };
+    for (name, value) in resized {
+        spec["linux"]["resources"][name] = value;
+    }
+    serde_json::to_vec(&spec)
+}
 
 /// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none, as with kubelet's
 /// `NoSwap`. On v1 that needs a memory limit.

@@ -1,4 +1,4 @@
-//! Predicts which containers a worker restarts for a new version of its pod: runs the plan on a state rebuilt from the
+//! Predicts which containers a worker restarts or resizes for a new version of its pod: runs the plan on a state rebuilt from the
 //! observed pod. Pure.
 
 use std::path::PathBuf;
@@ -23,7 +23,9 @@ use limpet_model::verdict::{PodVerdict, VerdictPhase};
 pub struct Replacement {
     /// Recreated, each once its image is present.
     pub restarts: Vec<String>,
-    /// Keep running.
+    /// Resized while they run.
+    pub resizes: Vec<String>,
+    /// Keep running as they are.
     pub keeps: Vec<String>,
 }
 
@@ -39,9 +41,11 @@ pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) ->
     pod.update(new);
     let renewed = plan::renewed(&pod);
     let name = |index: &usize| pod.containers[*index].name.clone();
-    let kept = |index: &usize| pod.containers[*index].is_running() && !renewed.contains(index);
+    let resized = |index: &usize| pod.containers[*index].resize().is_some();
+    let kept = |index: &usize| pod.containers[*index].is_running() && !renewed.contains(index) && !resized(index);
     Ok(Replacement {
         restarts: renewed.iter().map(name).collect(),
+        resizes: (0..pod.containers.len()).filter(resized).map(|index| name(&index)).collect(),
         keeps: (0..pod.containers.len()).filter(kept).map(|index| name(&index)).collect(),
     })
 }
@@ -103,6 +107,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         sandbox: None,
         post_start: PostStart::Done,
         probes: None,
+        resize: None,
         life,
     }
 }
@@ -171,7 +176,7 @@ mod tests {
             let new = record(policy, [image(0), image(1), image(2)]);
             let found = replacement(&observed(policy, *states), new, Instant::now());
             let of = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-            let wanted = Replacement { restarts: of(restarts), keeps: of(keeps) };
+            let wanted = Replacement { restarts: of(restarts), resizes: Vec::new(), keeps: of(keeps) };
             assert_eq!(found, Ok(wanted), "{policy} {states:?} {changed:?}");
         }
     }

@@ -33,8 +33,10 @@ fn lines(forecast: &Forecast, rejected: &[crate::source::Rejection]) -> Vec<Stri
     let pod = |pod: &PodForecast| {
         let effect = match &pod.effect {
             Effect::Starts => "starts".to_owned(),
-            Effect::InPlace(Replacement { restarts, keeps }) => {
-                format!("restarts [{}] keeps [{}]", restarts.join(" "), keeps.join(" "))
+            Effect::InPlace(Replacement { restarts, resizes, keeps }) => {
+                let resized =
+                    if resizes.is_empty() { String::new() } else { format!("resizes [{}] ", resizes.join(" ")) };
+                format!("restarts [{}] {resized}keeps [{}]", restarts.join(" "), keeps.join(" "))
             }
             Effect::Recreates { why, grace } => format!("recreates ({}) {}s", why.join("; "), grace.as_secs()),
             Effect::Stops { grace } => format!("stops {}s", grace.as_secs()),

@@ -1,18 +1,21 @@
-//! Edits of a pod that is over: it has finished, or the node has ended it. What such an edit is to run runs in a new pod.
+//! Edits of what is over: the pod or the container has finished, or the node has ended it. What such an edit is to run runs
+//! in a new pod.
 
 use std::fmt;
 
-use super::is_finished;
+use super::{is_finished, wants_restart};
 use crate::state::PodState;
-use limpet_model::pod::{PodDiff, PodRecord};
+use limpet_model::pod::{PodDiff, PodRecord, Role};
 
-/// How a pod came to be over.
+/// What of a pod is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Over {
     /// Its containers have finished.
     Finished,
     /// The node has ended it, for that reason.
     Failed(String),
+    /// That container of it has finished.
+    ContainerFinished(String),
 }
 
 impl fmt::Display for Over {
@@ -20,6 +23,7 @@ impl fmt::Display for Over {
         match self {
             Self::Finished => f.write_str("the pod has finished"),
             Self::Failed(reason) => write!(f, "the pod has failed: {reason}"),
+            Self::ContainerFinished(name) => write!(f, "container {name} has finished"),
         }
     }
 }
@@ -29,14 +33,26 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
     pod.record.is_same_incarnation(next) && makes_anew(pod, next).is_none()
 }
 
-/// Why a pod that is over is made anew for `next`: image or resources of a container differ.
+/// Why a pod is made anew for `next`: image or resources of a container differ, and the pod is over, or the container has
+/// finished for good.
 pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<Over> {
     let over = match &pod.verdict {
-        Some(verdict) if pod.is_failed() => Over::Failed(verdict.reason.to_string()),
-        _ if is_finished(pod) => Over::Finished,
-        _ => return None,
+        Some(verdict) if pod.is_failed() => Some(Over::Failed(verdict.reason.to_string())),
+        _ => is_finished(pod).then_some(Over::Finished),
     };
-    PodDiff::between(&pod.record, next).restarts().next().map(|_| over)
+    let diff = PodDiff::between(&pod.record, next);
+    match over {
+        Some(over) => diff.touched().next().map(|_| over),
+        None => {
+            diff.touched().find(|name| has_finished(pod, name)).map(|name| Over::ContainerFinished(name.to_owned()))
+        }
+    }
+}
+
+/// Whether a regular container has exited and is not restarted.
+fn has_finished(pod: &PodState, name: &str) -> bool {
+    let slot = pod.containers.iter().find(|slot| slot.name == name && slot.role == Role::Main);
+    slot.is_some_and(|slot| slot.instance.as_ref().is_some_and(|one| !one.is_running()) && !wants_restart(pod, slot))
 }
 
 #[cfg(test)]

@@ -69,6 +69,9 @@ pub struct ManifestChange {
     /// Containers it restarted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub restarts: Vec<String>,
+    /// Containers it resized while they run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resizes: Vec<String>,
     /// The pod was terminated and recreated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recreates: bool,
@@ -104,6 +107,7 @@ impl ManifestChange {
                 change.touched = touched(&diff, old, new);
                 if !change.recreates {
                     change.restarts = diff.restarts().take(MOST_PARTS).map(short).collect();
+                    change.resizes = diff.resizes().take(MOST_PARTS).map(short).collect();
                 }
                 ChangeKind::Edited
             }
@@ -121,6 +125,7 @@ impl ManifestChange {
             uid: None,
             touched: Vec::new(),
             restarts: Vec::new(),
+            resizes: Vec::new(),
             recreates: false,
             reason: None,
             actor: actor.map(|actor| Actor::clone(&actor)),
@@ -161,13 +166,14 @@ impl ManifestChange {
         }
     }
 
-    /// Its effect on the running pod: `restarted web`; empty if there is none.
+    /// Its effect on the running pod: `restarted web`, `resized in place web`; empty if there is none.
     pub fn effect(&self) -> String {
-        match (self.recreates, self.restarts.is_empty()) {
-            (true, _) => "recreated the pod".to_owned(),
-            (false, false) => format!("restarted {}", self.restarts.join(", ")),
-            (false, true) => String::new(),
+        if self.recreates {
+            return "recreated the pod".to_owned();
         }
+        let effects = [("restarted", &self.restarts), ("resized in place", &self.resizes)];
+        let effects = effects.iter().filter(|(_, names)| !names.is_empty());
+        effects.map(|(verb, names)| format!("{verb} {}", names.join(", "))).collect::<Vec<_>>().join("; ")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The limits of the pod's cgroup, and when a change of them is due. Part of [`super`].
 //!
-//! A container never has more than its pod: the pod's cgroup grows before a container with higher limits starts, and
-//! shrinks once nothing is left of containers with other limits.
+//! A container never has more than its pod: the pod's cgroup grows before a container gets higher limits, and shrinks once
+//! nothing is left of containers with other limits.
 
 use super::{Busy, ContainerSlot, Life, PodState, RetryState, SandboxState};
 use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
@@ -27,9 +27,22 @@ impl PodState {
         let due = match self.cgroup.set {
             _ if !self.containers.iter().any(has_other_version) => wanted,
             Some(set) => set.raised_to(&wanted),
-            None => return None,
+            None => self.limits_of_resizes(wanted)?,
         };
         (self.cgroup.set != Some(due)).then_some(due)
+    }
+
+    /// Limits that allow every container as it is and as it is to be; `None`: one of another version is not resized, and what
+    /// it has is not known.
+    fn limits_of_resizes(&self, wanted: PodLimits) -> Option<PodLimits> {
+        let mut others = self.containers.iter().filter(|slot| has_other_version(slot));
+        others.try_fold(wanted, |limits, slot| Some(pod_limits(slot.resize()?.from.spec()).raised_to(&limits)))
+    }
+
+    /// Whether a container may be resized: its pod's cgroup allows what it is to have. One that could not be set after the
+    /// agent's start may be in the way of nothing: then what the container has may be what holds it back.
+    pub fn cgroup_lets_resize(&self) -> bool {
+        self.cgroup_admits() || self.cgroup.set.is_none() && self.cgroup.retry.is_some()
     }
 
     /// Whether the pod's cgroup is known to allow what its containers are to have.
@@ -46,7 +59,10 @@ impl PodState {
     /// Whether something writes to the pod's cgroup, volumes or records: none is removed before it is done. A container made
     /// anew may have the id of the one before, and would get its exit.
     pub fn is_updating(&self) -> bool {
-        self.cgroup.setting.is_some() || self.volumes.writing.is_some() || self.exits_being_recorded > 0
+        self.cgroup.setting.is_some()
+            || self.volumes.writing.is_some()
+            || self.exits_being_recorded > 0
+            || self.is_resizing()
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use crate::backoff;
 use crate::probe::Probes;
-use crate::state::{Hooks, Now, PostStart, RetryState, Stopping};
+use crate::state::{Hooks, Now, PostStart, Resize, RetryState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
@@ -67,7 +67,7 @@ pub struct Instance {
     pub id: ContainerId,
     /// How many came before it.
     pub attempt: u32,
-    /// Hash of image and resources it was started with.
+    /// Hash of image and resources it has.
     pub fingerprint: String,
     /// Its image's name.
     pub image: String,
@@ -93,6 +93,8 @@ pub struct Instance {
     pub post_start: PostStart,
     /// Its probes, if its container has any.
     pub probes: Option<Box<Probes>>,
+    /// Its resize in place, if one is due.
+    pub resize: Option<Box<Resize>>,
     /// Whether it runs.
     pub life: Life,
 }
@@ -297,6 +299,7 @@ impl ContainerSlot {
     pub fn succeed(&mut self, instance: Instance) {
         let Some(mut old) = self.instance.replace(instance) else { return };
         old.probes = None;
+        old.resize.take_if(|resize| resize.setting.is_none());
         self.stale.extend(self.previous.replace(old));
     }
 

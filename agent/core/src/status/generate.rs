@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::node_state::NodeState;
 use crate::plan::{self, awaits};
-use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
+use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, Resize, SandboxState};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
 use limpet_model::stop_signal::StopSignal;
@@ -300,8 +300,20 @@ fn pod_conditions(
         ("PodScheduled", scheduled),
     ]
     .into_iter()
+    .chain(resizing(pod).map(|standing| ("PodResizeInProgress", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
+}
+
+/// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.
+fn resizing(pod: &PodState) -> Option<Standing> {
+    let resizes: Vec<&Resize> = pod.containers.iter().filter_map(ContainerSlot::resize).collect();
+    let failed = resizes.iter().find_map(|resize| resize.retry.as_ref());
+    (!resizes.is_empty()).then(|| Standing {
+        holds: true,
+        reason: failed.map(|_| "Error".to_owned()),
+        message: failed.map(|retry| retry.message.clone()),
+    })
 }
 
 #[derive(Debug, Clone)]

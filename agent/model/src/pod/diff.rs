@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::pod::PodRecord;
 use crate::pod::authored::{Authored, AuthoredContainer};
 use crate::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
+use crate::pod::resize::resizes_in_place;
 
 /// One part of a pod that differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +119,16 @@ impl<'a> PodDiff<'a> {
 
     /// The containers that an update in place restarts, each once.
     pub fn restarts(&self) -> impl Iterator<Item = &'a str> {
+        self.touched().filter(|name| !resizes_in_place(self.old, self.new, name))
+    }
+
+    /// The containers that an update in place resizes while they run, each once.
+    pub fn resizes(&self) -> impl Iterator<Item = &'a str> {
+        self.touched().filter(|name| resizes_in_place(self.old, self.new, name))
+    }
+
+    /// The containers whose image or resources differ, each once.
+    pub fn touched(&self) -> impl Iterator<Item = &'a str> {
         let named = |part: &Part<'a>| match part {
             Part::Image(name) | Part::Resources(name) => Some(*name),
             _ => None,

@@ -1,4 +1,4 @@
-//! Which containers can be replaced alone when their image or resources change.
+//! Which containers can be replaced alone when their image or resources change, as far as they are not resized in place.
 //!
 //! One whose stop is not followed by a start cannot: an init container, or a regular one that its restart policy may leave
 //! stopped. That follows from the manifests alone, whether the container runs, has finished or never started: so a restart
@@ -9,6 +9,7 @@ use std::fmt;
 use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::pod::authored::Authored;
+use crate::pod::resize::resizes_in_place;
 use crate::pod::{PodRecord, Role};
 
 /// Why a container cannot be replaced alone.
@@ -31,7 +32,7 @@ impl fmt::Display for Obstacle<'_> {
     }
 }
 
-/// The containers whose image or resources differ between two versions, and which cannot be replaced alone.
+/// The containers whose image or resources differ between two versions, and which can be neither resized nor replaced alone.
 pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
     if old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
         return Vec::new();
@@ -40,7 +41,7 @@ pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
     let changed = |name: &str| match (before.container(name), after.container(name)) {
         (Some(before), Some(after)) => !(before.same_image(after) && before.same_resources(after)),
         _ => false,
-    };
+    } && !resizes_in_place(old, new, name);
     irreplaceable(new.spec()).filter(|(name, _)| changed(name)).map(|(_, obstacle)| obstacle).collect()
 }
 

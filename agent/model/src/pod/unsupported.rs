@@ -35,7 +35,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.restartPolicyRules[].action", Unless(&["Restart"])),
-    ("spec.C.resizePolicy", Always),
     ("spec.C.stdin", True),
     ("spec.C.stdinOnce", True),
     ("spec.ephemeralContainers", Always),

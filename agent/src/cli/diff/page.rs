@@ -110,10 +110,15 @@ fn update(pod: &PodDiffDocument, screen: Screen) -> String {
         format!("{name}{}", image.map(wait).unwrap_or_default())
     };
     let restarts: Vec<String> = pod.restarts.iter().map(restarted).collect();
-    match &restarts[..] {
-        [] => "restarts: nothing".to_owned(),
-        [one] => format!("{} container {one}   keeps: {kept}", screen.paint(Tone::Warn, "restarts:")),
-        many => format!("{} containers {}   keeps: {kept}", screen.paint(Tone::Warn, "restarts:"), many.join(", ")),
+    let named = |verb: &str, tone: Tone, names: &[String]| {
+        let plural = if names.len() > 1 { "s" } else { "" };
+        (!names.is_empty()).then(|| format!("{} container{plural} {}   ", screen.paint(tone, verb), names.join(", ")))
+    };
+    let restarted = named("restarts:", Tone::Warn, &restarts);
+    let resized = named("resizes in place:", Tone::Good, &pod.resizes);
+    match (&restarted, &resized) {
+        (None, None) => "restarts: nothing".to_owned(),
+        _ => format!("{}{}keeps: {kept}", restarted.unwrap_or_default(), resized.unwrap_or_default()),
     }
 }
 

@@ -117,7 +117,10 @@ impl ContainerdExecutor {
 
     /// Sets the limits of the pod's cgroup; containers in it keep running.
     pub(super) async fn update_cgroup(&self, pod: &PodState, limits: &PodLimits) -> Result<(), Failure> {
-        let updated = self.cgroups.update_pod(&pod.record, limits).await;
+        let updated = match self.check_pod_memory(&pod.record, limits.memory).await {
+            Ok(()) => self.cgroups.update_pod(&pod.record, limits).await.map_err(|error| error.to_string()),
+            Err(failure) => Err(failure.message),
+        };
         updated.map_err(|error| {
             let message = format!("unable to set the limits of the pod's cgroup: {error}");
             tracing::warn!(pod = %pod.record.key, message, "the pod's cgroup stays as it was");

@@ -319,6 +319,7 @@ impl ContainerdExecutor {
             pod_ips: start.pod.addresses().to_vec(),
             stop_signal: start.stop_signal,
             sandbox: start.sandbox.sandbox.id.clone(),
+            resized_at: None,
         }
     }
 
@@ -339,6 +340,7 @@ impl ContainerdExecutor {
             sandbox: start.sandbox.sandbox.id.clone(),
             post_start: PostStart::Done,
             probes: None,
+            resize: None,
             life,
         }
     }

@@ -288,7 +288,7 @@ impl World {
             source: record.source.to_string(),
             origin: record.origin.to_string(),
             fingerprint: slot.fingerprint.clone(),
-            image: String::new(),
+            image: invariants::image_of(pod, slot),
             image_digest: String::new(),
             log_path: String::new(),
             backoff_seconds: slot.next_pause().as_secs(),
@@ -296,6 +296,7 @@ impl World {
             pod_ips: pod.addresses().to_vec(),
             stop_signal: StopSignal::default(),
             sandbox: self.sandbox(&record.uid),
+            resized_at: None,
         };
         let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
         let policy = own.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::server::document::RejectionDocument;
 use crate::server::view;
+use limpet_core::forecast::replacement::Replacement;
 use limpet_core::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast, ValueChange};
 use limpet_core::source::Rejection;
 use limpet_model::pod::Edit;
@@ -68,7 +69,10 @@ pub struct PodDiffDocument {
     pub fields: Vec<FieldDocument>,
     /// Containers that an update restarts.
     pub restarts: Vec<String>,
-    /// Containers that keep running.
+    /// Containers that an update resizes while they run.
+    #[serde(default)]
+    pub resizes: Vec<String>,
+    /// Containers that keep running as they are.
     pub keeps: Vec<String>,
     /// Why it cannot be updated in place, one phrase each.
     pub why: Vec<String>,
@@ -172,12 +176,12 @@ impl DiffDocument {
 impl PodDiffDocument {
     fn of(pod: &PodForecast, present: &BTreeMap<String, bool>) -> Option<Self> {
         let record = pod.record()?;
-        let (mut restarts, mut keeps, mut why, mut grace_seconds) = (Vec::new(), Vec::new(), Vec::new(), None);
+        let (mut replacement, mut why, mut grace_seconds) = (Replacement::default(), Vec::new(), None);
         let change = match &pod.effect {
             Effect::Starts => "starts",
             Effect::Loses => "loses",
-            Effect::InPlace(replacement) => {
-                (restarts, keeps) = (replacement.restarts.clone(), replacement.keeps.clone());
+            Effect::InPlace(in_place) => {
+                replacement.clone_from(in_place);
                 "updates"
             }
             Effect::Recreates { why: reasons, grace } => {
@@ -202,8 +206,9 @@ impl PodDiffDocument {
             origin: record.origin.to_string(),
             change: change.to_owned(),
             fields: pod.edits.iter().map(field).collect(),
-            restarts,
-            keeps,
+            restarts: replacement.restarts,
+            resizes: replacement.resizes,
+            keeps: replacement.keeps,
             why,
             grace_seconds,
             images: images.collect(),

@@ -12,11 +12,13 @@ use crate::fixtures::{READY, exit, instance, now, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
 use crate::plan::{Action, KillCause, Step, plan};
 
-/// A pod with one container per CPU limit, and 64 times as much memory.
+/// A pod with one container per CPU limit, and 64 times as much memory. An edit of either restarts it.
 fn record(cpus: &[i64]) -> std::sync::Arc<limpet_model::pod::PodRecord> {
     let container = |(index, cpu): (usize, &i64)| {
         let limits = json!({ "cpu": format!("{cpu}m"), "memory": format!("{}Mi", cpu * 64) });
-        json!({ "name": format!("c{index}"), "image": "app:1", "resources": { "limits": limits } })
+        let policy = |name: &str| json!({ "resourceName": name, "restartPolicy": "RestartContainer" });
+        json!({ "name": format!("c{index}"), "image": "app:1", "resources": { "limits": limits },
+            "resizePolicy": [policy("cpu"), policy("memory")] })
     };
     let containers: Vec<_> = cpus.iter().enumerate().map(container).collect();
     let spec: PodSpec = serde_json::from_value(json!({ "containers": containers })).unwrap();

@@ -49,7 +49,7 @@ fn what_windows_alone_has_is_a_warning() {
 #[test]
 fn a_field_with_its_default_is_not_used() {
     let spec = json!({
-        "containers": [{"name": "a", "stdin": false, "resizePolicy": null, "envFrom": [],
+        "containers": [{"name": "a", "stdin": false, "envFrom": [],
             "lifecycle": {}, "securityContext": {"procMount": "Default", "seLinuxOptions": {}}}],
         "overhead": {}, "setHostnameAsFQDN": true,
         "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
@@ -152,6 +152,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.name",
         "spec.C.ports",
         "spec.C.readinessProbe",
+        "spec.C.resizePolicy",
         "spec.C.resources",
         "spec.C.restartPolicy",
         "spec.C.securityContext",

@@ -1,5 +1,6 @@
 //! What must never happen on the simulated node, whatever fails: each breach becomes one of [`World::violations`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use limpet_core::plan::KillCause;
@@ -42,6 +43,27 @@ impl World {
         if !above.is_empty() {
             self.violate(format!("the cgroup of {uid} is below those of {}", above.join(", ")));
         }
+    }
+
+    /// Gives a running container the resources of the pod's version. Whether it runs.
+    pub(in crate::executor::fake) fn resize(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> bool {
+        let (quota, uid, now) = (container_quota(pod, slot), pod.record.uid.as_str(), self.now().wall);
+        if !self.is_running(id) {
+            return false;
+        }
+        if self.cgroups.get(uid).is_none_or(|limits| exceeds(quota, limits)) {
+            self.violate(format!("{} is resized above the cgroup of its pod", short(id)));
+        }
+        let Some(one) = self.containers.get_mut(id) else { return false };
+        let identity = &mut one.recorded.identity;
+        let image_differs = identity.image != image_of(pod, slot);
+        (identity.fingerprint, identity.resized_at) = (slot.fingerprint.clone(), Some(now));
+        (one.recorded.manifest, one.cpu_quota) = (Arc::clone(&pod.record.manifest), quota);
+        self.note(|| format!("resized {} {}/{} to {quota:?}", short(id), pod.record.key, slot.name));
+        if image_differs {
+            self.violate(format!("{} is resized to a version with another image", short(id)));
+        }
+        true
     }
 
     /// A sandbox goes after the processes in it.
@@ -151,6 +173,11 @@ impl World {
 pub(super) fn container_quota(pod: &PodState, slot: &ContainerSlot) -> Option<i64> {
     let resources = pod.container_spec(&slot.name)?.resources.as_ref()?;
     cpu_quota(limit(resources, CPU).milli())
+}
+
+/// The image of a container, as its pod has it.
+pub(super) fn image_of(pod: &PodState, slot: &ContainerSlot) -> String {
+    pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default()
 }
 
 /// Whether the kernel refuses a container's quota in a pod with these limits (cgroup v1).

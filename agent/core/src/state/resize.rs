@@ -1,0 +1,81 @@
+//! The resize of a running container: from which version of the pod to which. Part of [`super`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{ContainerSlot, Instance, PodState, RetryState};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::authored::Authored;
+use limpet_model::pod::resize::resizes_in_place;
+
+/// The longest back-off before a resize is tried again: memory may be freed at any moment.
+pub const RESIZE_BACKOFF: Duration = Duration::from_secs(60);
+
+/// A resize of an instance, due or in progress.
+#[derive(Debug, Clone)]
+pub struct Resize {
+    /// The version of its pod whose resources it has.
+    pub from: Arc<PodRecord>,
+    /// The version whose resources are being set.
+    pub setting: Option<Arc<PodRecord>>,
+    /// Whether the desired version can be reached so; if not, only what is in progress is waited for.
+    pub in_place: bool,
+    /// Why it could not be done.
+    pub retry: Option<RetryState>,
+}
+
+impl ContainerSlot {
+    /// The resize that takes the running instance to its desired version.
+    pub fn resize(&self) -> Option<&Resize> {
+        let running = self.instance.as_ref().filter(|instance| instance.is_running())?;
+        let resize = running.resize.as_deref()?;
+        (resize.in_place && running.fingerprint != self.fingerprint).then_some(resize)
+    }
+
+    /// Settles whether the running instance is resized, now that `desired` is its pod's version. `from`: the version that it
+    /// has, if that is known; a resize knows its own.
+    pub fn settle_resize(&mut self, from: Option<&Arc<PodRecord>>, desired: &PodRecord) {
+        let Some(instance) = self.instance.as_mut().filter(|instance| instance.is_running()) else { return };
+        let begin = |from: &Arc<PodRecord>| {
+            Box::new(Resize { from: Arc::clone(from), setting: None, in_place: false, retry: None })
+        };
+        let Some(mut resize) = instance.resize.take().or_else(|| from.map(begin)) else { return };
+        resize.in_place =
+            instance.fingerprint != self.fingerprint && resizes_in_place(&resize.from, desired, &self.name);
+        instance.resize = (resize.in_place || resize.setting.is_some()).then_some(resize);
+    }
+}
+
+impl PodState {
+    /// Applies the outcome of a resize; a failure has the next try.
+    pub fn resized(&mut self, index: usize, id: &ContainerId, result: Result<(), RetryState>) {
+        let slot = &mut self.containers[index];
+        let (name, wanted) = (slot.name.clone(), slot.fingerprint.clone());
+        let Some(instance) = slot.instances_mut().find(|instance| instance.id == *id) else { return };
+        let Some(set) = instance.resize.as_mut().and_then(|resize| resize.setting.take()) else { return };
+        if !instance.is_running() {
+            // Perhaps it ended before: its cgroup may be as it was, until it is reaped.
+            instance.resize = None;
+            return;
+        }
+        let reverted = instance.fingerprint == wanted;
+        let Some(resize) = instance.resize.as_mut() else { return };
+        // One that failed may have been done: an edit back to what was there does not make it undone.
+        if result.is_ok() || reverted {
+            instance.fingerprint = super::fingerprint(&Authored::of(&set.manifest), &name);
+            resize.from = set;
+        }
+        resize.retry = result.err();
+        slot.settle_resize(None, &self.record);
+    }
+
+    /// Whether resources of a container are being set.
+    pub(super) fn is_resizing(&self) -> bool {
+        let in_progress = |instance: &Instance| instance.resize.as_ref().is_some_and(|resize| resize.setting.is_some());
+        self.containers.iter().any(|slot| slot.instance.iter().chain(&slot.previous).any(in_progress))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,52 @@
+//! How much memory a pod or a container has in use.
+
+use std::fs;
+use std::path::Path;
+
+use super::Cgroups;
+use super::layout::CLASSES;
+use limpet_model::pod::PodUid;
+
+impl Cgroups {
+    /// The bytes that the pod, or one container of it, has in use and the kernel cannot take back by dropping files that
+    /// were not read lately; `None`: its cgroup does not exist, or the kernel does not count. Reads small files.
+    pub fn memory_in_use(&self, pod: &PodUid, container_id: Option<&str>) -> Option<u64> {
+        let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
+        let v2 = hierarchies.is_v2();
+        CLASSES.into_iter().find_map(|class| {
+            let group = match container_id {
+                Some(id) => layout.container_directory(class, pod, id),
+                None => layout.directory(&layout.pod(class, pod)),
+            };
+            in_use(&hierarchies.path("memory", &group)?, v2)
+        })
+    }
+}
+
+fn in_use(group: &Path, v2: bool) -> Option<u64> {
+    let (usage, idle) =
+        if v2 { ("memory.current", "inactive_file") } else { ("memory.usage_in_bytes", "total_inactive_file") };
+    let used: u64 = fs::read_to_string(group.join(usage)).ok()?.trim().parse().ok()?;
+    let stat = fs::read_to_string(group.join("memory.stat")).ok()?;
+    let idle = stat.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse().ok()).unwrap_or(0);
+    Some(used.saturating_sub(idle))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_were_not_read_lately_are_not_in_use() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        assert_eq!(in_use(group.path(), true), None);
+        write("memory.current", "1000\n");
+        write("memory.stat", "anon 300\ninactive_file 600\nactive_file 100\n");
+        assert_eq!(in_use(group.path(), true), Some(400));
+        write("memory.usage_in_bytes", "1000\n");
+        write("memory.stat", "inactive_file 1\ntotal_inactive_file 200\n");
+        assert_eq!(in_use(group.path(), false), Some(800));
+    }
+}

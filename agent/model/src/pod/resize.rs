@@ -1,0 +1,123 @@
+//! Which edits of a container's resources are carried out while it runs, without a restart.
+//!
+//! The rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be added, none may be
+//! removed. Where `resizePolicy` asks for a restart, or anything else differs, the container is replaced. That follows from
+//! the manifests alone.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::pod::authored::Authored;
+use crate::pod::qos::{CPU, MEMORY, amount};
+use crate::pod::{PodRecord, Role};
+
+/// Whether the container called `name`, as it is in `old`, becomes that of `new` while it runs.
+pub fn resizes_in_place(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
+    let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
+    let (Some(before), Some(after)) = (before.container(name), after.container(name)) else { return false };
+    if !before.same_image(after) || before.same_resources(after) {
+        return false;
+    }
+    let of_init = Role::assign(new.spec()).any(|(one, role)| one == name && role == Role::Init);
+    let (Some(old), Some(new)) = (old.container(name), new.container(name)) else { return false };
+    !of_init && may_resize(old, new)
+}
+
+fn may_resize(old: &Container, new: &Container) -> bool {
+    let empty = ResourceRequirements::default();
+    let (before, after) = (old.resources.as_ref().unwrap_or(&empty), new.resources.as_ref().unwrap_or(&empty));
+    let lists = [(&before.limits, &after.limits), (&before.requests, &after.requests)];
+    let kept = lists.iter().all(|(before, after)| keeps(before.as_ref(), after.as_ref()));
+    let changed = |name: &str| lists.iter().any(|(a, b)| amount(a.as_ref(), name) != amount(b.as_ref(), name));
+    let restarts = |name: &str| {
+        let mut policies = new.resize_policy.iter().flatten();
+        policies.any(|policy| policy.resource_name == name && policy.restart_policy == "RestartContainer")
+    };
+    before.claims == after.claims && kept && ![CPU, MEMORY].iter().any(|name| changed(name) && restarts(name))
+}
+
+/// Whether `after` has every resource that `before` has, and the same amounts but of cpu and memory.
+fn keeps(before: Option<&BTreeMap<String, Quantity>>, after: Option<&BTreeMap<String, Quantity>>) -> bool {
+    let is_resizable = |name: &str| name == CPU || name == MEMORY;
+    let has = |list: Option<&BTreeMap<String, Quantity>>, name: &str| list.is_some_and(|list| list.contains_key(name));
+    let names = |list| Option::into_iter(list).flat_map(BTreeMap::keys);
+    names(before).chain(names(after)).all(|name| match is_resizable(name) {
+        true => has(after, name),
+        false => has(before, name) && has(after, name) && amount(before, name) == amount(after, name),
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::manifest::restore;
+    use crate::source::SourceKind;
+
+    /// Containers of every role with the same image, resources and policy.
+    fn record(image: &str, resources: &Value, policy: &Value) -> PodRecord {
+        let one = |name: &str| json!({ "name": name, "image": image, "resources": resources, "resizePolicy": policy });
+        let mut inits = [json!({ "name": "i", "image": image, "resources": resources }), one("s")];
+        inits[1]["restartPolicy"] = json!("Always");
+        let spec = json!({ "initContainers": inits, "containers": [one("m")] });
+        let manifest = json!({ "metadata": { "name": "web" }, "spec": spec });
+        restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
+    }
+
+    #[test]
+    fn cpu_and_memory_change_in_place_and_nothing_else() {
+        let none = json!(null);
+        let restarts = |name: &str| json!([{ "resourceName": name, "restartPolicy": "RestartContainer" }]);
+        let not = json!([{ "resourceName": "cpu", "restartPolicy": "NotRequired" }]);
+        let limits = |cpu: &str, memory: &str| json!({ "limits": { "cpu": cpu, "memory": memory } });
+        let requests = |cpu: &str| json!({ "requests": { "cpu": cpu }, "limits": { "cpu": "1", "memory": "1Mi" } });
+        let cases = [
+            (limits("1", "1Mi"), limits("2", "1Mi"), &none, true),
+            (limits("1", "1Mi"), limits("1", "2Mi"), &none, true),
+            (limits("2", "2Mi"), limits("1", "1Mi"), &not, true),
+            (limits("1", "1Mi"), limits("1000m", "1Mi"), &none, true),
+            (limits("1", "1Mi"), limits("2", "1Mi"), &restarts("cpu"), false),
+            (limits("1", "1Mi"), limits("2", "1Mi"), &restarts("memory"), true),
+            (limits("1", "1Mi"), limits("1", "2Mi"), &restarts("memory"), false),
+            (requests("1"), requests("500m"), &none, true),
+            // Nothing is an edit of nothing.
+            (limits("1", "1Mi"), limits("1", "1Mi"), &none, false),
+            // What was not limited may be; what was limited stays so.
+            (json!({ "limits": { "cpu": "1" } }), limits("1", "1Mi"), &none, true),
+            (limits("1", "1Mi"), json!({ "limits": { "cpu": "1" } }), &none, false),
+            (requests("1"), json!({ "requests": { "cpu": "1" } }), &none, false),
+            (
+                json!({ "requests": { "cpu": "1", "memory": "1Mi" } }),
+                json!({ "requests": { "cpu": "1" } }),
+                &none,
+                false,
+            ),
+            (limits("1", "1Mi"), none.clone(), &none, false),
+            // Other resources do not change in place.
+            (
+                json!({ "limits": { "cpu": "1", "ephemeral-storage": "1Mi" } }),
+                json!({ "limits": { "cpu": "1", "ephemeral-storage": "2Mi" } }),
+                &none,
+                false,
+            ),
+            (
+                json!({ "limits": { "cpu": "1", "ephemeral-storage": "1Mi" } }),
+                json!({ "limits": { "cpu": "2", "ephemeral-storage": "1024Ki" } }),
+                &none,
+                true,
+            ),
+            (json!({ "limits": { "cpu": "1" } }), json!({ "limits": { "cpu": "1", "a.b/c": "1" } }), &none, false),
+        ];
+        for (before, after, policy, expected) in cases {
+            let (old, new) = (record("a:1", &before, policy), record("a:1", &after, policy));
+            for (name, in_place) in [("m", expected), ("s", expected), ("i", false), ("none", false)] {
+                assert_eq!(resizes_in_place(&old, &new, name), in_place, "{name}: {before} -> {after} {policy}");
+            }
+            assert!(!resizes_in_place(&old, &record("a:2", &after, policy), "m"), "another image");
+        }
+    }
+}
