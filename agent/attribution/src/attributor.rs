@@ -5,7 +5,9 @@
 //! change, is replaced by the next best, down to none; the directory is then rescanned, and no change is missed,
 //! because none depends on attribution.
 
-use std::collections::{BTreeSet, HashMap};
+mod marks;
+
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -14,9 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::fanotify::{Drained, Fanotify, Seen};
+use super::fanotify::{Drained, Fanotify, Marked, Seen};
 use crate::active_backend::ActiveBackend;
 use crate::feed::Feed;
 use limpet_model::actor::Actor;
@@ -78,6 +81,10 @@ pub struct Attributor {
     active: ActiveBackend,
     /// The directories to report on, the watched one first.
     directories: Vec<(PathBuf, DirectoryId)>,
+    /// fanotify's marks being set, on a blocking thread.
+    marking: Option<JoinHandle<Vec<Marked>>>,
+    /// Other marks are wanted than those being set.
+    mark_again: bool,
     last_changes: HashMap<DirectoryEntry, LastChange>,
     /// All changes before this time have been handled.
     caught_up: Instant,
@@ -100,6 +107,8 @@ impl Attributor {
             feeds,
             active: ActiveBackend::InotifyOnly,
             directories: Vec::new(),
+            marking: None,
+            mark_again: false,
             last_changes: HashMap::new(),
             caught_up: Instant::now(),
             silent: 0,
@@ -152,7 +161,7 @@ impl Attributor {
             ),
         }
         self.logged_reason = reason;
-        self.active = ActiveBackend::InotifyOnly;
+        self.activate(ActiveBackend::InotifyOnly);
         self.last_changes = HashMap::new();
         self.settings.observer.watching(Backend::Inotify, Some(Backend::Fanotify));
     }
@@ -168,7 +177,7 @@ impl Attributor {
         match next {
             Ok(fanotify) => {
                 tracing::warn!(%reason, "the BPF programs that report who changes manifests failed; falling back to fanotify");
-                self.active = ActiveBackend::Fanotify(fanotify);
+                self.activate(ActiveBackend::Fanotify(fanotify));
                 self.settings.observer.watching(Backend::Fanotify, Some(lost));
                 self.update_marks();
             }
@@ -180,13 +189,13 @@ impl Attributor {
     fn use_feed(&mut self, feed: Feed) {
         if matches!(self.settings.wanted, ManifestWatch::Auto | ManifestWatch::Ebpf) {
             tracing::info!("BPF programs report who changes manifests");
-            self.active = ActiveBackend::ebpf(feed);
+            self.activate(ActiveBackend::ebpf(feed));
             self.settings.observer.watching(Backend::Ebpf, None);
             self.update_marks();
         }
     }
 
-    /// Reports on these directories from now on, the first of which is the watched one.
+    /// Reports on these directories from now on, the first of which is the watched one. [`Self::marked`] waits for it.
     pub fn set_directories(&mut self, directories: Vec<(PathBuf, DirectoryId)>) {
         if self.directories != directories {
             self.directories = directories;
@@ -202,38 +211,15 @@ impl Attributor {
             && self.settings.wanted != ManifestWatch::Inotify
             && let Ok(fanotify) = Fanotify::new()
         {
-            self.active = ActiveBackend::Fanotify(fanotify);
+            self.activate(ActiveBackend::Fanotify(fanotify));
             self.settings.observer.watching(Backend::Fanotify, None);
         }
     }
 
-    fn update_marks(&mut self) {
-        let directories = &self.directories;
-        match &mut self.active {
-            ActiveBackend::InotifyOnly => {}
-            ActiveBackend::Ebpf { feed, .. } => {
-                let wanted: BTreeSet<DirectoryId> = directories.iter().map(|(_, id)| *id).collect();
-                feed.directories.send_if_modified(|now| std::mem::replace(now, wanted.clone()) != wanted);
-            }
-            ActiveBackend::Fanotify(fanotify) => {
-                fanotify.keep_only(|marked| directories.iter().any(|(_, id)| id == marked));
-                for (index, (path, id)) in directories.iter().enumerate() {
-                    match fanotify.mark(path, *id) {
-                        Ok(()) => {}
-                        // It was removed in between, which inotify reports.
-                        Err(error)
-                            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-                        Err(error) if index == 0 => {
-                            let reason = format!("{}: {error}", path.display());
-                            return self.fall_back(&reason);
-                        }
-                        Err(error) => {
-                            tracing::debug!(%error, directory = %path.display(), "who changes files here is not known");
-                        }
-                    }
-                }
-            }
-        }
+    /// Another backend is active: the marks of the one before are not waited for.
+    fn activate(&mut self, backend: ActiveBackend) {
+        self.active = backend;
+        (self.marking, self.mark_again) = (None, false);
     }
 
     /// Resolves when events were read, or another backend became active. Cancel safe.
@@ -244,6 +230,10 @@ impl Attributor {
             feed = next_feed(&mut self.feeds) => {
                 self.use_feed(feed);
                 return Completeness::EventsLost;
+            }
+            marked = marks::next_marks(&mut self.marking) => {
+                self.take_marks(marked);
+                return Completeness::Complete;
             }
         };
         self.record_all(drained)

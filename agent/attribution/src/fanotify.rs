@@ -3,12 +3,13 @@
 //! `nix` creates the group and the marks; it does not parse events with names and pidfds, so this module does. Events name
 //! directories by file handle; the kernel lists each mark's handle in the fdinfo of the group, so no further call is needed.
 
+mod event;
+
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -22,6 +23,8 @@ use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::directory_id::DirectoryId;
 
+use event::{Event, Events};
+
 /// Bytes read at once: some 50 events, each of which opens a pidfd.
 const BUFFER: usize = 4 << 10;
 /// Buffers read before other tasks have their turn: as many events as the kernel queues by default.
@@ -30,8 +33,6 @@ const MAX_READS: usize = 320;
 const REPORT_DFID_NAME: u32 = 0x0000_0c00;
 /// Report a pidfd of the process; Linux 5.15.
 const REPORT_PIDFD: u32 = 0x0000_0080;
-const INFO_DFID_NAME: u8 = 2;
-const INFO_PIDFD: u8 = 4;
 /// The events of each directory: those asked of inotify, so that each of its events has an actor.
 const MASK: MaskFlags = MaskFlags::FAN_CLOSE_WRITE
     .union(MaskFlags::FAN_CREATE)
@@ -62,12 +63,20 @@ pub(super) struct Drained {
 type Group = nix::sys::fanotify::Fanotify;
 
 /// A file handle, by which events name a directory: its type and bytes.
-type Handle = (i32, Vec<u8>);
+pub(super) type Handle = (i32, Vec<u8>);
+
+/// What became of one mark.
+#[derive(Debug)]
+pub(super) struct Marked {
+    pub(super) path: PathBuf,
+    pub(super) id: DirectoryId,
+    pub(super) handle: io::Result<Handle>,
+}
 
 /// A fanotify group.
 #[derive(Debug)]
 pub(super) struct Fanotify {
-    group: AsyncFd<Group>,
+    group: AsyncFd<Arc<Group>>,
     marks: HashMap<DirectoryId, Handle>,
     identified: Identified,
 }
@@ -102,34 +111,39 @@ impl Fanotify {
         })?;
         // SAFETY: a fanotify group owns its descriptor, never exchanges it, and closes it only when dropped.
         #[allow(unsafe_code)]
-        let group = unsafe { AsyncFd::register_with_interest(group, Interest::READABLE) };
+        let group = unsafe { AsyncFd::register_with_interest(Arc::new(group), Interest::READABLE) };
         Ok(Self { group: group.map_err(io::Error::from)?, marks: HashMap::new(), identified: Identified::default() })
     }
 
-    /// Marks the directory at `path`, which is `id`; an existing mark is renewed.
+    /// Marks the directory at `path`, which is `id`; an existing mark is renewed. Blocks.
     ///
     /// # Errors
     /// Its file system has no file handles, or the path leads elsewhere by now.
     pub(super) fn mark(&mut self, path: &Path, id: DirectoryId) -> io::Result<()> {
-        let before = self.listed()?;
-        let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_ONLYDIR;
-        self.group.get_ref().mark(flags, MASK, rustix::fs::CWD, Some(path)).map_err(|errno| match errno {
-            Errno::ENODEV | Errno::EOPNOTSUPP | Errno::EXDEV => {
-                io::Error::new(io::ErrorKind::Unsupported, "its file system has no file handles")
-            }
-            errno => errno.into(),
-        })?;
-        if directory_id(path)? != id {
-            return Err(io::ErrorKind::NotFound.into());
+        let handle = mark(self.group.get_ref(), path, id, self.marks.get(&id))?;
+        self.marks.insert(id, handle);
+        Ok(())
+    }
+
+    /// What marks these directories, each as [`Self::mark`] does, on a thread that may block: a file system that does not
+    /// answer is asked. [`Self::marked`] takes the result.
+    pub(super) fn marking(
+        &self,
+        directories: Vec<(PathBuf, DirectoryId)>,
+    ) -> impl FnOnce() -> Vec<Marked> + Send + use<> {
+        let (group, known) = (Arc::clone(self.group.get_ref()), self.marks.clone());
+        move || {
+            let one = |(path, id): (PathBuf, DirectoryId)| {
+                let handle = mark(&group, &path, id, known.get(&id));
+                Marked { path, id, handle }
+            };
+            directories.into_iter().map(one).collect()
         }
-        let mut fresh = self.listed()?.into_iter().filter(|handle| !before.contains(handle));
-        if let Some(handle) = fresh.next() {
-            self.marks.insert(id, handle);
-        }
-        match self.marks.contains_key(&id) {
-            true => Ok(()),
-            false => Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel names no file handle for it")),
-        }
+    }
+
+    /// The kernel names the directory by this handle.
+    pub(super) fn marked(&mut self, id: DirectoryId, handle: Handle) {
+        self.marks.insert(id, handle);
     }
 
     /// Removes the marks of all directories but these. The mark of a removed directory is gone already.
@@ -150,14 +164,8 @@ impl Fanotify {
 
     /// Whether the kernel still lists the directory's mark.
     pub(super) fn is_marked(&self, id: &DirectoryId) -> bool {
-        let listed = self.listed().unwrap_or_default();
+        let listed = listed(self.group.get_ref()).unwrap_or_default();
         self.marks.get(id).is_some_and(|handle| listed.contains(handle))
-    }
-
-    /// The directories the kernel has marks on.
-    fn listed(&self) -> io::Result<Vec<Handle>> {
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.group.as_raw_fd()))?;
-        Ok(info.lines().filter_map(listed_handle).collect())
     }
 
     /// Waits for events and reads them. Cancel safe.
@@ -187,6 +195,30 @@ impl Fanotify {
             .mark(MarkFlags::FAN_MARK_FLUSH, MaskFlags::empty(), rustix::fs::CWD, None::<&Path>)
             .unwrap_or_default();
     }
+}
+
+/// Marks one directory and returns the handle by which events name it; `known`: the one it had.
+fn mark(group: &Group, path: &Path, id: DirectoryId, known: Option<&Handle>) -> io::Result<Handle> {
+    let before = listed(group)?;
+    let flags = MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_ONLYDIR;
+    group.mark(flags, MASK, rustix::fs::CWD, Some(path)).map_err(|errno| match errno {
+        Errno::ENODEV | Errno::EOPNOTSUPP | Errno::EXDEV => {
+            io::Error::new(io::ErrorKind::Unsupported, "its file system has no file handles")
+        }
+        errno => errno.into(),
+    })?;
+    if directory_id(path)? != id {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let fresh = listed(group)?.into_iter().find(|handle| !before.contains(handle));
+    let unnamed = || io::Error::new(io::ErrorKind::Unsupported, "the kernel names no file handle for it");
+    fresh.or_else(|| known.cloned()).ok_or_else(unnamed)
+}
+
+/// The directories the kernel has marks on.
+fn listed(group: &Group) -> io::Result<Vec<Handle>> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", group.as_raw_fd()))?;
+    Ok(info.lines().filter_map(listed_handle).collect())
 }
 
 /// Reads queued events; also returns whether the queue is empty now.
@@ -241,75 +273,6 @@ impl Identified {
     }
 }
 
-/// One event.
-#[derive(Debug)]
-struct Event {
-    mask: MaskFlags,
-    /// `None`: the process is in another pid namespace.
-    pid: Option<u32>,
-    pidfd: Option<OwnedFd>,
-    /// The directory and the name in it.
-    what: Option<(Handle, OsString)>,
-}
-
-/// The events in a buffer. Each is yielded once, since it owns its pidfd.
-#[derive(Debug)]
-struct Events<'a>(&'a [u8]);
-
-impl Iterator for Events<'_> {
-    type Item = Event;
-
-    fn next(&mut self) -> Option<Event> {
-        // struct fanotify_event_metadata: length, version, reserved, length of this head, mask, descriptor, process.
-        let head = self.0.get(..24)?;
-        let length = usize::try_from(number(head, 0)?).ok()?;
-        let head_length = usize::from(u16::from_ne_bytes(head.get(6..8)?.try_into().ok()?));
-        let mask = u64::from_ne_bytes(head.get(8..16)?.try_into().ok()?);
-        let pid = number(head, 20).filter(|pid| *pid > 0 && i32::try_from(*pid).is_ok());
-        let mut records = self.0.get(head_length..length)?;
-        self.0 = self.0.get(length..)?;
-        let mut event = Event { mask: MaskFlags::from_bits_retain(mask), pid, pidfd: None, what: None };
-        // struct fanotify_event_info_header: kind, padding, length with the head.
-        while let [kind, _, low, high, ..] = *records {
-            let length = usize::from(u16::from_ne_bytes([low, high]));
-            let Some((record, rest)) = records.split_at_checked(length) else { break };
-            match kind {
-                INFO_DFID_NAME => event.what = directory_and_name(record),
-                INFO_PIDFD => event.pidfd = number(record, 4).and_then(owned),
-                _ => {}
-            }
-            if rest.len() == records.len() {
-                break;
-            }
-            records = rest;
-        }
-        Some(event)
-    }
-}
-
-fn number(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-/// Head, file system, then struct file_handle: length, type, bytes; then the name and its end.
-fn directory_and_name(record: &[u8]) -> Option<(Handle, OsString)> {
-    let length = usize::try_from(number(record, 12)?).ok()?;
-    let kind = i32::from_ne_bytes(record.get(16..20)?.try_into().ok()?);
-    let (handle, name) = record.get(20..)?.split_at_checked(length)?;
-    let name = name.split(|byte| *byte == 0).next()?;
-    Some(((kind, handle.to_vec()), OsStr::from_bytes(name).to_owned()))
-}
-
-/// The event's pidfd. Negative: the process had exited, or no descriptor was free.
-fn owned(descriptor: u32) -> Option<OwnedFd> {
-    let descriptor = i32::try_from(descriptor).ok()?;
-    // SAFETY: the kernel has just opened it for this event, it has no other owner, and each event is yielded once.
-    #[allow(unsafe_code)]
-    unsafe {
-        Some(OwnedFd::from_raw_fd(descriptor))
-    }
-}
-
 /// `fanotify ino:… sdev:… … fhandle-bytes:8 fhandle-type:1 f_handle:9a4f…`, hexadecimal.
 fn listed_handle(line: &str) -> Option<Handle> {
     let field = |name: &str| line.split_whitespace().find_map(|field| field.strip_prefix(name));
@@ -322,59 +285,8 @@ fn listed_handle(line: &str) -> Option<Handle> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    fn record(kind: u8, body: &[u8]) -> Vec<u8> {
-        let mut record = vec![kind, 0];
-        record.extend_from_slice(&u16::try_from(4 + body.len()).unwrap().to_ne_bytes());
-        record.extend_from_slice(body);
-        record
-    }
-
-    fn event(mask: MaskFlags, pid: i32, records: &[u8]) -> Vec<u8> {
-        let mut event = u32::try_from(24 + records.len()).unwrap().to_ne_bytes().to_vec();
-        event.extend_from_slice(&[3, 0]);
-        event.extend_from_slice(&24_u16.to_ne_bytes());
-        event.extend_from_slice(&mask.bits().to_ne_bytes());
-        event.extend_from_slice(&(-1_i32).to_ne_bytes());
-        event.extend_from_slice(&pid.to_ne_bytes());
-        event.extend_from_slice(records);
-        event
-    }
-
-    fn named(handle: &[u8], name: &str) -> Vec<u8> {
-        let mut body = [0; 8].to_vec();
-        body.extend_from_slice(&u32::try_from(handle.len()).unwrap().to_ne_bytes());
-        body.extend_from_slice(&1_i32.to_ne_bytes());
-        body.extend_from_slice(handle);
-        body.extend_from_slice(name.as_bytes());
-        body.extend_from_slice(&[0, 0, 0]);
-        record(INFO_DFID_NAME, &body)
-    }
-
-    #[test]
-    fn events_are_parsed_and_truncated_or_malformed_ones_stop_the_iterator() {
-        let gone = record(INFO_PIDFD, &(-1_i32).to_ne_bytes());
-        let written = event(MaskFlags::FAN_CLOSE_WRITE, 7, &[named(b"12345678", "a.yaml"), gone.clone()].concat());
-        let overflow = event(MaskFlags::FAN_Q_OVERFLOW, 0, &[]);
-        let all = [written.clone(), overflow].concat();
-        let read: Vec<Event> = Events(&all).collect();
-        assert_eq!(read.len(), 2);
-        assert_eq!(read[0].what, Some(((1, b"12345678".to_vec()), OsString::from("a.yaml"))));
-        assert!(read[0].pid == Some(7) && read[0].pidfd.is_none());
-        assert!(read[1].mask.contains(MaskFlags::FAN_Q_OVERFLOW) && read[1].pid.is_none());
-        for cut in 0..written.len() {
-            assert!(Events(&written[..cut]).next().is_none(), "cut at {cut}");
-        }
-        // A record whose length is zero, and one that is longer than the buffer.
-        for records in [vec![INFO_DFID_NAME, 0, 0, 0], vec![INFO_DFID_NAME, 0, 200, 0]] {
-            let odd = event(MaskFlags::FAN_CREATE, 7, &records);
-            assert!(Events(&odd).next().unwrap().what.is_none());
-        }
-        assert!(Events(&event(MaskFlags::FAN_CREATE, 7, &named(b"", "a"))).next().unwrap().what.is_some());
-    }
 
     #[test]
     fn file_handles_are_parsed_from_fdinfo() {

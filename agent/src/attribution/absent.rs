@@ -53,6 +53,9 @@ impl Attributor {
     /// Ignored.
     pub fn set_directories(&mut self, _: Vec<(PathBuf, DirectoryId)>) {}
 
+    /// Resolves at once.
+    pub async fn marked(&mut self) {}
+
     /// Never resolves.
     pub async fn read_events(&mut self) -> Completeness {
         std::future::pending().await

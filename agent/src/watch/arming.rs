@@ -97,6 +97,7 @@ impl DirectoryWatch {
         if let Some(arming) = self.arming.take() {
             let armed = arming.call.await;
             self.apply(armed.unwrap_or_else(Armed::failed), false);
+            self.attributor.marked().await;
         }
     }
 
@@ -107,6 +108,7 @@ impl DirectoryWatch {
                 armed = &mut arming.call => {
                     let by_event = self.arming.take().is_some_and(|arming| arming.by_event);
                     self.apply(armed.unwrap_or_else(Armed::failed), by_event);
+                    self.attributor.marked().await;
                 }
                 completeness = self.attributor.read_events() => self.rescan_if_lost(completeness),
             }
@@ -157,7 +159,11 @@ impl DirectoryWatch {
         let subject = directory.join("symlinks");
         let work = move |progress: &Progress| follow(&adder, &directory, &names, progress);
         match blocking::run(subject, DEADLINE, work).await {
-            Ok(followed) => self.apply_followed(followed),
+            Ok(followed) => {
+                let read_again = self.apply_followed(followed);
+                self.attributor.marked().await;
+                read_again
+            }
             Err(error) => {
                 tracing::warn!(%error, "targets of symlinked manifests are watched as before");
                 false

@@ -43,6 +43,7 @@ impl DirectoryWatch {
         let entries: Vec<&DirectoryEntry> = self.hinted.values().flatten().collect();
         let completeness = self.attributor.wait_for(&entries).await;
         self.rescan_if_lost(completeness);
+        self.attributor.marked().await;
         self.actors.clear();
         self.attributor.prune();
         for (name, entry) in &self.hinted {
