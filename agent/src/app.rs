@@ -33,6 +33,7 @@ use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
+use crate::server::images::ImagesState;
 use crate::server::logs::LogState;
 use crate::server::{self, ServerState, Sources};
 use crate::server::{Health, Heartbeat};
@@ -140,7 +141,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     supervise(&shared, &executor, &sources, heartbeat, offer);
-    collect_images(&shared, &executor.images, &sources);
+    let images = collect_images(&shared, &executor.images, &sources);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {
@@ -166,7 +167,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         has_image: has_image(executor.images.clone()),
     };
     let kubelet = server::kubelet::routes(state.clone(), LogState::observed(shared.observed.clone()), exec);
-    let local = server::local::routes(state.clone(), diff);
+    let local = server::local::routes(state.clone(), diff, images);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = metrics_listener {
         shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
@@ -273,20 +274,22 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
 }
 
 /// Makes room for images when there is a reason to.
-fn collect_images(shared: &Shared, images: &Images, sources: &[Arc<Published>]) {
+fn collect_images(shared: &Shared, images: &Images, sources: &[Arc<Published>]) -> ImagesState {
+    let pods = Arc::new(KnownPods {
+        desired: shared.desired.clone(),
+        slots: Arc::clone(&shared.slots),
+        observed: shared.observed.clone(),
+        sources: sources.iter().map(|source| source.kind()).collect(),
+    });
     let collector = ImageCollector {
         images: images.clone(),
         policy: shared.config.image_gc,
-        pods: KnownPods {
-            desired: shared.desired.clone(),
-            slots: Arc::clone(&shared.slots),
-            observed: shared.observed.clone(),
-            sources: sources.iter().map(|source| source.kind()).collect(),
-        },
+        pods: Arc::clone(&pods),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
     };
     shared.tasks.spawn(collector.run(shared.stop.clone()));
+    ImagesState { images: images.clone(), pods }
 }
 
 /// The node's own network and the pods': a change of either may be what a pod is waiting for.

@@ -25,6 +25,7 @@ mod events;
 pub mod exec;
 mod guard;
 mod history;
+mod images;
 pub mod logs;
 mod output;
 mod pod_status;
@@ -94,6 +95,9 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Show the sources of pods, and rejected manifests
     Sources(sources::SourcesArgs),
+    /// List the images of this node, pull, import, pin and remove them
+    #[command(visible_alias = "image")]
+    Images(images::ImagesArgs),
     /// Show or remove the manifest guard
     Guard(guard::GuardArgs),
     /// Print the versions of this command and of the agent
@@ -123,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
+        Command::Images(args) => block_on(images::run(&client, args, screen)),
         Command::Apply(args) => block_on(apply::run(&client, args, screen)),
         Command::Diff(args) => block_on(diff::run(&client, args, screen)),
         Command::Delete(args) => block_on(delete::run(&client, args, screen)),

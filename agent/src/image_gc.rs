@@ -4,7 +4,7 @@
 //! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches. Each look reads
 //! the pods last, and a start that takes an image after that keeps it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,7 @@ use limpet_core::status::observed::Observed;
 use limpet_host::{blocking, file_system};
 use limpet_model::image::StoredImage;
 use limpet_model::pod::images::normalized_images;
+use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
 /// What happens within this time is one look: the containers of a pod that ends, the pulls of one that starts.
@@ -46,17 +47,31 @@ pub struct KnownPods {
 impl KnownPods {
     /// The normalised names of the images they need; `None` until every source has spoken.
     fn images(&self) -> Option<HashSet<String>> {
+        let mut images = HashSet::new();
+        self.every(|record| images.extend(normalized_images(record))).then_some(images)
+    }
+
+    /// The pods that need each image, by its normalised name.
+    pub fn users(&self) -> BTreeMap<String, BTreeSet<PodKey>> {
+        let mut users: BTreeMap<String, BTreeSet<PodKey>> = BTreeMap::new();
+        self.every(|record| {
+            for image in normalized_images(record) {
+                users.entry(image).or_default().insert(record.key.clone());
+            }
+        });
+        users
+    }
+
+    /// Calls `visit` for each, perhaps more than once. Returns whether every source has spoken.
+    fn every(&self, mut visit: impl FnMut(&PodRecord)) -> bool {
         let desired = self.desired.load();
-        if !self.sources.iter().all(|source| desired.is_ready(*source)) {
-            return None;
-        }
-        let mut images: HashSet<String> = desired.pods.values().flat_map(|record| normalized_images(record)).collect();
+        desired.pods.values().for_each(|record| visit(record));
         for snapshot in &self.slots.load() {
-            let records = snapshot.pods.values().chain(snapshot.rivals.values().flat_map(|rivals| rivals.iter()));
-            images.extend(records.flat_map(|record| normalized_images(record)));
+            let rivals = snapshot.rivals.values().flat_map(|rivals| rivals.iter());
+            snapshot.pods.values().chain(rivals).for_each(|record| visit(record));
         }
-        images.extend(self.observed.load().pods.values().flat_map(|pod| normalized_images(&pod.record)));
-        Some(images)
+        self.observed.load().pods.values().for_each(|pod| visit(&pod.record));
+        self.sources.iter().all(|source| desired.is_ready(*source))
     }
 }
 
@@ -68,7 +83,7 @@ pub struct ImageCollector {
     /// Which images may go, and when.
     pub policy: ImageGcPolicy,
     /// Whose images stay.
-    pub pods: KnownPods,
+    pub pods: Arc<KnownPods>,
     /// Where failures are reported.
     pub events: Events,
     /// Where removals are counted.
@@ -126,11 +141,7 @@ impl ImageCollector {
         let stored = self.images.stored().await?;
         let of_containers = self.images.of_containers().await?;
         let Some(of_pods) = self.pods.images() else { return Ok(Some(PERIOD)) };
-        let needed = |image: &StoredImage| {
-            let digest = |name: &String| name.rsplit_once('@').is_some_and(|(_, digest)| digest == &*image.digest);
-            image.names.iter().any(|name| of_pods.contains(name) || of_containers.contains(name))
-                || of_pods.iter().chain(&of_containers).any(digest)
-        };
+        let needed = |image: &StoredImage| is_named(image, &of_pods) || is_named(image, &of_containers);
         let mut look = ledger.look(stored, needed, clock::now());
         self.record_last_uses(&look.images, &look.fallen_out_of_use).await;
         let mut gone = HashSet::new();
@@ -228,18 +239,55 @@ impl ImageCollector {
     }
 }
 
+/// Removes every image that may go, however short it is here, and returns them; `None`: not every source has spoken.
+///
+/// # Errors
+/// containerd does not answer, or refuses.
+pub async fn prune(images: &Images, pods: &KnownPods) -> Result<Option<Vec<Image>>, ImageError> {
+    let decided = Instant::now().into_std();
+    let stored = images.stored().await?;
+    let of_containers = images.of_containers().await?;
+    let Some(of_pods) = pods.images() else { return Ok(None) };
+    let needed = |image: &StoredImage| is_named(image, &of_pods) || is_named(image, &of_containers);
+    let look = Ledger::default().look(stored, needed, clock::now());
+    let policy = ImageGcPolicy { min_age: Duration::ZERO, ..ImageGcPolicy::default() };
+    let mut gone = Vec::new();
+    for image in to_make_room(&look.images, &policy) {
+        if images.remove(&image.digest, &image.names, decided).await? {
+            tracing::info!(names = ?image.names, digest = &*image.digest, "image removed on request");
+            gone.push(image.clone());
+        }
+    }
+    Ok(Some(gone))
+}
+
+/// Whether one of `names` is of that image, or is its digest.
+pub fn is_named(image: &StoredImage, names: &HashSet<String>) -> bool {
+    let digest = |name: &String| name.rsplit_once('@').is_some_and(|(_, digest)| digest == &*image.digest);
+    image.names.iter().any(|name| names.contains(name)) || names.iter().any(digest)
+}
+
 /// Why images could not be collected.
 #[derive(Debug, thiserror::Error)]
-enum ImageGcError {
+pub enum ImageGcError {
     /// containerd did not answer, or refused.
     #[error(transparent)]
     Images(#[from] ImageError),
     /// The disk cannot be measured.
     #[error("cannot measure the disk of images at {}: {source}", path.display())]
-    Disk { path: PathBuf, source: std::io::Error },
+    Disk {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
-async fn space(directory: &Path) -> Result<DiskSpace, ImageGcError> {
+/// The space of the disk that a directory of images lies on.
+///
+/// # Errors
+/// It is not there, or its file system does not answer.
+pub async fn space(directory: &Path) -> Result<DiskSpace, ImageGcError> {
     let path = directory.to_owned();
     let measured = blocking::run(path.clone(), blocking::DEADLINE, move |_| file_system::space(&path)).await;
     let failed = |source| ImageGcError::Disk { path: directory.to_owned(), source };

@@ -33,6 +33,7 @@ pub mod document;
 mod events;
 pub mod exec;
 pub mod health;
+pub mod images;
 pub mod kubelet;
 pub mod local;
 pub mod logs;

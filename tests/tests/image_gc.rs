@@ -4,7 +4,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use limpet_tests::image::{Image, ImageBuilder, V1, V2};
+use limpet_tests::image::{self, Image, ImageBuilder, V1, V2};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{NodeOptions, container};
 use limpet_tests::registry::{self, Registry};
@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         case!(an_image_that_nobody_uses_for_long_goes).on(|node| {
             node.kubelet = [lines(99, 98), vec!["imageMaximumGCAge: 5s".to_owned()]].concat();
         }),
+        case!(images_are_listed_pulled_imported_pinned_and_removed_by_hand),
     ])
 }
 
@@ -152,4 +153,41 @@ fn an_image_that_nobody_uses_for_long_goes(node: &mut TestNode) -> Result<()> {
     let metrics = node.agent.metrics()?;
     ensure!(metrics.contains("kubelet_image_garbage_collected_total{reason=\"age\"}"), "{metrics}");
     Ok(())
+}
+
+fn images_are_listed_pulled_imported_pinned_and_removed_by_hand(node: &mut TestNode) -> Result<()> {
+    let images = Images::serve(node)?;
+    let cli = |args: &[&str]| node.agent.cli(&[&["images"], args].concat())?.success();
+    images.run(node, "web")?;
+    let other = images.add("other")?;
+    ensure!(cli(&["pull", &other.name])? == format!("image {} pulled\n", other.name));
+    let saved = ImageBuilder::new("registry.test/saved:v1").file("saved", "1", 0o644).build()?;
+    let archive = node.dir().join("saved.tar");
+    image::write_docker_archive(&[&saved], &archive)?;
+    cli(&["import", &archive.to_string_lossy()])?;
+    for name in [V1, &saved.name] {
+        cli(&["pin", name])?;
+    }
+    cli(&["unpin", &saved.name])?;
+    let refused = node.agent.cli(&["images", "pin", "registry.test/none:v1"])?;
+    ensure!(refused.success().is_err_and(|error| format!("{error:#}").contains("no image")));
+
+    let listed: Value = serde_json::from_str(&cli(&["-o", "json"])?)?;
+    let of = |name: &str| {
+        let named = |image: &&Value| image["names"].as_array().is_some_and(|names| names.iter().any(|n| n == name));
+        listed.as_array().and_then(|all| all.iter().find(named)).cloned().unwrap_or_default()
+    };
+    let web = of(&format!("{HOST}/web:v1"));
+    ensure!(web["pods"] == json!([format!("default/{}", node.full_name("web"))]) && web["inUse"] == true, "{listed:#}");
+    ensure!(of(V1)["pinned"] == true && of(&saved.name)["pinned"] == false, "{listed:#}");
+    ensure!(of(&other.name)["size"].as_u64().is_some_and(|size| size > SIZE as u64), "{listed:#}");
+    ensure!(cli(&["df", "-o", "json"])?.contains("overlayfs"));
+
+    let removed = cli(&["prune"])?;
+    for name in [V2, &other.name, &saved.name] {
+        ensure!(removed.contains(&format!("image {name} removed\n")) && !has(node, name), "{removed}");
+    }
+    let left = cli(&["ls", "-o", "name"])?;
+    ensure!(left == format!("{V1}\n{HOST}/web:v1\n"), "{left}");
+    node.wait_running("web").map(drop)
 }

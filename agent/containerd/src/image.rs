@@ -173,7 +173,7 @@ impl Images {
     }
 
     /// The digest of the name in containerd.
-    async fn target(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
+    pub(super) async fn target(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
         let mut record = store.image(&name.whole).await.map_err(call)?;

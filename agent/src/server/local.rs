@@ -2,6 +2,7 @@
 
 use super::authorization::Permission::Read;
 use super::diff::{self, DiffState};
+use super::images::{self, ImagesState};
 use super::routes::Routes;
 use super::{POD_API, ServerState, api, events, pods};
 
@@ -9,7 +10,7 @@ use super::{POD_API, ServerState, api, events, pods};
 pub struct LocalRoutes(pub(super) Routes);
 
 /// All of limpet's own routes.
-pub fn routes(state: ServerState, diff: DiffState) -> LocalRoutes {
+pub fn routes(state: ServerState, diff: DiffState, images: ImagesState) -> LocalRoutes {
     let own = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -18,7 +19,7 @@ pub fn routes(state: ServerState, diff: DiffState) -> LocalRoutes {
         .get("/limpet/v1/events", Read, events::events)
         .get("/limpet/v1/sources", Read, pods::sources)
         .get("/limpet/v1/version", Read, version);
-    LocalRoutes(own.with_state(state).merge(diff::routes(diff)))
+    LocalRoutes(own.with_state(state).merge(diff::routes(diff)).merge(images::routes(images)))
 }
 
 async fn version() -> axum::Json<serde_json::Value> {

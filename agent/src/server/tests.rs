@@ -13,12 +13,15 @@ use serde_json::{Value, json};
 use super::diff::DiffState;
 use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use super::exec::ExecState;
+use super::images::ImagesState;
 use super::logs::LogState;
 use super::*;
 use crate::cli::client::SocketClient;
+use crate::image_gc::KnownPods;
 use crate::source::push;
 use crate::status::event::{Event, EventType};
 use limpet_containerd::client::Client;
+use limpet_containerd::image::{Images, ImagesConfig};
 use limpet_core::fixtures::observed;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Decoder, Health as SourceHealth, Rejection, SourceSnapshot};
@@ -91,6 +94,16 @@ fn fixture(name: &str) -> Fixture {
     Fixture { state, heartbeat, file, client: SocketClient::new(&path), stop, server, _dir: dir }
 }
 
+fn no_images() -> ImagesConfig {
+    let none = || std::path::PathBuf::from("/nonexistent");
+    ImagesConfig {
+        snapshotter: "overlayfs".to_owned(),
+        registry_config_dir: none(),
+        auth_files: Vec::new(),
+        archives_dir: none(),
+    }
+}
+
 /// kubelet's routes and limpet's own, with a containerd that does not exist.
 fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
     let exec = ExecState::observed(
@@ -108,7 +121,16 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         has_image: Arc::new(|_| Box::pin(async { None })),
     };
     let kubelet = kubelet::routes(state.clone(), LogState::observed(state.observed.clone()), exec);
-    (kubelet, local::routes(state.clone(), diff))
+    let images = ImagesState {
+        images: Images::new(Client::new(std::path::Path::new("/nonexistent")), no_images()),
+        pods: Arc::new(KnownPods {
+            desired: state.desired.clone(),
+            slots: Arc::default(),
+            observed: state.observed.clone(),
+            sources: Vec::new(),
+        }),
+    };
+    (kubelet, local::routes(state.clone(), diff, images))
 }
 
 async fn serve_all(listener: UnixListener, state: ServerState, stop: CancellationToken) {

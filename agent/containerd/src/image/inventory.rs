@@ -16,10 +16,10 @@ use jiff::Timestamp;
 use prost_types::FieldMask;
 use tonic::Code;
 
-use super::Images;
 use super::content::{Labels, Store};
 use super::error::{CallError, ImageError};
 use super::preload::PINNED;
+use super::{ImageName, Images};
 use limpet_model::image::StoredImage;
 
 /// The label on an image's record with the time of its last use. It is written when a use ends, not while it lasts.
@@ -46,6 +46,35 @@ impl Images {
     /// `Runtime` when containerd does not answer.
     pub async fn of_containers(&self) -> Result<HashSet<String>, ImageError> {
         self.inner.store.images_of_containers().await.map_err(|error| ImageError::call("*", error))
+    }
+
+    /// The bytes of an image's documents and packed layers; `None`: a part of it is missing, or it is for another platform.
+    ///
+    /// # Errors
+    /// `Runtime` when containerd does not answer.
+    pub async fn size(&self, image: &StoredImage) -> Result<Option<u64>, ImageError> {
+        let name = image.names.first().map_or("*", String::as_str);
+        match self.inner.store.resolve(name, &image.digest).await {
+            Ok(resolved) => Ok(resolved.map(|resolved| resolved.into_local(name, &image.digest).size)),
+            Err(ImageError::Content { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pins an image, so that nobody removes it, or ends that, on all its names. False: there is no image of that name.
+    ///
+    /// # Errors
+    /// `InvalidName`; `Runtime` when containerd does not answer.
+    pub async fn pin(&self, reference: &str, pinned: bool) -> Result<bool, ImageError> {
+        let name = ImageName::parse(reference)?;
+        let Some(digest) = self.target(&name).await? else { return Ok(false) };
+        let stored = self.stored().await?;
+        let value = if pinned { PINNED.1 } else { "" };
+        for name in stored.iter().filter(|image| *image.digest == *digest).flat_map(|image| &image.names) {
+            let labels = Labels::from([(PINNED.0.to_owned(), value.to_owned())]);
+            self.inner.store.label_image(name, labels).await.map_err(|error| ImageError::call(name, error))?;
+        }
+        Ok(true)
     }
 
     /// Writes down when an image was last used, on one of its names.

@@ -65,7 +65,7 @@ impl Resolved {
         labels
     }
 
-    fn into_local(self, name: &str, digest: &str) -> LocalImage {
+    pub(super) fn into_local(self, name: &str, digest: &str) -> LocalImage {
         let layers: u64 = self.manifest.layers().iter().map(oci_spec::image::Descriptor::size).sum();
         LocalImage {
             name: name.into(),

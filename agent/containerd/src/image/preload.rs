@@ -189,6 +189,14 @@ impl Images {
         Ok(missing == Some(0))
     }
 
+    /// Imports one archive, wherever it lies. Its images are not pinned. Returns their names.
+    ///
+    /// # Errors
+    /// `Archive`: it cannot be read; `Runtime`, `DiskFull`.
+    pub async fn import_archive(&self, path: &Path) -> Result<Vec<String>, ImageError> {
+        self.import_with(path, |_| Labels::new()).await
+    }
+
     async fn import(&self, path: &Path, stamp: &Stamp) -> Result<Vec<String>, ImageError> {
         let labels = |count: usize| {
             Labels::from([
@@ -196,6 +204,10 @@ impl Images {
                 (label_key(path), format!("{}/{count}", stamp.0)),
             ])
         };
+        self.import_with(path, labels).await
+    }
+
+    async fn import_with(&self, path: &Path, labels: impl Fn(usize) -> Labels) -> Result<Vec<String>, ImageError> {
         let imported = import::import(&self.inner.store, path, labels).await;
         let images = imported.inspect_err(|error| self.inner.note_failure(error))?;
         let names: Vec<_> = images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect();

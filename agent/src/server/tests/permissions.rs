@@ -36,7 +36,7 @@ const KUBELET: [(&str, &str, Permission); 7] = [
     ("POST", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 24] = [
+const LOCAL: [(&str, &str, Permission); 30] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -61,6 +61,12 @@ const LOCAL: [(&str, &str, Permission); 24] = [
     ("GET", "/limpet/v1/version", Read),
     ("GET", "/limpet/v1/diff", Read),
     ("POST", "/limpet/v1/diff", Read),
+    ("GET", "/limpet/v1/images", Read),
+    ("GET", "/limpet/v1/images/disk", Read),
+    ("POST", "/limpet/v1/images/pull", Write),
+    ("POST", "/limpet/v1/images/import", Write),
+    ("POST", "/limpet/v1/images/pin", Write),
+    ("POST", "/limpet/v1/images/prune", Write),
 ];
 
 type Route<'a> = (&'a str, &'a str, Permission);

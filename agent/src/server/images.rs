@@ -1,0 +1,201 @@
+//! `/limpet/v1/images`: the node's images: what is there and who needs it, pulls, imports, pins, and removal.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, Serialize};
+
+use super::authorization::Permission::{Read, Write};
+use super::pods::json;
+use super::routes::Routes;
+use crate::image_gc::{KnownPods, is_named, prune, space};
+use limpet_containerd::image::{ImageError, Images};
+use limpet_model::image::StoredImage;
+
+/// What the routes need.
+#[derive(Debug, Clone)]
+pub struct ImagesState {
+    /// The image store.
+    pub images: Images,
+    /// Whose images they are.
+    pub pods: Arc<KnownPods>,
+}
+
+/// One image as it is shown.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageDocument {
+    /// Its names, normalised.
+    pub names: Vec<String>,
+    /// What they resolve to.
+    pub digest: String,
+    /// Bytes of documents and packed layers; missing when a part of it is.
+    pub size: Option<u64>,
+    /// Whether nobody may remove it.
+    pub pinned: bool,
+    /// When it came.
+    pub created: Option<Time>,
+    /// When it was last used, as far as that was written down. Of an image in use, the end of an earlier use.
+    pub last_used: Option<Time>,
+    /// A container stands on it.
+    pub in_use: bool,
+    /// The pods that need it, as `namespace/name`.
+    pub pods: Vec<String>,
+}
+
+/// The disk that images lie on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageDiskDocument {
+    /// The directory of the snapshots.
+    pub directory: PathBuf,
+    /// All bytes of its file system.
+    pub capacity: u64,
+    /// Bytes that can still be written.
+    pub available: u64,
+    /// As garbage collection rounds it.
+    pub used_percent: u64,
+}
+
+/// The image, or the archive's path, that a request is about.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ImageRequest {
+    /// A reference as in a Pod, or an absolute path.
+    pub image: String,
+    /// For a pin: whether it is set or removed.
+    #[serde(default)]
+    pub pinned: bool,
+}
+
+/// What a pull or an import brought, or what was removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageNames {
+    /// The images' names, normalised.
+    pub images: Vec<String>,
+}
+
+/// The routes.
+pub(super) fn routes(state: ImagesState) -> Routes {
+    let routes = Routes::default()
+        .get("/limpet/v1/images", Read, list)
+        .get("/limpet/v1/images/disk", Read, disk)
+        .post("/limpet/v1/images/pull", Write, pull)
+        .post("/limpet/v1/images/import", Write, import)
+        .post("/limpet/v1/images/pin", Write, pin)
+        .post("/limpet/v1/images/prune", Write, remove_unneeded);
+    routes.with_state(state)
+}
+
+async fn list(State(state): State<ImagesState>) -> Response {
+    answer(documents(&state).await)
+}
+
+async fn documents(state: &ImagesState) -> Result<Vec<ImageDocument>, ImageError> {
+    let users = state.pods.users();
+    let of_containers = state.images.of_containers().await?;
+    let mut documents = Vec::new();
+    for image in state.images.stored().await? {
+        let size = state.images.size(&image).await?;
+        let named = |name: &String| is_named(&image, &[name.clone()].into());
+        let pods: BTreeSet<_> = users.iter().filter(|(name, _)| named(name)).flat_map(|(_, pods)| pods).collect();
+        documents.push(ImageDocument {
+            size,
+            in_use: is_named(&image, &of_containers),
+            pods: pods.into_iter().map(ToString::to_string).collect(),
+            pinned: image.pinned,
+            created: image.created.map(Time),
+            last_used: image.last_used.map(Time),
+            names: shown(&image),
+            digest: image.digest.to_string(),
+        });
+    }
+    documents.sort_by(|a, b| a.names.cmp(&b.names));
+    Ok(documents)
+}
+
+/// The names people gave it: containerd's CRI plugin adds the digest of its configuration as one more.
+fn shown(image: &StoredImage) -> Vec<String> {
+    let mut names: Vec<String> = image.names.iter().filter(|name| !name.starts_with("sha256:")).cloned().collect();
+    names.sort();
+    names
+}
+
+async fn disk(State(state): State<ImagesState>) -> Response {
+    let directory = match state.images.directory().await {
+        Ok(directory) => directory,
+        Err(error) => return failure(&error),
+    };
+    match space(&directory).await {
+        Ok(space) => json(&ImageDiskDocument {
+            capacity: space.capacity,
+            available: space.available,
+            used_percent: space.used_percent(),
+            directory,
+        }),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn pull(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+    // It goes on only while the caller waits; broken off, the next one resumes it.
+    let pulled = state.images.pull(&request.image).await;
+    answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }))
+}
+
+async fn import(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+    let path = PathBuf::from(request.image);
+    if !path.is_absolute() {
+        let message = format!("{} is not an absolute path", path.display());
+        return (StatusCode::BAD_REQUEST, message).into_response();
+    }
+    answer(state.images.import_archive(&path).await.map(|images| ImageNames { images }))
+}
+
+async fn pin(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+    match state.images.pin(&request.image, request.pinned).await {
+        Ok(true) => {
+            if !request.pinned {
+                state.images.released();
+            }
+            json(&ImageNames { images: vec![request.image] })
+        }
+        Ok(false) => {
+            let message = format!("no image {:?} on this node; limpet images lists them", request.image);
+            (StatusCode::NOT_FOUND, message).into_response()
+        }
+        Err(error) => failure(&error),
+    }
+}
+
+async fn remove_unneeded(State(state): State<ImagesState>) -> Response {
+    match prune(&state.images, &state.pods).await {
+        Ok(Some(gone)) => json(&ImageNames { images: gone.into_iter().flat_map(|image| image.names).collect() }),
+        Ok(None) => {
+            let message = "not every source of pods has been read yet, so it is not known which images are needed";
+            (StatusCode::CONFLICT, message).into_response()
+        }
+        Err(error) => failure(&error),
+    }
+}
+
+fn answer(result: Result<impl Serialize, ImageError>) -> Response {
+    match result {
+        Ok(document) => json(&document),
+        Err(error) => failure(&error),
+    }
+}
+
+fn failure(error: &ImageError) -> Response {
+    let code = match error {
+        error if error.is_invalid_name() => StatusCode::BAD_REQUEST,
+        error if error.is_runtime_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (code, error.to_string()).into_response()
+}
