@@ -1,10 +1,16 @@
 //! SELinux on this host. limpet labels neither processes nor volumes, as containerd with `enable_selinux = false`: where
 //! SELinux is off or permissive that changes nothing.
 
+use std::path::Path;
+
 use k8s_openapi::api::core::v1::{PodSpec, SELinuxOptions};
 
-/// Whether SELinux enforces its policy.
-const ENFORCE: &str = "/sys/fs/selinux/enforce";
+/// Where SELinux's file system is mounted.
+const FILE_SYSTEM: &str = "/sys/fs/selinux";
+
+/// What an enforcing host means, for the log and `limpet doctor`.
+pub const UNLABELLED: &str =
+    "enforces, and limpet labels neither processes nor volumes; pods with seLinuxOptions are refused";
 
 /// Why a Pod that names a label is refused on a host that enforces.
 pub const REFUSED: &str = "this host enforces SELinux, and limpet does not set the labels of seLinuxOptions; \
@@ -12,7 +18,11 @@ pub const REFUSED: &str = "this host enforces SELinux, and limpet does not set t
 
 /// Whether SELinux enforces its policy on this host.
 pub fn is_enforcing() -> bool {
-    std::fs::read_to_string(ENFORCE).is_ok_and(|value| value.trim() == "1")
+    enforces(Path::new(FILE_SYSTEM))
+}
+
+fn enforces(file_system: &Path) -> bool {
+    std::fs::read_to_string(file_system.join("enforce")).is_ok_and(|value| value.trim() == "1")
 }
 
 /// Whether the Pod names a label for its processes.
@@ -29,6 +39,16 @@ pub fn names_labels(spec: &PodSpec) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_enforcing_policy_enforces() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!enforces(dir.path()), "no SELinux");
+        for (mode, expected) in [("1", true), ("1\n", true), ("0", false), ("", false)] {
+            std::fs::write(dir.path().join("enforce"), mode).unwrap();
+            assert_eq!(enforces(dir.path()), expected, "{mode:?}");
+        }
+    }
 
     #[test]
     fn a_label_is_one_of_the_pod_or_of_a_container() {

@@ -71,7 +71,7 @@ fn labels(enforcing: bool) -> Finding {
         false => Finding::ok(name, "does not enforce"),
         true => Finding::degraded(
             name,
-            "enforces, and limpet labels neither processes nor volumes; pods with seLinuxOptions are refused",
+            selinux::UNLABELLED,
             "Set it to permissive, or allow what containers do in the policy",
         ),
     }
