@@ -25,6 +25,7 @@ use limpet_model::attribution::WatchObserver;
 
 mod api;
 mod authorization;
+mod bodies;
 mod caller;
 mod configz;
 mod connection;

@@ -22,7 +22,8 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::authorization::authorize;
-use super::caller::{Caller, CallerLookup};
+use super::bodies::Turns;
+use super::caller::{Caller, CallerLookup, Origin};
 use deadline::Deadline;
 use limpet_host::peer::Peer;
 
@@ -30,6 +31,8 @@ use limpet_host::peer::Peer;
 const MAX_CONNECTIONS: usize = 128;
 /// Open connections of callers who may use nothing; further ones are closed at once.
 const MAX_REFUSED: usize = 8;
+/// Open connections of pods that are obeyed: the host always gets in beside them.
+const MAX_OF_PODS: usize = 32;
 /// Bytes of a request's head, URL included.
 const MAX_HEAD: usize = 32 << 10;
 /// How long a request's head may take to arrive, and how long an idle connection stays open.
@@ -87,8 +90,7 @@ impl Listener for Loopback {
 /// Accepts and serves connections until `stop`, then lets open ones finish.
 pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: CancellationToken) {
     let connections = TaskTracker::new();
-    let places =
-        Places { all: Arc::new(Semaphore::new(MAX_CONNECTIONS)), refused: Arc::new(Semaphore::new(MAX_REFUSED)) };
+    let places = Places::default();
     loop {
         let accepted = async {
             let permit = Arc::clone(&places.all).acquire_owned().await;
@@ -100,11 +102,12 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
         };
         match accepted {
             Ok((stream, caller)) => {
-                let (app, stop, refused) = (app.clone(), stop.clone(), Arc::clone(&places.refused));
+                let (app, stop, places) = (app.clone(), stop.clone(), places.clone());
                 connections.spawn(async move {
                     let caller = caller.await;
-                    let Some(_permit) = place(permit.ok(), &refused, &caller) else { return };
-                    one(Deadline::new(stream, L::WRITE_TIMEOUT), caller, app, stop).await;
+                    let bodies = places.bodies.clone();
+                    let Some(_permit) = places.of(permit.ok(), &caller) else { return };
+                    one(Deadline::new(stream, L::WRITE_TIMEOUT), caller, bodies, app, stop).await;
                 });
             }
             Err(error) => {
@@ -120,19 +123,32 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
     connections.wait().await;
 }
 
-/// How many connections may be open: a refused caller's take none of the others' places.
+/// How many connections may be open: those of pods, refused or obeyed, take none of the host's places.
+#[derive(Clone)]
 struct Places {
     all: Arc<Semaphore>,
     refused: Arc<Semaphore>,
+    pods: Arc<Semaphore>,
+    bodies: Turns,
 }
 
-/// The place of a connection; `None`: too many refused ones are open.
-fn place(
-    permit: Option<OwnedSemaphorePermit>,
-    refused: &Arc<Semaphore>,
-    caller: &Caller,
-) -> Option<OwnedSemaphorePermit> {
-    if is_refused(caller) { Arc::clone(refused).try_acquire_owned().ok() } else { permit }
+impl Default for Places {
+    fn default() -> Self {
+        let [all, refused, pods] =
+            [MAX_CONNECTIONS, MAX_REFUSED, MAX_OF_PODS].map(|most| Arc::new(Semaphore::new(most)));
+        Self { all, refused, pods, bodies: Turns::default() }
+    }
+}
+
+impl Places {
+    /// The place of a connection; `None`: too many of its kind are open.
+    fn of(self, permit: Option<OwnedSemaphorePermit>, caller: &Caller) -> Option<OwnedSemaphorePermit> {
+        match caller {
+            caller if is_refused(caller) => self.refused.try_acquire_owned().ok(),
+            Caller::Local { origin: Origin::AllowedPod(_), .. } => self.pods.try_acquire_owned().ok(),
+            _ => permit,
+        }
+    }
 }
 
 /// Whether the caller may use no route at all.
@@ -143,6 +159,7 @@ fn is_refused(caller: &Caller) -> bool {
 async fn one(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     caller: Caller,
+    bodies: Turns,
     app: Router,
     stop: CancellationToken,
 ) {
@@ -150,6 +167,7 @@ async fn one(
     let app = TowerToHyperService::new(app);
     let app = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(caller.clone());
+        request.extensions_mut().insert(bodies.clone());
         app.call(request)
     });
     let connection = http1::Builder::new()

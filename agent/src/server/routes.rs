@@ -4,10 +4,11 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::handler::Handler;
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, any, delete, get, post, put};
 
 use super::authorization::{Permission, enforce};
+use super::bodies;
 
 /// Routes whose handlers read a state `S`; each has a permission that [`enforce`] asks for.
 pub(super) struct Routes<S = ()> {
@@ -47,7 +48,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
 
     #[cfg_attr(not(test), allow(unused_variables, reason = "tests list the methods"))]
     fn route(self, method: &'static str, path: &str, permission: Permission, handler: MethodRouter<S>) -> Self {
-        let guarded = handler.layer(from_fn_with_state(Some(permission), enforce));
+        let guarded = handler.layer(from_fn(bodies::bounded)).layer(from_fn_with_state(Some(permission), enforce));
         #[cfg(test)]
         let declared = self.declared.into_iter().chain([(method, path.to_owned(), permission)]).collect();
         Self {

@@ -1,5 +1,6 @@
 //! Connections over streams in memory, with a clock of their own: readers that never read, and callers who are refused.
 
+use axum::body::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
@@ -40,7 +41,11 @@ struct Server {
 impl Server {
     fn start() -> Self {
         let page = async || "x".repeat(PAGE);
-        let app: Routes = Routes::default().get("/metrics", Permission::Nodes(Subresource::Metrics), page);
+        let app: Routes = Routes::default().get("/metrics", Permission::Nodes(Subresource::Metrics), page).put(
+            "/pod",
+            Permission::Write,
+            async |body: Bytes| body.len().to_string(),
+        );
         let (connect, streams) = mpsc::channel(1);
         let stop = CancellationToken::new();
         let task = tokio::spawn(serve(Streams(Mutex::new(streams)), app.into_router(), stop.clone()));
@@ -128,6 +133,55 @@ async fn refused_callers_take_no_place_of_others_and_have_one_answer() {
     first.read_to_string(&mut answer).await.unwrap();
     assert_eq!(answer.matches("HTTP/1.1 403 Forbidden").count(), 1, "{answer}");
     assert!(answer.contains(r#""kind":"Status""#) && answer.contains("socketAllowedPods"), "{answer}");
+    server.end().await;
+}
+
+/// The head of a push, of which the body is to come.
+const PUSH: &[u8] = b"PUT /pod HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\n\r\n";
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_do_not_come_keep_nobody_out_for_long() {
+    let server = Server::start();
+    let mut half = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let mut stream = server.open(root(Origin::Host)).await;
+        stream.write_all(PUSH).await.unwrap();
+        stream.write_all(b"hal").await.unwrap();
+        half.push(stream);
+    }
+    // Every place is taken, few bodies are waited for, and all of them end.
+    let answer = ask(server.open(root(Origin::Host)).await).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    for mut stream in half {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400") || answer.starts_with("HTTP/1.1 503"), "{answer}");
+    }
+    let mut stream = server.open(root(Origin::Host)).await;
+    stream.write_all(PUSH).await.unwrap();
+    stream.write_all(b"whole").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n5"), "{answer}");
+    server.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_from_a_pod_that_is_obeyed_leaves_the_host_its_places() {
+    let server = Server::start();
+    let mut flood = Vec::new();
+    for _ in 0..MAX_CONNECTIONS * 2 {
+        flood.push(server.open(root(Origin::AllowedPod(pod("lab/ci")))).await);
+    }
+    let before = tokio::time::Instant::now();
+    let answer = ask(server.open(root(Origin::Host)).await).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(before.elapsed() < HEAD_TIMEOUT, "the host waited for the pod's connections to end");
+    let answer = ask(flood.remove(0)).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "the pod is served too: {answer}");
+    for mut stream in flood.split_off(MAX_OF_PODS - 1) {
+        assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "closed at once");
+    }
     server.end().await;
 }
 

@@ -1,0 +1,72 @@
+//! Bodies of requests: few are in memory at once, and each must arrive in time. A caller who is refused gets none read.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::BoxError;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::Semaphore;
+use tokio::time::{Sleep, sleep, timeout};
+
+/// Requests with a body that a listener handles at once: one body may have tens of megabytes.
+const MAX_BODIES: usize = 4;
+/// How long a body may take to arrive, and how long it waits for its turn.
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The turns of a listener's requests with a body; an extension of each request.
+#[derive(Clone)]
+pub(super) struct Turns(Arc<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_BODIES)))
+    }
+}
+
+/// Lets few requests with a body through at once.
+pub(super) async fn bounded(request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    let turns = request.extensions().get::<Turns>().cloned().unwrap_or_default();
+    let Ok(Ok(_turn)) = timeout(BODY_TIMEOUT, turns.0.acquire()).await else {
+        let message = format!("{MAX_BODIES} other requests with a body are being handled; try again");
+        return (StatusCode::SERVICE_UNAVAILABLE, message).into_response();
+    };
+    let timed = |body| Body::new(Timed { body, end: Box::pin(sleep(BODY_TIMEOUT)) });
+    next.run(request.map(timed)).await
+}
+
+/// A body that fails when it does not end in time.
+struct Timed {
+    body: Body,
+    end: Pin<Box<Sleep>>,
+}
+
+impl HttpBody for Timed {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.end.as_mut().poll(context).is_ready() {
+            let message = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+            return Poll::Ready(Some(Err(message.into())));
+        }
+        Pin::new(&mut self.body).poll_frame(context).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
