@@ -154,6 +154,9 @@ fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
     node.wait_running("mark")?;
     let after = node.wait_running("web")?;
     ensure!(container_id(&after, "main")? == id && main_process(node, &after)? == pid, "{}", after["status"]);
+    let main = container(&after, "main");
+    ensure!(main["resources"]["limits"] == json!({ "cpu": "200m", "memory": "32Mi" }), "{main}");
+    ensure!(main["allocatedResources"]["cpu"] == "10m", "{main}");
     let history = node.agent.cli(&["history", "web"])?.success()?;
     ensure!(history.contains("resized in place main") && !history.contains("restarted main"), "{history}");
     // One that is started later has the new limits.
@@ -177,6 +180,7 @@ fn a_memory_limit_below_what_is_used_waits(node: &mut TestNode) -> Result<()> {
     };
     let pod = node.wait_pod("web", "waiting for less memory to be used", waits)?;
     ensure!(pod["status"].to_string().contains("below current usage"), "{}", pod["status"]);
+    ensure!(container(&pod, "main")["resources"]["limits"]["memory"] == "128Mi", "{}", pod["status"]);
     ensure!(main_limits(node, &before)?.0 == (128_u64 << 20).to_string(), "{:?}", main_limits(node, &before));
     node.apply(&limited(script, "200m", "96Mi"))?;
     let after = node.wait_pod("web", "resized", |pod| !pod["status"].to_string().contains("PodResizeInProgress"))?;

@@ -310,3 +310,26 @@ fn a_container_is_as_ready_as_its_record_says() {
     adopt(&mut pod, vec![found], &NoHandles, now());
     assert!(pod.containers[0].instance.as_ref().unwrap().failed_probe().is_some());
 }
+
+#[test]
+fn a_container_that_was_not_resized_yet_is_found_with_the_version_written_on_it() {
+    let record = |cpu: &str| {
+        let manifest = serde_json::json!({ "metadata": { "name": "web" }, "spec": { "containers": [
+            { "name": "a", "image": "app:1", "resources": { "limits": { "cpu": cpu } } },
+        ]}});
+        let source = limpet_model::source::SourceKind::File;
+        let record = restore(manifest.to_string().as_bytes(), "web.yaml", source, "edge1").unwrap();
+        Arc::new(PodRecord { uid: PodUid::new("0123"), ..record })
+    };
+    let fingerprint = |cpu: &str| PodState::new(record(cpu), Timestamp::UNIX_EPOCH).containers[0].fingerprint.clone();
+    // The version written on the container, and whether it is resized to that of cpu 2.
+    for (cpu, resized) in [("1", true), ("2", false)] {
+        let mut found = container(0, started(), Some(Task::Running { pid: 7 }));
+        found.recorded.identity.fingerprint = fingerprint(cpu);
+        found.recorded.manifest = Arc::clone(&record(cpu).manifest);
+        let mut pod = PodState::new(record("2"), Timestamp::UNIX_EPOCH);
+        adopt(&mut pod, vec![found], &AllAlive, now());
+        let slot = &pod.containers[0];
+        assert_eq!((slot.resize().is_some(), slot.is_current()), (resized, !resized), "{cpu}");
+    }
+}

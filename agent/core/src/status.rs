@@ -2,4 +2,5 @@
 
 pub mod generate;
 pub mod observed;
+pub mod resources;
 pub mod retired;

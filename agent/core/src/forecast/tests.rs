@@ -123,6 +123,13 @@ fn effects_on_pods() {
             ],
         ),
         (
+            "cpu",
+            vec![file("w.yaml", &base.replace("name: web, image", "name: web, resources: {limits: {cpu: 1}}, image"))],
+            vec![file("w.yaml", &base.replace("name: web, image", "name: web, resources: {limits: {cpu: 2}}, image"))],
+            false,
+            &["web-edge1: restarts [] resizes [web] keeps [proxy] spec.containers[web].resources.limits.cpu"],
+        ),
+        (
             "an init container's image",
             vec![file("w.yaml", &web("proxy:1", ", initContainers: [{name: i, image: 'i:1'}]"))],
             vec![file("w.yaml", &web("proxy:2", ", initContainers: [{name: i, image: 'i:2'}]"))],

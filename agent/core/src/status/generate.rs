@@ -132,6 +132,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         restart_count: slot.instance.as_ref().map_or(0, |instance| i32::try_from(instance.attempt).unwrap_or(i32::MAX)),
         state: Some(state),
         last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),
+        resources: slot.resize().and_then(|resize| resize.from.container(&slot.name)?.resources.clone()),
         stop_signal: stop_signal(pod, slot),
         volume_mounts: volume_mounts(pod, slot),
         ..ContainerStatus::default()

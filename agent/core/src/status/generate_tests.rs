@@ -300,3 +300,32 @@ fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
         assert_eq!([condition("Initialized"), condition("Ready")], conditions, "{side:?} {main:?}");
     }
 }
+
+#[test]
+fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
+    let record = |cpu: &str| {
+        let resources = serde_json::json!({ "limits": { "cpu": cpu } });
+        let container = serde_json::json!({ "name": "a", "image": "app:1", "resources": resources });
+        let spec = serde_json::from_value(serde_json::json!({ "containers": [container] })).unwrap();
+        fixtures::version(k8s_openapi::api::core::v1::Pod { spec: Some(spec), ..Default::default() })
+    };
+    let condition = |pod: &PodState| {
+        let found = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizeInProgress");
+        found.map(|one| (one.status, one.reason, one.message))
+    };
+    let shown = |pod: &PodState| {
+        let resources = status(pod).container_statuses.unwrap()[0].resources.clone();
+        resources.map(|one| one.limits.unwrap()["cpu"].0.clone())
+    };
+    let mut pod = fixtures::ready(PodState::new(record("1"), Timestamp::UNIX_EPOCH));
+    pod.containers[0].instance = Some(fixtures::instance(&pod.containers[0], 0));
+    assert_eq!((condition(&pod), shown(&pod)), (None, None));
+    pod.update(record("2"));
+    assert_eq!((condition(&pod), shown(&pod)), (Some(("True".into(), None, None)), Some("1".into())));
+    let resize = pod.containers[0].instance.as_mut().unwrap().resize.as_mut().unwrap();
+    resize.retry = Some(RetryState::transient("ResizeError", "too much".into(), Instant::now()));
+    let failed = Some(("True".into(), Some("Error".into()), Some("too much".into())));
+    assert_eq!((condition(&pod), shown(&pod)), (failed, Some("1".into())));
+    pod.update(record("1"));
+    assert_eq!((condition(&pod), shown(&pod)), (None, None), "an edit back");
+}

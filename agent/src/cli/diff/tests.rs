@@ -134,3 +134,18 @@ fn a_config_map_is_shown_with_its_values() {
          changes: files of web-edge1 at once\n  restarts: nothing\n"
     );
 }
+
+#[test]
+fn a_container_that_is_resized_does_not_restart() {
+    let sized = |image: &str, cpu: u32| {
+        let sized = format!("name: web, resources: {{limits: {{cpu: {cpu}}}}}");
+        file("gateway.yaml", &gateway(image, "").replace("name: web", &sized))
+    };
+    let page = |before: DiffFile, after: DiffFile| page::render(&offline(&[before], &[after], "edge1"), SCREEN);
+    let resized = page(sized("proxy:1", 1), sized("proxy:1", 2));
+    let line = "  resizes in place: container web   keeps: container proxy, the pod's address and volumes\n";
+    assert!(resized.ends_with(line), "{resized}");
+    let both = page(sized("proxy:1", 1), sized("proxy:2", 2));
+    let line = "  restarts: container proxy   resizes in place: container web   keeps: the pod's address and volumes\n";
+    assert!(both.ends_with(line), "{both}");
+}

@@ -110,3 +110,25 @@ fn texts_are_bounded() {
     let change = ManifestChange::between(Some(&old), Some(&new), Timestamp::UNIX_EPOCH, None).unwrap();
     assert!(serde_json::to_vec(&change).unwrap().len() < 2_000);
 }
+
+#[test]
+fn the_effect_names_what_is_restarted_and_what_is_resized() {
+    let pod = |image: &str, cpu: &str| {
+        let resources = json!({ "limits": { "cpu": cpu } });
+        let spec = json!({ "containers": [
+            { "name": "a", "image": image, "resources": { "limits": { "cpu": "1" } } },
+            { "name": "b", "image": "b:1", "resources": resources },
+        ]});
+        let manifest = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web" }, "spec": spec });
+        limpet_model::manifest::restore(manifest.to_string().as_bytes(), "w.yaml", SourceKind::File, "edge1").unwrap()
+    };
+    let old = pod("a:1", "1");
+    for (new, effect) in [
+        (pod("a:1", "2"), "resized in place b"),
+        (pod("a:2", "2"), "restarted a; resized in place b"),
+        (pod("a:2", "1"), "restarted a"),
+    ] {
+        let change = ManifestChange::between(Some(&old), Some(&new), Timestamp::UNIX_EPOCH, None).unwrap();
+        assert_eq!(change.effect(), effect);
+    }
+}
