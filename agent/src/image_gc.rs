@@ -1,7 +1,8 @@
 //! Image garbage collection: looks at the image store when something came to it or was released, and removes what
 //! [`limpet_core::image_gc`] picks.
 //!
-//! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches. Each look reads
+//! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches; where a pod's use
+//! of the disk is measured, it measures the disk at that moment, too. Each look reads
 //! the pods last, and a start that takes an image after that keeps it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -106,10 +107,19 @@ impl ImageCollector {
         }
         let (mut ledger, mut directory) = (Ledger::default(), None);
         let mut next = Some(Instant::now() + PERIOD);
+        let mut by_measurement = Instant::now();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = self.images.changed() => {}
+                () = self.images.measured() => {
+                    // A disk that stays short is no reason to look at every measurement.
+                    let now = Instant::now();
+                    if now < by_measurement || !self.is_short(&mut directory).await {
+                        continue;
+                    }
+                    by_measurement = now + PERIOD;
+                }
                 () = at(next) => {}
             }
             tokio::select! {
@@ -150,10 +160,7 @@ impl ImageCollector {
                 gone.insert(Arc::clone(&image.digest));
             }
         }
-        let directory = match directory {
-            Some(directory) => directory,
-            None => directory.insert(self.images.directory().await?),
-        };
+        let directory = self.directory(directory).await?;
         look.images.retain(|image| !gone.contains(&image.digest));
         let all = self.images.ran_out_of_space();
         let room = self.make_room(&mut look.images, directory, decided, all).await?;
@@ -166,6 +173,20 @@ impl ImageCollector {
             self.events.emit(None, None, EventType::Warning, "FreeDiskSpaceFailed", message);
         }
         Ok(next_look(&look.images, &self.policy, matches!(room, Room::Short { .. })))
+    }
+
+    /// Where images lie, asked for once.
+    async fn directory<'a>(&self, known: &'a mut Option<PathBuf>) -> Result<&'a Path, ImageError> {
+        match known {
+            Some(directory) => Ok(directory),
+            None => Ok(known.insert(self.images.directory().await?)),
+        }
+    }
+
+    /// Whether the disk is used above the threshold; not when it cannot be measured.
+    async fn is_short(&self, directory: &mut Option<PathBuf>) -> bool {
+        let Ok(directory) = self.directory(directory).await else { return false };
+        space(directory).await.is_ok_and(|disk| self.policy.goal(disk).is_some())
     }
 
     /// The end of a use, on the image's record: it outlives the agent. While a use lasts nothing is written.

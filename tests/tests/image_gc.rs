@@ -22,6 +22,10 @@ fn main() -> ExitCode {
         case!(an_image_that_nobody_uses_for_long_goes).on(|node| {
             node.kubelet = [lines(99, 98), vec!["imageMaximumGCAge: 5s".to_owned()]].concat();
         }),
+        case!(a_container_that_writes_makes_images_go).on(|node| {
+            small_image_disk(node);
+            node.kubelet.push("volumeStatsAggPeriod: 1s".to_owned());
+        }),
         case!(images_are_listed_pulled_imported_pinned_and_removed_by_hand),
     ])
 }
@@ -190,4 +194,19 @@ fn images_are_listed_pulled_imported_pinned_and_removed_by_hand(node: &mut TestN
     let left = cli(&["ls", "-o", "name"])?;
     ensure!(left == format!("{V1}\n{HOST}/web:v1\n"), "{left}");
     node.wait_running("web").map(drop)
+}
+
+fn a_container_that_writes_makes_images_go(node: &mut TestNode) -> Result<()> {
+    let images = Images::serve(node)?;
+    images.run(node, "kept")?;
+    images.run(node, "first")?;
+    end(node, "first")?;
+    // After this look nothing comes and nothing goes: only the pod's own measurements tell.
+    wait_recorded(node, "first")?;
+    let writes = shell("main", &format!("dd if=/dev/zero of=/big bs=1M count=42 && {IDLE}"));
+    let limited = with(writes, json!({ "resources": { "limits": { "ephemeral-storage": "1Gi" } } }));
+    node.apply(&pod("writer", json!({ "containers": [limited] })))?;
+    wait_gone(node, "first")?;
+    ensure!(has(node, "kept") && has(node, V1));
+    node.wait_running("writer").map(drop)
 }

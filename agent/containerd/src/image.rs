@@ -108,6 +108,8 @@ struct Inner {
     ran_out: AtomicBool,
     /// Something came to the store, or may be removed from it.
     changed: tokio::sync::Notify,
+    /// A pod's use of the disk was measured.
+    measured: tokio::sync::Notify,
     /// Normalised names of the images that were imported from archives.
     imported: watch::Sender<Arc<HashSet<String>>>,
 }
@@ -128,6 +130,7 @@ impl Images {
             reservations: removal::Reservations::default(),
             ran_out: AtomicBool::new(false),
             changed: tokio::sync::Notify::new(),
+            measured: tokio::sync::Notify::new(),
             imported: watch::Sender::default(),
         };
         Self { inner: Arc::new(inner) }

@@ -163,7 +163,7 @@ fn size(bytes: u64) -> String {
     let Some((bits, unit)) = units.into_iter().find(|(bits, _)| bytes >> bits > 0) else {
         return format!("{bytes} B");
     };
-    let tenths = u128::from(bytes) * 10 >> bits;
+    let tenths = (u128::from(bytes) * 10) >> bits;
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 

@@ -99,6 +99,16 @@ impl Images {
         self.inner.changed.notify_one();
     }
 
+    /// Notes that a pod's use of the disk was measured: the agent is awake, and the disk may have filled.
+    pub fn note_measurement(&self) {
+        self.inner.measured.notify_one();
+    }
+
+    /// Resolves after a measurement. For one task only.
+    pub async fn measured(&self) {
+        self.inner.measured.notified().await;
+    }
+
     /// Whether an image could not be stored for want of space since the last call.
     pub fn ran_out_of_space(&self) -> bool {
         self.inner.ran_out.swap(false, Ordering::Relaxed)

@@ -35,6 +35,7 @@ impl ContainerdExecutor {
             let logs = self.walk(pod, self.logs.container_log_dir(record, &slot.name)).await;
             usage.containers.insert(slot.name.clone(), layer + logs);
         }
+        self.images.note_measurement();
         let excess = excess(record.spec(), &usage);
         if let Some(verdict) = &excess {
             let message = verdict.message.clone();
