@@ -128,8 +128,15 @@ pub mod guarded {
     pub const ITSELF: u32 = 2;
     /// The path of the inode: removed, renamed, mounted over.
     pub const PLACE: u32 = 4;
-    /// Refused to pods and to nobody else, whatever the mode: the guard's own pins, which a new version replaces.
-    pub const FROM_PODS: u32 = 8;
+    /// Opened by its handle, so that no directory is known: any file of the file system whose key has the inode
+    /// [`ANY_INODE`].
+    pub const DETACHED: u32 = 8;
+    /// The same flags, this many bits to the left, are of what is refused to pods and to nobody else, whatever the mode:
+    /// the guard's own pins, which a new version replaces, and what is the host's to change.
+    pub const FROM_PODS: u32 = 4;
+
+    /// Stands for every inode of a file system: no inode has this number.
+    pub const ANY_INODE: u64 = 0;
 }
 
 /// The guard's modes, as its programs know them.

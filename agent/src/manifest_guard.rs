@@ -23,6 +23,9 @@ use limpet_model::attribution::WatchObserver;
 /// The directory of the guard's pinned links: one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
 
+/// Directories of registries that are guarded: the kernel's table has room for some hundred paths.
+const MOST_REGISTRIES: usize = 256;
+
 /// Why the configured guard is not on.
 #[derive(Debug, thiserror::Error)]
 pub enum ArmError {
@@ -122,7 +125,37 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
         guarded.push(one.map_err(missing)?);
         guarded.extend(limpet_bpf::ancestors(&path).map_err(missing)?);
     }
+    for path in of_the_host(config) {
+        match guarded_from_pods(&path) {
+            Ok(found) => guarded.extend(found),
+            Err(error) => tracing::info!(path = %path.display(), %error, "not guarded from pods"),
+        }
+    }
     Ok(guarded)
+}
+
+/// What decides, beside the manifests, what runs as root on the node; packages and administrators change it.
+fn of_the_host(config: &Config) -> Vec<PathBuf> {
+    let mut paths = Vec::from_iter(std::env::current_exe());
+    if let Some(url) = &config.manifest_url {
+        paths.extend(url.ca_file.clone());
+        paths.extend(url.client_files.iter().flat_map(|(certificate, key)| [certificate.clone(), key.clone()]));
+    }
+    paths.push(config.cni_conf_dir.clone());
+    paths.extend(config.cni_bin_dirs.iter().cloned());
+    paths.push(config.registry_config_dir.clone());
+    // A directory for each registry.
+    let registries = std::fs::read_dir(&config.registry_config_dir).into_iter().flatten().flatten();
+    paths.extend(registries.map(|entry| entry.path()).filter(|path| path.is_dir()).take(MOST_REGISTRIES));
+    paths
+}
+
+/// A file or directory, and what keeps it in its place.
+fn guarded_from_pods(path: &Path) -> io::Result<Vec<Guarded>> {
+    let path = path.canonicalize()?;
+    let itself = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
+    let all = std::iter::once(itself?).chain(limpet_bpf::ancestors(&path)?);
+    Ok(all.map(Guarded::from_pods).collect())
 }
 
 /// The configured executables, and the agent's own.
@@ -165,7 +198,8 @@ impl Armed {
         let actor = &change.actor;
         let directory = self.guarded.iter().find(|guarded| guarded.id == change.directory).map(|guarded| &guarded.path);
         let name = String::from_utf8_lossy(&change.name);
-        let directory = directory.map_or_else(|| "a guarded directory".into(), |directory| directory.to_string_lossy());
+        let unknown = if change.directory.inode == 0 { "a file opened by its handle" } else { "a guarded directory" };
+        let directory = directory.map_or_else(|| unknown.into(), |directory| directory.to_string_lossy());
         let cgroup = cgroup_path(actor.cgroup);
         let pod = cgroup.as_deref().and_then(|cgroup| reporter.observer.resident(cgroup)?.pod_identity());
         let reason = if refused { "ManifestGuardRefused" } else { "ManifestGuardAudit" };
@@ -190,10 +224,16 @@ impl Armed {
 mod tests {
     use limpet_bpf::GuardMode;
 
+    use crate::source::http::Address;
+    use crate::source::http::HttpSettings;
+
     use super::*;
 
     fn config(dir: &Path) -> Config {
         Config {
+            cni_conf_dir: dir.join("cni/net.d"),
+            cni_bin_dirs: vec![dir.join("cni/bin"), dir.join("cni/none")],
+            registry_config_dir: dir.join("certs.d"),
             root_dir: dir.join("state"),
             manifest_path: Some(dir.join("manifests")),
             file: Some(dir.join("config.yaml")),
@@ -221,6 +261,38 @@ mod tests {
         assert!(
             paths(false).contains(&dir.path().join("config.yaml")) && paths(false).contains(&dir.path().to_owned())
         );
+    }
+
+    #[test]
+    fn what_is_the_hosts_is_guarded_from_pods_as_far_as_it_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["state", "manifests", "cni/net.d", "cni/bin", "certs.d/registry.test"] {
+            std::fs::create_dir_all(at(name)).unwrap();
+        }
+        for name in ["config.yaml", "certs.d/registry.test/hosts.toml", "ca.pem", "key.pem"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        let url = HttpSettings {
+            address: Address::parse("https://fleet.example/pods").unwrap(),
+            headers: Default::default(),
+            frequency: std::time::Duration::from_secs(20),
+            ca_file: Some(at("ca.pem")),
+            client_files: Some((at("missing.pem"), at("key.pem"))),
+        };
+        let config = Config { manifest_url: Some(url), ..config(dir.path()) };
+        let guarded = guarded(&config).unwrap();
+        let of = |from_pods: bool| {
+            let found = guarded.iter().filter(move |one| one.is_from_pods() == from_pods);
+            let below = found.filter_map(|one| one.path.strip_prefix(dir.path()).ok());
+            below.map(|path| path.display().to_string()).filter(|path| !path.is_empty()).collect::<Vec<_>>()
+        };
+        let hosts =
+            ["ca.pem", "key.pem", "cni/net.d", "cni", "cni/bin", "cni", "certs.d", "certs.d/registry.test", "certs.d"];
+        assert_eq!(of(true), hosts);
+        assert_eq!(of(false), ["manifests", "state", "config.yaml", "state/images", "state"]);
+        let program = std::env::current_exe().unwrap().canonicalize().unwrap();
+        assert!(guarded.iter().any(|one| one.path == program && one.is_from_pods()));
     }
 
     #[test]

@@ -68,9 +68,29 @@ impl Guarded {
         Ok(Self { path: path.to_owned(), id: InodeId::of(path)?, what: guarded::ITSELF | guarded::PLACE })
     }
 
+    /// The same, refused to pods and to nobody else, whatever the mode.
+    #[must_use]
+    pub fn from_pods(self) -> Self {
+        Self { what: self.what << guarded::FROM_PODS, ..self }
+    }
+
+    /// Whether only pods are refused.
+    pub fn is_from_pods(&self) -> bool {
+        self.what >> guarded::FROM_PODS != 0
+    }
+
     /// Whether names in it are guarded.
     pub fn is_directory(&self) -> bool {
-        self.what & guarded::CHILDREN != 0
+        self.has(guarded::CHILDREN)
+    }
+
+    /// Whether it is only kept in its place.
+    pub(crate) fn is_place(&self) -> bool {
+        !self.has(guarded::CHILDREN | guarded::ITSELF)
+    }
+
+    fn has(&self, what: u32) -> bool {
+        self.what & (what | what << guarded::FROM_PODS) != 0
     }
 }
 

@@ -138,7 +138,12 @@ fn create(offsets: &Offsets, mode: Option<GuardMode>) -> Result<Ebpf, LoadError>
 fn write_rules(ebpf: &mut Ebpf, rules: &GuardRules) -> Result<(), LoadError> {
     let mut guarded: Table<[u64; 2], u32> = Table::new();
     for entry in &rules.guarded {
-        *guarded.entry(entry.id.key()).or_default() |= entry.what;
+        let key = entry.id.key();
+        *guarded.entry(key).or_default() |= entry.what;
+        // Those above hold any file of the node, and are only kept in place.
+        if !entry.is_place() {
+            *guarded.entry([guarded::ANY_INODE, key[1]]).or_default() |= guarded::DETACHED << guarded::FROM_PODS;
+        }
     }
     fill(ebpf, "GUARDED", guarded)?;
     fill(ebpf, "POD_CGROUPS", rules.pod_cgroups.iter().map(|id| (*id, 1)))?;
@@ -288,7 +293,7 @@ impl Loaded {
 
     /// Refuses pods every change of `directory`, which holds the guard's own pins.
     pub(crate) fn guard_pins(&mut self, directory: InodeId) -> Result<(), LoadError> {
-        let what = guarded::CHILDREN | guarded::ITSELF | guarded::PLACE | guarded::FROM_PODS;
+        let what = (guarded::CHILDREN | guarded::ITSELF | guarded::PLACE) << guarded::FROM_PODS;
         insert("GUARDED", &mut self.maps.guarded, directory.key(), what)
     }
 

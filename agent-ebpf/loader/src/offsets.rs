@@ -10,13 +10,14 @@ use crate::LoadError;
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// A global of the programs: structure, and path in it.
-const FIELDS: [(&str, &str, &str); 24] = [
+const FIELDS: [(&str, &str, &str); 25] = [
     ("DENTRY_NAME", "dentry", "d_name.name"),
     ("DENTRY_PARENT", "dentry", "d_parent"),
     ("DENTRY_INODE", "dentry", "d_inode"),
     ("INODE_NUMBER", "inode", "i_ino"),
     ("INODE_SUPER_BLOCK", "inode", "i_sb"),
     ("SUPER_BLOCK_DEVICE", "super_block", "s_dev"),
+    ("SUPER_BLOCK_ROOT", "super_block", "s_root"),
     ("PATH_DENTRY", "path", "dentry"),
     ("FILE_DENTRY", "file", "f_path.dentry"),
     ("FILE_MODE", "file", "f_mode"),

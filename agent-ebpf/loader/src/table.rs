@@ -39,6 +39,8 @@ pub(crate) struct Program {
 /// To identify a directory and a name in it.
 const NAME: &[&str] =
     &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE", "DENTRY_NAME", "DENTRY_PARENT", "DENTRY_INODE"];
+/// To tell a file without a name.
+const ROOT: &[&str] = &["SUPER_BLOCK_ROOT"];
 /// To identify the cgroup of the current process.
 const CGROUP: &[&str] = &["TASK_CGROUPS", "CSS_SET_CGROUP", "CGROUP_LEVEL"];
 /// To identify an open file.
@@ -59,7 +61,7 @@ const fn guard(name: &'static str, hook: &'static str, needs: &'static [&'static
 
 /// A hook that came later.
 const fn guard_since(name: &'static str, hook: &'static str, global: &'static str) -> Program {
-    Program { only_with: Some(global), ..guard(name, hook, &[NAME, CGROUP]) }
+    Program { only_with: Some(global), ..guard(name, hook, &[NAME, CGROUP, ROOT]) }
 }
 
 /// All programs, in the order they are attached.
@@ -87,15 +89,15 @@ pub(crate) const PROGRAMS: [Program; 26] = [
     guard("guard_mknod", "inode_mknod", &[NAME, CGROUP]),
     guard("guard_unlink", "inode_unlink", &[NAME, CGROUP]),
     guard("guard_rmdir", "inode_rmdir", &[NAME, CGROUP]),
-    guard("guard_link", "inode_link", &[NAME, CGROUP]),
+    guard("guard_link", "inode_link", &[NAME, CGROUP, ROOT]),
     guard("guard_rename", "inode_rename", &[NAME, CGROUP]),
-    guard("guard_open", "file_open", &[NAME, CGROUP, FILE]),
-    guard("guard_truncate", "path_truncate", &[NAME, CGROUP, PATH]),
-    guard("guard_attributes", "inode_setattr", &[NAME, CGROUP, &["SETATTR_DENTRY"]]),
-    guard("guard_xattr", "inode_setxattr", &[NAME, CGROUP, &["SETXATTR_DENTRY"]]),
-    guard("guard_xattr_removal", "inode_removexattr", &[NAME, CGROUP, &["REMOVEXATTR_DENTRY"]]),
+    guard("guard_open", "file_open", &[NAME, CGROUP, ROOT, FILE]),
+    guard("guard_truncate", "path_truncate", &[NAME, CGROUP, ROOT, PATH]),
+    guard("guard_attributes", "inode_setattr", &[NAME, CGROUP, ROOT, &["SETATTR_DENTRY"]]),
+    guard("guard_xattr", "inode_setxattr", &[NAME, CGROUP, ROOT, &["SETXATTR_DENTRY"]]),
+    guard("guard_xattr_removal", "inode_removexattr", &[NAME, CGROUP, ROOT, &["REMOVEXATTR_DENTRY"]]),
     guard_since("guard_acl", "inode_set_acl", "SET_ACL_DENTRY"),
     guard_since("guard_acl_removal", "inode_remove_acl", "REMOVE_ACL_DENTRY"),
-    guard("guard_mount", "sb_mount", &[NAME, CGROUP, PATH]),
-    guard("guard_move_mount", "move_mount", &[NAME, CGROUP, PATH]),
+    guard("guard_mount", "sb_mount", &[NAME, CGROUP, ROOT, PATH]),
+    guard("guard_move_mount", "move_mount", &[NAME, CGROUP, ROOT, PATH]),
 ];

@@ -64,12 +64,35 @@ fn is_allowed() -> bool {
 #[unsafe(no_mangle)]
 fn decide(operation: Operation, directory: Pointer, dentry: Pointer, what: u32) -> i32 {
     let Some(key) = kernel::inode_key(directory) else { return ALLOWED };
-    let around = maps::guarded(&key);
-    let itself = guarded_itself(dentry);
-    if around & guarded::CHILDREN == 0 && itself & what == 0 {
+    let (around, itself) = (maps::guarded(&key), guarded_itself(dentry));
+    answer_guards(operation, &key, dentry, around & either(guarded::CHILDREN) | itself & either(what))
+}
+
+/// The flags for all, and the same for pods alone.
+#[inline(always)]
+fn either(what: u32) -> u32 {
+    what | what << guarded::FROM_PODS
+}
+
+/// The answer where `guards` count.
+#[inline(always)]
+fn answer_guards(operation: Operation, key: &InodeKey, dentry: Pointer, guards: u32) -> i32 {
+    if guards == 0 {
         return ALLOWED;
     }
-    answer(operation, &key, dentry, (around | itself) & guarded::FROM_PODS != 0)
+    let for_all = guards & (1 << guarded::FROM_PODS) - 1;
+    answer(operation, key, dentry, for_all == 0)
+}
+
+/// A file without a name, and so without a directory, that could say whether it is guarded: `open_by_handle_at` gives one.
+/// Pods are refused every such file of a file system with guarded ones.
+#[inline(never)]
+#[unsafe(no_mangle)]
+fn decide_detached(operation: Operation, dentry: Pointer, what: u32) -> i32 {
+    let Some([_, device]) = kernel::dentry_inode(dentry).and_then(kernel::inode_key) else { return ALLOWED };
+    let key = [guarded::ANY_INODE, device];
+    let guards = maps::guarded(&key) & either(guarded::DETACHED) | guarded_itself(dentry) & either(what);
+    answer_guards(operation, &key, dentry, guards)
 }
 
 #[inline(always)]
@@ -104,6 +127,9 @@ fn report(operation: Operation, key: &InodeKey, dentry: Pointer, refused: bool) 
 /// The same for a dentry alone: its directory is what it hangs below.
 #[inline(always)]
 fn decide_dentry(operation: Operation, dentry: Pointer, what: u32) -> i32 {
+    if kernel::is_detached(dentry) {
+        return decide_detached(operation, dentry, what);
+    }
     match kernel::dentry_directory(dentry) {
         Some(directory) => decide(operation, directory, dentry, what),
         None => ALLOWED,

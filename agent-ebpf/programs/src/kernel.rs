@@ -25,6 +25,7 @@ offsets!(
     INODE_NUMBER,
     INODE_SUPER_BLOCK,
     SUPER_BLOCK_DEVICE,
+    SUPER_BLOCK_ROOT,
     PATH_DENTRY,
     FILE_DENTRY,
     FILE_MODE,
@@ -102,6 +103,17 @@ pub fn dentry_inode(dentry: Pointer) -> Option<Pointer> {
 #[inline(always)]
 pub fn dentry_directory(dentry: Pointer) -> Option<Pointer> {
     dentry_inode(pointer(dentry, &DENTRY_PARENT)?)
+}
+
+/// Whether a dentry has no name: it is its own parent, and not the root of its file system.
+#[inline(always)]
+pub fn is_detached(dentry: Pointer) -> bool {
+    pointer(dentry, &DENTRY_PARENT) == Some(dentry) && root_of_file_system(dentry).is_some_and(|root| root != dentry)
+}
+
+#[inline(always)]
+fn root_of_file_system(dentry: Pointer) -> Option<Pointer> {
+    pointer(pointer(dentry_inode(dentry)?, &INODE_SUPER_BLOCK)?, &SUPER_BLOCK_ROOT)
 }
 
 #[inline(always)]

@@ -2,10 +2,12 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::{DirEntryExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
+use nix::libc;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, removexattr, setxattr};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
@@ -26,6 +28,9 @@ const OWNERS_ALONE: &[u8] = &[
     4, 0, 0, 0, 255, 255, 255, 255, // group
     32, 0, 0, 0, 255, 255, 255, 255, // others
 ];
+/// Files of every cgroup that can be written: one that is opened by its name, and one that never is.
+const CGROUP_FILE: &str = "cgroup.max.depth";
+const NAMELESS_FILE: &str = "cgroup.max.descendants";
 /// Stay in the test's cgroup.
 pub(crate) const OUTSIDE: &str = "-";
 
@@ -156,6 +161,8 @@ fn operate(operation: &str, base: &Path) -> io::Result<()> {
         "config: rename over" => fs::rename(&other, &at.config),
         "config: link" => fs::hard_link(&at.config, at.outside.join("new")),
         "config: chmod" => fs::set_permissions(&at.config, fs::Permissions::from_mode(0o600)),
+        "open by name" => OpenOptions::new().write(true).open(base.join(CGROUP_FILE)).map(drop),
+        "open by handle" => open_by_handle(base),
         _ => Err(io::Error::from_raw_os_error(253)),
     }
 }
@@ -164,6 +171,35 @@ fn operate(operation: &str, base: &Path) -> io::Result<()> {
 fn open_truncating(path: &Path) -> io::Result<()> {
     let flags = rustix::fs::OFlags::TRUNC | rustix::fs::OFlags::RDONLY;
     rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(Into::into)
+}
+
+/// `struct file_handle` of a cgroup's file (open_by_handle_at(2)).
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    id: u64,
+}
+
+/// Opens a cgroup's file for writing by its id, which the directory tells: nothing has looked its name up.
+fn open_by_handle(base: &Path) -> io::Result<()> {
+    const FILEID_KERNFS: i32 = 0xfe;
+    let mut entries = fs::read_dir(base)?.flatten();
+    let id = entries.find(|entry| entry.file_name() == NAMELESS_FILE).ok_or(io::ErrorKind::NotFound)?.ino();
+    let root = fs::File::open(CGROUPS)?;
+    let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id };
+    // SAFETY: `handle` is a file_handle whose `handle_bytes` is the size of what follows its head, and outlives the call; a
+    // descriptor that is returned has no other owner.
+    #[allow(unsafe_code)]
+    let file = unsafe {
+        let fd = libc::open_by_handle_at(root.as_raw_fd(), (&raw mut handle).cast(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    drop(file);
+    Ok(())
 }
 
 /// Mounts and, when that was allowed, unmounts.

@@ -200,6 +200,67 @@ pub(crate) fn modes(kernel: &Kernel) -> CaseResult {
     Ok(None)
 }
 
+/// Refused to pods in each mode and never to the host, whose own part of the same directory is refused to all.
+pub(crate) fn from_pods(kernel: &Kernel) -> CaseResult {
+    for mode in [GuardMode::Containers, GuardMode::Strict] {
+        let (base, mut rules) = rules(mode, &format!("host-{}", mode.name()))?;
+        let paths = Paths::of(&base);
+        rules.guarded = vec![Guarded::directory(&paths.manifests).map_err(to_text)?.from_pods()];
+        rules.guarded.extend(ancestors(&paths.manifests).map_err(to_text)?.into_iter().map(Guarded::from_pods));
+        rules.guarded.push(Guarded::file(&paths.config).map_err(to_text)?);
+        let loaded = guarded(kernel, &rules)?;
+        for operation in ["open", "chmod", "rename over", "unlink", "mkdir", "rename above", "config: open"] {
+            expect_refused(POD, operation, &base)?;
+        }
+        for operation in ["open", "chmod", "mkdir"] {
+            expect_done(OUTSIDE, operation, &base)?;
+        }
+        match mode {
+            GuardMode::Strict => expect_refused(OUTSIDE, "config: open", &base)?,
+            _ => expect_done(OUTSIDE, "config: open", &base)?,
+        }
+        drop(loaded);
+    }
+    let (base, mut rules) = rules(GuardMode::Strict, "both")?;
+    let manifests = Paths::of(&base).manifests;
+    let both = [Guarded::file(&manifests.join("web.yaml")), Guarded::directory(&manifests)];
+    for guarded in both {
+        rules.guarded.push(guarded.map_err(to_text)?.from_pods());
+    }
+    let _loaded = guarded(kernel, &rules)?;
+    for operation in ["open", "chmod", "rename within", "mkdir"] {
+        expect_refused(OUTSIDE, operation, &base)?;
+        expect_refused(POD, operation, &base)?;
+    }
+    Ok(None)
+}
+
+/// A handle leads to the inode past every directory. Files of cgroups have handles, and no name until one is looked up.
+pub(crate) fn handles(kernel: &Kernel) -> CaseResult {
+    let (_, mut rules) = rules(GuardMode::Containers, "handles")?;
+    let base = Path::new(machine::CGROUPS).join("guarded");
+    machine::cgroup("guarded")?;
+    expect_done(POD, "open by handle", &base)?;
+    rules.guarded = vec![Guarded::directory(&base).map_err(to_text)?];
+    block_on(async {
+        let mut loaded = guarded(kernel, &rules)?;
+        let mut events = loaded.events().map_err(to_text)?.ok_or("no events")?;
+        for (operation, has_directory) in [("open by name", true), ("open by handle", false)] {
+            expect_refused(POD, operation, &base)?;
+            let refused = event(&mut events, operation, |event| match event {
+                Event::Refused { change, .. } => Some(change),
+                _ => None,
+            });
+            let change = refused.await?;
+            if (change.directory.inode != 0) != has_directory {
+                return Err(format!("{operation}: {change:?}"));
+            }
+        }
+        expect_done(OUTSIDE, "open by handle", &base)?;
+        Ok(None)
+    })?
+}
+
 pub(crate) fn outlives(kernel: &Kernel) -> CaseResult {
     let root = Path::new(BPF).join("limpet-guard");
     let (base, rules) = rules(GuardMode::Containers, "outlives")?;

@@ -27,7 +27,7 @@ struct Case {
     run: fn(&Kernel) -> CaseResult,
 }
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 15] = [
     Case { name: "programs are attached or report why not", alone: false, run: programs_are_attached },
     Case { name: "an exit and its signal are reported", alone: false, run: lifecycle::exits_are_reported },
     Case { name: "of many signals the last is reported", alone: false, run: lifecycle::last_signal_is_reported },
@@ -39,6 +39,8 @@ const CASES: [Case; 13] = [
     Case { name: "the guard refuses pods every change", alone: true, run: guard::every_change_is_refused },
     Case { name: "each hook of the guard is needed", alone: true, run: guard::each_hook_is_needed },
     Case { name: "the guard's modes", alone: true, run: guard::modes },
+    Case { name: "what is the host's is refused to pods alone", alone: true, run: guard::from_pods },
+    Case { name: "a file opened by its handle is refused to pods", alone: true, run: guard::handles },
     Case { name: "attempts that repeat are counted", alone: true, run: guard::repetitions_are_counted },
     Case { name: "the guard outlives the agent", alone: true, run: guard::outlives },
 ];
