@@ -1,0 +1,113 @@
+//! Records of every format that was ever written, as golden files: the present version reads each of them.
+//!
+//! A new field changes what is written: then the present format becomes a file of its own, and no old file is touched.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use limpet_model::container::Exit;
+use limpet_model::probe::ProbeKind;
+use limpet_model::stop_signal::StopSignal;
+use limpet_model::verdict::PodVerdict;
+use serde_json::value::RawValue;
+
+use super::*;
+
+/// As limpet wrote them first: the required fields.
+const FIRST: &str = include_str!("golden/1-first.json");
+/// With every field of the time when probes came.
+const WITH_PROBES: &str = include_str!("golden/2-probes.json");
+/// As they are written today, with every field.
+const PRESENT: &str = include_str!("golden/3-resize.json");
+
+fn golden(text: &str) -> HashMap<String, Any> {
+    let parts: BTreeMap<String, &RawValue> = serde_json::from_str(text).unwrap();
+    parts.into_iter().map(|(key, value)| (key.clone(), any(&key, value.get().as_bytes().to_vec()))).collect()
+}
+
+/// What every golden file says, in the fields that the first format has.
+fn first_identity() -> ContainerIdentity {
+    ContainerIdentity {
+        namespace: "default".into(),
+        pod: "web-node".into(),
+        uid: "0123".into(),
+        container: "web".into(),
+        init: true,
+        attempt: 3,
+        source: "file".into(),
+        origin: "web.yaml".into(),
+        fingerprint: "aa".into(),
+        image: "docker.io/library/web:1".into(),
+        image_digest: "sha256:00".into(),
+        log_path: "/var/log/pods/x/web/3.log".into(),
+        backoff_seconds: 0,
+        pod_start: None,
+        pod_ips: Vec::new(),
+        stop_signal: StopSignal::default(),
+        sandbox: None,
+        resized_at: None,
+    }
+}
+
+/// With every field, as the newest golden file.
+fn present() -> (ContainerIdentity, ContainerState, ProbeRecord) {
+    let identity = ContainerIdentity {
+        backoff_seconds: 20,
+        pod_start: Some(Timestamp::UNIX_EPOCH),
+        pod_ips: vec![IpAddr::from([10, 0, 0, 2]), "fd00::2".parse().unwrap()],
+        stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
+        sandbox: Some("1".into()),
+        resized_at: Some(Timestamp::from_second(2).unwrap()),
+        ..first_identity()
+    };
+    let finished_at = Timestamp::from_millisecond(1500).unwrap();
+    let exit = Exit { code: 137, reason: "Error".into(), message: "why".into(), finished_at };
+    let verdict = Some(PodVerdict::deadline_exceeded());
+    let state = ContainerState { started_at: Some(Timestamp::UNIX_EPOCH), exit: Some(exit), verdict };
+    (identity, state, ProbeRecord { started: true, ready: true, failed: Some(ProbeKind::Liveness) })
+}
+
+#[test]
+fn the_first_record_is_read_with_defaults() {
+    let read = recorded(&golden(FIRST)).unwrap();
+    assert_eq!((read.identity, read.state), (first_identity(), ContainerState::default()));
+    assert_eq!((read.probes, &*read.manifest), (ProbeRecord::default(), &br#"{"kind": "Pod"}"#[..]));
+}
+
+#[test]
+fn the_record_with_probes_is_read() {
+    let (identity, state, probes) = present();
+    let read = recorded(&golden(WITH_PROBES)).unwrap();
+    assert_eq!((read.identity, read.state), (ContainerIdentity { resized_at: None, ..identity }, state));
+    assert_eq!(read.probes, probes);
+}
+
+#[test]
+fn the_present_record_is_read_and_written_as_it_is_kept() {
+    let (identity, state, probes) = present();
+    let read = recorded(&golden(PRESENT)).unwrap();
+    assert_eq!((&read.identity, &read.state, read.probes), (&identity, &state, probes));
+    let mut written = extensions(&identity, br#"{"kind": "Pod"}"#);
+    written.insert(EXTENSION_STATE.into(), state_extension(&state));
+    written.insert(EXTENSION_PROBES.into(), probes_extension(&probes));
+    let values = |extensions: &HashMap<String, Any>| -> BTreeMap<String, serde_json::Value> {
+        extensions.iter().map(|(key, any)| (key.clone(), serde_json::from_slice(&any.value).unwrap())).collect()
+    };
+    assert_eq!(values(&written), values(&golden(PRESENT)), "the format has changed: keep it as a further golden file");
+}
+
+#[test]
+fn a_record_without_a_part_is_named() {
+    for (key, needed) in
+        [(EXTENSION_MANIFEST, true), (EXTENSION_IDENTITY, true), (EXTENSION_STATE, true), (EXTENSION_PROBES, false)]
+    {
+        let mut extensions = golden(PRESENT);
+        extensions.remove(key);
+        let error = recorded(&extensions).err();
+        assert_eq!(error.is_some_and(|error| error.contains(key)), needed, "{key}");
+        extensions.insert(key.to_owned(), any(key, b"{".to_vec()));
+        let damaged = recorded(&extensions).err();
+        assert_eq!(damaged.is_some_and(|error| error.contains(key)), key != EXTENSION_MANIFEST, "{key}");
+    }
+}
