@@ -1,6 +1,6 @@
 //! Decides the next actions of one pod: the whole policy, a pure function of the pod's state and the time.
 //!
-//! kubelet's decisions (kubelet-semantics 4.3, 4.4, 4.6) as far as limpet acts on them. One call returns the actions
+//! kubelet's decisions (docs/kubelet.md) as far as limpet acts on them. One call returns the actions
 //! that may run concurrently now; actions in progress are marked busy in the state and are not planned again, so a
 //! crash between two actions is an ordinary case.
 

@@ -1,6 +1,6 @@
 //! The probes of one running container: when each is due, and what its results have come to.
 //!
-//! kubelet's rules (kubelet-semantics 4.5). Results of a new instance begin anew. A result counts once it came as often in a
+//! kubelet's rules (docs/kubelet.md). Results of a new instance begin anew. A result counts once it came as often in a
 //! row as its threshold asks; an error of the probe itself is no result. Due times are put on a grid, so that the timers of
 //! many probes fire together: [`ProbeGrid`].
 

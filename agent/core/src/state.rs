@@ -384,7 +384,7 @@ impl PodState {
             && self.record.spec().volumes.iter().flatten().any(written)
     }
 
-    /// Terminates the pod. A second command can only shorten the grace period (kubelet-semantics 4.1).
+    /// Terminates the pod. A second command can only shorten the grace period (docs/kubelet.md).
     pub fn end(&mut self, grace: Duration, now: Now) {
         if self.ending.is_none() {
             self.clear_pauses();

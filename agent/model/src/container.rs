@@ -94,7 +94,7 @@ pub struct ContainerIdentity {
     pub image_digest: String,
     /// The path of its log.
     pub log_path: String,
-    /// The back-off after its exit, in seconds (kubelet-semantics 4.5).
+    /// The back-off after its exit, in seconds (docs/kubelet.md, back-off).
     #[serde(default)]
     pub backoff_seconds: u64,
     /// The pod's `status.startTime`; `None` on a container of a limpet that did not record it.

@@ -1,6 +1,6 @@
 //! The Kubernetes status of a pod, from what its worker knows: phase, conditions, container statuses.
 //!
-//! Pure; kubelet's rules (kubelet-semantics 4.7). The previous status is used only to keep `startTime` and the
+//! Pure; kubelet's rules (docs/kubelet.md). The previous status is used only to keep `startTime` and the
 //! transition times of conditions.
 
 use std::net::IpAddr;

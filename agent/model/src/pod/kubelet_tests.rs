@@ -1,4 +1,4 @@
-//! kubelet's test cases for reading a manifest (kubelet-semantics 7.2), as tables.
+//! kubelet's test cases for reading a manifest (docs/kubelet.md), as tables.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::{Value, json};
