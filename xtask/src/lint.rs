@@ -5,9 +5,13 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
-use limpet_tests::tools;
+use limpet_tests::{process, tools};
 
 use crate::{apt, cargo, cross, ebpf, module_cycles, setup};
+
+/// cargo's companions, and the version of each that decides.
+const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
+const MACHETE: (&str, &str) = ("cargo-machete", "0.9.2");
 
 /// Which checks to run.
 #[derive(Debug, clap::Args)]
@@ -23,7 +27,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return module_cycles::check();
     }
     setup::default()?;
-    let (deny, machete) = (installed("cargo-deny")?, installed("cargo-machete")?);
+    let (deny, machete) = (installed(DENY)?, installed(MACHETE)?);
     let mut failed = Vec::new();
     let mut check = |name: &'static str, command: &mut Command| {
         eprintln!("lint: {name}");
@@ -112,21 +116,23 @@ fn advisories_at_hand(deny: &Path) -> Result<bool> {
     Ok(output.status.success())
 }
 
-/// One of cargo's companions: the machine's own, else one built once into the cache.
-fn installed(name: &str) -> Result<PathBuf> {
+/// One of cargo's companions: the machine's own if it is that version, else one built once into the cache.
+fn installed((name, version): (&str, &str)) -> Result<PathBuf> {
     let root = tools::cache_dir().join("cargo-tools");
     let own = root.join("bin").join(name);
-    if own.is_file() {
-        return Ok(own);
-    }
-    if let Some(path) = tools::on_path(name) {
-        return Ok(path);
+    let is_it =
+        |path: &PathBuf| process::checked(Command::new(path).arg("--version")).is_ok_and(|said| said.contains(version));
+    if let Some(found) = [Some(own.clone()), tools::on_path(name)].into_iter().flatten().find(is_it) {
+        return Ok(found);
     }
     apt::say(&format!("building {name} into {}", root.display()), || {
         // Built to be there soon: it runs for seconds.
         let profile = [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("OPT_LEVEL", "1")];
-        let mut command = cargo::command(&["install", "--quiet", "--locked", "--no-default-features", name, "--root"]);
-        command.arg(&root).envs(profile.map(|(key, value)| (format!("CARGO_PROFILE_RELEASE_{key}"), value)));
+        let mut command = cargo::command(&["install", "--quiet", "--locked", "--force", "--no-default-features", name]);
+        command
+            .args(["--version", version, "--root"])
+            .arg(&root)
+            .envs(profile.map(|(key, value)| (format!("CARGO_PROFILE_RELEASE_{key}"), value)));
         // Not into the workspace's target directory, whose settings differ.
         command.env("CARGO_TARGET_DIR", root.join("build")).current_dir("/");
         cargo::run(&mut command)
