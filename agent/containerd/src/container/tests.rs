@@ -28,6 +28,7 @@ fn identity(container: &str) -> ContainerIdentity {
         pod_ips: Vec::new(),
         stop_signal: StopSignal::default(),
         sandbox: None,
+        resized_at: None,
     }
 }
 
