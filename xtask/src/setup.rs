@@ -85,6 +85,11 @@ pub(crate) fn default() -> Result<()> {
     run(&Arguments { containerd: None })
 }
 
+/// The same, and containerd 2 beside the other one.
+pub(crate) fn with_containerd_2() -> Result<()> {
+    run(&Arguments { containerd: Some(2) })
+}
+
 /// What building limpet needs beside Rust.
 pub(crate) fn for_building() -> Result<()> {
     let install: &[&str] = if tools::on_path("protoc").is_none() { &["protobuf-compiler"] } else { &[] };

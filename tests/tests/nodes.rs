@@ -1,0 +1,66 @@
+//! One pod's whole life on another node than those of the other suites: with containerd 2.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use limpet_tests::image::V2;
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, case, suite};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([case!(containerd_2).on(|node| (node.cni, node.containerd_choice) = (true, Some("2".to_owned())))])
+}
+
+fn containerd_2(node: &mut TestNode) -> Result<()> {
+    ensure!(node.containerd.version().0 == 2, "{:?}", node.containerd.version());
+    life(node)
+}
+
+/// A pod with an address is looked at, edited, restarted, adopted and deleted.
+fn life(node: &mut TestNode) -> Result<()> {
+    let web = |image: Value| {
+        let script = "echo hello $(cat /version); trap 'exit 0' TERM; read -r _ < /stop/now & wait $!; exit 1";
+        let mount = json!({ "volumeMounts": [{ "name": "stop", "mountPath": "/stop" }] });
+        let init = shell("init", "mkfifo /stop/now");
+        let spec = json!({
+            "initContainers": [with(init, mount.clone())],
+            "containers": [with(with(shell("main", script), mount), image), shell("side", IDLE)],
+            "volumes": [{ "name": "stop", "emptyDir": {} }],
+        });
+        let mut pod = pod("web", spec);
+        pod["spec"]["hostNetwork"] = json!(false);
+        pod
+    };
+    node.apply(&web(json!({})))?;
+    let before = node.wait_running("web")?;
+    ensure!(before["status"]["podIP"].is_string(), "no address: {}", before["status"]);
+    ensure!(node.wait_logged("web", "main", "hello")? == "hello 1\n");
+    ensure!(node.exec("web", "side", &["hostname"])? == format!("{}\n", node.full_name("web")));
+
+    node.apply(&web(json!({ "image": V2 })))?;
+    let edited = node.wait_pod("web", "running its second image", |pod| {
+        let main = container(pod, "main");
+        main["state"]["running"].is_object() && container_id(pod, "main").ok() != container_id(&before, "main").ok()
+    })?;
+    ensure!(container_id(&edited, "side")? == container_id(&before, "side")?, "the other container was restarted");
+    node.exec("web", "main", &["/bin/sh", "-c", "echo > /stop/now"])?;
+    let restarted = node.wait_pod("web", "restarted", |pod| {
+        let main = container(pod, "main");
+        main["state"]["running"].is_object() && main["lastState"]["terminated"]["exitCode"] == 1
+    })?;
+
+    node.agent.kill();
+    node.containerd.kill();
+    node.containerd.start()?;
+    node.agent.start()?;
+    node.apply(&simple("marker", IDLE))?;
+    node.wait_running("marker")?;
+    let adopted = node.wait_running("web")?;
+    for name in ["main", "side"] {
+        ensure!(container_id(&adopted, name)? == container_id(&restarted, name)?, "{name} was started again");
+    }
+    node.remove("web")?;
+    node.wait_gone("web")
+}
