@@ -21,6 +21,8 @@ pub(crate) struct Made {
     deadline: Option<u32>,
     /// Changes with every edit that recreates the pod.
     generation: u32,
+    /// Changes with every edit that touches no container.
+    labels: u32,
     /// The probes of each main container, by their fields.
     probes: Vec<Vec<(&'static str, Value)>>,
     /// The image of each init container, then of each main container.
@@ -55,6 +57,7 @@ impl Made {
             grace: rng.u32(1..10),
             deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
+            labels: 0,
             // Few: a run settles for half an hour, in which a probe runs some hundred times.
             probes: if rng.u32(0..32) == 0 { (0..mains).map(|_| probes(rng)).collect() } else { Vec::new() },
             images: vec![0; inits + mains],
@@ -65,9 +68,11 @@ impl Made {
     }
 
     pub(crate) fn edit(&mut self, rng: &mut fastrand::Rng) {
-        match rng.u32(0..4) {
+        match rng.u32(0..6) {
             0 => self.images[rng.usize(..self.inits + self.mains)] += 1,
             1 => self.cpus[rng.usize(0..self.mains)] = CPUS[rng.usize(..CPUS.len())],
+            2 => self.labels += 1,
+            3 => self.policy = ["Always", "OnFailure", "Never"][rng.usize(0..3)],
             _ => self.generation += 1,
         }
     }
@@ -96,7 +101,7 @@ impl Made {
         let main = |index: usize| {
             let image = self.images[self.inits + index];
             let mut main = container(format!("main-{index}"), image, self.cpus[index]);
-            if self.restarts[index] {
+            if self.restarts[index] && self.policy != "Never" {
                 main["resizePolicy"] = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
             }
             let (post_start, pre_stop) = self.hooks[index];
@@ -125,7 +130,7 @@ impl Made {
         }
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": self.name },
+            "metadata": { "name": self.name, "labels": { "edit": self.labels.to_string() } },
             "spec": spec,
         });
         pod.to_string().into_bytes()
