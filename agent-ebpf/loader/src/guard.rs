@@ -85,6 +85,7 @@ impl Guarded {
     }
 
     /// Whether it is only kept in its place.
+    #[cfg(feature = "ebpf")]
     pub(crate) fn is_place(&self) -> bool {
         !self.has(guarded::CHILDREN | guarded::ITSELF)
     }
