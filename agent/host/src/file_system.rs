@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rustix::fs::statfs;
+use rustix::fs::{statfs, statvfs};
 
 /// By `statfs` type (`linux/magic.h`, and the file systems' own headers).
 const HIDING: [(u32, &str); 13] = [
@@ -43,7 +43,6 @@ pub struct Space {
 /// # Errors
 /// The path does not exist, or its file system fails.
 pub fn space(path: &Path) -> std::io::Result<Space> {
-    let found = statfs(path)?;
-    let block = u64::try_from(found.f_frsize).ok().filter(|size| *size > 0).unwrap_or(found.f_bsize as u64);
-    Ok(Space { capacity: found.f_blocks * block, available: found.f_bavail * block })
+    let found = statvfs(path)?;
+    Ok(Space { capacity: found.f_blocks * found.f_frsize, available: found.f_bavail * found.f_frsize })
 }
