@@ -1,15 +1,15 @@
 //! The outcomes of actions, and how they change the pod's state. Pure: the executor reports, this module applies.
 
-use std::sync::Arc;
+mod container;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::adopt::STATUS_UNKNOWN;
 use super::plan::{Action, is_finished};
 use super::probe::Probes;
 use super::state::{
-    AFTER_NETWORK_CHANGE, Busy, CONFIG_ERROR, CgroupState, ContainerSlot, FAILED_MOUNT, ImageState, Instance, Life,
-    Now, PodSandbox, PodState, PostStart, RESIZE_BACKOFF, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
+    AFTER_NETWORK_CHANGE, Busy, CgroupState, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
+    PostStart, RESIZE_BACKOFF, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
 };
 use super::storage::StorageWatch;
 use limpet_model::container::{ContainerId, Exit};
@@ -17,6 +17,9 @@ use limpet_model::image::LocalImage;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::probe::ProbeKind;
 use limpet_model::verdict::PodVerdict;
+
+pub use container::exited;
+use container::{image_ensured, post_started, probes_of, reaped, started, stopped};
 
 /// Why an action did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,7 +179,7 @@ pub enum Outcome {
         gone: bool,
     },
     /// Of [`Action::Discard`].
-    HalfMadeRemoved {
+    OrphanRemoved {
         /// The container.
         index: usize,
         /// Whether nothing of the failed start is left.
@@ -313,7 +316,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             slot.busy = None;
             slot.possible_orphan = (!gone).then_some(id);
         }
-        Outcome::HalfMadeRemoved { index, result } => {
+        Outcome::OrphanRemoved { index, result } => {
             let slot = &mut pod.containers[index];
             slot.busy = None;
             match result {
@@ -358,12 +361,6 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
     None
 }
 
-/// The probes of the instance `id`, if it is still the one that runs.
-fn probes_of<'a>(pod: &'a mut PodState, index: usize, id: &ContainerId) -> Option<&'a mut Probes> {
-    let running = pod.containers[index].instance.as_mut().filter(|one| one.id == *id && one.is_running());
-    running?.probes.as_deref_mut()
-}
-
 fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
     pod.retry = Some(failure.retry_state(pod.retry.as_ref(), now.mono));
@@ -385,141 +382,6 @@ fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
         Ok(()) => (cgroup.set, cgroup.retry) = (setting, None),
         Err(failure) => cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono)),
     }
-}
-
-fn image_ensured(
-    slot: &mut ContainerSlot,
-    fingerprint: &str,
-    attempt: u32,
-    result: Result<Arc<LocalImage>, Failure>,
-    now: Instant,
-) {
-    if slot.fingerprint != fingerprint {
-        return; // Requested before an edit: obsolete, and the edit has requested its own image.
-    }
-    slot.image = match result {
-        Ok(image) => {
-            slot.pull_retry = None;
-            ImageState::Ready { image, attempt }
-        }
-        Err(_) if slot.image_came => ImageState::Unknown,
-        Err(failure) => {
-            let retry = failure.retry_state(slot.pull_retry.as_ref(), now);
-            slot.pull_retry = Some(retry.clone());
-            ImageState::Failed(retry)
-        }
-    };
-}
-
-fn started(
-    slot: &mut ContainerSlot,
-    result: Result<Box<Instance>, Failure>,
-    now: Instant,
-) -> Option<(ContainerId, Exit)> {
-    let begun = match slot.busy.take() {
-        Some(Busy::Starting(id)) => Some(id),
-        _ => None,
-    };
-    match result {
-        Ok(instance) => {
-            slot.retry = None;
-            slot.possible_orphan = None;
-            // It may also be the exit of an earlier attempt under the same id: that was another process.
-            let early_end = slot.early_end.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
-            let post_start = if slot.hooks.post_start { PostStart::Due(now) } else { PostStart::Done };
-            slot.succeed(Instance { post_start, ..*instance });
-            early_end.map(|(id, _, exit)| (id, exit))
-        }
-        Err(failure) => {
-            slot.possible_orphan = begun;
-            // Resolving the image again may fix what made it unusable.
-            slot.image = ImageState::Unknown;
-            let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
-            slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), now));
-            None
-        }
-    }
-}
-
-fn post_started(slot: &mut ContainerSlot, id: Option<&ContainerId>, result: Result<(), Failure>, now: Instant) {
-    let Some(instance) = slot.instance.as_mut().filter(|one| Some(&one.id) == id && one.is_running()) else { return };
-    instance.post_start = match result {
-        Ok(()) => PostStart::Done,
-        Err(failure) if failure.transient => {
-            PostStart::Due(RetryState::transient(failure.reason, failure.message, now).retry_at)
-        }
-        Err(failure) => PostStart::Failed(failure.message.into()),
-    };
-}
-
-fn stopped(
-    slot: &mut ContainerSlot,
-    id: Option<&ContainerId>,
-    phase: StopPhase,
-    result: Result<Option<Exit>, Failure>,
-    now: Now,
-) -> Option<(ContainerId, Exit)> {
-    // A call that hung may be answered after the instance has ended, or has a successor.
-    let instance = slot.instance.as_mut().filter(|one| Some(&one.id) == id)?;
-    let Life::Running { stopping: Some(stopping), .. } = &mut instance.life else { return None };
-    match result {
-        Ok(Some(exit)) if exit.reason == STATUS_UNKNOWN => instance.end(exit, now),
-        Ok(Some(exit)) => {
-            if stopping.phase == phase {
-                // Should the exit not be collected, SIGKILL is repeated and finds it again.
-                stopping.done(now.mono);
-            }
-            slot.retry = None;
-            return Some((instance.id.clone(), exit));
-        }
-        _ if stopping.phase != phase => {}
-        Ok(None) => {
-            stopping.done(now.mono);
-            slot.retry = None;
-        }
-        // A hook that has failed is not run again: the signal follows.
-        Err(_) if phase == StopPhase::PreStop => stopping.done(now.mono),
-        // Retried after a second; what matters is that it is done, the reason is in the log.
-        Err(failure) => {
-            let retry = RetryState::transient(failure.reason, failure.message, now.mono);
-            stopping.repeat_at = Some(retry.retry_at);
-            slot.retry = Some(retry);
-        }
-    }
-    None
-}
-
-fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failure>, now: Instant) {
-    slot.busy = None;
-    match result {
-        Ok(written) => {
-            slot.retry = None;
-            for instance in slot.instances_mut().filter(|instance| instance.id == *id) {
-                if let Life::Exited { exit, reaped, .. } = &mut instance.life {
-                    *exit = written.clone();
-                    *reaped = true;
-                }
-            }
-        }
-        Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now)),
-    }
-}
-
-/// Applies the exit of a container. Returns the index of its container if the exit is new.
-pub fn exited(pod: &mut PodState, id: &ContainerId, pid: u32, exit: Exit, now: Now) -> Option<usize> {
-    for (index, slot) in pod.containers.iter_mut().enumerate() {
-        if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
-            // It exited before its start was reported.
-            slot.early_end = Some((id.clone(), pid, exit));
-            return None;
-        }
-        let known = slot.instances_mut().find(|instance| instance.is_process(id, pid));
-        if let Some(instance) = known {
-            instance.end(exit, now);
-            return Some(index);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

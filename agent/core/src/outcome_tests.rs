@@ -163,9 +163,9 @@ fn what_a_failed_start_left_is_removed_or_tried_again() {
     pod.containers[0].possible_orphan = Some(id);
     begin(&mut pod, &Action::Discard(0));
     let failure = Failure { reason: "FailedKillPod", message: "no answer".into(), transient: true };
-    apply(&mut pod, Outcome::HalfMadeRemoved { index: 0, result: Err(failure) }, now());
+    apply(&mut pod, Outcome::OrphanRemoved { index: 0, result: Err(failure) }, now());
     let slot = &pod.containers[0];
     assert!(slot.busy.is_none() && slot.possible_orphan.is_some() && slot.retry.is_some());
-    apply(&mut pod, Outcome::HalfMadeRemoved { index: 0, result: Ok(()) }, now());
+    apply(&mut pod, Outcome::OrphanRemoved { index: 0, result: Ok(()) }, now());
     assert!(pod.containers[0].possible_orphan.is_none() && pod.containers[0].retry.is_none());
 }

@@ -140,7 +140,7 @@ impl ContainerdExecutor {
             Action::Forget(index) => self.forget(&pod, index).await,
             Action::Discard(index) => {
                 let removed = self.remove_failed_start(&pod, &pod.containers[index]).await;
-                Outcome::HalfMadeRemoved { index, result: removed }
+                Outcome::OrphanRemoved { index, result: removed }
             }
         }
     }

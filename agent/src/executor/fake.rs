@@ -146,7 +146,7 @@ impl FakeExecutor {
             Action::Discard(index) => {
                 let possible_orphan = pod.containers[index].possible_orphan.clone();
                 let removed = self.done("Discard", |world| world.remove_failed_start(possible_orphan.as_slice())).await;
-                Outcome::HalfMadeRemoved { index, result: removed }
+                Outcome::OrphanRemoved { index, result: removed }
             }
         }
     }

@@ -414,7 +414,7 @@ fn failure(outcome: &Outcome) -> Option<&Failure> {
         | Outcome::CgroupUpdated(result)
         | Outcome::SandboxReleased(result)
         | Outcome::TornDown(result)
-        | Outcome::HalfMadeRemoved { result, .. } => result.as_ref().err(),
+        | Outcome::OrphanRemoved { result, .. } => result.as_ref().err(),
         Outcome::ImageEnsured { result, .. } => result.as_ref().err(),
         Outcome::Started { result, .. } => result.as_ref().err(),
         Outcome::IdTaken { failure, .. } => Some(failure),

@@ -203,7 +203,7 @@ pub struct ContainerSlot {
     /// The pod's objects changed since its start began.
     pub objects_changed: bool,
     /// The exit of a process, perhaps of the instance whose start has not been reported yet.
-    pub early_end: Option<(ContainerId, u32, Exit)>,
+    pub early_exit: Option<(ContainerId, u32, Exit)>,
 }
 
 impl ContainerSlot {
@@ -225,7 +225,7 @@ impl ContainerSlot {
             possible_orphan: None,
             attempt_floor: 0,
             objects_changed: false,
-            early_end: None,
+            early_exit: None,
         }
     }
 

@@ -1,0 +1,165 @@
+//! What outcomes change in one container: its image, instances, hooks and probes. Part of [`super`].
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use limpet_model::container::{ContainerId, Exit};
+use limpet_model::image::LocalImage;
+
+use super::Failure;
+use crate::adopt::STATUS_UNKNOWN;
+use crate::probe::Probes;
+use crate::state::{
+    Busy, CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodState, PostStart, RetryState, StopPhase,
+};
+
+/// The probes of the instance `id`, if it is still the one that runs.
+pub(super) fn probes_of<'a>(pod: &'a mut PodState, index: usize, id: &ContainerId) -> Option<&'a mut Probes> {
+    let running = pod.containers[index].instance.as_mut().filter(|one| one.id == *id && one.is_running());
+    running?.probes.as_deref_mut()
+}
+
+/// Applies what became of a container's image.
+pub(super) fn image_ensured(
+    slot: &mut ContainerSlot,
+    fingerprint: &str,
+    attempt: u32,
+    result: Result<Arc<LocalImage>, Failure>,
+    now: Instant,
+) {
+    if slot.fingerprint != fingerprint {
+        return; // Requested before an edit: obsolete, and the edit has requested its own image.
+    }
+    slot.image = match result {
+        Ok(image) => {
+            slot.pull_retry = None;
+            ImageState::Ready { image, attempt }
+        }
+        Err(_) if slot.image_came => ImageState::Unknown,
+        Err(failure) => {
+            let retry = failure.retry_state(slot.pull_retry.as_ref(), now);
+            slot.pull_retry = Some(retry.clone());
+            ImageState::Failed(retry)
+        }
+    };
+}
+
+/// Applies a start. Returns the exit that came before its report.
+pub(super) fn started(
+    slot: &mut ContainerSlot,
+    result: Result<Box<Instance>, Failure>,
+    now: Instant,
+) -> Option<(ContainerId, Exit)> {
+    let begun = match slot.busy.take() {
+        Some(Busy::Starting(id)) => Some(id),
+        _ => None,
+    };
+    match result {
+        Ok(instance) => {
+            slot.retry = None;
+            slot.possible_orphan = None;
+            // It may also be the exit of an earlier attempt under the same id: that was another process.
+            let early_exit = slot.early_exit.take().filter(|(id, pid, _)| instance.is_process(id, *pid));
+            let post_start = if slot.hooks.post_start { PostStart::Due(now) } else { PostStart::Done };
+            slot.succeed(Instance { post_start, ..*instance });
+            early_exit.map(|(id, _, exit)| (id, exit))
+        }
+        Err(failure) => {
+            slot.possible_orphan = begun;
+            // Resolving the image again may fix what made it unusable.
+            slot.image = ImageState::Unknown;
+            let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
+            slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), now));
+            None
+        }
+    }
+}
+
+/// Applies a postStart hook.
+pub(super) fn post_started(
+    slot: &mut ContainerSlot,
+    id: Option<&ContainerId>,
+    result: Result<(), Failure>,
+    now: Instant,
+) {
+    let Some(instance) = slot.instance.as_mut().filter(|one| Some(&one.id) == id && one.is_running()) else { return };
+    instance.post_start = match result {
+        Ok(()) => PostStart::Done,
+        Err(failure) if failure.transient => {
+            PostStart::Due(RetryState::transient(failure.reason, failure.message, now).retry_at)
+        }
+        Err(failure) => PostStart::Failed(failure.message.into()),
+    };
+}
+
+/// Applies a phase of a stop. Returns the exit that the signal met.
+pub(super) fn stopped(
+    slot: &mut ContainerSlot,
+    id: Option<&ContainerId>,
+    phase: StopPhase,
+    result: Result<Option<Exit>, Failure>,
+    now: Now,
+) -> Option<(ContainerId, Exit)> {
+    // A call that hung may be answered after the instance has ended, or has a successor.
+    let instance = slot.instance.as_mut().filter(|one| Some(&one.id) == id)?;
+    let Life::Running { stopping: Some(stopping), .. } = &mut instance.life else { return None };
+    match result {
+        Ok(Some(exit)) if exit.reason == STATUS_UNKNOWN => instance.end(exit, now),
+        Ok(Some(exit)) => {
+            if stopping.phase == phase {
+                // Should the exit not be collected, SIGKILL is repeated and finds it again.
+                stopping.done(now.mono);
+            }
+            slot.retry = None;
+            return Some((instance.id.clone(), exit));
+        }
+        _ if stopping.phase != phase => {}
+        Ok(None) => {
+            stopping.done(now.mono);
+            slot.retry = None;
+        }
+        // A hook that has failed is not run again: the signal follows.
+        Err(_) if phase == StopPhase::PreStop => stopping.done(now.mono),
+        // Retried after a second; what matters is that it is done, the reason is in the log.
+        Err(failure) => {
+            let retry = RetryState::transient(failure.reason, failure.message, now.mono);
+            stopping.repeat_at = Some(retry.retry_at);
+            slot.retry = Some(retry);
+        }
+    }
+    None
+}
+
+/// Applies the removal of an exited task.
+pub(super) fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<Exit, Failure>, now: Instant) {
+    slot.busy = None;
+    match result {
+        Ok(written) => {
+            slot.retry = None;
+            for instance in slot.instances_mut().filter(|instance| instance.id == *id) {
+                if let Life::Exited { exit, reaped, .. } = &mut instance.life {
+                    *exit = written.clone();
+                    *reaped = true;
+                }
+            }
+        }
+        Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now)),
+    }
+}
+
+/// Applies the exit of a container. Returns the index of its container if the exit is new.
+pub fn exited(pod: &mut PodState, id: &ContainerId, pid: u32, exit: Exit, now: Now) -> Option<usize> {
+    for (index, slot) in pod.containers.iter_mut().enumerate() {
+        if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
+            // It exited before its start was reported.
+            slot.early_exit = Some((id.clone(), pid, exit));
+            return None;
+        }
+        let known = slot.instances_mut().find(|instance| instance.is_process(id, pid));
+        if let Some(instance) = known {
+            instance.end(exit, now);
+            return Some(index);
+        }
+    }
+    None
+}
