@@ -5,19 +5,19 @@
 //! crash between two actions is an ordinary case.
 
 pub mod awaits;
+mod container;
 mod ending;
 mod hooks;
 pub mod over;
 mod probes;
 mod restart;
 
-use std::time::Duration;
-
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::node_state::NodeState;
-use super::state::{Busy, ContainerSlot, ImageState, Instance, Life, PodState, SandboxState, Stopping};
-use ending::{clear, end, release, stop};
+use super::state::{Busy, ContainerSlot, Instance, PodState, SandboxState, Stopping};
+use container::container;
+use ending::{end, release, stop};
 use limpet_model::pod::Role;
 use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::probe::{ProbeKind, ProbeRecord};
@@ -336,107 +336,10 @@ fn storage(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
-/// One container's next action.
-fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: NodeState, now: Instant) {
-    let slot = &pod.containers[index];
-    if let Some((kind, grace)) = probes::verdict(pod, slot) {
-        return stop(plan, index, slot, grace, KillCause::ProbeFailed(kind), now);
-    }
-    // A stop that has begun is carried through, whatever the desired version is by now.
-    let outdated = !slot.is_current() && slot.resize().is_none();
-    if slot.stopping().is_some() || slot.is_running() && wanted && outdated {
-        return replace(plan, pod, index, now);
-    }
-    resize(plan, pod, index, now);
-    if hooks::post_start(plan, pod, index, now) || slot.busy.is_some() {
-        return;
-    }
-    if slot.is_running() {
-        return clear(plan, index, slot, false, now);
-    }
-    if !wanted {
-        // The image of a container that starts later is pulled already; an exited container is only cleaned up.
-        if slot.instance.is_none() {
-            image(plan, pod, index, now);
-        }
-        clear(plan, index, slot, true, now);
-        return;
-    }
-    let due = due(slot);
-    if due.is_some_and(|due| due > now) {
-        plan.wake_at(due.unwrap_or(now));
-        clear(plan, index, slot, true, now);
-        return;
-    }
-    let image_ready = image(plan, pod, index, now);
-    let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && pod.cgroup_admits();
-    if ready && awaits::by_container(pod, slot, node).is_none() && !hooks::hold_back(plan, pod, index) {
-        plan.push(Action::Start(index));
-    } else {
-        clear(plan, index, slot, true, now);
-    }
-}
-
-/// The earliest time to start the container: after its crash back-off and the retry delay of the last failure.
-fn due(slot: &ContainerSlot) -> Option<Instant> {
-    let backoff = match &slot.instance {
-        Some(Instance { life: Life::Exited { retry_at, .. }, .. }) if slot.is_current() && !slot.has_completed() => {
-            Some(*retry_at)
-        }
-        _ => None,
-    };
-    backoff.max(slot.retry.as_ref().map(|retry| retry.retry_at))
-}
-
-/// Plans the resize of a running container, once its pod's cgroup has room for it.
-fn resize(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
-    let Some(resize) = pod.containers[index].resize().filter(|resize| resize.setting.is_none()) else { return };
-    match &resize.retry {
-        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
-        _ if pod.cgroup_lets_resize() => plan.push(Action::Resize(index)),
-        _ => {}
-    }
-}
-
-/// Replaces a container with an edited image or limit: pulls first, so that a failed pull stops nothing.
-fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
-    let slot = &pod.containers[index];
-    if image(plan, pod, index, now) && pod.cgroup_lets_replace() || slot.stopping().is_some() {
-        stop(plan, index, slot, grace(pod), KillCause::DefinitionChanged, now);
-    }
-}
-
 /// The pod's own grace period.
 fn grace(pod: &PodState) -> Duration {
     let own = Duration::from_secs(pod.record.grace_seconds());
     pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most))
-}
-
-/// Whether the image is ready for the container's next attempt; plans to get it unless that is in progress.
-fn image(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) -> bool {
-    let slot = &pod.containers[index];
-    match &slot.image {
-        ImageState::Ready { attempt, .. } if *attempt == slot.next_attempt() || !always_pulls(pod, slot) => true,
-        // The pull credentials may be among the objects.
-        ImageState::Unknown | ImageState::Ready { .. } if awaits::by_images(pod).is_some() => false,
-        ImageState::Unknown | ImageState::Ready { .. } => {
-            plan.push(Action::EnsureImage(index));
-            false
-        }
-        ImageState::Pulling => false,
-        ImageState::Failed(retry) if retry.retry_at > now => {
-            plan.wake_at(retry.retry_at);
-            false
-        }
-        ImageState::Failed(_) => {
-            plan.push(Action::EnsureImage(index));
-            false
-        }
-    }
-}
-
-fn always_pulls(pod: &PodState, slot: &ContainerSlot) -> bool {
-    pod.container_spec(&slot.name).and_then(|spec| spec.image_pull_policy.as_deref()) == Some("Always")
 }
 
 #[cfg(test)]

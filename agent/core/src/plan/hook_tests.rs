@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Lifecycle, LifecycleHandler, SleepAction};
 use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
+use crate::state::ImageState;
 use crate::state::{AFTER_HOOK, Now, PostStart, StopPhase};
 
 const GRACE: Duration = Duration::from_secs(30);

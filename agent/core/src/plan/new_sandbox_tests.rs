@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready};
+use crate::state::Life;
 use crate::state::{Now, PodSandbox};
 use limpet_model::sandbox::Sandbox;
 
