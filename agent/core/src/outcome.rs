@@ -230,6 +230,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             }
         }
         Action::Stop(index, entered, _) => {
+            pod.signals_being_sent += u32::from(entered.phase != StopPhase::PreStop);
             if let Some(Instance { life: Life::Running { stopping, .. }, .. }) = &mut pod.containers[*index].instance {
                 *stopping = Some(*entered);
             }
@@ -343,6 +344,9 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             post_started(&mut pod.containers[index], id.as_ref(), result, now.mono);
         }
         Outcome::Stopped { index, id, phase, result } => {
+            // A hook is no signal, and one that is cut is not answered.
+            let signals = u32::from(phase != StopPhase::PreStop);
+            pod.signals_being_sent = pod.signals_being_sent.saturating_sub(signals);
             return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);
         }
         Outcome::Probed { index, id, kind, passed } => {
@@ -379,8 +383,12 @@ fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
     let cgroup = &mut pod.cgroup;
     let setting = cgroup.setting.take();
     match result {
-        Ok(()) => (cgroup.set, cgroup.retry) = (setting, None),
-        Err(failure) => cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono)),
+        Ok(()) => *cgroup = CgroupState { set: setting, ..CgroupState::default() },
+        Err(failure) => {
+            cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono));
+            cgroup.uncertain = true;
+            cgroup.set = cgroup.set.map(|set| setting.map_or(set, |setting| set.lowered_to(&setting)));
+        }
     }
 }
 

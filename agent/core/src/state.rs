@@ -191,6 +191,8 @@ pub struct PodState {
     pub cgroup: CgroupState,
     /// How many exits are being recorded on its containers.
     pub exits_being_recorded: usize,
+    /// Signals that have not been answered.
+    pub signals_being_sent: u32,
     /// When its use of the disk is measured; `None`: it has no limit there.
     pub storage: Option<Box<StorageWatch>>,
 }
@@ -207,6 +209,7 @@ impl PodState {
             volumes: VolumesState::default(),
             cgroup: CgroupState::default(),
             exits_being_recorded: 0,
+            signals_being_sent: 0,
             storage: storage::measured(record.spec()).map(|_| Box::default()),
             record,
             start_time: now,

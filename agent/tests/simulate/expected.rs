@@ -42,7 +42,8 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
         let Some((ran, _)) = newest.get(&container.name) else { continue };
         let wanted = authored.container(&container.name).map(AuthoredContainer::fingerprint);
         // It may have ended for good before it was resized, as under kubelet.
-        let ended_before = code(container).is_some() && stays(container) && differs_in_cpu(record, container, ran);
+        let for_good = code(container).is_some() && (failed_init || stays(container));
+        let ended_before = for_good && differs_in_cpu(record, container, ran);
         if wanted.as_ref() != Some(ran) && !ended_before {
             found.push(format!("{}/{} ran version {ran} last, not {wanted:?}", record.key, container.name));
         }

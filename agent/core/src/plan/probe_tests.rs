@@ -115,6 +115,7 @@ fn a_probe_in_progress_holds_back_no_stop() {
     step(&mut pod, now);
     pod.end(GRACE, at(now));
     assert_eq!(step(&mut pod, now), [Action::Stop(0, Stopping::begin(GRACE, false, now), KillCause::PodEnds)]);
+    pod.signals_being_sent = 0;
     end(&mut pod, 143, now);
     assert_eq!(step(&mut pod, now), [Action::TearDown]);
     // Its result is of no use to the one that follows it.
@@ -210,6 +211,7 @@ fn while_the_pod_ends_readiness_goes_on_and_the_others_stop() {
     // A failure that was under way when the pod's end began changes nothing.
     fail(&mut pod, Liveness, now);
     assert!(!step(&mut pod, now).iter().any(|action| matches!(action, Action::Stop(..))));
+    pod.signals_being_sent = 0;
     end(&mut pod, 143, now);
     assert_eq!(step(&mut pod, now), [Action::TearDown]);
 }

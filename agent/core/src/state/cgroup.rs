@@ -9,8 +9,10 @@ use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
 /// The state of the pod's cgroup.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupState {
-    /// The limits it was set to last; `None`: not known.
+    /// The limits it was set to last, or the lower ones while that is uncertain; `None`: not known.
     pub set: Option<PodLimits>,
+    /// The last attempt failed: it may have set its limits all the same.
+    pub uncertain: bool,
     /// The limits being set.
     pub setting: Option<PodLimits>,
     /// Why they could not be set.
@@ -29,7 +31,7 @@ impl PodState {
             Some(set) => set.raised_to(&wanted),
             None => self.limits_of_resizes(wanted)?,
         };
-        (self.cgroup.set != Some(due)).then_some(due)
+        (self.cgroup.uncertain || self.cgroup.set != Some(due)).then_some(due)
     }
 
     /// Limits that allow every container as it is and as it is to be; `None`: one of another version is not resized, and what
@@ -56,12 +58,13 @@ impl PodState {
         self.cgroup.set.is_none() || self.cgroup_admits()
     }
 
-    /// Whether something writes to the pod's cgroup, volumes or records: none is removed before it is done. A container made
-    /// anew may have the id of the one before, and would get its exit.
+    /// Whether something writes to the pod's cgroup, volumes or records, or signals a container: none is removed before it is
+    /// done. A container made anew may have the id of the one before, and would get its exit or its signal.
     pub fn is_updating(&self) -> bool {
         self.cgroup.setting.is_some()
             || self.volumes.writing.is_some()
             || self.exits_being_recorded > 0
+            || self.signals_being_sent > 0
             || self.is_resizing()
     }
 }

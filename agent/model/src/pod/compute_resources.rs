@@ -58,6 +58,16 @@ impl PodLimits {
             memory: higher(self.memory, other.memory),
         }
     }
+
+    /// The largest limits that both these and `other` allow, with the CPU shares of `other`.
+    pub fn lowered_to(&self, other: &Self) -> Self {
+        let lower = |a: Option<i64>, b: Option<i64>| a.into_iter().chain(b).min();
+        Self {
+            cpu_shares: other.cpu_shares,
+            cpu_quota: lower(self.cpu_quota, other.cpu_quota),
+            memory: lower(self.memory, other.memory),
+        }
+    }
 }
 
 /// A pod's limits (kubelet's `ResourceConfigForPod`): the pod has a limit if every container has one.

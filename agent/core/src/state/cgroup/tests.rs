@@ -171,3 +171,22 @@ fn a_start_whose_answer_was_lost_may_have_other_limits() {
     let weigh = Action::UpdateCgroup(mixed(&[100], &[500]));
     assert_eq!(actions(&pod, now.mono), [weigh, Action::Start(0)]);
 }
+
+/// Its answer was lost: it may have been done all the same, and what is wanted by then may be what was there before.
+#[test]
+fn an_update_that_failed_is_done_again_also_after_a_return_to_the_limits_before() {
+    let now = now();
+    let mut pod = running(&[300]);
+    pod.containers[0].instance = None;
+    pod.cgroup.set = Some(limits(&[300]));
+    edit(&mut pod, &[100]);
+    begin(&mut pod, &Action::UpdateCgroup(limits(&[100])));
+    let failure = Failure { reason: "FailedKillPod", message: "no answer".into(), transient: true };
+    apply(&mut pod, Outcome::CgroupUpdated(Err(failure)), now);
+    edit(&mut pod, &[300]);
+    assert!(!pod.cgroup_admits(), "it may have the lower limits");
+    let later = now.mono + std::time::Duration::from_secs(60);
+    assert_eq!(actions(&pod, later)[0], Action::UpdateCgroup(limits(&[300])));
+    done(&mut pod, &Action::UpdateCgroup(limits(&[300])), now);
+    assert!(pod.cgroup_admits() && pod.due_cgroup_limits().is_none());
+}
