@@ -385,6 +385,7 @@ fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
     match result {
         Ok(()) => *cgroup = CgroupState { set: setting, ..CgroupState::default() },
         Err(failure) => {
+            cgroup.refused = !failure.transient;
             cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono));
             cgroup.uncertain = true;
             cgroup.set = cgroup.set.map(|set| setting.map_or(set, |setting| set.lowered_to(&setting)));

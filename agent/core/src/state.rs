@@ -306,7 +306,7 @@ impl PodState {
     fn clear_pauses(&mut self) {
         self.retry = None;
         self.volumes.retry = None;
-        self.cgroup.retry = None;
+        (self.cgroup.retry, self.cgroup.refused) = (None, false);
         // That it failed stays known: its shim may be lost.
         for slot in &mut self.containers {
             slot.instance.iter_mut().filter_map(|one| one.resize.as_mut()).for_each(|resize| resize.retry = None);

@@ -87,6 +87,11 @@ impl CgroupError {
         !matches!(self, Self::NotMounted | Self::NoController { .. })
     }
 
+    /// Whether the kernel refused a value or lacks what it needs, rather than that a call got no answer.
+    pub fn is_refusal(&self) -> bool {
+        !matches!(self, Self::Systemd { .. } | Self::Stopped)
+    }
+
     fn file(operation: &'static str, path: &Path, source: io::Error) -> Self {
         Self::File { operation, path: path.to_owned(), source }
     }

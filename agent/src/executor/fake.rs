@@ -103,7 +103,11 @@ impl FakeExecutor {
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
             Action::UpdateCgroup(limits) => {
                 let update = |world: &mut World| world.set_cgroup(&uid, limits);
-                Outcome::CgroupUpdated(self.done("UpdateCgroup", update).await)
+                let updated = self.done("UpdateCgroup", update).await;
+                if updated.as_ref().is_err_and(|failure| !failure.transient) {
+                    self.world().refuse_limits(&uid);
+                }
+                Outcome::CgroupUpdated(updated)
             }
             Action::ReleaseSandbox => {
                 Outcome::SandboxReleased(self.done("ReleaseSandbox", |world| world.remove_sandbox(&uid)).await)
@@ -123,8 +127,7 @@ impl FakeExecutor {
                 let slot = &pod.containers[index];
                 let id = slot.instance.as_ref().map_or(ContainerId::new(""), |one| one.id.clone());
                 let resized = self.done("Resize", |world| world.resize(&pod, slot, &id)).await;
-                let ended = || Failure { reason: "Simulated", message: "it has ended".to_owned(), transient: true };
-                Outcome::Resized { index, id, result: resized.and_then(|done| done.then_some(()).ok_or_else(ended)) }
+                Outcome::Resized { index, id, result: resized.flatten() }
             }
             Action::Start(index) => self.start(&pod, index).await,
             Action::PostStart(index) => self.post_start(&pod, index).await,

@@ -17,6 +17,8 @@ pub struct CgroupState {
     pub setting: Option<PodLimits>,
     /// Why they could not be set.
     pub retry: Option<RetryState>,
+    /// The kernel refused the last attempt: a container may have more than the pod is to have.
+    pub refused: bool,
 }
 
 impl PodState {
@@ -41,10 +43,10 @@ impl PodState {
         others.try_fold(wanted, |limits, slot| Some(pod_limits(slot.resize()?.from.spec()).raised_to(&limits)))
     }
 
-    /// Whether a container may be resized: its pod's cgroup allows what it is to have. One that could not be set after the
-    /// agent's start may be in the way of nothing: then what the container has may be what holds it back.
+    /// Whether a container may be resized: its pod's cgroup allows what it is to have. Where the kernel refuses the pod's
+    /// limits after the agent's start, what the container has may be the reason, and its resize goes first.
     pub fn cgroup_lets_resize(&self) -> bool {
-        self.cgroup_admits() || self.cgroup.set.is_none() && self.cgroup.retry.is_some()
+        self.cgroup_admits() || self.cgroup.set.is_none() && self.cgroup.refused
     }
 
     /// Whether the pod's cgroup is known to allow what its containers are to have.

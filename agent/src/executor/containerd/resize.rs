@@ -1,5 +1,6 @@
 //! The resize of a running container, and of its pod's cgroup: no memory limit goes below what is in use.
 
+use std::io;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -89,7 +90,8 @@ impl ContainerdExecutor {
         let (cgroups, uid, id) = (self.cgroups.clone(), uid.clone(), id.cloned());
         let subject = PathBuf::from(format!("the cgroup of pod {uid}"));
         let read = move |_: &_| cgroups.memory_in_use(&uid, id.as_ref().map(ContainerId::as_str));
-        blocking::run(subject, DEADLINE, read).await.map_err(|error| refused(error.to_string()))
+        let failed = |error: io::Error| Failure { transient: true, ..refused(error.to_string()) };
+        blocking::run(subject, DEADLINE, read).await.map_err(failed)
     }
 
     /// An event in kubelet's form.

@@ -118,14 +118,17 @@ impl ContainerdExecutor {
     /// Sets the limits of the pod's cgroup; containers in it keep running.
     pub(super) async fn update_cgroup(&self, pod: &PodState, limits: &PodLimits) -> Result<(), Failure> {
         let updated = match self.check_pod_memory(&pod.record, limits.memory).await {
-            Ok(()) => self.cgroups.update_pod(&pod.record, limits).await.map_err(|error| error.to_string()),
-            Err(failure) => Err(failure.message),
+            Ok(()) => {
+                let failed = |error: CgroupError| (error.to_string(), !error.is_refusal());
+                self.cgroups.update_pod(&pod.record, limits).await.map_err(failed)
+            }
+            Err(failure) => Err((failure.message, failure.transient)),
         };
-        updated.map_err(|error| {
+        updated.map_err(|(error, transient)| {
             let message = format!("unable to set the limits of the pod's cgroup: {error}");
             tracing::warn!(pod = %pod.record.key, message, "the pod's cgroup stays as it was");
             self.reporter.event(pod, None, EventType::Warning, FAILED_POD_CGROUP, message.clone());
-            Failure { reason: FAILED_POD_CGROUP, message, transient: false }
+            Failure { reason: FAILED_POD_CGROUP, message, transient }
         })
     }
 

@@ -79,6 +79,8 @@ pub struct World {
     next_sandbox: u32,
     /// The limits of each pod's cgroup, by UID.
     cgroups: BTreeMap<String, PodLimits>,
+    /// Pods whose limits the kernel refused last.
+    refused_limits: BTreeSet<String>,
     next_pid: u32,
     /// Calls under way.
     pub under_way: usize,
@@ -137,6 +139,7 @@ impl World {
             directories: BTreeSet::new(),
             next_sandbox: 0,
             cgroups: BTreeMap::new(),
+            refused_limits: BTreeSet::new(),
             next_pid: 100,
             under_way: 0,
             violations: Vec::new(),
@@ -219,8 +222,14 @@ impl World {
     /// Sets a pod's limits.
     pub(super) fn set_cgroup(&mut self, uid: &PodUid, limits: PodLimits) {
         self.cgroups.insert(uid.to_string(), limits);
+        self.refused_limits.remove(uid.as_str());
         self.note(|| format!("cgroup of {uid} {limits:?}"));
         self.check_cgroup(uid, &limits);
+    }
+
+    /// The kernel refused a pod's limits.
+    pub(super) fn refuse_limits(&mut self, uid: &PodUid) {
+        self.refused_limits.insert(uid.to_string());
     }
 
     /// The limits of a pod's cgroup.
@@ -232,6 +241,7 @@ impl World {
         self.ends.remove(uid.as_str());
         self.sandboxes.remove(uid.as_str());
         self.cgroups.remove(uid.as_str());
+        self.refused_limits.remove(uid.as_str());
         self.check_sandbox_removal(uid);
     }
 

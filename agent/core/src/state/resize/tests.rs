@@ -162,8 +162,12 @@ fn a_found_container_of_another_version_is_resized_though_the_pods_cgroup_is_not
     let desired = Arc::clone(&pod.record);
     pod.containers[0].settle_resize(Some(&old), &desired);
     assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(limits(20))]);
-    // The container may have more than is written on it, and hold that back.
     apply(&mut pod, Outcome::CgroupUpdated(Err(failure(true))), now);
+    assert_eq!(next(&mut pod, now.mono), [], "no answer says nothing about the limits");
+    let retry_at = pod.cgroup.retry.as_ref().unwrap().retry_at;
+    assert_eq!(next(&mut pod, retry_at), [Action::UpdateCgroup(limits(20))]);
+    // The container may have more than is written on it, and hold that back.
+    apply(&mut pod, Outcome::CgroupUpdated(Err(failure(false))), now);
     assert_eq!(next(&mut pod, now.mono), [Action::Resize(0)]);
 }
 

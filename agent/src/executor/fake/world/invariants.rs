@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use limpet_core::outcome::Failure;
 use limpet_core::plan::KillCause;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
@@ -45,16 +46,25 @@ impl World {
         }
     }
 
-    /// Gives a running container the resources of the pod's version. Whether it runs.
-    pub(in crate::executor::fake) fn resize(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> bool {
+    /// Gives a running container the resources of the pod's version. Above its pod's limits it may be tried once these were
+    /// refused, and is refused too.
+    pub(in crate::executor::fake) fn resize(
+        &mut self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        id: &ContainerId,
+    ) -> Result<(), Failure> {
         let (quota, uid, now) = (container_quota(pod, slot), pod.record.uid.as_str(), self.now().wall);
-        if !self.is_running(id) {
-            return false;
-        }
-        if self.cgroups.get(uid).is_none_or(|limits| exceeds(quota, limits)) {
+        let failure =
+            |message: &str, transient| Failure { reason: "Simulated", message: message.to_owned(), transient };
+        if self.is_running(id) && self.cgroups.get(uid).is_none_or(|limits| exceeds(quota, limits)) {
+            if self.refused_limits.contains(uid) {
+                return Err(failure("above the cgroup of its pod", false));
+            }
             self.violate(format!("{} is resized above the cgroup of its pod", short(id)));
         }
-        let Some(one) = self.containers.get_mut(id) else { return false };
+        let running = self.containers.get_mut(id).filter(|one| is_running(one));
+        let Some(one) = running else { return Err(failure("it has ended", true)) };
         let identity = &mut one.recorded.identity;
         let image_differs = identity.image != image_of(pod, slot);
         (identity.fingerprint, identity.resized_at) = (slot.fingerprint.clone(), Some(now));
@@ -63,7 +73,7 @@ impl World {
         if image_differs {
             self.violate(format!("{} is resized to a version with another image", short(id)));
         }
-        true
+        Ok(())
     }
 
     /// A sandbox goes after the processes in it.
