@@ -8,6 +8,7 @@ mod error;
 mod observer;
 mod published;
 mod service;
+mod sources;
 
 use limpet_model::manifest;
 use std::sync::Arc;
@@ -37,10 +38,7 @@ use crate::server::images::ImagesState;
 use crate::server::logs::LogState;
 use crate::server::{self, ServerState, Sources};
 use crate::server::{Health, Heartbeat};
-use crate::source::Pulse;
-use crate::source::file::FileSource;
-use crate::source::http::HttpSource;
-use crate::source::push::{self, PushContext, PushSource};
+use crate::source::push;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
@@ -60,11 +58,11 @@ use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::selinux;
 use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::{WatchObserver, WatchSettings};
+use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
-use limpet_model::source::SourceKind;
 use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
+use sources::start_sources;
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
 const LIFECYCLE_INBOX: usize = 1_024;
@@ -141,7 +139,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let store = open_store(&config).await?;
     let (pusher, pushed) = push::channel(&node_name, DECODER);
     let (offer, feeds) = mpsc::channel(1);
-    let sources = sources(&shared, &node_name, &store, pushed, &observer, feeds);
+    let sources = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     supervise(&shared, &executor, &sources, heartbeat, offer);
@@ -327,59 +325,6 @@ fn watch_node_files(shared: &Shared, images: &Images) {
             volumes.rewrite_resolv_conf(&pods).await;
         }
     });
-}
-
-/// Starts the configured sources.
-fn sources(
-    shared: &Shared,
-    node_name: &str,
-    store: &Arc<Store>,
-    pushed: push::Inbox,
-    observer: &Arc<dyn WatchObserver>,
-    feeds: mpsc::Receiver<Feed>,
-) -> Vec<Arc<Published>> {
-    let stop = &shared.stop;
-    let mut all = Vec::new();
-    if let Some(path) = &shared.config.manifest_path {
-        let settings = WatchSettings { wanted: shared.config.manifest_watch, observer: Arc::clone(observer) };
-        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, Some(feeds));
-        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
-        all.push(Arc::clone(&published));
-        let stop = stop.clone();
-        shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
-    }
-    let conditions = PushContext { slots: Arc::clone(&shared.slots), observed: shared.observed.clone() };
-    let source = PushSource::new(node_name, Arc::clone(store), DECODER, conditions);
-    let socket = shared.config.socket();
-    let published_pushes = published(shared, SourceKind::Push, &socket.to_string_lossy(), "", source.pulse());
-    all.push(Arc::clone(&published_pushes));
-    let stop_pushes = stop.clone();
-    shared.tasks.spawn(async move {
-        source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
-    });
-    if let Some(settings) = &shared.config.manifest_url {
-        let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), DECODER);
-        let backend = format!("every {} s", settings.frequency.as_secs());
-        let published = published(shared, SourceKind::Http, &settings.address.to_string(), &backend, source.pulse());
-        all.push(Arc::clone(&published));
-        let stop = stop.clone();
-        shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
-    }
-    all
-}
-
-/// A source's way into the merge.
-fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, pulse: Arc<Pulse>) -> Arc<Published> {
-    Arc::new(Published {
-        kind,
-        place: Arc::from(place),
-        backend: Arc::from(backend),
-        pulse,
-        slots: Arc::clone(&shared.slots),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-        observed: shared.observed.clone(),
-    })
 }
 
 /// Where the core reports what happens.

@@ -1,0 +1,69 @@
+//! The configured sources, each a task with its way into the merge.
+
+use std::sync::Arc;
+
+use limpet_model::attribution::{WatchObserver, WatchSettings};
+use limpet_model::source::SourceKind;
+use tokio::sync::mpsc;
+
+use super::published::Published;
+use super::{DECODER, Shared};
+use crate::attribution::Feed;
+use crate::source::Pulse;
+use crate::source::file::FileSource;
+use crate::source::http::HttpSource;
+use crate::source::push::{self, PushContext, PushSource};
+use crate::store::Store;
+
+/// Starts the configured sources.
+pub(super) fn start_sources(
+    shared: &Shared,
+    node_name: &str,
+    store: &Arc<Store>,
+    pushed: push::Inbox,
+    observer: &Arc<dyn WatchObserver>,
+    feeds: mpsc::Receiver<Feed>,
+) -> Vec<Arc<Published>> {
+    let stop = &shared.stop;
+    let mut all = Vec::new();
+    if let Some(path) = &shared.config.manifest_path {
+        let settings = WatchSettings { wanted: shared.config.manifest_watch, observer: Arc::clone(observer) };
+        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, Some(feeds));
+        let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
+        all.push(Arc::clone(&published));
+        let stop = stop.clone();
+        shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
+    }
+    let conditions = PushContext { slots: Arc::clone(&shared.slots), observed: shared.observed.clone() };
+    let source = PushSource::new(node_name, Arc::clone(store), DECODER, conditions);
+    let socket = shared.config.socket();
+    let published_pushes = published(shared, SourceKind::Push, &socket.to_string_lossy(), "", source.pulse());
+    all.push(Arc::clone(&published_pushes));
+    let stop_pushes = stop.clone();
+    shared.tasks.spawn(async move {
+        source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
+    });
+    if let Some(settings) = &shared.config.manifest_url {
+        let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), DECODER);
+        let backend = format!("every {} s", settings.frequency.as_secs());
+        let published = published(shared, SourceKind::Http, &settings.address.to_string(), &backend, source.pulse());
+        all.push(Arc::clone(&published));
+        let stop = stop.clone();
+        shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
+    }
+    all
+}
+
+/// A source's way into the merge.
+fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, pulse: Arc<Pulse>) -> Arc<Published> {
+    Arc::new(Published {
+        kind,
+        place: Arc::from(place),
+        backend: Arc::from(backend),
+        pulse,
+        slots: Arc::clone(&shared.slots),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        observed: shared.observed.clone(),
+    })
+}
