@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use rustix::mount::{MountFlags, mount};
 
@@ -33,7 +34,31 @@ pub(crate) fn set_up() -> Result<(), String> {
     }
     println!("kernel {}", fs::read_to_string("/proc/sys/kernel/osrelease").map_err(to_text)?.trim());
     println!("lsm {}", fs::read_to_string("/sys/kernel/security/lsm").map_err(to_text)?.trim());
-    fs::write(Path::new(CGROUPS).join("cgroup.subtree_control"), "+memory").map_err(to_text)
+    fs::write(Path::new(CGROUPS).join("cgroup.subtree_control"), "+memory").map_err(to_text)?;
+    set_up_disk()
+}
+
+/// Where the kernel's modules are that the machine needs.
+const MODULES: &str = "/modules";
+/// A file system as nodes have it, where the kernel's tmpfs cannot stand for one.
+const DISK: &str = "/disk";
+const RAM_DISK: &str = "/dev/ram0";
+
+/// Makes that file system where the machine has the module of the RAM disk.
+fn set_up_disk() -> Result<(), String> {
+    let Ok(module) = fs::File::open(Path::new(MODULES).join("brd.ko")) else { return Ok(()) };
+    rustix::system::finit_module(&module, c"rd_nr=1 rd_size=131072", 0).map_err(|error| format!("brd: {error}"))?;
+    let made = Command::new("/bin/busybox").args(["mke2fs", RAM_DISK]).output().map_err(to_text)?;
+    if !made.status.success() {
+        return Err(format!("mke2fs: {}", String::from_utf8_lossy(&made.stderr)));
+    }
+    fs::create_dir(DISK).map_err(to_text)?;
+    mount(RAM_DISK, DISK, "ext4", MountFlags::empty(), None).map_err(|error| format!("{RAM_DISK} at {DISK}: {error}"))
+}
+
+/// Where tests make their directories.
+pub(crate) fn directory() -> &'static str {
+    if Path::new(DISK).is_dir() { DISK } else { "/tmp" }
 }
 
 /// Creates a cgroup and returns its id.

@@ -4,6 +4,7 @@
 //! the cases that change nothing there. Each case proves the purpose of its programs.
 
 mod act;
+mod agent;
 mod guard;
 mod lifecycle;
 mod machine;
@@ -27,7 +28,7 @@ struct Case {
     run: fn(&Kernel) -> CaseResult,
 }
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 14] = [
     Case { name: "programs are attached or report why not", alone: false, run: programs_are_attached },
     Case { name: "an exit and its signal are reported", alone: false, run: lifecycle::exits_are_reported },
     Case { name: "of many signals the last is reported", alone: false, run: lifecycle::last_signal_is_reported },
@@ -35,7 +36,6 @@ const CASES: [Case; 15] = [
     Case { name: "an OOM victim is named", alone: true, run: lifecycle::victims_are_named },
     Case { name: "a writer that exits at once is known", alone: true, run: watch::short_lived_writers },
     Case { name: "each change is reported with its operation", alone: true, run: watch::each_change },
-    Case { name: "manifests are watched by each backend", alone: true, run: watch::backends },
     Case { name: "the guard refuses pods every change", alone: true, run: guard::every_change_is_refused },
     Case { name: "each hook of the guard is needed", alone: true, run: guard::each_hook_is_needed },
     Case { name: "the guard's modes", alone: true, run: guard::modes },
@@ -56,7 +56,8 @@ fn main() -> ExitCode {
         println!("the first process runs");
     }
     if alone && let Err(error) = machine::set_up() {
-        println!("the machine was not set up: {error}");
+        println!("FAILED: the machine was not set up: {error}");
+        machine::power_off();
     }
     let failed = run_all(alone);
     if alone {
@@ -65,37 +66,57 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// How many cases ended in each way.
+#[derive(Default)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+impl Tally {
+    /// Runs a case, and says how it ended.
+    fn run(&mut self, name: &str, case: impl FnOnce() -> CaseResult) {
+        let start = Instant::now();
+        match case() {
+            Ok(None) => {
+                self.passed += 1;
+                println!("test {name} ... ok ({:.1} s)", start.elapsed().as_secs_f64());
+            }
+            Ok(Some(reason)) => {
+                self.skipped += 1;
+                println!("test {name} ... skipped: {reason}");
+            }
+            Err(error) => {
+                self.failed += 1;
+                println!("test {name} ... FAILED: {error}");
+            }
+        }
+    }
+}
+
 /// Runs all cases; the last line always has the same format, and a machine that never prints it has failed.
 fn run_all(alone: bool) -> usize {
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let mut tally = Tally::default();
     let obstacle = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
     let start = Instant::now();
     let kernel = Kernel::read();
     println!("  the kernel's types were read in {:.1} s", start.elapsed().as_secs_f64());
     for case in &CASES {
-        let start = Instant::now();
-        let result = match (&obstacle, case.alone && !alone) {
+        tally.run(case.name, || match (&obstacle, case.alone && !alone) {
             (Some(obstacle), _) => Ok(Some(obstacle.clone())),
             (None, true) => Ok(Some("needs a machine of its own: cargo xtask test-kernels".to_owned())),
             (None, false) => (case.run)(&kernel),
-        };
-        match result {
-            Ok(None) => {
-                passed += 1;
-                println!("test {} ... ok ({:.1} s)", case.name, start.elapsed().as_secs_f64());
-            }
-            Ok(Some(reason)) => {
-                skipped += 1;
-                println!("test {} ... skipped: {reason}", case.name);
-            }
-            Err(error) => {
-                failed += 1;
-                println!("test {} ... FAILED: {error}", case.name);
-            }
+        });
+    }
+    if alone {
+        match agent::names() {
+            Ok(names) => names.iter().for_each(|name| tally.run(name, || agent::test(name))),
+            Err(error) => tally.run("the agent's tests", || Err(error)),
         }
     }
-    println!("kernels: {passed} passed, {failed} failed, {skipped} skipped");
-    failed
+    println!("kernels: {} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
+    tally.failed
 }
 
 /// Runs `body` where events can be awaited.

@@ -1,7 +1,6 @@
 //! Who changes files.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use limpet_bpf::{Event, Events, InodeId, Kernel, Loaded, Operation, Purpose, Request};
 
@@ -101,16 +100,4 @@ pub(crate) fn each_change(kernel: &Kernel) -> CaseResult {
         }
         Ok(None)
     })?
-}
-
-/// The agent's own tests of its watch: inotify, fanotify and BPF programs, and the fallback when one fails.
-pub(crate) fn backends(_: &Kernel) -> CaseResult {
-    let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status().map_err(to_text)?;
-    if !installed.success() {
-        return Err(format!("busybox: {installed}"));
-    }
-    let mut tests = Command::new("/bin/agent-tests");
-    tests.args(["watch::", "--test-threads=1", "--nocapture"]).env("PATH", "/bin").env("TMPDIR", "/tmp");
-    let ended = tests.status().map_err(to_text)?;
-    if ended.success() { Ok(None) } else { Err(format!("the watch tests: {ended}")) }
 }

@@ -1,0 +1,47 @@
+//! The agent's own tests of its watch, each a case: inotify, fanotify and BPF programs, and the fallback when one fails.
+//!
+//! Each runs in a process of its own, so that none passes, fails or is skipped without being counted.
+
+use std::process::{Command, Output};
+
+use crate::{CaseResult, machine, to_text};
+
+const PROGRAM: &str = "/bin/agent-tests";
+/// The tests that run here.
+const PART: &str = "watch::";
+/// What a test says that the machine lacks something for (`limpet_tests::need`).
+const SKIPPED: &str = "skipped: ";
+
+/// The names of the tests.
+pub(crate) fn names() -> Result<Vec<String>, String> {
+    let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status().map_err(to_text)?;
+    if !installed.success() {
+        return Err(format!("busybox: {installed}"));
+    }
+    let listed = run(&[PART, "--list", "--format=terse"])?;
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let names: Vec<_> = text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
+    if names.is_empty() { Err(format!("no test is listed: {}", said(&listed))) } else { Ok(names) }
+}
+
+/// Runs one of them.
+pub(crate) fn test(name: &str) -> CaseResult {
+    let ended = run(&[name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])?;
+    let text = said(&ended);
+    // Figures, for whoever reads the console.
+    text.lines().filter(|line| line.contains(" known")).for_each(|line| println!("  {line}"));
+    if !ended.status.success() || !text.contains("test result: ok. 1 passed;") {
+        return Err(format!("{}\n{text}", ended.status));
+    }
+    let skipped = text.lines().find_map(|line| Some(line.split_once(SKIPPED)?.1.to_owned()));
+    Ok(skipped)
+}
+
+fn run(arguments: &[&str]) -> Result<Output, String> {
+    let mut tests = Command::new(PROGRAM);
+    tests.args(arguments).env("PATH", "/bin").env("TMPDIR", machine::directory()).output().map_err(to_text)
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
