@@ -11,7 +11,7 @@ pub enum EventKind {
     OomVictim = 1,
     /// A followed process exits; the last fatal signal that was sent to it: [`SignalRecord`].
     Signal = 2,
-    /// Something is about to change, or has changed, in a watched directory: [`FileRecord`].
+    /// Something has changed in a watched directory: [`ChangeRecord`], and its texts.
     Write = 3,
     /// The guard met an attempt that its rules forbid: [`FileRecord`].
     Refused = 4,
@@ -94,7 +94,26 @@ pub struct SignalRecord {
     pub reserved: u32,
 }
 
-/// [`EventKind::Write`] and [`EventKind::Refused`].
+/// [`EventKind::Write`]. Zero-terminated texts follow, as long as they are: the name in the directory, then the actor's
+/// program, its name first, then the directories above it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct ChangeRecord {
+    /// The acting process.
+    pub actor: ActorRecord,
+    /// The directory's inode.
+    pub inode: u64,
+    /// The directory's file system, as the kernel numbers devices: `major << 20 | minor`.
+    pub device: u32,
+    /// An [`Operation`].
+    pub operation: u32,
+    /// 1 when the executable is the whole path, 0 when its beginning is missing or a name was truncated.
+    pub whole: u32,
+    /// No meaning.
+    pub reserved: u32,
+}
+
+/// [`EventKind::Refused`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct FileRecord {
@@ -108,7 +127,7 @@ pub struct FileRecord {
     pub operation: u32,
     /// 1 when the attempt was refused, 0 when it was allowed.
     pub refused: u32,
-    /// How many attempts like this one it stands for, itself included; 0 for a change that was made.
+    /// How many attempts like this one it stands for, itself included.
     pub attempts: u32,
     /// No meaning.
     pub reserved: u32,
@@ -154,4 +173,5 @@ pub const UNKNOWN: u32 = u32::MAX;
 
 const _: () = assert!(size_of::<ActorRecord>() == 40);
 const _: () = assert!(size_of::<SignalRecord>() == 56);
+const _: () = assert!(size_of::<ChangeRecord>() == 64);
 const _: () = assert!(size_of::<FileRecord>() == 72 + NAME_LENGTH + PARTS * PART_LENGTH);

@@ -250,9 +250,7 @@ impl DirectoryWatch {
             }
         }
         let id = self.link_ids.get(&change.wd).copied().or(self.main.filter(|_| is_main).map(|(_, id)| id));
-        // Attribution is requested only for changes that the backend can report.
-        let reported = change.flags != ReadFlags::ATTRIB || self.attributor.reports_attributes();
-        let entry = id.filter(|_| reported).map(|id| (id, name.clone()));
+        let entry = id.map(|id| (id, name.clone()));
         let dependents = followed.and_then(|followed| followed.get(name)).into_iter().flatten();
         for name in dependents.chain((is_main && !change.flags.contains(ReadFlags::ISDIR)).then_some(name)) {
             let known = self.hinted.entry(name.clone()).or_default();

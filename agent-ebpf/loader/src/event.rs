@@ -1,7 +1,7 @@
 //! Decodes the records that the BPF programs report into [`Event`]s.
 
 use limpet_events::{
-    ActorRecord, EventKind, FileRecord, NAME_LENGTH, Operation as Code, PART_LENGTH, PARTS, SignalRecord,
+    ActorRecord, ChangeRecord, EventKind, FileRecord, NAME_LENGTH, Operation as Code, PART_LENGTH, PARTS, SignalRecord,
 };
 
 use crate::InodeId;
@@ -104,7 +104,7 @@ pub struct FileChange {
 /// An event of the BPF programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A watched directory is about to change, or has changed.
+    /// A watched directory has changed.
     Write(FileChange),
     /// The guard's rules forbid the change.
     Refused {
@@ -145,6 +145,9 @@ impl Event {
             let (target, signal, code) = (record.u32()?, record.u32()?, record.u32()?.cast_signed());
             return Some(Self::Signal { target, signal, by_kernel: code > 0, sender: process });
         }
+        if kind == EventKind::Write as u32 {
+            return written(process, &mut record).map(Self::Write);
+        }
         let (inode, device) = (record.u64()?, record.u32()?);
         let (operation, refused) = (Operation::from_code(record.u32()?)?, record.u32()? != 0);
         let (attempts, _reserved, whole) = (record.u32()?, record.u32()?, record.u32()? != 0);
@@ -153,7 +156,6 @@ impl Event {
         let directory = InodeId::from_kernel(device, inode);
         let change = FileChange { directory, name, operation, actor: process, executable };
         match kind {
-            kind if kind == EventKind::Write as u32 => Some(Self::Write(change)),
             kind if kind == EventKind::Refused as u32 => Some(Self::Refused { change, refused, attempts }),
             _ => None,
         }
@@ -167,17 +169,29 @@ fn actor(record: &mut Fields<'_>) -> Option<(u32, Actor)> {
     Some((kind, Actor { pid, parent: (parent != 0).then_some(parent), uid, command, cgroup }))
 }
 
+fn written(actor: Actor, record: &mut Fields<'_>) -> Option<FileChange> {
+    let (inode, device) = (record.u64()?, record.u32()?);
+    let (operation, whole) = (Operation::from_code(record.u32()?)?, record.u32()? != 0);
+    let _reserved = record.u32()?;
+    // Each text has a zero behind it.
+    let mut texts = record.0.split(|byte| *byte == 0);
+    let name = texts.next()?.to_vec();
+    let executable = joined(texts, whole);
+    Some(FileChange { directory: InodeId::from_kernel(device, inode), name, operation, actor, executable })
+}
+
 /// The path, whose names are stored last first; `Some(None)` when there is none.
 fn path(record: &mut Fields<'_>, whole: bool) -> Option<Option<String>> {
-    let mut text = String::new();
-    for _ in 0..PARTS {
-        let part = String::from_utf8_lossy(until_zero(record.take::<PART_LENGTH>()?));
-        if !part.is_empty() {
-            text = format!("/{part}{text}");
-        }
-    }
+    let parts = (0..PARTS).map(|_| record.take::<PART_LENGTH>().map(|part| until_zero(part)));
+    Some(joined(parts.collect::<Option<Vec<_>>>()?.into_iter(), whole))
+}
+
+/// A path of names, the last one first; none of an empty one.
+fn joined<'a>(names: impl Iterator<Item = &'a [u8]>, whole: bool) -> Option<String> {
+    let mut names: Vec<_> = names.filter(|name| !name.is_empty()).map(String::from_utf8_lossy).collect();
+    names.reverse();
     let cut = if whole { "" } else { "…" };
-    Some((!text.is_empty()).then(|| format!("{cut}{text}")))
+    (!names.is_empty()).then(|| format!("{cut}/{}", names.join("/")))
 }
 
 fn until_zero(bytes: &[u8]) -> &[u8] {
@@ -206,6 +220,7 @@ impl<'a> Fields<'a> {
 // The fields above are read in the order of these records, which have no padding.
 const _: () = assert!(size_of::<ActorRecord>() == 40);
 const _: () = assert!(size_of::<SignalRecord>() == 56);
+const _: () = assert!(size_of::<ChangeRecord>() == 64);
 const _: () = assert!(size_of::<FileRecord>() == 72 + NAME_LENGTH + PARTS * PART_LENGTH);
 
 #[cfg(test)]
@@ -245,23 +260,45 @@ mod tests {
         let expected = Event::Signal { target: 9, signal: 15, by_kernel: false, sender: writer() };
         assert_eq!(Event::decode(&signal), Some(expected));
 
+        let mut refused = header(EventKind::Refused);
+        refused.extend(11u64.to_le_bytes());
+        refused.extend((8u32 << 20 | 1).to_le_bytes());
+        refused.extend((Code::MovedTo as u32).to_le_bytes());
+        refused.extend([1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+        refused.extend(name::<NAME_LENGTH>(b"web.yaml"));
+        for part in [&b"mv"[..], b"bin", b"", b"usr"] {
+            refused.extend(name::<PART_LENGTH>(part));
+        }
+        refused.resize(size_of::<FileRecord>(), 0);
+        let expected = Event::Refused { change: moved("/usr/bin/mv"), refused: true, attempts: 3 };
+        assert_eq!(Event::decode(&refused), Some(expected));
+    }
+
+    fn moved(executable: &str) -> FileChange {
+        FileChange {
+            directory: InodeId { device: rustix::fs::makedev(8, 1), inode: 11 },
+            name: b"web.yaml".to_vec(),
+            operation: Operation::MovedTo,
+            actor: writer(),
+            executable: Some(executable.to_owned()),
+        }
+    }
+
+    #[test]
+    fn the_texts_of_a_change_are_as_long_as_they_are() {
         let mut write = header(EventKind::Write);
         write.extend(11u64.to_le_bytes());
         write.extend((8u32 << 20 | 1).to_le_bytes());
         write.extend((Code::MovedTo as u32).to_le_bytes());
-        write.extend([0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
-        write.extend(name::<NAME_LENGTH>(b"web.yaml"));
-        for part in [&b"mv"[..], b"bin", b"", b"usr"] {
-            write.extend(name::<PART_LENGTH>(part));
-        }
-        write.resize(size_of::<FileRecord>(), 0);
-        let Some(Event::Write(change)) = Event::decode(&write) else { panic!("no write") };
-        assert_eq!((change.operation, change.name.as_slice()), (Operation::MovedTo, &b"web.yaml"[..]));
-        assert_eq!(change.directory, InodeId { device: rustix::fs::makedev(8, 1), inode: 11 });
-        assert_eq!(change.executable.as_deref(), Some("/usr/bin/mv"));
-        write[68] = 0;
-        let Some(Event::Write(change)) = Event::decode(&write) else { panic!("no write") };
-        assert_eq!(change.executable.as_deref(), Some("…/usr/bin/mv"));
+        write.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(write.len(), size_of::<ChangeRecord>());
+        write.extend(b"web.yaml\0mv\0bin\0usr\0");
+        assert_eq!(Event::decode(&write), Some(Event::Write(moved("/usr/bin/mv"))));
+        write[56] = 0;
+        assert_eq!(Event::decode(&write), Some(Event::Write(moved("…/usr/bin/mv"))));
+        write.truncate(size_of::<ChangeRecord>() + 9);
+        let change = FileChange { executable: None, ..moved("") };
+        assert_eq!(Event::decode(&write), Some(Event::Write(change)), "a thread of the kernel");
     }
 
     #[test]

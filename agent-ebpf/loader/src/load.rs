@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::links::FdLink;
-use aya::programs::{FEntry, FExit, Lsm, Program as Loading, ProgramError, RawTracePoint};
+use aya::programs::{KProbe, Lsm, Program as Loading, ProgramError, RawTracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Pod};
 use limpet_events::{SignalRecord, guarded};
 
@@ -79,7 +79,7 @@ impl Kernel {
         for program in PROGRAMS.iter().filter(|program| wanted(program.purpose) && has_hook(program)) {
             let attached = self.attach(&mut ebpf, program);
             let (name, purpose, hook) = (program.name, program.purpose, program.attachment.hook());
-            let failure = attached.map(|link| drop(links.insert(name, link))).err();
+            let failure = attached.map(|link| links.extend(link.map(|link| (name, link)))).err();
             programs.push(ProgramState { name, purpose, hook, failure });
         }
         let maps = Maps {
@@ -93,32 +93,25 @@ impl Kernel {
         Ok(Loaded { ebpf, programs, links, maps, guard: request.guard.clone() })
     }
 
-    /// Loads and attaches one program.
-    fn attach(&self, ebpf: &mut Ebpf, program: &Program) -> Result<FdLink, String> {
+    /// Loads and attaches one program. Its link, or none where the program holds it itself.
+    fn attach(&self, ebpf: &mut Ebpf, program: &Program) -> Result<Option<FdLink>, String> {
         if let Some(missing) = self.offsets.missing(program.needs) {
             return Err(format!("this kernel's BTF has no {missing}"));
         }
         let loading = ebpf.program_mut(program.name).ok_or("not in the object")?;
-        if let (Attachment::Tracepoint(event), Loading::RawTracePoint(tracepoint)) = (program.attachment, &mut *loading)
-        {
-            return attach_tracepoint(tracepoint, event).map_err(|error| chain(&error));
-        }
-        // Parsed only when a program is attached by type.
-        let types = self.types.get_or_init(|| Btf::from_sys_fs().map_err(|error| chain(&error)));
-        let btf = types.as_ref().map_err(Clone::clone)?;
         let attached = match (program.attachment, loading) {
-            (Attachment::Entry(function, other), Loading::FEntry(entry)) => {
-                attach_entry(entry, function, btf).or_else(|_| {
-                    // Unload it in case loading worked and attaching failed.
-                    entry.unload().ok();
-                    attach_entry(entry, other, btf)
-                })
-            }
-            (Attachment::Exit(function), Loading::FExit(exit)) => attach_exit(exit, function, btf),
-            (Attachment::Lsm(hook), Loading::Lsm(lsm)) => attach_lsm(lsm, hook, btf),
+            (Attachment::Tracepoint(event), Loading::RawTracePoint(point)) => attach_tracepoint(point, event).map(Some),
+            (Attachment::Probe(function), Loading::KProbe(probe)) => attach_probe(probe, function).map(|()| None),
+            (Attachment::Lsm(hook), Loading::Lsm(lsm)) => attach_lsm(lsm, hook, self.types()?).map(Some),
             (_, other) => return Err(format!("is a program of type {:?} in the object", other.prog_type())),
         };
         attached.map_err(|error| chain(&error))
+    }
+
+    /// Parsed only when a program is attached by type.
+    fn types(&self) -> Result<&Btf, String> {
+        let types = self.types.get_or_init(|| Btf::from_sys_fs().map_err(|error| chain(&error)));
+        types.as_ref().map_err(Clone::clone)
     }
 }
 
@@ -180,16 +173,10 @@ fn attach_tracepoint(program: &mut RawTracePoint, event: &str) -> Result<FdLink,
     program.take_link(id).map(FdLink::from)
 }
 
-fn attach_entry(program: &mut FEntry, function: &str, btf: &Btf) -> Result<FdLink, ProgramError> {
-    program.load(function, btf)?;
-    let id = program.attach()?;
-    program.take_link(id).map(FdLink::from)
-}
-
-fn attach_exit(program: &mut FExit, function: &str, btf: &Btf) -> Result<FdLink, ProgramError> {
-    program.load(function, btf)?;
-    let id = program.attach()?;
-    program.take_link(id).map(FdLink::from)
+/// The link stays with the program: kernels before 5.15 have none that is a descriptor of its own.
+fn attach_probe(program: &mut KProbe, function: &str) -> Result<(), ProgramError> {
+    program.load()?;
+    program.attach(function, 0).map(drop)
 }
 
 fn attach_lsm(program: &mut Lsm, hook: &str, btf: &Btf) -> Result<FdLink, ProgramError> {
@@ -243,7 +230,8 @@ impl Loaded {
         self.maps.events.take().map(Events::new).transpose()
     }
 
-    /// Reports changes in `directory` from now on.
+    /// Reports changes in `directory` from now on. It must be watched by inotify or fanotify, too: the kernel tells of what
+    /// is written there only then.
     ///
     /// # Errors
     /// The map is full (64 directories).
@@ -274,8 +262,7 @@ impl Loaded {
         self.maps.lost.get(&0, 0).map_or(0, |values| values.iter().sum())
     }
 
-    /// How often a watch program was skipped, for any file of the machine: a preemptible kernel (default since 6.13) does
-    /// not run a program for a second process on a CPU where it was preempted.
+    /// How often the watch program was skipped because another program ran on its CPU: counted since Linux 6.7.
     pub fn skipped(&self) -> u64 {
         let watching = PROGRAMS.iter().filter(|program| program.purpose == Purpose::Watch);
         let loaded = watching.filter_map(|program| self.ebpf.program(program.name)?.fd().ok());
@@ -314,7 +301,7 @@ impl Loaded {
             other => return Err(format!("is a program of type {:?}", other.prog_type())),
         }
         let link = kernel.attach(&mut self.ebpf, program)?;
-        self.links.insert(program.name, link);
+        self.links.extend(link.map(|link| (program.name, link)));
         Ok(())
     }
 }

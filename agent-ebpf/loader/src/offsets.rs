@@ -10,7 +10,7 @@ use crate::LoadError;
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// A global of the programs: structure, and path in it.
-const FIELDS: [(&str, &str, &str); 25] = [
+const FIELDS: [(&str, &str, &str); 26] = [
     ("DENTRY_NAME", "dentry", "d_name.name"),
     ("DENTRY_PARENT", "dentry", "d_parent"),
     ("DENTRY_INODE", "dentry", "d_inode"),
@@ -37,6 +37,7 @@ const FIELDS: [(&str, &str, &str); 25] = [
     ("CGROUP_ANCESTOR_IDS", "cgroup", "ancestor_ids"),
     ("TASK_MM", "task_struct", "mm"),
     ("MM_EXE_FILE", "mm_struct", "exe_file"),
+    ("NAME_BYTES", "qstr", "name"),
 ];
 /// Hooks that later kernels pass the mount's id map as first argument: how many arguments they had without it.
 const MOVED: [(&str, &str, usize); 5] = [
@@ -47,6 +48,19 @@ const MOVED: [(&str, &str, usize); 5] = [
     ("SET_ACL_DENTRY", "bpf_lsm_inode_set_acl", 3),
     ("REMOVE_ACL_DENTRY", "bpf_lsm_inode_remove_acl", 2),
 ];
+/// The function whose arguments are read from the registers, and how many it has: with others it is another one.
+const NOTIFIER: (&str, usize) = ("fsnotify", 7);
+/// Its arguments that are read, and where the registers that hold them are in `struct pt_regs`: the first, fourth and fifth
+/// of the architecture's calling convention.
+const ARGUMENTS: &[(&str, u32)] = if cfg!(target_arch = "x86_64") {
+    &[("EVENT_MASK", 112), ("EVENT_DIRECTORY", 88), ("EVENT_NAME", 72)]
+} else if cfg!(target_arch = "aarch64") {
+    &[("EVENT_MASK", 0), ("EVENT_DIRECTORY", 24), ("EVENT_NAME", 32)]
+} else if cfg!(target_arch = "riscv64") {
+    &[("EVENT_MASK", 80), ("EVENT_DIRECTORY", 104), ("EVENT_NAME", 112)]
+} else {
+    &[]
+};
 
 /// The known offsets of the running kernel.
 #[derive(Debug, Default)]
@@ -82,6 +96,10 @@ impl Offsets {
                 known.insert(global, u32::from(count > without));
             }
         }
+        let (function, count) = NOTIFIER;
+        if functions.get(function).and_then(|id| parameter_count(types, *id)) == Some(count) {
+            known.extend(ARGUMENTS.iter().copied());
+        }
         Self(known)
     }
 
@@ -92,7 +110,8 @@ impl Offsets {
 
     /// Parses the text of another process; unknown lines are ignored.
     pub(crate) fn from_text(text: &str) -> Self {
-        let names = || FIELDS.iter().map(|(global, ..)| *global).chain(MOVED.iter().map(|(global, ..)| *global));
+        let fields = || FIELDS.iter().map(|(global, ..)| *global).chain(MOVED.iter().map(|(global, ..)| *global));
+        let names = || fields().chain(ARGUMENTS.iter().map(|(global, _)| *global));
         let known = text.lines().filter_map(|line| {
             let (name, offset) = line.split_once(' ')?;
             Some((names().find(|global| *global == name)?, offset.parse().ok()?))
@@ -117,7 +136,7 @@ impl Offsets {
         let hook = MOVED.iter().find(|(known, ..)| known == global);
         let what = field.map(|(_, structure, path)| format!("{structure}.{path}"));
         let what = what.or_else(|| hook.map(|(_, function, _)| format!("the arguments of {function}")));
-        Some(what.unwrap_or_else(|| (*global).to_owned()))
+        Some(what.unwrap_or_else(|| format!("the arguments of {}", NOTIFIER.0)))
     }
 }
 
@@ -126,6 +145,7 @@ fn ids(types: &TypeInformation, name: impl Fn(&TypeVariant) -> Option<String>) -
     let wanted = |name: &String| {
         FIELDS.iter().any(|(_, structure, _)| structure == name)
             || MOVED.iter().any(|(_, function, _)| function == name)
+            || name == NOTIFIER.0
     };
     types.get().iter().filter_map(|(id, variant)| Some((name(variant).filter(wanted)?, *id))).collect()
 }
@@ -170,6 +190,9 @@ mod tests {
         for (global, ..) in FIELDS.iter().filter(|(global, ..)| *global != "CGROUP_ANCESTOR_IDS") {
             assert_eq!(offsets.missing(&[&[global]]), None);
         }
+        for (global, _) in ARGUMENTS {
+            assert_eq!(offsets.missing(&[&[global]]), None);
+        }
         assert_ne!(offsets.0["DENTRY_PARENT"], offsets.0["DENTRY_INODE"]);
         assert_eq!(Offsets::from_text(&offsets.to_text()).0, offsets.0);
     }
@@ -179,6 +202,7 @@ mod tests {
         let none = Offsets::default();
         assert_eq!(none.missing(&[&["FILE_DENTRY"]]).as_deref(), Some("file.f_path.dentry"));
         assert_eq!(none.missing(&[&["SETATTR_DENTRY"]]).as_deref(), Some("the arguments of bpf_lsm_inode_setattr"));
+        assert_eq!(none.missing(&[&["EVENT_MASK"]]).as_deref(), Some("the arguments of fsnotify"));
         assert_eq!(none.missing(&[]), None);
     }
 }

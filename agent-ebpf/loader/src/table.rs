@@ -7,10 +7,8 @@ use crate::Purpose;
 pub(crate) enum Attachment {
     /// A tracepoint, raw: without tracefs.
     Tracepoint(&'static str),
-    /// Before a kernel function (fentry); where that cannot be attached, before the other.
-    Entry(&'static str, &'static str),
-    /// After a kernel function (fexit).
-    Exit(&'static str),
+    /// The entry of a kernel function (kprobe).
+    Probe(&'static str),
     /// An LSM hook.
     Lsm(&'static str),
 }
@@ -19,7 +17,7 @@ impl Attachment {
     /// The kernel's name of the hook.
     pub(crate) fn hook(self) -> &'static str {
         match self {
-            Self::Tracepoint(name) | Self::Entry(name, _) | Self::Exit(name) | Self::Lsm(name) => name,
+            Self::Tracepoint(name) | Self::Probe(name) | Self::Lsm(name) => name,
         }
     }
 }
@@ -36,6 +34,8 @@ pub(crate) struct Program {
     pub(crate) only_with: Option<&'static str>,
 }
 
+/// To identify a directory.
+const DIRECTORY: &[&str] = &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE"];
 /// To identify a directory and a name in it.
 const NAME: &[&str] =
     &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE", "DENTRY_NAME", "DENTRY_PARENT", "DENTRY_INODE"];
@@ -51,10 +51,6 @@ const fn lifecycle(name: &'static str, event: &'static str, needs: &'static [&'s
     Program { name, purpose: Purpose::Lifecycle, attachment: Attachment::Tracepoint(event), needs, only_with: None }
 }
 
-const fn watch(name: &'static str, function: &'static str) -> Program {
-    Program { name, purpose: Purpose::Watch, attachment: Attachment::Exit(function), needs: &[NAME], only_with: None }
-}
-
 const fn guard(name: &'static str, hook: &'static str, needs: &'static [&'static [&'static str]]) -> Program {
     Program { name, purpose: Purpose::Guard, attachment: Attachment::Lsm(hook), needs, only_with: None }
 }
@@ -65,22 +61,15 @@ const fn guard_since(name: &'static str, hook: &'static str, global: &'static st
 }
 
 /// All programs, in the order they are attached.
-pub(crate) const PROGRAMS: [Program; 26] = [
+pub(crate) const PROGRAMS: [Program; 21] = [
     lifecycle("oom_victim", "mark_victim", &[&["TASK_PID"]]),
     lifecycle("process_exit", "sched_process_exit", &[]),
     lifecycle("signal_sent", "signal_generate", &[&["TASK_TGID", "SIGNAL_CODE"]]),
-    watch("watch_create", "security_inode_create"),
-    watch("watch_unlink", "security_inode_unlink"),
-    watch("watch_symlink", "security_inode_symlink"),
-    watch("watch_link", "security_inode_link"),
-    watch("watch_rename", "security_inode_rename"),
     Program {
-        name: "watch_close",
+        name: "watch_change",
         purpose: Purpose::Watch,
-        // The first runs before inotify reports the close, the second shortly after: with it a reader woken by inotify may
-        // have to wait for the actor.
-        attachment: Attachment::Entry("__fput", "locks_remove_file"),
-        needs: &[NAME, FILE],
+        attachment: Attachment::Probe("fsnotify"),
+        needs: &[DIRECTORY, &["EVENT_MASK", "EVENT_DIRECTORY", "EVENT_NAME", "NAME_BYTES"]],
         only_with: None,
     },
     guard("guard_create", "inode_create", &[NAME, CGROUP]),

@@ -7,7 +7,7 @@ use limpet_events::{Operation, UNKNOWN, guarded, mode};
 use crate::kernel::{self, Pointer};
 use crate::maps::{self, InodeKey};
 use crate::actor;
-use crate::files::{self, Report};
+use crate::files::{self, Attempts};
 
 /// The mode, set by the loader; a mode that is not known refuses nothing.
 #[unsafe(no_mangle)]
@@ -120,7 +120,7 @@ fn answer(operation: Operation, key: &InodeKey, dentry: Pointer, pods_alone: boo
 fn report(operation: Operation, key: &InodeKey, dentry: Pointer, refused: bool) {
     let kind = [actor::cgroup(), operation as u64, key[0], key[1]];
     if let Some(number) = maps::attempts(&kind) {
-        files::tell(Report::attempts(number, refused), operation, key, dentry);
+        files::tell(Attempts::new(number, refused), operation, key, dentry);
     }
 }
 

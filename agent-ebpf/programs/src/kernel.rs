@@ -49,6 +49,10 @@ offsets!(
     REMOVEXATTR_DENTRY,
     SET_ACL_DENTRY,
     REMOVE_ACL_DENTRY,
+    EVENT_MASK,
+    EVENT_DIRECTORY,
+    EVENT_NAME,
+    NAME_BYTES,
 );
 
 /// The file was opened for writing.
@@ -129,6 +133,24 @@ pub fn file_dentry(file: Pointer) -> Option<Pointer> {
 #[inline(always)]
 pub fn is_open_for_writing(file: Pointer) -> bool {
     field::<u32>(file, &FILE_MODE).is_some_and(|mode| mode & FMODE_WRITE != 0)
+}
+
+/// The argument `mask` of `fsnotify()`, at whose entry these are the registers.
+#[inline(always)]
+pub fn event_mask(registers: Pointer) -> Option<u32> {
+    field(registers, &EVENT_MASK)
+}
+
+/// Its argument `dir`.
+#[inline(always)]
+pub fn event_directory(registers: Pointer) -> Option<Pointer> {
+    pointer(registers, &EVENT_DIRECTORY)
+}
+
+/// Where the name lies that its argument `file_name` is about.
+#[inline(always)]
+pub fn event_name(registers: Pointer) -> Option<Pointer> {
+    pointer(pointer(registers, &EVENT_NAME)?, &NAME_BYTES)
 }
 
 #[inline(always)]

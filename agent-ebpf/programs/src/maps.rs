@@ -3,7 +3,7 @@
 use aya_ebpf::macros::map;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::maps::{HashMap, LruHashMap, PerCpuArray, RingBuf};
-use limpet_events::SignalRecord;
+use limpet_events::{ChangeRecord, NAME_LENGTH, PART_LENGTH, PARTS, SignalRecord};
 
 /// Inode and device of a directory, as the kernel numbers devices.
 pub type InodeKey = [u64; 2];
@@ -24,9 +24,23 @@ pub struct Attempts {
 /// Attempts of one kind are reported once in this time, in nanoseconds.
 const REPORT_INTERVAL: u64 = 1_000_000_000;
 
-/// All events; 512 KiB hold about 540 changes of files.
+/// A change before it goes to the ring, where it takes no more than its texts need.
+#[repr(C)]
+pub struct Draft {
+    pub head: ChangeRecord,
+    /// Longer than any: what is written at an offset below [`TEXTS`] stays inside.
+    pub texts: [u8; TEXTS + NAME_LENGTH],
+}
+
+/// No texts are longer. A power of two: the verifier takes an offset that is masked.
+pub const TEXTS: usize = (NAME_LENGTH + PARTS * PART_LENGTH).next_power_of_two();
+
+/// All events; 1 MiB holds some 9,000 changes of files.
 #[map]
-static EVENTS: RingBuf = RingBuf::with_byte_size(512 * 1024, 0);
+static EVENTS: RingBuf = RingBuf::with_byte_size(1024 * 1024, 0);
+/// Where the program that is not preempted makes up its record.
+#[map]
+static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
 /// How many records found no room.
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
@@ -61,13 +75,34 @@ static ON_TRIAL: HashMap<u32, u32> = HashMap::with_max_entries(16, 0);
 /// Room for one record; a record that finds none is counted.
 pub fn reserve<T: 'static>() -> Option<aya_ebpf::maps::ring_buf::RingBufEntry<T>> {
     let entry = EVENTS.reserve::<T>(0);
-    if entry.is_none()
-        && let Some(lost) = LOST.get_ptr_mut(0)
-    {
+    if entry.is_none() {
+        count_lost();
+    }
+    entry
+}
+
+#[inline(always)]
+fn count_lost() {
+    if let Some(lost) = LOST.get_ptr_mut(0) {
         // SAFETY: a per-CPU value, and a program is not moved to another CPU.
         unsafe { *lost += 1 };
     }
-    entry
+}
+
+/// This CPU's draft: for programs that the kernel does not preempt.
+pub fn draft() -> Option<*mut Draft> {
+    DRAFT.get_ptr_mut(0)
+}
+
+/// Sends the draft with so many bytes of its texts; one that finds no room is counted.
+#[inline(always)]
+pub fn send(draft: *const Draft, texts: usize) {
+    let length = size_of::<ChangeRecord>() + (core::hint::black_box(texts) & (TEXTS - 1));
+    // SAFETY: the head, and not all of the texts.
+    let bytes = unsafe { core::slice::from_raw_parts(draft.cast::<u8>(), length) };
+    if EVENTS.output::<[u8]>(bytes, 0).is_err() {
+        count_lost();
+    }
 }
 
 pub fn is_watched(key: &InodeKey) -> bool {

@@ -1,64 +1,55 @@
 //! Who changes something in a watched directory.
 //!
-//! On the way out of the security hooks, whose arguments are the same on every kernel since 5.10: what another security
-//! module refused is not told. A file system may still refuse (no space): the event names an actor, it is no proof.
+//! At the entry of the function by which the kernel tells inotify and fanotify, so only of what was done, by the same name,
+//! and before either can be read. A kprobe, because the kernel does not preempt one: a program of another kind (fentry,
+//! fexit) is skipped for every other process of the CPU while a process is preempted in it.
 
-use aya_ebpf::macros::{fentry, fexit};
-use aya_ebpf::programs::{FEntryContext, FExitContext};
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::macros::kprobe;
+use aya_ebpf::programs::ProbeContext;
 use limpet_events::Operation;
 
 use crate::kernel::{self, Pointer};
-use crate::files::{self, Report};
-use crate::maps;
+use crate::{files, maps};
 
-/// Tells of `dentry` in `directory` when that is watched and the hook let it pass.
+/// Events of `fsnotify()`, numbered as in `linux/inotify.h`, which no kernel may change.
+const ATTRIB: u32 = 0x4;
+const CLOSE_WRITE: u32 = 0x8;
+const MOVED_FROM: u32 = 0x40;
+const MOVED_TO: u32 = 0x80;
+const CREATE: u32 = 0x100;
+const DELETE: u32 = 0x200;
+const OF_DIRECTORY: u32 = 0x4000_0000;
+
+/// What an event is; none for those that the agent does not watch for.
 #[inline(always)]
-fn changed(operation: Operation, directory: Pointer, dentry: Pointer, answer: i32) -> i32 {
-    if answer == 0
+fn operation(mask: u32) -> Option<Operation> {
+    let of_directory = mask & OF_DIRECTORY != 0;
+    // One bit at a time: the kernel tells of one event in each call.
+    Some(match mask & (ATTRIB | CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE) {
+        CLOSE_WRITE => Operation::Written,
+        CREATE if of_directory => Operation::MakeDirectory,
+        CREATE => Operation::Create,
+        DELETE if of_directory => Operation::RemoveDirectory,
+        DELETE => Operation::Unlink,
+        MOVED_FROM => Operation::MovedFrom,
+        MOVED_TO => Operation::MovedTo,
+        ATTRIB => Operation::Attributes,
+        _ => return None,
+    })
+}
+
+/// Every event of a watched file comes by here, so what is asked first is cheapest.
+#[kprobe]
+fn watch_change(ctx: ProbeContext) -> u32 {
+    let registers = ctx.as_ptr() as Pointer;
+    if let Some(operation) = kernel::event_mask(registers).and_then(operation)
+        && let Some(directory) = kernel::event_directory(registers)
         && let Some(key) = kernel::inode_key(directory)
         && maps::is_watched(&key)
+        && let Some(name) = kernel::event_name(registers)
     {
-        files::tell(Report::WRITE, operation, &key, dentry);
-    }
-    0
-}
-
-#[fexit]
-fn watch_create(ctx: FExitContext) -> i32 {
-    changed(Operation::Create, ctx.arg(0), ctx.arg(1), ctx.arg(3))
-}
-
-#[fexit]
-fn watch_unlink(ctx: FExitContext) -> i32 {
-    changed(Operation::Unlink, ctx.arg(0), ctx.arg(1), ctx.arg(2))
-}
-
-#[fexit]
-fn watch_symlink(ctx: FExitContext) -> i32 {
-    changed(Operation::Symlink, ctx.arg(0), ctx.arg(1), ctx.arg(3))
-}
-
-#[fexit]
-fn watch_link(ctx: FExitContext) -> i32 {
-    changed(Operation::Link, ctx.arg(1), ctx.arg(2), ctx.arg(3))
-}
-
-#[fexit]
-fn watch_rename(ctx: FExitContext) -> i32 {
-    let answer = ctx.arg(5);
-    changed(Operation::MovedFrom, ctx.arg(0), ctx.arg(1), answer);
-    changed(Operation::MovedTo, ctx.arg(2), ctx.arg(3), answer)
-}
-
-/// Every close of the machine comes by here, so what is asked first is cheapest.
-#[fentry]
-fn watch_close(ctx: FEntryContext) -> i32 {
-    let file: Pointer = ctx.arg(0);
-    if kernel::is_open_for_writing(file)
-        && let Some(dentry) = kernel::file_dentry(file)
-        && let Some(directory) = kernel::dentry_directory(dentry)
-    {
-        return changed(Operation::Written, directory, dentry, 0);
+        files::tell_change(operation, &key, name);
     }
     0
 }

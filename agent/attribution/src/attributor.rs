@@ -95,11 +95,6 @@ pub struct Attributor {
 }
 
 impl Attributor {
-    /// Whether changes of mode, owner and times alone are reported: the BPF programs report names and contents only.
-    pub fn reports_attributes(&self) -> bool {
-        !matches!(self.active, ActiveBackend::Ebpf { .. })
-    }
-
     /// Starts the best available backend that `settings` allow.
     pub fn new(settings: WatchSettings, feeds: Option<mpsc::Receiver<Feed>>) -> Self {
         let mut attributor = Self {

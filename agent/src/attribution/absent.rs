@@ -45,11 +45,6 @@ impl Attributor {
         Backend::Inotify
     }
 
-    /// Whether changes of mode, owner and times alone are reported.
-    pub fn reports_attributes(&self) -> bool {
-        true
-    }
-
     /// Ignored.
     pub fn set_directories(&mut self, _: Vec<(PathBuf, DirectoryId)>) {}
 

@@ -1,8 +1,10 @@
 //! Who changes files.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use limpet_bpf::{Event, Events, InodeId, Kernel, Loaded, Operation, Purpose, Request};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use crate::act::{self, Paths};
 use crate::{CaseResult, block_on, event, failures, machine, to_text};
@@ -14,6 +16,15 @@ struct Watched {
     events: Events,
     base: PathBuf,
     paths: Paths,
+    /// As in the agent: the kernel tells of what is closed where somebody watches.
+    watches: OwnedFd,
+}
+
+impl Watched {
+    fn watch(&mut self, directory: &Path) -> Result<(), String> {
+        inotify::add_watch(&self.watches, directory, WatchFlags::CLOSE_WRITE).map_err(to_text)?;
+        self.loaded.watch(InodeId::of(directory).map_err(to_text)?).map_err(to_text)
+    }
 }
 
 /// Must run inside a tokio runtime.
@@ -26,8 +37,11 @@ fn watched(kernel: &Kernel, name: &str) -> Result<Watched, String> {
     let base = Path::new("/tmp").join(name);
     let paths = Paths::of(&base);
     paths.create().map_err(to_text)?;
-    loaded.watch(InodeId::of(&paths.manifests).map_err(to_text)?).map_err(to_text)?;
-    Ok(Watched { loaded, events, base, paths })
+    let watches = inotify::init(CreateFlags::CLOEXEC).map_err(to_text)?;
+    let manifests = paths.manifests.clone();
+    let mut watched = Watched { loaded, events, base, paths, watches };
+    watched.watch(&manifests)?;
+    Ok(watched)
 }
 
 /// Every writer's pid, name, user and cgroup, although it has exited before its event is read.
@@ -64,15 +78,17 @@ pub(crate) fn short_lived_writers(kernel: &Kernel) -> CaseResult {
 }
 
 pub(crate) fn each_change(kernel: &Kernel) -> CaseResult {
-    use Operation::{Create, Link, MovedFrom, MovedTo, Symlink, Unlink, Written};
-    let expected: [(&str, &[(Operation, &str)]); 8] = [
+    use Operation::{Create, MakeDirectory, MovedFrom, MovedTo, RemoveDirectory, Unlink, Written};
+    let expected: [(&str, &[(Operation, &str)]); 10] = [
         ("write", &[(Create, "new"), (Written, "new")]),
         ("open", &[(Written, "web.yaml")]),
         ("rename within", &[(MovedFrom, "web.yaml"), (MovedTo, "new")]),
         ("rename in", &[(MovedTo, "new")]),
         ("rename out", &[(MovedFrom, "web.yaml")]),
-        ("symlink", &[(Symlink, "new")]),
-        ("link in", &[(Link, "new")]),
+        ("symlink", &[(Create, "new")]),
+        ("link in", &[(Create, "new")]),
+        ("mkdir", &[(MakeDirectory, "new")]),
+        ("rmdir", &[(RemoveDirectory, "sub")]),
         ("unlink", &[(Unlink, "web.yaml")]),
     ];
     block_on(async {
@@ -82,7 +98,7 @@ pub(crate) fn each_change(kernel: &Kernel) -> CaseResult {
             let base = Path::new("/tmp").join(format!("each {operation}"));
             let paths = Paths::of(&base);
             paths.create().map_err(to_text)?;
-            watched.loaded.watch(InodeId::of(&paths.manifests).map_err(to_text)?).map_err(to_text)?;
+            watched.watch(&paths.manifests)?;
             let mut writer = act::start(act::OUTSIDE, operation, &base)?;
             writer.wait().map_err(to_text)?;
             for (what, name) in wanted {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use limpet_bpf::{Event, InodeId, LoadError, Loaded, Purpose};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use super::Finding;
 use super::kernel::{EVENT_TIMEOUT, refused};
@@ -106,6 +107,9 @@ enum Unnamed {
 async fn named_by_programs(loaded: &mut Loaded) -> Result<u32, Unnamed> {
     let failed = |error: &dyn std::fmt::Display| Unnamed::Silent(error.to_string());
     let scratch = Scratch::new().map_err(|error| failed(&error))?;
+    // The kernel tells of what is closed where somebody watches.
+    let watches = inotify::init(CreateFlags::CLOEXEC).map_err(|error| failed(&error))?;
+    inotify::add_watch(&watches, scratch.path(), WatchFlags::CLOSE_WRITE).map_err(|error| failed(&error))?;
     let directory = InodeId::of(scratch.path()).map_err(|error| failed(&error))?;
     loaded.watch(directory).map_err(|error| failed(&error))?;
     let events = loaded.events().map_err(|error| failed(&error))?;
@@ -166,7 +170,7 @@ mod tests {
 
     #[test]
     fn refused_programs_are_a_fault_only_where_they_are_asked_for() {
-        let refused = || Err(Unnamed::Refused("security_inode_create refused: EPERM".to_owned()));
+        let refused = || Err(Unnamed::Refused("fsnotify refused: EPERM".to_owned()));
         for (wanted, named, level) in [
             (ManifestWatch::Auto, Ok(std::process::id()), Level::Ok),
             (ManifestWatch::Auto, Ok(std::process::id() + 1), Level::Degraded),
