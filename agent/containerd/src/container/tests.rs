@@ -1,9 +1,12 @@
 //! The records of containers against a private containerd.
 #![allow(clippy::unwrap_used)]
 
+use containerd_client::services::v1::UpdateContainerRequest;
+use limpet_model::stop_signal::StopSignal;
+use prost_types::FieldMask;
+
 use super::*;
 use crate::fixtures::TestContainer;
-use limpet_model::stop_signal::StopSignal;
 
 fn config() -> ContainersConfig {
     ContainersConfig { snapshotter: "overlayfs".into(), runtime_binary: None, systemd_cgroup: false }
