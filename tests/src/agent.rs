@@ -4,11 +4,11 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 
 use crate::process::{self, Daemon, tail};
@@ -16,6 +16,8 @@ use crate::{tools, wait};
 
 /// Names the executable under test; without it the harness has cargo build one.
 pub const PROGRAM_VARIABLE: &str = "LIMPET_TEST_BINARY";
+/// Names the static executable under test; without it the harness has it built.
+pub const STATIC_PROGRAM_VARIABLE: &str = "LIMPET_TEST_STATIC_BINARY";
 /// Names the cgroup driver of the nodes: `cgroupfs` or `systemd`.
 const CGROUP_DRIVER_VARIABLE: &str = "LIMPET_TEST_CGROUP_DRIVER";
 
@@ -32,6 +34,19 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
+/// The static executable, linked as nodes get it: what `cargo xtask dist --for-tests` builds.
+pub fn static_program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(STATIC_PROGRAM_VARIABLE) {
+        return Ok(path.into());
+    }
+    let mut command = cargo();
+    command.args(["xtask", "dist", "--for-tests"]).stderr(Stdio::inherit());
+    let output = command.output().context("run cargo")?;
+    ensure!(output.status.success(), "cargo xtask dist: {}", output.status);
+    let said = String::from_utf8_lossy(&output.stdout);
+    said.lines().next_back().map(PathBuf::from).context("cargo xtask dist names no executable")
+}
+
 /// Has cargo build the executable with further arguments such as `--release`, and returns its path.
 pub fn build(args: &[&str]) -> Result<PathBuf> {
     built_by(cargo().args(["build", "--package", "limpet", "--bin", "limpet"]).args(args))
@@ -43,7 +58,7 @@ pub fn build_with_tests() -> Result<PathBuf> {
 }
 
 fn built_by(command: &mut Command) -> Result<PathBuf> {
-    command.arg("--message-format=json-render-diagnostics").stderr(std::process::Stdio::inherit());
+    command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
     let output = command.output().context("run cargo")?;
     if !output.status.success() {
         bail!("cargo could not build the agent");
@@ -259,6 +274,11 @@ impl Agent {
     /// From its next start on it runs in the network namespace of the process `pid`.
     pub fn move_to_network_of(&mut self, pid: u32) {
         self.network_of = Some(pid);
+    }
+
+    /// From its next start on it is this executable.
+    pub fn run_program(&mut self, program: PathBuf) {
+        self.program = Some(program);
     }
 
     /// `limpet run`, not started.

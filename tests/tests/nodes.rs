@@ -1,16 +1,50 @@
-//! One pod's whole life on another node than those of the other suites: with containerd 2.
+//! One pod's whole life on other nodes than those of the other suites: with the static executable that nodes get, and
+//! with containerd 2.
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Result, ensure};
+use limpet_tests::claim::Port;
 use limpet_tests::image::V2;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, suite};
+use limpet_tests::web::Web;
+use limpet_tests::{TestNode, agent, case, process, suite};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
-    suite::run([case!(containerd_2).on(|node| (node.cni, node.containerd_choice) = (true, Some("2".to_owned())))])
+    suite::run([
+        case!(the_static_executable).on(|node| (node.cni, node.agent) = (true, false)),
+        case!(containerd_2).on(|node| (node.cni, node.containerd_choice) = (true, Some("2".to_owned()))),
+    ])
+}
+
+/// Its C library is its own, so a name in the URL has the agent resolve one with it; its logger and its command line
+/// are the same file.
+fn the_static_executable(node: &mut TestNode) -> Result<()> {
+    let program = agent::static_program()?;
+    is_linked_for_nodes(&program)?;
+    node.agent.run_program(program);
+    let port = Port::claim()?;
+    let list = json!({ "apiVersion": "v1", "kind": "PodList", "items": [simple("by-url", IDLE)] });
+    let web = Web::start(&port, &list.to_string())?;
+    let url = web.url().replace("127.0.0.1", "localhost");
+    node.agent.reconfigure(|settings| settings.kubelet.push(format!("staticPodURL: {url}\nhttpCheckFrequency: 1s")))?;
+    node.agent.start()?;
+    life(node)?;
+    node.wait_running("by-url").map(drop)
+}
+
+/// No library of the node's, and no tables for unwinding: a panic aborts.
+fn is_linked_for_nodes(program: &Path) -> Result<()> {
+    let mut command = Command::new("readelf");
+    command.args(["--wide", "--program-headers", "--sections"]).arg(program);
+    let said = process::checked(&mut command)?;
+    for word in ["INTERP", ".dynamic", ".eh_frame"] {
+        ensure!(!said.contains(word), "{} has {word}:\n{said}", program.display());
+    }
+    Ok(())
 }
 
 fn containerd_2(node: &mut TestNode) -> Result<()> {

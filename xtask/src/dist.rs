@@ -18,8 +18,30 @@ const FLAGS: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "relocation-
 /// them whatever its options are, for the debug information in the standard library.
 const LINKED_WITHOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
 
+/// Which of the two to build.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The one tests use: linked in the same way, but little optimised. Takes a minute.
+    #[arg(long)]
+    for_tests: bool,
+}
+
 /// Builds it, and returns where it is.
+pub(crate) fn run(arguments: &Arguments) -> Result<PathBuf> {
+    if arguments.for_tests { for_tests() } else { build() }
+}
+
+/// The executable for tests.
+pub(crate) fn for_tests() -> Result<PathBuf> {
+    built_with("dist-test")
+}
+
+/// The executable for nodes.
 pub(crate) fn build() -> Result<PathBuf> {
+    built_with("dist")
+}
+
+fn built_with(profile: &str) -> Result<PathBuf> {
     let (major, minor) = glibc()?;
     let least = GLIBC_LEAST;
     ensure!(
@@ -31,7 +53,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     setup::for_building()?;
     let target = host()?;
     let flags = format!("target.{target}.rustflags={FLAGS:?}");
-    let mut command = cargo::command(&["rustc", "--profile", "dist", "--package", "limpet", "--bin", "limpet"]);
+    let mut command = cargo::command(&["rustc", "--profile", profile, "--package", "limpet", "--bin", "limpet"]);
     // RUSTFLAGS would be taken instead of those flags.
     command.args(["--target", &target, "--config", &flags]).env_remove("RUSTFLAGS");
     let without = format!("link-arg=-Wl,-T,{LINKED_WITHOUT}");

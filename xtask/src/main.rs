@@ -42,7 +42,7 @@ enum Task {
     /// Show the way of a pod on a real containerd: create, edit, restart, logs, delete. Cleans up after itself.
     Demo(demo::Arguments),
     /// Build the executable for nodes: static, so that it runs on any Linux of this architecture. Takes minutes.
-    Dist,
+    Dist(dist::Arguments),
     /// Set up, build, and run every test.
     Test(test::Arguments),
     /// Boot a whole Debian under emulation and test installation, cgroup v2 with systemd, reboots and power cuts.
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
-        Task::Dist => dist::build().map(say_where),
+        Task::Dist(arguments) => dist::run(&arguments).map(say_where),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
         Task::TestKernels(arguments) => test_kernels::run(&arguments),

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use limpet_tests::tools::{self, ContainerdPrograms};
 use limpet_tests::{agent, need, sweep, vm};
 
-use crate::{apt, cargo, setup, test_kernels, vm_image};
+use crate::{apt, cargo, dist, setup, test_kernels, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let mut command = cargo::command(&["test"]);
     if arguments.rest.is_empty() {
-        // What it has one case for; without it that case fails, and no other.
+        // What a few cases have; without it they fail, and no others.
+        match dist::for_tests() {
+            Ok(program) => drop(command.env(agent::STATIC_PROGRAM_VARIABLE, program)),
+            Err(error) => eprintln!("without the static executable: {error:#}"),
+        }
         if let Err(error) = setup::with_containerd_2() {
             eprintln!("without containerd 2: {error:#}");
         }

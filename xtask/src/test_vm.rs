@@ -3,7 +3,7 @@
 use anyhow::Result;
 use limpet_tests::{agent, vm};
 
-use crate::{cargo, setup, vm_image};
+use crate::{cargo, dist, setup, vm_image};
 
 /// The end-to-end suites that `--all` runs inside the machine: what another cgroup driver and another cgroup version may
 /// change. The others, emulated, would take hours.
@@ -24,9 +24,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::default()?;
     let image = vm_image::ensure()?;
-    let program = agent::build(&[])?;
+    let program = if arguments.all { dist::build()? } else { dist::for_tests()? };
     let mut command = cargo::command(&["test", "-p", "limpet-tests", "--test", "vm", "--"]);
-    command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).env(vm::IMAGE_VARIABLE, image);
+    command.args(&arguments.rest).env(agent::STATIC_PROGRAM_VARIABLE, program).env(vm::IMAGE_VARIABLE, image);
     if arguments.all {
         command.env(vm::ALL_VARIABLE, "1").env(vm::SUITES_VARIABLE, suites()?);
     }

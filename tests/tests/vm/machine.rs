@@ -82,7 +82,7 @@ impl Machine {
 /// Everything a test brings along: the package, images, a registry with an image, the suites.
 fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     fs::create_dir_all(files.join("deploy"))?;
-    fs::copy(agent::program()?, files.join("limpet"))?;
+    fs::copy(agent::static_program()?, files.join("limpet"))?;
     for entry in fs::read_dir(agent::workspace_dir().join("deploy"))? {
         let entry = entry?;
         fs::copy(entry.path(), files.join("deploy").join(entry.file_name()))?;
