@@ -1,12 +1,15 @@
 //! OCI images built from the machine's static busybox: small, without a network, different where a test needs it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -22,6 +25,8 @@ pub const PAUSE: &str = "registry.test/limpet/pause:v1";
 
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
+const GZIP_LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
 /// The media type of the manifests built here.
 pub const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -45,6 +50,12 @@ impl Blob {
         format!("sha256:{}", self.hex)
     }
 
+    fn gzip(&self) -> Result<Self> {
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(&self.bytes)?;
+        Ok(Self::new(gzip.finish()?))
+    }
+
     fn descriptor(&self, media_type: &str) -> Value {
         json!({ "mediaType": media_type, "digest": self.digest(), "size": self.bytes.len() })
     }
@@ -59,8 +70,59 @@ pub struct Image {
     pub manifest: Blob,
     /// The image configuration.
     pub config: Blob,
-    /// The layers, lowest first, uncompressed.
+    /// The layers, lowest first, as they are stored.
     pub layers: Vec<Blob>,
+    /// The digests of the layers as they are unpacked.
+    diff_ids: Vec<String>,
+}
+
+impl Image {
+    /// containerd's name for the snapshot of all layers.
+    pub fn chain_id(&self) -> String {
+        let chain = |below: String, layer: &String| Blob::new(format!("{below} {layer}").into_bytes()).digest();
+        self.diff_ids.iter().cloned().reduce(|below, layer| chain(below, &layer)).unwrap_or_default()
+    }
+
+    /// An index with the image for this machine, and one for another machine whose manifest does not exist.
+    pub fn index(&self) -> Blob {
+        let mut own = self.manifest.descriptor(MANIFEST_TYPE);
+        own["platform"] = json!({ "os": "linux", "architecture": architecture() });
+        index_of(&[foreign(), own])
+    }
+
+    fn is_compressed(&self) -> bool {
+        self.layers.iter().map(Blob::digest).ne(self.diff_ids.iter().cloned())
+    }
+}
+
+/// An index without an image for this machine.
+pub fn foreign_index() -> Blob {
+    index_of(&[foreign()])
+}
+
+fn index_of(manifests: &[Value]) -> Blob {
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests });
+    Blob::new(index.to_string().into_bytes())
+}
+
+/// An entry for another machine.
+fn foreign() -> Value {
+    let mut foreign = Blob::new(b"foreign".to_vec()).descriptor(MANIFEST_TYPE);
+    foreign["platform"] = json!({ "os": "linux", "architecture": "s390x" });
+    foreign
+}
+
+/// Bytes that do not compress, the same for the same `seed` (xorshift).
+pub fn noise(seed: &str, size: usize) -> Vec<u8> {
+    let digest = Sha256::digest(seed);
+    let mut state = digest.iter().take(8).fold(1_u64, |state, byte| (state << 8) | u64::from(*byte)) | 1;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..size.div_ceil(8)).flat_map(|_| word().to_le_bytes()).take(size).collect()
 }
 
 /// What an image is to hold beside busybox.
@@ -69,6 +131,7 @@ pub struct ImageBuilder {
     name: String,
     files: Vec<(String, Vec<u8>, u32)>,
     config: serde_json::Map<String, Value>,
+    gzip: bool,
 }
 
 impl ImageBuilder {
@@ -86,6 +149,12 @@ impl ImageBuilder {
     /// Sets a key of the image's configuration: `Cmd`, `Env`, `User`, `WorkingDir`…
     pub fn config(mut self, key: &str, value: Value) -> Self {
         self.config.insert(key.to_owned(), value);
+        self
+    }
+
+    /// Stores its layers compressed.
+    pub fn gzip(mut self) -> Self {
+        self.gzip = true;
         self
     }
 
@@ -110,13 +179,18 @@ impl ImageBuilder {
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });
         let config = Blob::new(serde_json::to_vec(&config)?);
+        let (layers, layer_type) = match self.gzip {
+            true => (layers.iter().map(Blob::gzip).collect::<Result<Vec<_>>>()?, GZIP_LAYER_TYPE),
+            false => (layers, LAYER_TYPE),
+        };
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
             "config": config.descriptor(CONFIG_TYPE),
-            "layers": layers.iter().map(|layer| layer.descriptor(LAYER_TYPE)).collect::<Vec<_>>(),
+            "layers": layers.iter().map(|layer| layer.descriptor(layer_type)).collect::<Vec<_>>(),
         });
-        Ok(Image { name: self.name, manifest: Blob::new(serde_json::to_vec(&manifest)?), config, layers })
+        let manifest = Blob::new(serde_json::to_vec(&manifest)?);
+        Ok(Image { name: self.name, manifest, config, layers, diff_ids })
     }
 }
 
@@ -138,51 +212,65 @@ pub fn pause_image() -> Result<Image> {
 
 /// Writes `images` as one OCI layout archive.
 pub fn write_oci_archive(images: &[&Image], path: &Path) -> Result<()> {
-    let manifests: Vec<_> = images
-        .iter()
-        .map(|image| {
-            let mut descriptor = image.manifest.descriptor(MANIFEST_TYPE);
-            descriptor["annotations"] = json!({
-                "io.containerd.image.name": image.name,
-                "org.opencontainers.image.ref.name": image.name.rsplit(':').next(),
-            });
-            descriptor
-        })
-        .collect();
-    let index = json!({
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": manifests,
+    let roots = images.iter().map(|image| {
+        let mut descriptor = image.manifest.descriptor(MANIFEST_TYPE);
+        descriptor["annotations"] = json!({
+            "io.containerd.image.name": image.name,
+            "org.opencontainers.image.ref.name": image.name.rsplit(':').next(),
+        });
+        (image.manifest.clone(), descriptor)
     });
+    write_layout(images, &roots.collect::<Vec<_>>(), path)
+}
+
+/// The same with each image behind its index and named as OCI alone names it.
+pub fn write_oci_archive_of_indexes(images: &[&Image], path: &Path) -> Result<()> {
+    let roots = images.iter().map(|image| {
+        let mut descriptor = image.index().descriptor(INDEX_TYPE);
+        descriptor["annotations"] = json!({ "org.opencontainers.image.ref.name": image.name });
+        (image.index(), descriptor)
+    });
+    write_layout(images, &roots.collect::<Vec<_>>(), path)
+}
+
+/// `roots` are what the archive's own index names, each with how.
+fn write_layout(images: &[&Image], roots: &[(Blob, Value)], path: &Path) -> Result<()> {
+    let descriptors: Vec<_> = roots.iter().map(|(_, descriptor)| descriptor.clone()).collect();
     let mut archive = Layer::default();
     archive.file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644)?;
-    archive.file("index.json", &serde_json::to_vec(&index)?, 0o644)?;
+    archive.file("index.json", &index_of(&descriptors).bytes, 0o644)?;
+    let blobs = images.iter().flat_map(|image| [&image.manifest, &image.config].into_iter().chain(&image.layers));
     let mut written = BTreeSet::new();
-    for image in images {
-        for blob in [&image.manifest, &image.config].into_iter().chain(&image.layers) {
-            if written.insert(&blob.hex) {
-                archive.file(&format!("blobs/sha256/{}", blob.hex), &blob.bytes, 0o644)?;
-            }
+    for blob in roots.iter().map(|(root, _)| root).chain(blobs) {
+        if written.insert(&blob.hex) {
+            archive.file(&format!("blobs/sha256/{}", blob.hex), &blob.bytes, 0o644)?;
         }
     }
     archive.write_to(path)
 }
 
-/// Writes `images` as `docker save` does.
+/// Writes `images` as `docker save` did before version 25: a layer that was written before is a link.
 pub fn write_docker_archive(images: &[&Image], path: &Path) -> Result<()> {
     let mut archive = Layer::default();
     let mut entries = Vec::new();
-    let mut written = BTreeSet::new();
+    let mut written = BTreeMap::new();
     for image in images {
+        ensure!(!image.is_compressed(), "docker save does not compress the layers of {}", image.name);
         archive.file(&format!("{}.json", image.config.hex), &image.config.bytes, 0o644)?;
-        let layers: Vec<_> = image.layers.iter().map(|layer| format!("{}/layer.tar", layer.hex)).collect();
-        for (layer, file) in image.layers.iter().zip(&layers) {
-            if written.insert(file.clone()) {
-                archive.file(file, &layer.bytes, 0o644)?;
+        let mut files = Vec::new();
+        for (number, layer) in image.layers.iter().enumerate() {
+            let file = format!("{}-{number}/layer.tar", image.config.hex);
+            match written.get(&layer.hex) {
+                Some(first) => archive.symlink(&file, &format!("../{first}"))?,
+                None => {
+                    archive.file(&file, &layer.bytes, 0o644)?;
+                    written.insert(&layer.hex, file.clone());
+                }
             }
+            files.push(file);
         }
         let config = format!("{}.json", image.config.hex);
-        entries.push(json!({ "Config": config, "RepoTags": [image.name], "Layers": layers }));
+        entries.push(json!({ "Config": config, "RepoTags": [image.name], "Layers": files }));
     }
     archive.file("manifest.json", &serde_json::to_vec(&entries)?, 0o644)?;
     archive.write_to(path)

@@ -4,7 +4,9 @@
 use std::fmt::Display;
 use std::process::Command;
 
-use crate::tools;
+use crate::node::{NodeOptions, TestNode};
+use crate::registry::{self, Registry};
+use crate::tools::{self, ContainerdPrograms};
 
 /// Set by `cargo xtask test`: what is missing is a failure.
 pub const REQUIRE_VARIABLE: &str = "LIMPET_TEST_REQUIRE";
@@ -40,6 +42,49 @@ pub fn root(what: &str) -> Option<()> {
 #[track_caller]
 pub fn program(name: &str) -> Option<Command> {
     need(tools::on_path(name).map(Command::new).ok_or_else(|| format!("no {name} here")))
+}
+
+/// What the machine lacks for such a node.
+pub(crate) fn lacks(options: &NodeOptions) -> Option<&'static str> {
+    if !tools::is_root() {
+        return Some("not root");
+    }
+    if ContainerdPrograms::chosen(options.containerd_choice.as_deref()).is_err() {
+        return Some("no containerd 1.7 or newer; run: cargo xtask setup");
+    }
+    if tools::busybox().is_none() {
+        return Some("no static busybox; run: cargo xtask setup");
+    }
+    if tools::on_path("runc").is_none() {
+        return Some("no runc; run: cargo xtask setup");
+    }
+    (options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
+}
+
+/// A node of the test's own, for tests below the agent's command line: those of the crates that use containerd.
+///
+/// # Panics
+/// When the machine has all that is needed and the node does not boot; else as [`need`].
+#[track_caller]
+pub fn node(options: &NodeOptions) -> Option<TestNode> {
+    need(lacks(options).map_or(Ok(()), Err))?;
+    match TestNode::boot(options) {
+        Ok(node) => Some(node),
+        Err(error) => panic!("boot a node: {error:#}"),
+    }
+}
+
+/// A registry on that node.
+///
+/// # Panics
+/// When there is a program and it does not start; else as [`need`].
+#[track_caller]
+pub fn registry(node: &TestNode, start: registry::Start) -> Option<Registry> {
+    need(tools::registry().ok_or("no docker-registry; run: cargo xtask setup"))?;
+    match start(&node.dir().join("registry")) {
+        Ok(registry) => Some(registry),
+        Err(error) => panic!("start a registry: {error:#}"),
+    }
 }
 
 /// Says that the kernel lacks what a test is about. No set-up brings that, so it is no failure here; `cargo xtask test-kernels`

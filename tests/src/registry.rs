@@ -1,18 +1,17 @@
-//! A real registry on a free loopback port, with or without a password, and a way into it that can be cut.
+//! A real registry on a free loopback port: open, with a password or with TLS; and a way into it that can be cut.
+
+mod proxy;
 
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 
 use anyhow::{Context as _, Result};
 
-use crate::image::Image;
-use crate::process::Daemon;
+pub use self::proxy::Proxy;
+use crate::image::{Blob, Image};
+use crate::process::{self, Daemon};
 use crate::{tools, wait};
 
 /// The one user a closed registry knows.
@@ -21,6 +20,9 @@ pub const USER: &str = "limpet";
 pub const PASSWORD: &str = "barnacle";
 /// Both, as an htpasswd line (bcrypt, the one form the registry takes).
 const HTPASSWD: &str = "limpet:$2y$04$CEOf/viZHd4WO.0b0lnO.eij51bRaybdQzvyeH1P8zwWAj2bgxWza\n";
+
+/// One of the functions that start a registry which keeps its things below a directory.
+pub type Start = fn(&Path) -> Result<Registry>;
 
 /// A running registry.
 #[derive(Debug)]
@@ -31,19 +33,38 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one that keeps its things below `dir`; a `closed` one wants [`USER`] and [`PASSWORD`].
-    pub fn start(dir: &Path, closed: bool) -> Result<Self> {
-        let program = tools::registry().context("no docker-registry here; run: cargo xtask setup")?;
-        fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
-        fs::write(dir.join("htpasswd"), HTPASSWD)?;
+    /// Starts one that everybody may use; it keeps its things below `dir`.
+    pub fn start(dir: &Path) -> Result<Self> {
+        Self::start_with(dir, "", "")
+    }
+
+    /// Starts one that wants [`USER`] and [`PASSWORD`].
+    pub fn start_closed(dir: &Path) -> Result<Self> {
+        put(&dir.join("htpasswd"), HTPASSWD.as_bytes())?;
         let at = dir.display();
-        let auth = format!("auth:\n  htpasswd:\n    realm: limpet\n    path: {at}/htpasswd\n");
+        Self::start_with(dir, "", &format!("auth:\n  htpasswd:\n    realm: limpet\n    path: {at}/htpasswd\n"))
+    }
+
+    /// Starts one that uses TLS, with a certificate that only its own [`Self::certificate`] vouches for.
+    pub fn start_tls(dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
+        let (key, certificate) = (dir.join("key.pem"), certificate(dir));
+        let mut command = Command::new("openssl");
+        command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]);
+        command.args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]);
+        process::checked(command.arg("-keyout").arg(&key).arg("-out").arg(&certificate))?;
+        let (key, certificate) = (key.display(), certificate.display());
+        Self::start_with(dir, &format!("  tls:\n    key: {key}\n    certificate: {certificate}\n"), "")
+    }
+
+    fn start_with(dir: &Path, http: &str, further: &str) -> Result<Self> {
+        let program = tools::registry().context("no docker-registry here; run: cargo xtask setup")?;
         let config = format!(
-            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {at}/data\nhttp:\n  \
-             addr: 127.0.0.1:0\n  secret: limpet\n{}",
-            if closed { &auth } else { "" }
+            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}/data\nhttp:\n  \
+             addr: 127.0.0.1:0\n  secret: limpet\n{http}{further}",
+            dir.display(),
         );
-        fs::write(dir.join("config.yml"), config)?;
+        put(&dir.join("config.yml"), config.as_bytes())?;
         let mut command = Command::new(program);
         command.arg("serve").arg(dir.join("config.yml"));
         let daemon = Daemon::start(&mut command, &dir.join("registry.log"))?;
@@ -57,29 +78,82 @@ impl Registry {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
+    /// The certificate of one that uses TLS.
+    pub fn certificate(&self) -> PathBuf {
+        certificate(&self.dir)
+    }
+
     /// Puts `image` into the registry's storage as `repository:tag`.
     pub fn add(&self, image: &Image, repository: &str, tag: &str) -> Result<()> {
         store(&self.dir, image, repository, tag)
     }
+
+    /// The same behind the image's index.
+    pub fn add_with_index(&self, image: &Image, repository: &str, tag: &str) -> Result<()> {
+        let store = Repository::new(&self.dir, repository);
+        store.content(image)?;
+        store.manifest(&image.manifest)?;
+        store.tag(tag, &image.index())
+    }
+
+    /// Puts an index there. No client could: a registry refuses one whose manifests it lacks.
+    pub fn add_index(&self, index: &Blob, repository: &str, tag: &str) -> Result<()> {
+        Repository::new(&self.dir, repository).tag(tag, index)
+    }
 }
 
-/// Puts `image` as `repository:tag` where a registry that keeps its things below `dir` will find it, in the layout its
-/// file-system driver documents.
+fn certificate(dir: &Path) -> PathBuf {
+    dir.join("cert.pem")
+}
+
+/// Puts `image` as `repository:tag` where a registry that keeps its things below `dir` will find it.
 pub fn store(dir: &Path, image: &Image, repository: &str, tag: &str) -> Result<()> {
-    let data = dir.join("data/docker/registry/v2");
-    let repository = data.join("repositories").join(repository);
-    let link = |place: PathBuf, digest: &str| put(&place.join("link"), digest.as_bytes());
-    for blob in [&image.manifest, &image.config].into_iter().chain(&image.layers) {
-        put(&data.join("blobs/sha256").join(&blob.hex[..2]).join(&blob.hex).join("data"), &blob.bytes)?;
+    let store = Repository::new(dir, repository);
+    store.content(image)?;
+    store.tag(tag, &image.manifest)
+}
+
+/// One repository, in the layout that the registry's file-system driver documents.
+struct Repository {
+    blobs: PathBuf,
+    dir: PathBuf,
+}
+
+impl Repository {
+    fn new(dir: &Path, name: &str) -> Self {
+        let data = dir.join("data/docker/registry/v2");
+        Self { blobs: data.join("blobs/sha256"), dir: data.join("repositories").join(name) }
     }
-    for blob in image.layers.iter().chain([&image.config]) {
-        link(repository.join("_layers/sha256").join(&blob.hex), &blob.digest())?;
+
+    fn blob(&self, blob: &Blob) -> Result<()> {
+        put(&self.blobs.join(&blob.hex[..2]).join(&blob.hex).join("data"), &blob.bytes)
     }
-    let manifest = &image.manifest;
-    let tag = repository.join("_manifests/tags").join(tag);
-    link(repository.join("_manifests/revisions/sha256").join(&manifest.hex), &manifest.digest())?;
-    link(tag.join("index/sha256").join(&manifest.hex), &manifest.digest())?;
-    link(tag.join("current"), &manifest.digest())
+
+    /// Layers and configuration.
+    fn content(&self, image: &Image) -> Result<()> {
+        for blob in image.layers.iter().chain([&image.config]) {
+            self.blob(blob)?;
+            link(&self.dir.join("_layers/sha256").join(&blob.hex), blob)?;
+        }
+        Ok(())
+    }
+
+    /// A manifest or an index.
+    fn manifest(&self, manifest: &Blob) -> Result<()> {
+        self.blob(manifest)?;
+        link(&self.dir.join("_manifests/revisions/sha256").join(&manifest.hex), manifest)
+    }
+
+    fn tag(&self, tag: &str, manifest: &Blob) -> Result<()> {
+        self.manifest(manifest)?;
+        let tag = self.dir.join("_manifests/tags").join(tag);
+        link(&tag.join("index/sha256").join(&manifest.hex), manifest)?;
+        link(&tag.join("current"), manifest)
+    }
+}
+
+fn link(place: &Path, blob: &Blob) -> Result<()> {
+    put(&place.join("link"), blob.digest().as_bytes())
 }
 
 fn put(path: &Path, content: &[u8]) -> Result<()> {
@@ -102,137 +176,4 @@ pub fn allow_plain_http(certs_d: &Path, host: &str, address: SocketAddr) -> Resu
         "server = \"http://{address}\"\n\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
     );
     put(&certs_d.join(host).join("hosts.toml"), text.as_bytes())
-}
-
-/// What a [`Proxy`] does with what passes.
-#[derive(Debug)]
-struct Passage {
-    target: SocketAddr,
-    /// How many bytes the registry may still say before the line is cut, once; `None`: it stays whole.
-    allowance: Mutex<Option<u64>>,
-    cut: AtomicBool,
-    said: AtomicU64,
-    heads: Mutex<Vec<String>>,
-}
-
-/// A TCP line to the registry that can be cut in mid-download and that remembers the requests it carried.
-#[derive(Debug)]
-pub struct Proxy {
-    address: SocketAddr,
-    passage: Arc<Passage>,
-}
-
-impl Proxy {
-    /// Listens on a free loopback port; cuts the line once, after the registry has said `cut_after` bytes.
-    pub fn start(target: SocketAddr, cut_after: Option<u64>) -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let address = listener.local_addr()?;
-        let passage = Arc::new(Passage {
-            target,
-            allowance: Mutex::new(cut_after),
-            cut: AtomicBool::new(false),
-            said: AtomicU64::new(0),
-            heads: Mutex::default(),
-        });
-        let carried = passage.clone();
-        // The thread ends with the process: it holds nothing but the port.
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let passage = carried.clone();
-                thread::spawn(move || passage.carry(client));
-            }
-        });
-        Ok(Self { address, passage })
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// The heads of all requests so far: request line and headers.
-    pub fn requests(&self) -> Vec<String> {
-        self.passage.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The size of the registry's log so far.
-    pub fn bytes(&self) -> u64 {
-        self.passage.said.load(Ordering::SeqCst)
-    }
-
-    /// Whether the line has been cut.
-    pub fn was_cut(&self) -> bool {
-        self.passage.cut.load(Ordering::SeqCst)
-    }
-}
-
-impl Passage {
-    fn carry(self: Arc<Self>, client: TcpStream) {
-        let Ok(server) = TcpStream::connect(self.target) else { return };
-        let (Ok(from), Ok(to)) = (client.try_clone(), server.try_clone()) else { return };
-        let ahead = self.clone();
-        let requests = thread::spawn(move || ahead.carry_requests(from, to));
-        self.carry_replies(server, client);
-        requests.join().ok();
-    }
-
-    /// Requests of a registry client have no body here: each ends with an empty line.
-    fn carry_requests(&self, mut from: TcpStream, mut to: TcpStream) {
-        let mut head = Vec::new();
-        let mut buffer = [0; 16 * 1024];
-        while let Some(length) = read(&mut from, &mut buffer) {
-            head.extend_from_slice(&buffer[..length]);
-            while let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") {
-                let request: Vec<_> = head.drain(..end + 4).collect();
-                let text = String::from_utf8_lossy(&request).trim().to_owned();
-                self.heads.lock().unwrap_or_else(PoisonError::into_inner).push(text);
-            }
-            if to.write_all(&buffer[..length]).is_err() {
-                break;
-            }
-        }
-        to.shutdown(Shutdown::Write).ok();
-    }
-
-    fn carry_replies(&self, mut from: TcpStream, mut to: TcpStream) {
-        let mut buffer = [0; 16 * 1024];
-        while let Some(length) = read(&mut from, &mut buffer) {
-            let (passes, cut) = self.spend(length);
-            self.said.fetch_add(passes as u64, Ordering::SeqCst);
-            if to.write_all(&buffer[..passes]).is_err() || cut {
-                break;
-            }
-        }
-        to.shutdown(Shutdown::Both).ok();
-        from.shutdown(Shutdown::Both).ok();
-    }
-
-    /// How many of `length` bytes may pass, and whether the line is cut after them.
-    fn spend(&self, length: usize) -> (usize, bool) {
-        let mut allowance = self.allowance.lock().unwrap_or_else(PoisonError::into_inner);
-        match *allowance {
-            Some(left) if left <= length as u64 => {
-                *allowance = None;
-                self.cut.store(true, Ordering::SeqCst);
-                (usize::try_from(left).unwrap_or(length), true)
-            }
-            Some(left) => {
-                *allowance = Some(left - length as u64);
-                (length, false)
-            }
-            None => (length, false),
-        }
-    }
-}
-
-/// Reads once; `None` at the end of the stream.
-fn read(from: &mut TcpStream, buffer: &mut [u8]) -> Option<usize> {
-    loop {
-        match from.read(buffer) {
-            Ok(0) => return None,
-            Ok(length) => return Some(length),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
-    }
 }

@@ -9,8 +9,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use crate::need;
 use crate::node::{NodeOptions, TestNode};
 use crate::sweep::sweep;
-use crate::tools::{self, ContainerdPrograms};
-use crate::wait;
+use crate::{tools, wait};
 
 /// One test and the node it wants.
 #[derive(Debug)]
@@ -32,23 +31,6 @@ impl Case {
         self
     }
 
-    /// What the machine lacks for it.
-    fn lacks(&self) -> Option<&'static str> {
-        if !tools::is_root() {
-            return Some("not root");
-        }
-        if ContainerdPrograms::chosen(self.options.containerd_choice.as_deref()).is_err() {
-            return Some("no containerd 1.7 or newer; run: cargo xtask setup");
-        }
-        if tools::busybox().is_none() {
-            return Some("no static busybox; run: cargo xtask setup");
-        }
-        if tools::on_path("runc").is_none() {
-            return Some("no runc; run: cargo xtask setup");
-        }
-        (self.options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
-    }
-
     fn run(self) -> Result<()> {
         let mut node = TestNode::boot(&self.options).context("boot a node")?;
         let result = (self.test)(&mut node);
@@ -61,7 +43,7 @@ impl Case {
 
     fn into_trial(self) -> Trial {
         let name = self.name;
-        let Some(reason) = self.lacks() else {
+        let Some(reason) = need::lacks(&self.options) else {
             return Trial::test(name, move || self.run().map_err(|error| Failed::from(chain(&error))));
         };
         lacking(name, reason)

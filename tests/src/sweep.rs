@@ -13,8 +13,6 @@ use crate::{cni, node, process, wait};
 const PARENT: &str = "/var/tmp";
 /// How those directories begin.
 const MACHINE: &str = "limpet-vm-";
-/// Where limpet-containerd's tests keep theirs: `PID-…` in here.
-const IMAGES: &str = "/run/limpet-test-image";
 /// How the cgroups of limpet-host's tests begin; they end with `-PID`.
 const CGROUP: &str = "limpet-test-cgroup-";
 
@@ -23,15 +21,12 @@ pub fn machine_dir() -> PathBuf {
     Path::new(PARENT).join(format!("{MACHINE}{}", std::process::id()))
 }
 
-/// Removes what processes that are no more have left: nodes, machines under emulation, private containerds, bridges and
-/// cgroups. What a living process has is left alone.
+/// Removes what processes that are no more have left: nodes, machines under emulation, bridges and cgroups. What a living
+/// process has is left alone.
 pub fn sweep() {
     node::sweep();
     for dir in left(Path::new(PARENT), |name| name.strip_prefix(MACHINE)) {
         remove(&dir, &["qemu-system"]);
-    }
-    for dir in left(Path::new(IMAGES), |name| name.split('-').next()) {
-        remove(&dir, &["containerd", "docker-registry"]);
     }
     for link in left(Path::new("/sys/class/net"), |name| name.strip_prefix(cni::LONE_BRIDGE)) {
         cni::remove_bridge(&link.file_name().unwrap_or_default().to_string_lossy());

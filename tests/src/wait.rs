@@ -77,6 +77,11 @@ pub fn until_none(limit: Duration, what: &str, mut look: impl FnMut() -> Result<
         .with_context(|| format!("cannot look for {what}"))
 }
 
+/// [`SOON`] on this machine, slow or not: what a test gives `timeout` and the like.
+pub fn soon() -> Duration {
+    patient(SOON)
+}
+
 /// `limit`, longer on a machine that is slow. Every limit of a test is passed through here, by [`until`] or by itself.
 pub fn patient(limit: Duration) -> Duration {
     let set = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());

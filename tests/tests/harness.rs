@@ -79,7 +79,7 @@ fn what_a_pod_may_leave_is_seen(node: &mut TestNode) -> Result<()> {
 }
 
 fn a_closed_registry_wants_its_password(node: &mut TestNode) -> Result<()> {
-    let registry = Registry::start(&node.dir().join("registry"), true)?;
+    let registry = Registry::start_closed(&node.dir().join("registry"))?;
     let image = ImageBuilder::new("registry.test/closed:v1").file("closed", "yes\n", 0o644).build()?;
     registry.add(&image, "closed", "v1")?;
     let name = format!("{}/closed:v1", registry.address());
@@ -92,10 +92,11 @@ fn a_closed_registry_wants_its_password(node: &mut TestNode) -> Result<()> {
 }
 
 fn a_line_is_cut_once(node: &mut TestNode) -> Result<()> {
-    let registry = Registry::start(&node.dir().join("registry"), false)?;
+    let registry = Registry::start(&node.dir().join("registry"))?;
     let image = ImageBuilder::new("registry.test/big:v1").file("big", vec![7; 4 << 20], 0o644).build()?;
     registry.add(&image, "big", "v1")?;
-    let proxy = Proxy::start(registry.address(), Some(1 << 20))?;
+    let proxy = Proxy::start(registry.address())?;
+    proxy.cut_after([1 << 20]);
     registry::allow_plain_http(&node.containerd.certs_d(), "registry.test", proxy.address())?;
     let certs = node.containerd.certs_d().display().to_string();
     // containerd may try again by itself; what counts is that the line broke and works afterwards.

@@ -50,7 +50,7 @@ struct Images(Registry);
 
 impl Images {
     fn serve(node: &TestNode) -> Result<Self> {
-        let registry = Registry::start(&node.dir().join("registry"), false)?;
+        let registry = Registry::start(&node.dir().join("registry"))?;
         registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
         Ok(Self(registry))
     }

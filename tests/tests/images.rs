@@ -33,7 +33,8 @@ fn main() -> ExitCode {
 const HOST: &str = "registry.test:5000";
 
 fn start_registry(node: &TestNode, closed: bool) -> Result<Registry> {
-    let registry = Registry::start(&node.dir().join("registry"), closed)?;
+    let dir = node.dir().join("registry");
+    let registry = if closed { Registry::start_closed(&dir)? } else { Registry::start(&dir)? };
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
     Ok(registry)
 }
@@ -98,10 +99,11 @@ fn a_wrong_password_is_said(node: &mut TestNode) -> Result<()> {
 
 fn a_broken_download_goes_on_where_it_stopped(node: &mut TestNode) -> Result<()> {
     const SIZE: u64 = 16 << 20;
-    let registry = Registry::start(&node.dir().join("registry"), false)?;
+    let registry = Registry::start(&node.dir().join("registry"))?;
     let image = build("big", SIZE as usize)?;
     registry.add(&image, "big", "v1")?;
-    let proxy = Proxy::start(registry.address(), Some(SIZE * 3 / 4))?;
+    let proxy = Proxy::start(registry.address())?;
+    proxy.cut_after([SIZE * 3 / 4]);
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, proxy.address())?;
     node.apply(&running(&image))?;
     node.wait_running("web")?;

@@ -279,7 +279,7 @@ fn a_broken_object_leaves_the_last_good_one(node: &mut TestNode) -> Result<()> {
 
 fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     const HOST: &str = "registry.test:5000";
-    let registry = Registry::start(&node.dir().join("registry"), true)?;
+    let registry = Registry::start_closed(&node.dir().join("registry"))?;
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
     let image = ImageBuilder::new(&format!("{HOST}/closed:v1")).file("filler", vec![7; 1000], 0o644).build()?;
     registry.add(&image, "closed", "v1")?;

@@ -1,12 +1,7 @@
 //! `cargo xtask test`: every test there is but the long ones, on a machine that has been set up for it.
 
-use std::env;
-use std::ffi::OsString;
-use std::path::Path;
-
-use anyhow::{Context as _, Result};
-use limpet_tests::tools::{self, ContainerdPrograms};
-use limpet_tests::{agent, need, sweep, vm};
+use anyhow::Result;
+use limpet_tests::{agent, need, sweep, tools, vm};
 
 use crate::{apt, cargo, dist, setup, test_kernels, vm_image};
 
@@ -47,7 +42,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice).env(need::REQUIRE_VARIABLE, "1");
-    command.env("PATH", path_with_programs(arguments.containerd)?);
     // Before cargo's tests, whose lines come last; their failure does not hide those either.
     let kernels = if arguments.rest.is_empty() { test_kernels::everyday() } else { Ok(()) };
     if let Err(error) = &kernels {
@@ -78,15 +72,4 @@ fn tools_of_tests() -> Result<()> {
         return Ok(());
     }
     apt::install(&missing)
-}
-
-/// The search path with what setup has unpacked in front: the agent's own tests look for containerd and registry there.
-fn path_with_programs(containerd: Option<u32>) -> Result<OsString> {
-    let chosen = match containerd {
-        Some(major) => ContainerdPrograms::of_major(major),
-        None => ContainerdPrograms::chosen(None).ok(),
-    };
-    let registry = tools::registry().and_then(|program| program.parent().map(Path::to_owned));
-    let directories = chosen.map(|programs| programs.dir).into_iter().chain(registry).chain(tools::search_path());
-    env::join_paths(directories).context("PATH")
 }

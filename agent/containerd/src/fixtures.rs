@@ -5,20 +5,18 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 
 use limpet_host::path_watch::PathWatch;
-use limpet_tests::need::{self, need};
-use limpet_tests::tools;
+use limpet_tests::node::{NodeOptions, TestNode};
+use limpet_tests::{need, tools};
 
 use crate::client::Client;
 use crate::exec::{ExecRequest, fifo, new_id};
 
-/// A private containerd with one running container.
+/// A node without an agent, with one running container.
 pub struct TestContainer {
-    directory: tempfile::TempDir,
-    containerd: Child,
-    /// The connection to it.
+    node: TestNode,
+    /// The connection to its containerd.
     pub client: Client,
     /// Unique on the machine: runc does not distinguish containerds.
     pub id: String,
@@ -29,58 +27,25 @@ impl TestContainer {
     ///
     /// # Panics
     /// When the container does not start, or something is missing that has to be there.
-    pub async fn start() -> Option<Self> {
-        need::root("containers")?;
-        for name in ["containerd", "ctr", "runc"] {
-            need::program(name)?;
-        }
-        need(tools::busybox().ok_or("no static busybox here; run: cargo xtask setup"))?;
-        let directory = tempfile::tempdir().unwrap();
-        let base = directory.path();
-        let socket = base.join("containerd.sock");
-        let config = format!(
-            "version = 2\nroot = '{0}/root'\nstate = '{0}/state'\ndisabled_plugins = ['io.containerd.grpc.v1.cri', \
-             'io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime']\n[grpc]\naddress = '{1}'\n",
-            base.display(),
-            socket.display()
-        );
-        fs::write(base.join("config.toml"), config).unwrap();
-        let log = fs::File::create(base.join("log")).unwrap();
-        let mut appears = PathWatch::file(&socket).await.unwrap();
-        let containerd =
-            Command::new("containerd").arg("--config").arg(base.join("config.toml")).stderr(log).spawn().unwrap();
-        let test = Self { client: Client::new(&socket), containerd, directory, id: new_id() };
-        while !socket.exists() {
-            appears.changed().await.unwrap();
-        }
+    pub fn start() -> Option<Self> {
+        let node = need::node(&NodeOptions { agent: false, images: false, ..NodeOptions::default() })?;
+        let test = Self { client: Client::new(&node.containerd.socket()), node, id: new_id() };
         test.make_rootfs();
-        let rootfs = test.rootfs();
-        let rootfs = rootfs.to_str().unwrap();
-        test.ctr(&[
-            "run",
-            "-d",
-            "--null-io",
-            "--env",
-            "PATH=/bin",
-            "--cwd",
-            "/tmp",
-            "--rootfs",
-            rootfs,
-            &test.id,
-            "/bin/sleep",
-            "1000",
-        ]);
+        let (cgroup, rootfs) = (format!("/{}/test", test.node.cgroup()), test.rootfs());
+        let with = ["--env", "PATH=/bin", "--cwd", "/tmp", "--cgroup", &cgroup];
+        let rootfs = ["--rootfs", rootfs.to_str().unwrap(), &test.id, "/bin/sleep", "1000"];
+        test.ctr(&[&["run", "-d", "--null-io"], &with[..], &rootfs].concat());
         Some(test)
     }
 
     /// The directory of its commands' FIFOs.
     pub fn fifo_dir(&self) -> PathBuf {
-        self.directory.path().join("exec")
+        self.node.dir().join("exec")
     }
 
     /// The container's root directory.
     pub fn rootfs(&self) -> PathBuf {
-        self.directory.path().join("rootfs")
+        self.node.dir().join("rootfs")
     }
 
     fn make_rootfs(&self) {
@@ -100,10 +65,7 @@ impl TestContainer {
     /// # Panics
     /// When it fails.
     pub fn ctr(&self, arguments: &[&str]) {
-        let mut command = Command::new("ctr");
-        command.arg("--address").arg(self.client.socket()).args(["--namespace", "k8s.io"]).args(arguments);
-        let output = command.stdin(Stdio::null()).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        self.node.containerd.ctr(arguments).unwrap();
     }
 
     /// A request to run `command` in it, without a terminal and without input.
@@ -134,19 +96,5 @@ impl TestContainer {
         let marked =
             fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("environ")).ok());
         assert_eq!(marked.filter(|environ| String::from_utf8_lossy(environ).contains(&mark)).count(), 0);
-    }
-}
-
-impl Drop for TestContainer {
-    fn drop(&mut self) {
-        let quiet = |arguments: &[&str]| {
-            let mut command = Command::new("ctr");
-            command.arg("--address").arg(self.client.socket()).args(["--namespace", "k8s.io"]).args(arguments);
-            let _ = command.stdin(Stdio::null()).output();
-        };
-        quiet(&["task", "delete", "--force", &self.id]);
-        quiet(&["container", "delete", &self.id]);
-        let _ = self.containerd.kill();
-        let _ = self.containerd.wait();
     }
 }

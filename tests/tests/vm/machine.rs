@@ -91,7 +91,7 @@ fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     image::write_oci_archive(&[&first, &second], &files.join("demo.tar"))?;
     if let Some(program) = tools::registry() {
         fs::copy(program, files.join("docker-registry"))?;
-        let large = image::ImageBuilder::new("large").file("noise", noise(LARGE), 0o644).build()?;
+        let large = image::ImageBuilder::new("large").file("noise", image::noise("large", LARGE), 0o644).build()?;
         registry::store(&files.join("registry"), &large, "large", "1")?;
     }
     for suite in vm::suites() {
@@ -99,16 +99,4 @@ fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     }
     vm::write_payload(files, payload)?;
     fs::remove_dir_all(files).context("remove what is in the payload now")
-}
-
-/// Bytes that do not compress, the same every time (xorshift).
-fn noise(size: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut word = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..size / 8).flat_map(|_| word().to_le_bytes()).collect()
 }

@@ -38,7 +38,7 @@ fn identity(container: &str) -> ContainerIdentity {
 /// Twelve containers of a pod whose manifest is as large as a manifest may be: more than one answer of containerd's may hold.
 #[tokio::test]
 async fn large_manifests_are_listed_and_one_bad_record_hides_no_other() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let containers = Containers::new(test.client.clone(), config());
     let manifest = vec![b' '; 1_500 << 10];
     let id = |number: usize| ContainerId::new(format!("{}-{number:02}", test.id));

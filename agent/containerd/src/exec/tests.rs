@@ -25,7 +25,7 @@ async fn finish(mut session: ExecSession) -> (String, String, i32) {
 
 #[tokio::test]
 async fn output_input_and_exit_codes() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let session = exec(&test, &["sh", "-c", "echo out; echo err >&2; pwd; exit 3"]).await.unwrap();
     assert_eq!(finish(session).await, ("out\n/tmp\n".to_owned(), "err\n".to_owned(), 3));
 
@@ -58,7 +58,7 @@ async fn finish_output(mut session: ExecSession) -> usize {
 
 #[tokio::test]
 async fn a_terminal_has_one_stream_and_a_size() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let script = "read go; tty; stty size; echo $TERM; echo err >&2";
     let request = ExecRequest { tty: true, stdin: true, ..test.request(&["sh", "-c", script]) };
     let mut session = start(&test.client, &test.fifo_dir(), request).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_terminal_has_one_stream_and_a_size() {
 
 #[tokio::test]
 async fn a_failed_command_has_an_error_and_leaves_no_files() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     for (command, code) in [("nope", 127), ("/bin/nope", 127), ("/tmp", 126)] {
         match exec(&test, &[command]).await {
             Err(ExecError::NotStarted { exit_code, message }) => {
@@ -96,7 +96,7 @@ async fn a_failed_command_has_an_error_and_leaves_no_files() {
 
 #[tokio::test]
 async fn a_dropped_session_kills_its_process() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let mut session = exec(&test, &["sh", "-c", &test.endless()]).await.unwrap();
     let mut ready = [0; 6];
     session.stdout.read_exact(&mut ready).await.unwrap();
@@ -106,7 +106,7 @@ async fn a_dropped_session_kills_its_process() {
 
 #[tokio::test]
 async fn orphaned_sessions_are_swept() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let mut session = exec(&test, &["sh", "-c", &test.endless()]).await.unwrap();
     let mut ready = [0; 6];
     session.stdout.read_exact(&mut ready).await.unwrap();

@@ -8,14 +8,13 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-
-use crate::made::{MANIFEST, Made};
+use limpet_tests::image::{Image, MANIFEST_TYPE};
 
 struct Inner {
-    made: Made,
+    image: Image,
     address: String,
-    /// The `Authorization` header that the token server requires; `None`: it issues tokens to any client.
-    login: Option<&'static str>,
+    /// The `Authorization` header that the token server requires.
+    login: String,
     asked: Mutex<Vec<String>>,
 }
 
@@ -26,10 +25,10 @@ pub(crate) struct Bearer {
 }
 
 impl Bearer {
-    pub(crate) async fn start(made: Made, login: Option<&'static str>) -> Self {
+    pub(crate) async fn start(image: Image, login: String) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let inner = Arc::new(Inner { made, address: address.clone(), login, asked: Mutex::default() });
+        let inner = Arc::new(Inner { image, address: address.clone(), login, asked: Mutex::default() });
         let router = Router::new()
             .route("/token", get(token))
             .route("/v2/demo/app/{kind}/{reference}", get(content))
@@ -53,10 +52,10 @@ impl Drop for Bearer {
 async fn token(State(inner): State<Arc<Inner>>, headers: HeaderMap, uri: Uri) -> Response {
     inner.asked.lock().unwrap().push(uri.query().unwrap_or_default().to_owned());
     let sent = headers.get("authorization").and_then(|value| value.to_str().ok());
-    match inner.login {
-        Some(wanted) if sent != Some(wanted) => StatusCode::UNAUTHORIZED.into_response(),
-        _ => r#"{"token": "t0ken", "expires_in": 300}"#.into_response(),
+    if sent != Some(&inner.login) {
+        return StatusCode::UNAUTHORIZED.into_response();
     }
+    r#"{"token": "t0ken", "expires_in": 300}"#.into_response()
 }
 
 async fn content(
@@ -72,10 +71,10 @@ async fn content(
         return (StatusCode::UNAUTHORIZED, [("www-authenticate", challenge)]).into_response();
     }
     if kind == "manifests" {
-        return ([("content-type", MANIFEST)], inner.made.manifest.bytes.clone()).into_response();
+        return ([("content-type", MANIFEST_TYPE)], inner.image.manifest.bytes.clone()).into_response();
     }
-    let blobs = inner.made.layers.iter().chain([&inner.made.config]);
-    match blobs.into_iter().find(|blob| blob.digest == reference) {
+    let blobs = inner.image.layers.iter().chain([&inner.image.config]);
+    match blobs.into_iter().find(|blob| blob.digest() == reference) {
         Some(blob) => blob.bytes.clone().into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }

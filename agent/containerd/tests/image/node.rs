@@ -1,10 +1,7 @@
-//! A private containerd for a test, and inspection of its state.
+//! A node of the harness without an agent, and inspection of its containerd by the API that limpet uses.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Command;
 
 use containerd_client::services::v1::content_client::ContentClient;
 use containerd_client::services::v1::images_client::ImagesClient;
@@ -16,113 +13,58 @@ use containerd_client::services::v1::{
 };
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{Images, ImagesConfig};
-use rustix::mount::{MountFlags, UnmountFlags};
-
-use crate::made::Blob;
+use limpet_tests::image::Blob;
+use limpet_tests::node::NodeOptions;
+use limpet_tests::registry::{self, Registry};
+use limpet_tests::{TestNode, need};
+use rustix::mount::MountFlags;
 
 const SNAPSHOTTER: &str = "overlayfs";
 
 pub(crate) struct Node {
-    dir: PathBuf,
-    client: Mutex<Client>,
-    child: Mutex<Child>,
-    tmpfs: bool,
-}
-
-/// A new directory of this process.
-pub(crate) fn fresh_dir(what: &str) -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let dir = PathBuf::from(format!("/run/limpet-test-image/{}-{what}-{count}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    dir
-}
-
-fn containerd() -> Command {
-    match std::env::var_os("LIMPET_CONTAINERD_BIN") {
-        None => Command::new("containerd"),
-        Some(bin) => {
-            let mut command = Command::new(Path::new(&bin).join("containerd"));
-            let mut path = bin.clone();
-            path.push(":");
-            path.push(std::env::var_os("PATH").unwrap_or_default());
-            command.env("PATH", path);
-            command
-        }
-    }
-}
-
-/// Major and minor version.
-fn version() -> Option<(u32, u32)> {
-    let output = containerd().arg("--version").output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    let version =
-        text.split_whitespace().find(|word| word.trim_start_matches('v').starts_with(|c: char| c.is_ascii_digit()))?;
-    let mut parts = version.trim_start_matches('v').split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    node: TestNode,
+    client: Client,
 }
 
 impl Node {
-    pub(crate) async fn start() -> Result<Self, String> {
+    /// `None`, with a message why, where a requirement is missing.
+    pub(crate) fn start() -> Option<Self> {
         Self::start_in(None)
     }
 
     /// With a disk of so many bytes.
-    pub(crate) async fn start_on(bytes: u64) -> Result<Self, String> {
+    pub(crate) fn start_on(bytes: u64) -> Option<Self> {
         Self::start_in(Some(bytes))
     }
 
-    fn start_in(bytes: Option<u64>) -> Result<Self, String> {
-        if !rustix::process::geteuid().is_root() {
-            return Err("not root".to_owned());
-        }
-        match version() {
-            None => return Err("containerd is not installed".to_owned()),
-            Some(version) if version < (1, 7) => return Err(format!("containerd {version:?} is older than 1.7")),
-            Some(_) => {}
-        }
-        let dir = fresh_dir("node");
-        for name in ["root", "state", "images", "certs.d"] {
-            std::fs::create_dir(dir.join(name)).unwrap();
-        }
-        if let Some(bytes) = bytes {
-            mount_tmpfs(&dir.join("root"), bytes, MountFlags::empty());
-        }
-        let config = format!(
-            "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \
-             \"io.containerd.cri.v1.images\", \"io.containerd.cri.v1.runtime\", \"io.containerd.internal.v1.opt\"]\n\
-             [grpc]\naddress = {:?}\n",
-            dir.join("root"),
-            dir.join("state"),
-            dir.join("sock")
-        );
-        std::fs::write(dir.join("config.toml"), config).unwrap();
-        let child = boot(&dir);
-        Ok(Self {
-            client: Mutex::new(Client::new(&dir.join("sock"))),
-            dir,
-            child: Mutex::new(child),
-            tmpfs: bytes.is_some(),
-        })
+    fn start_in(image_disk: Option<u64>) -> Option<Self> {
+        let options = NodeOptions { agent: false, images: false, image_disk, ..NodeOptions::default() };
+        let node = need::node(&options)?;
+        let node = Self { client: Client::new(&node.containerd.socket()), node };
+        std::fs::create_dir_all(node.archives()).unwrap();
+        Some(node)
+    }
+
+    /// A registry of its own.
+    pub(crate) fn registry(&self, start: registry::Start) -> Option<Registry> {
+        need::registry(&self.node, start)
     }
 
     /// As after a crash of containerd.
-    pub(crate) async fn restart_containerd(&self) {
-        let mut child = self.child.lock().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        *child = boot(&self.dir);
+    pub(crate) fn restart_containerd(&mut self) {
+        self.node.containerd.kill();
+        self.node.containerd.start().unwrap();
         // The loss of the old connection may be noticed only by the next call, which then fails.
-        *self.client.lock().unwrap() = Client::new(&self.dir.join("sock"));
+        self.client = Client::new(&self.node.containerd.socket());
     }
 
     fn client(&self) -> Client {
-        self.client.lock().unwrap().clone()
+        self.client.clone()
     }
 
     /// Resizes the disk.
     pub(crate) fn resize(&self, bytes: u64) {
-        let root = self.dir.join("root");
+        let root = self.node.containerd.root();
         rustix::mount::mount_remount(&root, MountFlags::empty(), format!("size={bytes}")).unwrap();
     }
 
@@ -132,20 +74,20 @@ impl Node {
             self.client(),
             ImagesConfig {
                 snapshotter: SNAPSHOTTER.to_owned(),
-                registry_config_dir: self.dir.join("certs.d"),
-                auth_files: vec![self.dir.join("none.json"), self.dir.join("config.json")],
+                registry_config_dir: self.node.containerd.certs_d(),
+                auth_files: vec![self.scratch("none.json"), self.scratch("config.json")],
                 archives_dir: self.archives(),
             },
         )
     }
 
     pub(crate) fn archives(&self) -> PathBuf {
-        self.dir.join("images")
+        self.node.agent.settings().root().join("images")
     }
 
     /// A path on the same file system as the archives, not watched.
     pub(crate) fn scratch(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
+        self.node.dir().join(name)
     }
 
     pub(crate) fn compress(&self, tool: &str, name: &str, to: &Path) {
@@ -156,12 +98,13 @@ impl Node {
 
     pub(crate) fn credentials(&self, host: &str, user: &str, password: &str) {
         let config = serde_json::json!({"auths": {host: {"username": user, "password": password}}});
-        std::fs::write(self.dir.join("config.json"), config.to_string()).unwrap();
+        std::fs::write(self.scratch("config.json"), config.to_string()).unwrap();
     }
 
     pub(crate) fn hosts_toml(&self, host: &str, text: &str) {
-        std::fs::create_dir_all(self.dir.join("certs.d").join(host)).unwrap();
-        std::fs::write(self.dir.join("certs.d").join(host).join("hosts.toml"), text).unwrap();
+        let dir = self.node.containerd.certs_d().join(host);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("hosts.toml"), text).unwrap();
     }
 
     pub(crate) async fn leases(&self) -> Vec<String> {
@@ -201,9 +144,9 @@ impl Node {
     pub(crate) async fn leave_ingest(&self, blob: &Blob, bytes: &[u8]) {
         let message = |action: WriteAction, data: &[u8]| WriteContentRequest {
             action: action.into(),
-            r#ref: format!("limpet-{}", blob.digest),
-            total: i64::try_from(blob.size).unwrap(),
-            expected: blob.digest.clone(),
+            r#ref: format!("limpet-{}", blob.digest()),
+            total: i64::try_from(blob.bytes.len()).unwrap(),
+            expected: blob.digest(),
             data: data.to_vec(),
             ..Default::default()
         };
@@ -234,40 +177,5 @@ impl Node {
         let layers: Vec<&str> = lower.map_or_else(|| vec![mounts[0].source.as_str()], |dirs| dirs.split(':').collect());
         assert!(layers.iter().any(|layer| Path::new(layer).join(path).is_file()), "{path} in {mounts:?}");
         self.remove_snapshot(&key).await;
-    }
-}
-
-fn mount_tmpfs(at: &Path, bytes: u64, flags: MountFlags) {
-    let options = std::ffi::CString::new(format!("size={bytes}")).unwrap();
-    rustix::mount::mount("limpet-test", at, "tmpfs", flags, Some(options.as_c_str())).unwrap();
-}
-
-/// Starts containerd and waits until it logs that it is ready.
-fn boot(dir: &Path) -> Child {
-    let mut child = containerd()
-        .arg("--config")
-        .arg(dir.join("config.toml"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let mut lines = String::new();
-    while !lines.contains("containerd successfully booted") {
-        assert!(log.read_line(&mut lines).unwrap() > 0, "containerd exited: {lines}");
-    }
-    std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-    child
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let child = self.child.get_mut().unwrap();
-        let _ = child.kill();
-        let _ = child.wait();
-        if self.tmpfs {
-            let _ = rustix::mount::unmount(self.dir.join("root"), UnmountFlags::DETACH);
-        }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

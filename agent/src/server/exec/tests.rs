@@ -26,7 +26,7 @@ struct Node {
 
 impl Node {
     async fn start() -> Option<Self> {
-        let container = TestContainer::start().await?;
+        let container = TestContainer::start()?;
         let socket = container.rootfs().with_file_name("limpet.sock");
         let stop = CancellationToken::new();
         let id = container.id.clone();

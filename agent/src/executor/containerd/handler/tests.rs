@@ -64,7 +64,7 @@ async fn run(test: &TestContainer, command: &[&str]) -> Result<Executed, ExecErr
 
 #[tokio::test]
 async fn a_command_has_a_code_and_bounded_output() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let ended = run(&test, &["sh", "-c", "echo out; sleep 0.1; echo err >&2; exit 3"]).await.unwrap();
     assert_eq!(ended, Executed { code: 3, output: "out\nerr\n".to_owned() });
     // More than is kept, and more than a pipe holds: the command does not wait for a reader.
@@ -79,7 +79,7 @@ async fn a_command_has_a_code_and_bounded_output() {
 
 #[tokio::test]
 async fn a_command_does_not_outlive_its_deadline() {
-    let Some(test) = TestContainer::start().await else { return };
+    let Some(test) = TestContainer::start() else { return };
     let late = within(Some(Instant::now()), run(&test, &["sleep", "1000"])).await;
     assert!(matches!(late, Err(HandlerError::TimedOut)));
     test.all_cleaned_up().await;

@@ -1,0 +1,187 @@
+//! A TCP line to a registry that can be cut in mid-download, and that remembers the requests it carried.
+
+use std::io::{ErrorKind, Read, Write};
+use std::iter::Peekable;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::{Result, ensure};
+
+use crate::wait;
+
+/// The line; its threads end with the process, since they hold nothing but the port.
+#[derive(Debug, Clone)]
+pub struct Proxy {
+    address: SocketAddr,
+    passage: Arc<Passage>,
+}
+
+/// What passes, and what is to become of it.
+#[derive(Debug)]
+struct Passage {
+    target: SocketAddr,
+    state: Mutex<State>,
+    was_cut: Condvar,
+}
+
+/// After how many bytes of replies connections are cut, one after the other.
+type Limits = Peekable<Box<dyn Iterator<Item = u64> + Send>>;
+
+struct State {
+    limits: Limits,
+    cuts: usize,
+    /// Bytes of replies.
+    said: u64,
+    heads: Vec<String>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = formatter.debug_struct("State");
+        shown.field("cuts", &self.cuts).field("said", &self.said).field("heads", &self.heads).finish_non_exhaustive()
+    }
+}
+
+impl Proxy {
+    /// Listens on a free loopback port. The line stays whole until [`Self::cut_after`].
+    pub fn start(target: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        let state = State { limits: no_limits(), cuts: 0, said: 0, heads: Vec::new() };
+        let passage = Arc::new(Passage { target, state: Mutex::new(state), was_cut: Condvar::new() });
+        let carried = passage.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let passage = carried.clone();
+                thread::spawn(move || passage.carry(client));
+            }
+        });
+        Ok(Self { address, passage })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on cuts a connection once the registry has said more than the first of these numbers of bytes in it, then
+    /// one for the second, and so on.
+    pub fn cut_after(&self, limits: impl IntoIterator<Item = u64, IntoIter: Send + 'static>) {
+        self.passage.state().limits = (Box::new(limits.into_iter()) as Box<dyn Iterator<Item = u64> + Send>).peekable();
+    }
+
+    /// Cuts nothing any more.
+    pub fn heal(&self) {
+        self.passage.state().limits = no_limits();
+    }
+
+    /// The heads of all requests so far: request line and headers.
+    pub fn requests(&self) -> Vec<String> {
+        self.passage.state().heads.clone()
+    }
+
+    /// Where each request for the blob `digest` wanted it to begin.
+    pub fn offsets(&self, digest: &str) -> Vec<u64> {
+        let wanted = format!("/blobs/{digest} ");
+        let offset = |head: &str| {
+            let head = head.to_lowercase();
+            let range = head.lines().find_map(|line| line.strip_prefix("range: bytes="));
+            range.and_then(|range| range.trim_end_matches('-').parse().ok()).unwrap_or_default()
+        };
+        self.requests().iter().filter(|head| head.contains(&wanted)).map(|head| offset(head)).collect()
+    }
+
+    /// How many bytes the registry has said so far.
+    pub fn bytes(&self) -> u64 {
+        self.passage.state().said
+    }
+
+    /// Whether the line has been cut.
+    pub fn was_cut(&self) -> bool {
+        self.passage.state().cuts > 0
+    }
+
+    /// Waits until it has been cut.
+    pub fn wait_cut(&self) -> Result<()> {
+        let wait = self.passage.was_cut.wait_timeout_while(self.passage.state(), wait::soon(), |state| state.cuts == 0);
+        let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        ensure!(state.cuts > 0, "the line was not cut");
+        Ok(())
+    }
+}
+
+fn no_limits() -> Limits {
+    (Box::new(std::iter::empty()) as Box<dyn Iterator<Item = u64> + Send>).peekable()
+}
+
+impl Passage {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn carry(self: Arc<Self>, client: TcpStream) {
+        let Ok(server) = TcpStream::connect(self.target) else { return };
+        let (Ok(from), Ok(to)) = (client.try_clone(), server.try_clone()) else { return };
+        let ahead = self.clone();
+        let requests = thread::spawn(move || ahead.carry_requests(from, to));
+        self.carry_replies(server, client);
+        requests.join().ok();
+    }
+
+    /// Requests of a registry client have no body here: each ends with an empty line.
+    fn carry_requests(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut head = Vec::new();
+        let mut buffer = [0; 16 * 1024];
+        while let Some(length) = read(&mut from, &mut buffer) {
+            head.extend_from_slice(&buffer[..length]);
+            while let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") {
+                let request: Vec<_> = head.drain(..end + 4).collect();
+                self.state().heads.push(String::from_utf8_lossy(&request).trim().to_owned());
+            }
+            if to.write_all(&buffer[..length]).is_err() {
+                break;
+            }
+        }
+        to.shutdown(Shutdown::Write).ok();
+    }
+
+    fn carry_replies(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut buffer = [0; 16 * 1024];
+        let mut carried = 0;
+        while let Some(length) = read(&mut from, &mut buffer) {
+            let (passes, cut) = self.spend(carried, length);
+            carried += passes as u64;
+            if to.write_all(&buffer[..passes]).is_err() || cut {
+                break;
+            }
+        }
+        to.shutdown(Shutdown::Both).ok();
+        from.shutdown(Shutdown::Both).ok();
+    }
+
+    /// How many of `length` bytes may pass in a connection that has `carried` so many, and whether it is cut after them.
+    fn spend(&self, carried: u64, length: usize) -> (usize, bool) {
+        let mut state = self.state();
+        let limit = state.limits.next_if(|limit| carried + length as u64 > *limit);
+        let passes = limit.map_or(length, |limit| usize::try_from(limit.saturating_sub(carried)).unwrap_or(length));
+        state.said += passes as u64;
+        if limit.is_some() {
+            state.cuts += 1;
+            self.was_cut.notify_all();
+        }
+        (passes, limit.is_some())
+    }
+}
+
+/// Reads once; `None` at the end of the stream.
+fn read(from: &mut TcpStream, buffer: &mut [u8]) -> Option<usize> {
+    loop {
+        match from.read(buffer) {
+            Ok(0) => return None,
+            Ok(length) => return Some(length),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
