@@ -11,6 +11,14 @@ use crate::node::{NodeOptions, TestNode};
 use crate::sweep::sweep;
 use crate::{tools, wait};
 
+/// Set to `1`: suites that have a long form run it, and try everything instead of a selection.
+pub const LONG_VARIABLE: &str = "LIMPET_TEST_LONG";
+
+/// Whether the long forms are to be run.
+pub fn is_long() -> bool {
+    std::env::var_os(LONG_VARIABLE).is_some_and(|value| value == "1")
+}
+
 /// One test and the node it wants.
 #[derive(Debug)]
 pub struct Case {

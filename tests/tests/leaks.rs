@@ -13,9 +13,6 @@ use limpet_tests::node::container;
 use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
 
-/// Makes the tests of this file long: 500 pods, and an hour.
-const LONG_VARIABLE: &str = "LIMPET_TEST_LONG";
-
 /// What the agent's memory may vary by, in KiB. The ring of the last 1,000 events fills (half a MiB), and the allocator
 /// keeps pages it has had: up to 2 MiB after many pods at once, and then no more. 6 KiB a pod exceed it among 500.
 const AGENT_ALLOWANCE: u64 = 3072;
@@ -31,10 +28,6 @@ fn main() -> ExitCode {
             node.verbosity = 2;
         }),
     ])
-}
-
-fn is_long() -> bool {
-    std::env::var_os(LONG_VARIABLE).is_some()
 }
 
 /// The agent once it is idle: threads that wait for blocking work end after some seconds, and their stacks with them.
@@ -54,7 +47,7 @@ fn nothing_is_left_behind(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("first", IDLE))?;
     wait_for_programs(node)?;
     node.remove("first")?;
-    let (warm_up, waves) = if is_long() { (10, 50) } else { (1, 3) };
+    let (warm_up, waves) = if suite::is_long() { (10, 50) } else { (1, 3) };
     (0..warm_up).try_for_each(|number| wave(node, number))?;
     let memory = idle_agent(node)?.private;
     let before = Inventory::take(node)?;
@@ -209,7 +202,7 @@ fn rich(name: &str, main: Value) -> Value {
 
 /// How long the soak works before its first figure, and between the first and the last.
 fn soak_times() -> (Duration, Duration) {
-    if is_long() {
+    if suite::is_long() {
         (Duration::from_secs(600), Duration::from_secs(3600))
     } else {
         (Duration::from_secs(10), Duration::from_secs(30))

@@ -12,6 +12,7 @@ mod ebpf;
 mod kubernetes;
 mod lint;
 mod module_cycles;
+mod nightly;
 mod setup;
 mod simulate;
 mod test;
@@ -49,6 +50,8 @@ enum Task {
     TestVm(test_vm::Arguments),
     /// Boot stock kernels under emulation and test the BPF programs in each: 5.10, 6.1, 6.12 and the newest.
     TestKernels(test_kernels::Arguments),
+    /// Run the tests that take too long for every change: all kernels, the long forms, containerd 2. Takes hours.
+    Nightly(nightly::Arguments),
     /// Build the BPF programs and put the object in its place; sets up what that needs but the nightly compiler itself.
     BuildEbpf,
     /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
         Task::TestKernels(arguments) => test_kernels::run(&arguments),
+        Task::Nightly(arguments) => nightly::run(&arguments),
         Task::BuildEbpf => ebpf::build(),
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Kubelet => kubernetes::kubelet().map(say_where),

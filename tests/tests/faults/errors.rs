@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::TestNode;
+use limpet_tests::{TestNode, suite};
 
 use crate::fault::{self, Code, FAULT_VARIABLE, Fault, Harm, Moment};
 use crate::proxy::Call;
@@ -66,7 +66,7 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
     for (place, call) in about_a_pod.enumerate() {
         let harms = harms(&call.method);
         let fault = |(harm, moment)| Fault { phase, method: call.method.clone(), number: call.number, harm, moment };
-        if fault::is_long() {
+        if suite::is_long() {
             planned.extend(harms.into_iter().map(fault));
         } else if call.number == 1 {
             let turn = place + phase as usize;

@@ -10,15 +10,8 @@ use crate::subject::Phase;
 
 /// The one fault that is to be tried, as a failure has printed it.
 pub(crate) const FAULT_VARIABLE: &str = "LIMPET_TEST_FAULT";
-/// Has every suite run whole.
-pub(crate) const LONG_VARIABLE: &str = "LIMPET_TEST_LONG";
 /// Which of a long run's rounds are to be tried, `60..` or `60..120`: it can be gone on with, or be done in parts.
 const ROUNDS_VARIABLE: &str = "LIMPET_TEST_ROUNDS";
-
-/// Whether everything is to be tried, and not a selection that takes two minutes.
-pub(crate) fn is_long() -> bool {
-    std::env::var_os(LONG_VARIABLE).is_some_and(|value| value == "1")
-}
 
 /// gRPC's codes, those that containerd gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

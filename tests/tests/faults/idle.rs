@@ -3,16 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use limpet_tests::{TestNode, wait};
+use limpet_tests::{TestNode, suite, wait};
 
-use crate::fault;
 use crate::proxy::Call;
 use crate::rig::Rig;
 
 /// How long it is looked at. The agent wakes for nothing that would not show within the shorter one, but for what it does
 /// once in minutes.
 fn window() -> Duration {
-    Duration::from_secs(if fault::is_long() { 600 } else { 20 })
+    Duration::from_secs(if suite::is_long() { 600 } else { 20 })
 }
 
 pub(crate) fn an_idle_agent_calls_nobody(node: &mut TestNode) -> Result<()> {

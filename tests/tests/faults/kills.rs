@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::TestNode;
+use limpet_tests::{TestNode, suite};
 
 use crate::fault::{self, Fault, Harm, Moment};
 use crate::proxy::Call;
@@ -75,7 +75,7 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
         if call.method.starts_with("cni.") {
             planned.extend([Moment::Before, Moment::After].map(|moment| fault(Harm::KillAgent, moment)));
             planned.push(fault(Harm::Late, Moment::Before));
-        } else if fault::is_long() {
+        } else if suite::is_long() {
             planned.extend([Moment::Before, Moment::After].map(|moment| fault(Harm::KillAgent, moment)));
             planned.push(fault(Harm::Cut, Moment::After));
         } else if call.number == 1 && (place + phase as usize).is_multiple_of(3) {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::process::{self, signal_pid};
-use limpet_tests::{TestNode, wait};
+use limpet_tests::{TestNode, suite, wait};
 use rustix::process::Signal;
 
 use crate::fault::{self, Fault, Harm, Moment};
@@ -44,7 +44,7 @@ fn faults(phase: Phase, calls: &[Call]) -> Vec<Fault> {
             }
             _ => &[Harm::KillContainerd, Harm::KillShim, Harm::KillLogger],
         };
-        if fault::is_long() {
+        if suite::is_long() {
             for harm in harms {
                 planned.extend([Moment::Before, Moment::After].map(|moment| fault(*harm, moment)));
             }

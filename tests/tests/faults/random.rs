@@ -2,9 +2,9 @@
 //! manifests say, once.
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use limpet_tests::{TestNode, wait};
+use limpet_tests::{TestNode, suite, wait};
 
-use crate::fault::{self, ANY, Harm, Moment, Target};
+use crate::fault::{ANY, Harm, Moment, Target};
 use crate::proxy::Armed;
 use crate::rig::{Rig, deadline};
 use crate::subject::{Kind, Phase, Subject};
@@ -33,7 +33,7 @@ pub(crate) fn random_edits_and_kills(node: &mut TestNode) -> Result<()> {
         Err(_) => u64::from(std::process::id()) << 32 | u64::from(std::time::UNIX_EPOCH.elapsed()?.subsec_nanos()),
     };
     eprintln!("to repeat the same edits and kills: {SEED_VARIABLE}={seed}");
-    let rounds = if fault::is_long() { 200 } else { 15 };
+    let rounds = if suite::is_long() { 200 } else { 15 };
     run(node, &mut Dice(seed), rounds).with_context(|| format!("{SEED_VARIABLE}={seed}"))
 }
 

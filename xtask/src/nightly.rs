@@ -1,0 +1,83 @@
+//! `cargo xtask nightly`: the tests that take too long for every change, one part after the other. It takes hours.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use limpet_tests::suite;
+
+use crate::cargo;
+
+/// Which parts to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these.
+    #[arg(value_name = "PART")]
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Part {
+    /// BPF programs and watch backends in every stock kernel.
+    Kernels,
+    /// The emulated machine with the executable for nodes: every power cut three times, suites inside.
+    Machine,
+    /// Every test but those above with containerd 2.
+    #[value(name = "containerd-2")]
+    ContainerdTwo,
+    /// A fault at every request.
+    Faults,
+    /// 500 pods and an hour of work leave nothing behind.
+    Leaks,
+}
+
+impl Part {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// The arguments of `cargo xtask`.
+    fn task(self) -> &'static [&'static str] {
+        match self {
+            Self::Kernels => &["test-kernels"],
+            Self::Machine => &["test-vm", "--all"],
+            Self::ContainerdTwo => &["test", "--containerd", "2", "--workspace", "--tests", "--no-fail-fast"],
+            Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
+            Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks"],
+        }
+    }
+
+    fn command(self) -> Command {
+        let mut command = cargo::command(&["xtask"]);
+        command.args(self.task());
+        if matches!(self, Self::Faults | Self::Leaks) {
+            command.env(suite::LONG_VARIABLE, "1");
+        }
+        command
+    }
+}
+
+/// Runs them all, whatever fails; what failed comes last.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
+    let mut ended = Vec::new();
+    for part in parts {
+        println!("==> {}: cargo xtask {}", part.name(), part.task().join(" "));
+        let start = Instant::now();
+        let passed = cargo::status(&mut part.command())?.success();
+        ended.push((part.name(), start.elapsed(), passed));
+    }
+    println!("==> the night");
+    for (name, took, passed) in &ended {
+        println!("{}", line(name, *took, *passed));
+    }
+    let failed: Vec<_> = ended.iter().filter(|(.., passed)| !passed).map(|(name, ..)| name.as_str()).collect();
+    ensure!(failed.is_empty(), "failed: {}; one alone: cargo xtask nightly {}", failed.join(", "), failed[0]);
+    Ok(())
+}
+
+fn line(name: &str, took: Duration, passed: bool) -> String {
+    let minutes = took.as_secs().div_ceil(60);
+    format!("{name:<14} {minutes:>4} min  {}", if passed { "passed" } else { "FAILED" })
+}
