@@ -7,26 +7,52 @@ use std::time::Duration;
 use rustix::mount::UnmountFlags;
 use rustix::process::Signal;
 
-use crate::{cni, node, process, wait};
+use crate::{cni, node, process, tools, wait};
 
-/// Where the machines of tests have their disks and sockets: `limpet-vm-PID` in here.
+/// Where machines under emulation have their disks and sockets: `limpet-vm-PID` and the like in here.
 const PARENT: &str = "/var/tmp";
-/// How those directories begin.
-const MACHINE: &str = "limpet-vm-";
+/// How directories in the cache begin while something is fetched, made or asked in them.
+const UNFINISHED: [&str; 3] = [".vm-", ".apt-", ".apiserver-"];
 /// How the cgroups of limpet-host's tests begin; they end with `-PID`.
 const CGROUP: &str = "limpet-test-cgroup-";
 
-/// The directory of this process's machines.
-pub fn machine_dir() -> PathBuf {
-    Path::new(PARENT).join(format!("{MACHINE}{}", std::process::id()))
+/// What machines under emulation are for.
+#[derive(Debug, Clone, Copy)]
+pub enum Machines {
+    /// Installations, boots and power cuts.
+    Vm,
+    /// Stock kernels.
+    Kernels,
+    /// Benches.
+    Bench,
 }
 
-/// Removes what processes that are no more have left: nodes, machines under emulation, bridges and cgroups. What a living
-/// process has is left alone.
+impl Machines {
+    /// The directory of this process's machines.
+    pub fn dir(self) -> PathBuf {
+        Path::new(PARENT).join(format!("{}{}", self.prefix(), std::process::id()))
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Vm => "limpet-vm-",
+            Self::Kernels => "limpet-kernels-",
+            Self::Bench => "limpet-bench-",
+        }
+    }
+}
+
+/// Removes what processes that are no more have left: nodes, machines under emulation, what was unfinished in the
+/// cache, bridges and cgroups. What a living process has is left alone.
 pub fn sweep() {
     node::sweep();
-    for dir in left(Path::new(PARENT), |name| name.strip_prefix(MACHINE)) {
-        remove(&dir, &["qemu-system"]);
+    for machines in [Machines::Vm, Machines::Kernels, Machines::Bench] {
+        for dir in left(Path::new(PARENT), |name| name.strip_prefix(machines.prefix())) {
+            remove(&dir, &["qemu-system"]);
+        }
+    }
+    for dir in left(&tools::cache_dir(), |name| UNFINISHED.iter().find_map(|prefix| name.strip_prefix(prefix))) {
+        remove(&dir, &["etcd", "kube-apiserver"]);
     }
     for link in left(Path::new("/sys/class/net"), |name| name.strip_prefix(cni::LONE_BRIDGE)) {
         cni::remove_bridge(&link.file_name().unwrap_or_default().to_string_lossy());

@@ -2,11 +2,12 @@
 //! Its figures compare with each other, not with those of a real machine.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::measure;
+use limpet_tests::sweep::Machines;
 use limpet_tests::vm::{self, Boot, Disk, Guest};
 
 use crate::{cargo, setup, vm_image};
@@ -32,7 +33,7 @@ pub(crate) fn watch(runs: u32, seconds: u32) -> Result<()> {
     let mut build = cargo::command(&["bench", "--package", "limpet", "--bench", "watch", "--no-run"]);
     let built = cargo::executables(&mut build)?;
     let bench = built.into_iter().find(|target| target.name == "watch").context("the bench was not built")?;
-    let dir = WorkDir(Path::new("/var/tmp").join(format!("limpet-bench-{}", std::process::id())));
+    let dir = WorkDir(Machines::Bench.dir());
     let (files, payload) = (dir.0.join("payload"), dir.0.join("payload.img"));
     fs::create_dir_all(&files)?;
     fs::copy(&bench.path, files.join("watch"))?;

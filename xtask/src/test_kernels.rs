@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::process::{self, Daemon, tail};
+use limpet_tests::sweep::{self, Machines};
 use limpet_tests::{tools, vm, wait};
 
 use crate::apt::{self, Machine};
@@ -74,6 +75,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(unknown) = unknown {
         bail!("no kernel {unknown:?}; there are 5.10, 6.1, 6.12 and newest");
     }
+    if tools::is_root() {
+        sweep::sweep();
+    }
     let wanted =
         |kernel: &&Kernel| arguments.kernels.is_empty() || arguments.kernels.iter().any(|name| name == kernel.name);
     boot_all(KERNELS.iter().filter(wanted))
@@ -99,7 +103,7 @@ fn boot_all<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Result<()> {
         apt::install(&["qemu-system-x86"])?;
     }
     let programs = Programs { kernels: static_test()?, agent: agent_tests()? };
-    let work = std::env::temp_dir().join(format!("limpet-kernels-{}", std::process::id()));
+    let work = Machines::Kernels.dir();
     let mut failed = Vec::new();
     for kernel in kernels {
         fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use std::time::Duration;
-
 use imbl::OrdMap;
 use limpet_core::merge::PodChange;
 use limpet_model::pod::{PodKey, PodRecord};
+use limpet_tests::wait;
 
 use super::*;
 use limpet_core::merge::DesiredPods;
@@ -151,6 +150,6 @@ async fn an_unreferenced_object_is_dropped() {
         }
     };
     // The timeout only ends a test that would hang.
-    tokio::time::timeout(Duration::from_secs(20), let_go).await.unwrap();
+    tokio::time::timeout(wait::soon(), let_go).await.unwrap();
     assert!(running.merged.try_recv().is_err(), "and nothing is sent");
 }

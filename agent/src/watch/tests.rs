@@ -3,11 +3,11 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::time::Duration;
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use limpet_tests::need::need;
+use limpet_tests::wait;
 
 use super::*;
 
@@ -40,7 +40,7 @@ impl TestDirectory {
 
 /// The next event; the time limit only ends a test that would hang.
 async fn next(watch: &mut DirectoryWatch) -> WatchEvent {
-    tokio::time::timeout(Duration::from_secs(20), watch.next()).await.expect("no event").unwrap()
+    tokio::time::timeout(wait::soon(), watch.next()).await.expect("no event").unwrap()
 }
 
 fn hint(names: &[&str]) -> WatchEvent {

@@ -16,6 +16,7 @@ use limpet_core::source::Decoder;
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
+use limpet_tests::wait;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -137,7 +138,7 @@ async fn until(wanted: &State, stands: &impl Fn() -> State, merged: &mut mpsc::R
             merged.recv().await.unwrap();
         }
     };
-    match tokio::time::timeout(std::time::Duration::from_secs(30), waiting).await {
+    match tokio::time::timeout(wait::soon(), waiting).await {
         Ok(()) => "reached".to_owned(),
         Err(_) => format!("{:?}", stands()),
     }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
+use limpet_tests::sweep::Machines;
 use limpet_tests::vm::{self, Boot, Disk, Guest};
-use limpet_tests::{agent, image, registry, sweep, tools};
+use limpet_tests::{agent, image, registry, tools};
 
 use crate::pod::{self, SOON};
 
@@ -36,14 +37,14 @@ pub(crate) struct Machine {
 }
 
 pub(crate) fn remove_work_dir() {
-    fs::remove_dir_all(sweep::machine_dir()).ok();
+    fs::remove_dir_all(Machines::Vm.dir()).ok();
 }
 
 impl Machine {
     /// Installs limpet on a new machine, and starts a pod that stays and one that finishes.
     pub(crate) fn install() -> Result<Self> {
         let image = vm::image().context("no image")?;
-        let dir = sweep::machine_dir();
+        let dir = Machines::Vm.dir();
         let payload = dir.join("payload.img");
         write_payload(&dir.join("payload"), &payload)?;
         let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;

@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
+use limpet_tests::wait;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -117,7 +118,7 @@ impl Bench {
     async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
         let (receiver, ..) = self.running.as_mut().unwrap();
         let last = receiver.clone();
-        let waited = tokio::time::timeout(Duration::from_secs(20), receiver.wait_for(|now| wanted(now))).await;
+        let waited = tokio::time::timeout(wait::soon(), receiver.wait_for(|now| wanted(now))).await;
         match waited {
             Ok(snapshot) => Arc::clone(&snapshot.unwrap()),
             Err(_) => panic!("not reached; last: {:#?}", last.borrow()),

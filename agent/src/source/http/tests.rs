@@ -4,6 +4,8 @@ mod certificates;
 mod server;
 
 use limpet_model::manifest;
+use limpet_tests::claim::Port;
+use limpet_tests::wait;
 use std::io::Write;
 
 use tokio::sync::watch;
@@ -15,11 +17,14 @@ use server::{RecordedRequest, Reply, Server};
 
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
 /// Enough for a machine that is busy with other tests.
-const TIMEOUTS: Timeouts =
-    Timeouts { connect: Duration::from_secs(10), silence: Duration::from_secs(10), whole: Duration::from_secs(60) };
+fn timeouts() -> Timeouts {
+    Timeouts { connect: wait::soon(), silence: wait::soon(), whole: wait::soon() }
+}
+
 /// For responses that never come.
-const SHORT_TIMEOUTS: Timeouts =
-    Timeouts { connect: TIMEOUTS.connect, silence: Duration::from_millis(400), whole: Duration::from_millis(800) };
+fn short_timeouts() -> Timeouts {
+    Timeouts { silence: Duration::from_millis(400), whole: Duration::from_millis(800), ..timeouts() }
+}
 
 /// A list of pods by name and image.
 fn list(pods: &[(&str, &str)]) -> String {
@@ -58,7 +63,7 @@ impl Bench {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { root, store, running: None, timeouts: TIMEOUTS, seen: Arc::default() }
+        Self { root, store, running: None, timeouts: timeouts(), seen: Arc::default() }
     }
 
     fn start(&mut self, settings: HttpSettings) {
@@ -89,7 +94,7 @@ impl Bench {
     async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
         let (receiver, ..) = self.running.as_mut().unwrap();
         let last = receiver.clone();
-        let waited = tokio::time::timeout(Duration::from_secs(20), receiver.wait_for(|now| wanted(now))).await;
+        let waited = tokio::time::timeout(wait::soon(), receiver.wait_for(|now| wanted(now))).await;
         match waited {
             Ok(snapshot) => Arc::clone(&snapshot.unwrap()),
             Err(_) => panic!("not reached; last: {:#?}", last.borrow()),
@@ -190,7 +195,7 @@ async fn no_bad_response_removes_a_pod() {
         let never_whole = matches!(reply, Reply::Silence(_) | Reply::Drip(_));
         let server = Server::start(once(list(&[("a", "x:1")]), reply)).await;
         let mut bench = Bench::new();
-        bench.timeouts = if never_whole { SHORT_TIMEOUTS } else { TIMEOUTS };
+        bench.timeouts = if never_whole { short_timeouts() } else { timeouts() };
         bench.start(settings(&server.url("/pods")));
         let before = bench.until_good(&["a-edge1 x:1"]).await;
         let (reason, after) = bench.until_unavailable().await;
@@ -250,17 +255,17 @@ async fn wait_for(met: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("not met");
+    tokio::time::timeout(wait::soon(), wait).await.expect("not met");
 }
 
 #[tokio::test]
 async fn last_good_pods_are_published_before_the_network_is_up() {
-    let server = Server::start(|_| Reply::ok(list(&[("a", "x:1")]))).await;
+    let port = Port::claim().unwrap();
+    let server = Server::start_at(port.number, None, |_| Reply::ok(list(&[("a", "x:1")]))).await;
     let (mut bench, url) = (Bench::new(), server.url("/pods?node=edge1"));
     bench.start(settings(&url));
     bench.until_good(&["a-edge1 x:1"]).await;
     bench.stop().await;
-    let port = server.port;
     drop(server);
 
     bench.start(settings(&url));
@@ -272,7 +277,7 @@ async fn last_good_pods_are_published_before_the_network_is_up() {
         (vec!["a-edge1 x:1".to_owned()], false, &Health::Starting)
     );
     assert!(bench.pulse().last_success().is_some(), "the age of the last good manifests");
-    let _server = Server::start_at(port, None, |_| Reply::ok(list(&[("b", "x:1")]))).await;
+    let _server = Server::start_at(port.number, None, |_| Reply::ok(list(&[("b", "x:1")]))).await;
     bench.until_good(&["b-edge1 x:1"]).await;
     bench.stop().await;
 

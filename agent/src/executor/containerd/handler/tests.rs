@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::ContainerPort;
 use limpet_containerd::fixtures::TestContainer;
+use limpet_tests::claim::Port;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -33,8 +34,9 @@ fn ports_are_found_by_number_and_by_name() {
 
 #[tokio::test]
 async fn a_connection_is_made_to_the_pod_unless_a_host_is_named() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let open = i32::from(listener.local_addr().unwrap().port());
+    let port = Port::claim().unwrap();
+    let listener = TcpListener::bind(("127.0.0.1", port.number)).await.unwrap();
+    let open = i32::from(port.number);
     let socket =
         |host: Option<&str>, port| TCPSocketAction { host: host.map(str::to_owned), port: IntOrString::Int(port) };
     let pod = Some(IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -6,6 +6,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, 
 use rustix::thread::set_thread_uid;
 
 use limpet_tests::need::{self, need};
+use limpet_tests::wait;
 
 use super::*;
 
@@ -225,7 +226,7 @@ async fn a_full_disk_is_reported_and_manifests_are_saved_later() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), met).await.unwrap();
+        tokio::time::timeout(wait::soon(), met).await.unwrap();
     };
     until(|pulse| pulse.persist_error().is_some_and(|why| why.contains("No space left"))).await;
     fs::remove_file(disk.join("filler")).unwrap();

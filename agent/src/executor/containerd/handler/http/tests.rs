@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use k8s_openapi::api::core::v1::{ContainerPort, HTTPHeader};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use limpet_tests::claim::Port;
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -173,9 +174,8 @@ async fn what_is_no_answer_is_a_failure() {
         let error = send(&action("HTTP", server.port, "/x", &[])).await.unwrap_err();
         assert_eq!(error.url, format!("http://127.0.0.1:{}/x", server.port), "{broken:?}: {error}");
     }
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let silent = Port::claim().unwrap();
+    let port = silent.number;
     let error = send(&action("HTTP", port, "/", &[])).await.unwrap_err();
     let expected = format!("Get \"http://127.0.0.1:{port}/\": dial tcp 127.0.0.1:{port}: ");
     assert!(error.to_string().starts_with(&expected), "{error}");
