@@ -8,6 +8,7 @@ mod error;
 mod observer;
 mod published;
 mod service;
+mod shortage;
 mod sources;
 
 use limpet_model::manifest;
@@ -62,6 +63,7 @@ use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
+use shortage::{Shortages, evictor};
 use sources::start_sources;
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
@@ -142,8 +144,10 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let sources = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
-    supervise(&shared, &executor, &sources, heartbeat, offer);
-    let images = collect_images(&shared, &executor.images, &sources);
+    let (evictor, shortages) = evictor(&shared, &executor, &sources);
+    supervise(&shared, &executor, &sources, heartbeat, offer, shortages);
+    let images = collect_images(&shared, &executor.images, &evictor.pods);
+    shared.tasks.spawn(evictor.run(stop.clone()));
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {
@@ -276,22 +280,16 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
 }
 
 /// Makes room for images when there is a reason to.
-fn collect_images(shared: &Shared, images: &Images, sources: &[Arc<Published>]) -> ImagesState {
-    let pods = Arc::new(KnownPods {
-        desired: shared.desired.clone(),
-        slots: Arc::clone(&shared.slots),
-        observed: shared.observed.clone(),
-        sources: sources.iter().map(|source| source.kind()).collect(),
-    });
+fn collect_images(shared: &Shared, images: &Images, pods: &Arc<KnownPods>) -> ImagesState {
     let collector = ImageCollector {
         images: images.clone(),
         policy: shared.config.image_gc,
-        pods: Arc::clone(&pods),
+        pods: Arc::clone(pods),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
     };
     shared.tasks.spawn(collector.run(shared.stop.clone()));
-    ImagesState { images: images.clone(), pods }
+    ImagesState { images: images.clone(), pods: Arc::clone(pods) }
 }
 
 /// The node's own network and the pods': a change of either may be what a pod is waiting for.
@@ -348,6 +346,7 @@ fn supervise(
     sources: &[Arc<Published>],
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
+    Shortages { pressure, evictions }: Shortages,
 ) {
     let followed: Arc<Followed> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
@@ -373,5 +372,6 @@ fn supervise(
     };
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());
-    shared.tasks.spawn(supervisor.run(Intake { merged, lifecycle, network, node_network, images, heartbeat }));
+    let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, heartbeat };
+    shared.tasks.spawn(supervisor.run(intake));
 }

@@ -22,6 +22,7 @@ pub use read::load;
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::log::LogRotation;
+use limpet_core::eviction::EvictionPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
@@ -115,6 +116,8 @@ pub struct Config {
     pub max_parallel_pulls: usize,
     /// `imageGCHighThresholdPercent`, `imageGCLowThresholdPercent`, `imageMinimumGCAge`, `imageMaximumGCAge`.
     pub image_gc: ImageGcPolicy,
+    /// `evictionHard`, `evictionSoft` and the related settings.
+    pub eviction: EvictionPolicy,
     /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the local image while its registry is
     /// unreachable.
     pub local_image_when_unreachable: bool,
@@ -179,6 +182,7 @@ impl Default for Config {
             allowed_unsafe_sysctls: Vec::new(),
             max_parallel_pulls: 1,
             image_gc: ImageGcPolicy::default(),
+            eviction: EvictionPolicy::default(),
             local_image_when_unreachable: false,
             probe_timer_slack: 10,
             node_ip: None,

@@ -275,7 +275,7 @@ pub async fn prune(images: &Images, pods: &KnownPods) -> Result<Option<Vec<Image
     let mut gone = Vec::new();
     for image in to_make_room(&look.images, &policy) {
         if images.remove(&image.digest, &image.names, decided).await? {
-            tracing::info!(names = ?image.names, digest = &*image.digest, "image removed on request");
+            tracing::info!(names = ?image.names, digest = &*image.digest, "image removed: nothing needs it");
             gone.push(image.clone());
         }
     }
@@ -312,7 +312,7 @@ pub async fn space(directory: &Path) -> Result<DiskSpace, ImageGcError> {
     let path = directory.to_owned();
     let measured = blocking::run(path.clone(), blocking::DEADLINE, move |_| file_system::space(&path)).await;
     let failed = |source| ImageGcError::Disk { path: directory.to_owned(), source };
-    let file_system::Space { capacity, available } = measured.and_then(|measured| measured).map_err(failed)?;
+    let file_system::Space { capacity, available, .. } = measured.and_then(|measured| measured).map_err(failed)?;
     Ok(DiskSpace { capacity, available })
 }
 

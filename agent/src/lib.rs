@@ -11,6 +11,7 @@ pub mod clock;
 pub mod config;
 pub mod fuzz;
 
+pub mod eviction;
 pub mod executor;
 pub mod image_gc;
 pub mod lifecycle;

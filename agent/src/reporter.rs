@@ -22,10 +22,11 @@ use limpet_core::status::observed::{ObservedContainer, ObservedPod};
 use limpet_core::status::retired::Overdue;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
+use limpet_model::node::Pressure;
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
-use limpet_model::verdict::PodVerdict;
+use limpet_model::verdict::{EVICTED, PodVerdict};
 use std::path::PathBuf;
 
 /// Where pods and the runtime are reported: for readers, people and machines.
@@ -106,6 +107,27 @@ impl Reporter {
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "the node ends the pod");
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         self.events.emit(key, None, EventType::Normal, "DeadlineExceeded", message.clone());
+    }
+
+    /// The node is short of what the pod takes, and ends it.
+    pub fn report_eviction(&self, pod: &PodState, verdict: &PodVerdict) {
+        let message = verdict.message.clone();
+        tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, message, "pod evicted");
+        self.event(pod, None, EventType::Warning, EVICTED, message);
+    }
+
+    /// What the pod was ended for is over: it runs again.
+    pub fn report_pressure_over(&self, pod: &PodState) {
+        let pressure = pod.verdict.as_ref().and_then(PodVerdict::until_over).map_or("pressure", Pressure::as_str);
+        let message = format!("The node's condition {pressure} is over: the pod runs again");
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, message, "an evicted pod is made anew");
+        self.event(pod, None, EventType::Normal, "EvictionOver", message);
+    }
+
+    /// The pod does not start while the node is short of something.
+    pub fn report_refusal(&self, pod: &PodState) {
+        let message = pod.verdict.as_ref().map(|verdict| verdict.message.clone()).unwrap_or_default();
+        self.report_wait(pod, None, EVICTED, format!("{message}The pod starts when that is over"));
     }
 
     /// The pod is gone; its last status stays for those who have registered to take it.

@@ -11,12 +11,15 @@ use std::time::Duration;
 use agent::{Agent, NODE, pass};
 use limpet::executor::fake::Fault;
 use limpet::executor::fake::world::{Behaviour, World};
+use limpet::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::manifest;
-use limpet_model::node::NodeAddresses;
+use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::source::SourceKind;
+use limpet_model::verdict::{Eviction, PodVerdict};
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Processes that run until SIGTERM, and end at once then.
@@ -120,6 +123,24 @@ impl Node {
         let observed = self.agent.as_ref().unwrap().observed.load();
         let pod = observed.pods.values().find(|pod| pod.record.key.name().starts_with(name))?;
         pod.status.reason.clone()
+    }
+
+    /// The node is short of these from now on, and of nothing else.
+    fn set_pressure(&self, conditions: &[Pressure]) {
+        self.agent.as_ref().unwrap().pressure.send_replace(conditions.iter().copied().collect());
+    }
+
+    /// Has a pod ended for want of disk; the result says when nothing is left of it.
+    async fn evict(&self, name: &str) -> oneshot::Receiver<()> {
+        let agent = self.agent.as_ref().unwrap();
+        let observed = agent.observed.load();
+        let record = &observed.pods.values().find(|pod| pod.record.key.name().starts_with(name)).unwrap().record;
+        let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
+        let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
+        let (done, ended) = oneshot::channel();
+        let order = EvictionOrder { key: record.key.clone(), uid: record.uid.clone(), verdict, done };
+        agent.evictions.send(order).await.unwrap();
+        ended
     }
 
     /// Writes the manifest of a pod that listens at a port of the node.
@@ -350,5 +371,61 @@ async fn a_pod_that_has_finished_leaves_its_port_to_others() {
     assert_eq!((node.starts(), node.reason("web").as_deref()), (1, Some("NodePorts")));
     node.pass(SECOND * 5).await;
     assert_eq!((node.starts(), node.reason("web")), (2, None));
+    node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_evicted_pod_runs_again_when_the_pressure_is_over_and_an_edited_one_at_once() {
+    let mut node = Node::new(Behaviour { exits: None, obeys: None });
+    node.write("web", "app:1");
+    node.write("other", "app:1");
+    node.pass(SECOND).await;
+    node.set_pressure(&[Pressure::Disk, Pressure::Memory]);
+    let mut ended = node.evict("web").await;
+    node.pass(SECOND * 5).await;
+    assert_eq!(ended.try_recv(), Ok(()), "its grace period is a second, not its own seven");
+    assert_eq!((node.reason("web").as_deref(), node.running().len(), node.starts()), (Some("Evicted"), 1, 2));
+    let mut again = node.evict("web").await;
+    node.pass(SECOND * 60).await;
+    assert!(again.try_recv().is_err() && node.starts() == 2, "nothing of it runs that could be ended");
+
+    node.set_pressure(&[Pressure::Memory]);
+    node.pass(SECOND).await;
+    assert_eq!((node.reason("web"), node.running().len(), node.starts()), (None, 2, 3));
+
+    node.set_pressure(&[Pressure::Disk]);
+    let _ended = node.evict("web").await;
+    node.pass(SECOND * 5).await;
+    node.write("web", "app:2");
+    node.pass(SECOND * 5).await;
+    assert_eq!((node.reason("web"), node.running().len()), (None, 2), "a new version runs, as under kubelet");
+    let _ended = node.evict("web").await;
+    node.pass(SECOND * 5).await;
+    node.remove("web");
+    node.pass(SECOND * 5).await;
+    assert_eq!((node.reason("web"), node.running().len()), (None, 1), "and a removed one is gone");
+    node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_is_killed_in_the_middle_of_an_eviction_goes_on_with_it() {
+    let mut node = Node::new(Behaviour { exits: None, obeys: Some(SECOND * 3) });
+    node.write("web", "app:1");
+    node.pass(SECOND).await;
+    node.set_pressure(&[Pressure::Disk]);
+    let _ended = node.evict("web").await;
+    // SIGKILL has come, its exit is recorded with the reason, and what is left of it is not removed yet.
+    while node.running().len() == 1 {
+        node.pass(Duration::from_millis(1)).await;
+    }
+    node.kill_agent().await;
+    node.start_agent();
+    node.set_pressure(&[Pressure::Disk]);
+    node.pass(SECOND * 20).await;
+    let starts = node.starts();
+    node.set_pressure(&[]);
+    node.pass(SECOND * 5).await;
+    assert_eq!((node.reason("web"), node.running().len()), (None, 1));
+    assert!(starts <= 2 && node.starts() == 2, "{starts}");
     node.assert_no_violation();
 }

@@ -197,10 +197,16 @@ impl Settings {
 }
 
 impl Settings {
-    /// What the test asks for, and no image garbage collection unless it does: the machine's disk may be as full as it is.
+    /// What the test asks for, and neither image garbage collection nor eviction unless it does: the machine's disk may be as
+    /// full as it is.
     fn kubelet_lines(&self) -> String {
-        let collects = self.kubelet.iter().any(|line| line.starts_with("imageGC"));
-        lines(&self.kubelet) + if collects { "" } else { "imageGCHighThresholdPercent: 100\n" }
+        let names = |key: &str| self.kubelet.iter().any(|line| line.starts_with(key));
+        let quiet = [
+            ("imageGC", "imageGCHighThresholdPercent: 100\n"),
+            ("evictionHard", "evictionHard: {memory.available: 1Mi}\n"),
+        ];
+        let quiet = quiet.into_iter().filter(|(key, _)| !names(key)).map(|(_, line)| line);
+        lines(&self.kubelet) + &quiet.collect::<String>()
     }
 }
 

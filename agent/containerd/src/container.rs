@@ -30,6 +30,7 @@ use self::runtime::RuntimeClass;
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record;
+use limpet_host::disk_usage::DiskUsage;
 use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
@@ -305,11 +306,15 @@ impl Containers {
     }
 
     /// The bytes of the container's writable layer, as containerd counts them; a missing one has none.
-    pub async fn layer_usage(&self, id: &ContainerId) -> Result<u64, RuntimeError> {
+    pub async fn layer_usage(&self, id: &ContainerId) -> Result<DiskUsage, RuntimeError> {
         let message = UsageRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
         match self.snapshots().usage(self.client.call("Snapshots.Usage", message)).await {
-            Ok(usage) => Ok(u64::try_from(usage.into_inner().size).unwrap_or_default()),
-            Err(status) if status.code() == Code::NotFound => Ok(0),
+            Ok(usage) => {
+                let usage = usage.into_inner();
+                let count = |number: i64| u64::try_from(number).unwrap_or_default();
+                Ok(DiskUsage { bytes: count(usage.size), inodes: count(usage.inodes) })
+            }
+            Err(status) if status.code() == Code::NotFound => Ok(DiskUsage::default()),
             Err(status) => Err(RuntimeError::of("Snapshots.Usage", id.as_str(), status)),
         }
     }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::time::Instant;
 
-use super::node_state::{NodeNetwork, NodeState};
+use super::node_state::{NodeNetwork, NodePressure, NodeState};
 use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, PostStart, SandboxState};
 use crate::probe::ProbeGrid;
 use crate::status::observed::ObservedPod;
@@ -34,6 +34,7 @@ pub const READY: NodeState = NodeState {
     network_ready: true,
     network: NodeNetwork { addresses: NodeAddresses::one(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))), changes: 0 },
     probe_grid: ProbeGrid { origin: None, slack_percent: 0 },
+    pressure: NodePressure::UNKNOWN,
 };
 
 /// The same node with these addresses.

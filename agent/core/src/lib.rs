@@ -8,6 +8,7 @@
 
 pub mod adopt;
 pub mod backoff;
+pub mod eviction;
 pub mod exit_cause;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;

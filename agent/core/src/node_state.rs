@@ -1,10 +1,10 @@
 //! The state of the node that decisions depend on, as it is at one moment. One task publishes it; every worker watches it.
 //!
-//! A field is here only if something measures it. A further one (the pressure on a resource, say) needs no more than a
-//! field and its writer: whoever watches is woken by any change.
+//! A field is here only if something measures it. A further one needs no more than a field and its writer: whoever watches
+//! is woken by any change.
 
 use crate::probe::ProbeGrid;
-use limpet_model::node::NodeAddresses;
+use limpet_model::node::{NodeAddresses, Pressure};
 
 /// What of the node may change at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,6 +17,43 @@ pub struct NodeState {
     pub network: NodeNetwork,
     /// The moments at which probes run; settled when the agent starts.
     pub probe_grid: ProbeGrid,
+    /// What the node is short of.
+    pub pressure: NodePressure,
+}
+
+/// The conditions of the node that say what it is short of. Not known before the first measurement.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NodePressure {
+    known: bool,
+    under: [bool; 3],
+}
+
+impl NodePressure {
+    /// Nothing was measured yet.
+    pub const UNKNOWN: Self = Self { known: false, under: [false; 3] };
+
+    /// Whether it was measured.
+    pub fn is_known(self) -> bool {
+        self.known
+    }
+
+    /// Whether the condition holds.
+    pub fn is_under(self, pressure: Pressure) -> bool {
+        self.iter().any(|one| one == pressure)
+    }
+
+    /// The conditions that hold.
+    pub fn iter(self) -> impl Iterator<Item = Pressure> {
+        Pressure::ALL.into_iter().zip(self.under).filter_map(|(pressure, under)| under.then_some(pressure))
+    }
+}
+
+impl FromIterator<Pressure> for NodePressure {
+    /// A measurement after which these hold, and no others.
+    fn from_iter<I: IntoIterator<Item = Pressure>>(conditions: I) -> Self {
+        let conditions: Vec<Pressure> = conditions.into_iter().collect();
+        Self { known: true, under: Pressure::ALL.map(|pressure| conditions.contains(&pressure)) }
+    }
 }
 
 /// The node's network, apart from the pods'.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::node_state::NodeState;
 use super::state::{Busy, ContainerSlot, Instance, PodState, SandboxState, Stopping};
 use container::container;
-use ending::{end, release, stop};
+use ending::{end, evict, release, stop};
 use limpet_model::pod::Role;
 use limpet_model::pod::compute_resources::PodLimits;
 use limpet_model::probe::{ProbeKind, ProbeRecord};
@@ -121,6 +121,7 @@ pub fn plan(pod: &PodState, node: NodeState, now: Instant) -> Step {
     }
     match pod.ending {
         Some(ending) => end(pod, ending, node, now),
+        None if pod.is_under_eviction() => evict(pod, node, now),
         None if is_finished(pod) || pod.is_failed() => release(pod, node, now),
         None => run(pod, node, now),
     }

@@ -237,6 +237,11 @@ impl PodState {
         self.verdict.as_ref().is_some_and(PodVerdict::is_final)
     }
 
+    /// Whether the node has ended it because it was short of something.
+    pub fn is_under_eviction(&self) -> bool {
+        self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && verdict.until_over().is_some())
+    }
+
     /// Whether it waits for something that the node does not have for it now.
     pub fn waits_for_node(&self) -> bool {
         self.verdict.as_ref().is_some_and(|verdict| !verdict.is_final())

@@ -40,6 +40,11 @@ fn disk_volumes(spec: &PodSpec) -> impl Iterator<Item = (&Volume, Option<&Quanti
     spec.volumes.iter().flatten().filter(on_disk).map(|volume| (volume, size_limit(volume)))
 }
 
+/// The names of the pod's emptyDirs on disk.
+pub fn disk_volume_names(spec: &PodSpec) -> impl Iterator<Item = &str> {
+    disk_volumes(spec).map(|(volume, _)| volume.name.as_str())
+}
+
 /// A limit of zero is none.
 fn size_limit(volume: &Volume) -> Option<&Quantity> {
     volume.empty_dir.as_ref()?.size_limit.as_ref().filter(|limit| amount(limit) > 0)
@@ -105,9 +110,9 @@ fn pod_limit(spec: &PodSpec) -> Option<(u64, String)> {
 }
 
 /// An amount as a quantity with the largest binary suffix that it is a multiple of.
-fn in_binary(bytes: u64) -> String {
-    let suffixes = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
-    let fits = suffixes.into_iter().find(|(_, bits)| bytes.trailing_zeros() >= *bits);
+pub(crate) fn in_binary(bytes: u64) -> String {
+    let suffixes = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let fits = suffixes.into_iter().find(|(_, bits)| bytes > 0 && bytes.trailing_zeros() >= *bits);
     fits.map_or_else(|| bytes.to_string(), |(suffix, bits)| format!("{}{suffix}", bytes >> bits))
 }
 

@@ -11,17 +11,33 @@ use rustix::fs::{CWD, Dir, Mode, OFlags};
 /// The size of a block of `stat`.
 const BLOCK: u64 = 512;
 
-/// The bytes allocated for `path` and all below it, or for what was seen of it by `until`: never more than there is. A
+/// What is allocated on a disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Bytes.
+    pub bytes: u64,
+    /// Files and directories.
+    pub inodes: u64,
+}
+
+impl std::ops::AddAssign for DiskUsage {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.inodes += other.inodes;
+    }
+}
+
+/// What is allocated for `path` and all below it, or for what was seen of it by `until`: never more than there is. A
 /// missing one takes nothing, and what vanishes meanwhile neither.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn disk_usage(path: &Path, until: Instant) -> io::Result<u64> {
+pub fn disk_usage(path: &Path, until: Instant) -> io::Result<DiskUsage> {
     let top = match path.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(DiskUsage::default()),
         top => top?,
     };
-    let (mut used, mut linked) = (top.blocks() * BLOCK, HashSet::new());
+    let (mut used, mut linked) = (DiskUsage { bytes: top.blocks() * BLOCK, inodes: 1 }, HashSet::new());
     let mut directories = if top.is_dir() { vec![path.to_owned()] } else { Vec::new() };
     while let Some(directory) = directories.pop() {
         if Instant::now() >= until {
@@ -40,7 +56,7 @@ pub fn disk_usage(path: &Path, until: Instant) -> io::Result<u64> {
             if found.dev() != top.dev() || found.nlink() > 1 && !found.is_dir() && !linked.insert(found.ino()) {
                 continue;
             }
-            used += found.blocks() * BLOCK;
+            used += DiskUsage { bytes: found.blocks() * BLOCK, inodes: 1 };
             if found.is_dir() {
                 directories.push(path);
             }
@@ -63,15 +79,18 @@ mod tests {
         std::fs::create_dir_all(root.join("sub/deep")).unwrap();
         std::fs::create_dir(&outside).unwrap();
         let later = Instant::now() + Duration::from_secs(600);
-        let empty = disk_usage(&root, later).unwrap();
+        let bytes = |path: &Path, until| disk_usage(path, until).unwrap().bytes;
+        let empty = bytes(&root, later);
         std::fs::write(root.join("sub/deep/file"), vec![1; 1 << 20]).unwrap();
         std::fs::hard_link(root.join("sub/deep/file"), root.join("again")).unwrap();
         std::fs::write(outside.join("file"), vec![1; 1 << 20]).unwrap();
         std::os::unix::fs::symlink(&outside, root.join("link")).unwrap();
         std::fs::File::create(root.join("sparse")).unwrap().set_len(1 << 30).unwrap();
-        let used = disk_usage(&root, later).unwrap() - empty;
+        let used = bytes(&root, later) - empty;
         assert!((1 << 20..2 << 20).contains(&used), "{used}");
-        assert!(disk_usage(&root, Instant::now()).unwrap() < 1 << 20, "no time left: what was seen");
-        assert_eq!(disk_usage(&root.join("none"), later).unwrap(), 0);
+        let inodes = disk_usage(&root, later).unwrap().inodes;
+        assert_eq!(inodes, 6, "the root, two directories, two files, a link; a hard link is no inode of its own");
+        assert!(bytes(&root, Instant::now()) < 1 << 20, "no time left: what was seen");
+        assert_eq!(disk_usage(&root.join("none"), later).unwrap(), DiskUsage::default());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rustix::fs::{statfs, statvfs};
+use rustix::fs::{stat, statfs, statvfs};
 
 /// By `statfs` type (`linux/magic.h`, and the file systems' own headers).
 const HIDING: [(u32, &str); 13] = [
@@ -36,6 +36,12 @@ pub struct Space {
     pub capacity: u64,
     /// Bytes that can still be written without root's reserve.
     pub available: u64,
+    /// All inodes; zero where the file system makes them as needed.
+    pub inodes: u64,
+    /// Inodes that are not used.
+    pub inodes_free: u64,
+    /// Which file system it is: its device.
+    pub device: u64,
 }
 
 /// The space of the file system at `path`. Blocks.
@@ -44,5 +50,11 @@ pub struct Space {
 /// The path does not exist, or its file system fails.
 pub fn space(path: &Path) -> std::io::Result<Space> {
     let found = statvfs(path)?;
-    Ok(Space { capacity: found.f_blocks * found.f_frsize, available: found.f_bavail * found.f_frsize })
+    Ok(Space {
+        capacity: found.f_blocks * found.f_frsize,
+        available: found.f_bavail * found.f_frsize,
+        inodes: found.f_files,
+        inodes_free: found.f_ffree,
+        device: stat(path)?.st_dev,
+    })
 }

@@ -1,8 +1,11 @@
 //! The node that containers run on: what is fixed while the agent runs, and its addresses.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 
 /// Facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +30,40 @@ pub struct NodeFacts {
     pub runtime_endpoint: PathBuf,
     /// The devices that pods may ask for, by their resource's name.
     pub devices: BTreeMap<String, Device>,
+}
+
+/// What the node is short of: a condition of the node, by Kubernetes' names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Pressure {
+    /// Memory.
+    #[serde(rename = "MemoryPressure")]
+    Memory,
+    /// Space or inodes of a disk.
+    #[serde(rename = "DiskPressure")]
+    Disk,
+    /// Process ids.
+    #[serde(rename = "PIDPressure")]
+    Pid,
+}
+
+impl Pressure {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Pid];
+
+    /// The condition's type.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "MemoryPressure",
+            Self::Disk => "DiskPressure",
+            Self::Pid => "PIDPressure",
+        }
+    }
+}
+
+impl fmt::Display for Pressure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// Devices of the host that a container gets together.

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::node::Pressure;
+
 /// kubelet's reason for a pod that takes too much.
 pub const EVICTED: &str = "Evicted";
 
@@ -15,6 +17,15 @@ pub enum VerdictPhase {
     Pending,
     /// It ends, or never starts. Final for its UID.
     Failed,
+}
+
+/// The end of a pod because the node is short of something: the pod runs again once it is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Eviction {
+    /// What the node is short of.
+    pub pressure: Pressure,
+    /// What the containers get to end at most, in seconds.
+    pub grace_seconds: u64,
 }
 
 /// The node's decision about one pod, which stays with the pod's UID.
@@ -28,36 +39,52 @@ pub struct PodVerdict {
     pub message: String,
     /// What becomes of the pod.
     pub phase: VerdictPhase,
+    /// Set where the node was short of something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<Eviction>,
 }
 
 impl PodVerdict {
     /// The node refuses to run it, for good; `why` is the cause as admission words it.
     pub fn rejected(reason: &'static str, why: &str) -> Self {
-        Self { reason: Cow::Borrowed(reason), message: format!("Pod was rejected: {why}"), phase: VerdictPhase::Failed }
+        Self::failed(reason, format!("Pod was rejected: {why}"))
     }
 
     /// The node cannot run it now, and will later.
     pub fn waiting(reason: &'static str, message: String) -> Self {
-        Self { reason: Cow::Borrowed(reason), message, phase: VerdictPhase::Pending }
+        Self { phase: VerdictPhase::Pending, ..Self::failed(reason, message) }
+    }
+
+    /// The node ends it.
+    fn failed(reason: &'static str, message: String) -> Self {
+        Self { reason: Cow::Borrowed(reason), message, phase: VerdictPhase::Failed, eviction: None }
     }
 
     /// Its `activeDeadlineSeconds` have passed.
     pub fn deadline_exceeded() -> Self {
-        Self {
-            reason: Cow::Borrowed("DeadlineExceeded"),
-            message: "Pod was active on the node longer than the specified deadline".to_owned(),
-            phase: VerdictPhase::Failed,
-        }
+        let message = "Pod was active on the node longer than the specified deadline";
+        Self::failed("DeadlineExceeded", message.to_owned())
     }
 
     /// It takes more of the node than it may; its containers get a second to end.
     pub fn evicted(message: String) -> Self {
-        Self { reason: Cow::Borrowed(EVICTED), message, phase: VerdictPhase::Failed }
+        Self::failed(EVICTED, message)
+    }
+
+    /// The node is short of something that it takes.
+    pub fn evicted_under_pressure(eviction: Eviction, message: String) -> Self {
+        Self { eviction: Some(eviction), ..Self::evicted(message) }
     }
 
     /// What its containers get to end at most; `None`: the pod's own grace period.
     pub fn grace(&self) -> Option<Duration> {
-        (self.reason == EVICTED).then_some(Duration::from_secs(1))
+        let seconds = self.eviction.map_or(1, |eviction| eviction.grace_seconds);
+        (self.reason == EVICTED).then_some(Duration::from_secs(seconds))
+    }
+
+    /// What the node must no longer be short of before the pod runs again; `None`: that does not end the verdict.
+    pub fn until_over(&self) -> Option<Pressure> {
+        self.eviction.map(|eviction| eviction.pressure)
     }
 
     /// Whether nothing of the pod may run any more.

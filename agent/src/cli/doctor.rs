@@ -1,7 +1,7 @@
 //! `limpet doctor`: checks whether this machine can run pods. Works without the agent.
 //!
 //! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
-//! disk), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
+//! disk), [`pressure`] (eviction), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
 //! manifests), [`profiles`] (seccomp, AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
 //! other agents, the service).
 
@@ -14,6 +14,7 @@ mod machine;
 mod modes;
 mod network;
 mod node;
+mod pressure;
 mod profiles;
 mod runtime;
 mod scratch;
@@ -110,6 +111,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> Vec<Finding> {
     findings.extend(modes::examine(&config, node::config_file(flags).as_deref()));
     findings.extend(machine::examine(&config));
     findings.push(file_systems::examine(&config));
+    findings.extend(pressure::examine(&config));
     findings.extend(attribution::left_out());
     findings.extend(kernel::examine(&config).await);
     findings.extend(profiles::examine(&config));

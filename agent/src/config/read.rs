@@ -2,6 +2,7 @@
 
 mod devices;
 mod documents;
+mod eviction;
 mod image_gc;
 mod runtime_classes;
 

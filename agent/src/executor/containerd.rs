@@ -13,7 +13,7 @@ mod probe;
 mod resize;
 mod sandbox;
 mod start;
-mod storage;
+pub mod storage;
 mod verbs;
 
 use std::io;

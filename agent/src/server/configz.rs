@@ -1,5 +1,7 @@
 //! `/configz`: the configuration in effect, under kubelet's field names where kubelet has the field.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
@@ -7,11 +9,42 @@ use serde_json::{Value, json};
 use super::ServerState;
 use crate::config::Config;
 use limpet_containerd::container::runtime::RuntimeClass;
+use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))
+}
+
+/// kubelet's maps of thresholds.
+#[derive(Default)]
+struct Eviction {
+    hard: BTreeMap<&'static str, String>,
+    soft: BTreeMap<&'static str, String>,
+    grace: BTreeMap<&'static str, String>,
+    reclaim: BTreeMap<&'static str, String>,
+}
+
+impl Eviction {
+    fn of(policy: &EvictionPolicy) -> Self {
+        let text = |amount: Amount| match amount {
+            Amount::Absolute(amount) => amount.to_string(),
+            Amount::Share(share) => format!("{}%", share * 100.0),
+        };
+        let mut maps = Self::default();
+        for threshold in &policy.thresholds {
+            let signal = threshold.signal.as_str();
+            if threshold.is_hard() {
+                maps.hard.insert(signal, text(threshold.value));
+            } else {
+                maps.soft.insert(signal, text(threshold.value));
+                maps.grace.insert(signal, format!("{}s", threshold.grace.as_secs_f64()));
+            }
+            maps.reclaim.extend(threshold.min_reclaim.map(|amount| (signal, text(amount))));
+        }
+        maps
+    }
 }
 
 fn document(config: &Config) -> Value {
@@ -26,6 +59,7 @@ fn document(config: &Config) -> Value {
         let Device { paths, exclusive, permissions } = device;
         (name.clone(), json!({ "paths": paths, "exclusive": exclusive, "permissions": permissions }))
     };
+    let eviction = Eviction::of(&config.eviction);
     let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
     let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
     json!({
@@ -53,6 +87,12 @@ fn document(config: &Config) -> Value {
             "imageGCLowThresholdPercent": config.image_gc.low_percent,
             "imageMinimumGCAge": format!("{}s", config.image_gc.min_age.as_secs_f64()),
             "imageMaximumGCAge": format!("{}s", config.image_gc.max_age.unwrap_or_default().as_secs_f64()),
+            "evictionHard": eviction.hard,
+            "evictionSoft": eviction.soft,
+            "evictionSoftGracePeriod": eviction.grace,
+            "evictionMinimumReclaim": eviction.reclaim,
+            "evictionPressureTransitionPeriod": format!("{}s", config.eviction.transition.as_secs_f64()),
+            "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
             "logging": { "verbosity": config.verbosity },
         },
         "limpetconfig": {

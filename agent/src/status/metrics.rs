@@ -24,12 +24,15 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use labels::{
-    BackendLabel, ChangeLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels, RemovalLabel, SourceLabel,
-    StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
+    BackendLabel, ChangeLabel, ConditionLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels,
+    RemovalLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel,
+    WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
+use limpet_core::eviction::Signal;
 use limpet_core::source::SourceSnapshot;
 use limpet_core::status::observed::ObservedPods;
+use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::probe::ProbeKind;
 use limpet_model::source::SourceKind;
@@ -76,6 +79,8 @@ pub struct Metrics {
     writes_by_pod: Family<WriterLabels, Counter>,
     guarded: Family<VerdictLabel, Counter>,
     images_removed: Family<RemovalLabel, Counter>,
+    evictions: Family<SignalLabel, Counter>,
+    node_pressure: Family<ConditionLabel, Gauge>,
     /// The containers with a label of their own in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
 }
@@ -109,6 +114,8 @@ impl Metrics {
             writes_by_pod: Family::default(),
             guarded: Family::default(),
             images_removed: Family::default(),
+            evictions: Family::default(),
+            node_pressure: Family::default(),
             writers: Arc::default(),
         };
         metrics.registry = Arc::new(metrics.register(node_name));
@@ -187,6 +194,12 @@ impl Metrics {
             "kubelet_image_garbage_collected",
             "Images removed by garbage collection",
             self.images_removed.clone(),
+        );
+        all.register("kubelet_evictions", "Pods ended because the node was short", self.evictions.clone());
+        all.register(
+            "limpet_node_pressure",
+            "1 while the node has the condition: it is short of something",
+            self.node_pressure.clone(),
         );
         all.register("limpet_merge_changes", "Changes the merge passed on", self.merge_changes.clone());
         all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
@@ -295,6 +308,16 @@ impl Metrics {
     /// Garbage collection has removed an image.
     pub fn image_removed(&self, reason: ImageRemoval) {
         self.images_removed.get_or_create(&RemovalLabel { reason }).inc();
+    }
+
+    /// A pod was ended because the node was short of something.
+    pub fn evicted(&self, signal: Signal) {
+        self.evictions.get_or_create(&SignalLabel { eviction_signal: signal.as_str() }).inc();
+    }
+
+    /// Whether the node has a condition.
+    pub fn node_pressure(&self, condition: Pressure, holds: bool) {
+        self.node_pressure.get_or_create(&ConditionLabel { condition: condition.as_str() }).set(i64::from(holds));
     }
 
     /// Reads the snapshots and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use limpet_model::container::ContainerId;
 use limpet_model::container::FoundContainer;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
-use limpet_model::pod::PodRecord;
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::process::{ProcessName, Sender};
+use limpet_model::verdict::PodVerdict;
 
 /// What is wanted of a pod.
 #[derive(Debug, Clone)]
@@ -25,6 +26,19 @@ pub enum PodCommand {
         /// Within this time, instead of its own.
         grace: Option<Duration>,
     },
+}
+
+/// A pod has to end, because the node is short of something.
+#[derive(Debug)]
+pub struct EvictionOrder {
+    /// The pod's name.
+    pub key: PodKey,
+    /// Of that incarnation.
+    pub uid: PodUid,
+    /// Why.
+    pub verdict: PodVerdict,
+    /// Sent once nothing is left of it; dropped if it was not ended for this.
+    pub done: oneshot::Sender<()>,
 }
 
 /// Everything that came since the worker looked last.
@@ -44,6 +58,8 @@ pub struct Messages {
     pub objects: Option<Arc<PodObjects>>,
     /// Images that have come by archives, by their normalised names, since the agent runs.
     pub images: Option<Arc<HashSet<String>>>,
+    /// The node is short of what the pod takes.
+    pub eviction: Option<EvictionOrder>,
     /// What an action has been waiting for, for long.
     pub hanging: Option<String>,
     /// containerd's whole view of the pod's containers, just read.

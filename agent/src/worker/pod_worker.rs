@@ -3,6 +3,7 @@
 //! Actions run beside the loop, so a pull or a hanging call never delays a newer command; a command never cuts an
 //! action but a pull in half.
 
+mod eviction;
 mod exits;
 mod messages;
 
@@ -10,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,7 @@ use super::inbox::Inbox;
 use super::node_claims::Hold;
 use super::process_watch::ProcessWatch;
 use limpet_containerd::client::watched;
+use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, plan};
@@ -62,6 +64,8 @@ pub struct PodWorker {
     processes: ProcessWatch,
     /// The ports and devices of the node that the pod has, or waits for.
     hold: Hold,
+    /// Who waits for the end of the pod, because the node is short of what it takes.
+    evicting: Option<oneshot::Sender<()>>,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
     reconnected: bool,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
@@ -101,6 +105,7 @@ impl PodWorker {
             probes: JoinSet::new(),
             processes: ProcessWatch::default(),
             hold,
+            evicting: None,
             reconnected: false,
             generation: 0,
         }
@@ -120,6 +125,7 @@ impl PodWorker {
                 pod.take_network_change();
             }
             self.judge(node, now);
+            self.settle_eviction(node, now);
             self.settle_hold();
             self.hooks.drop_ended(self.current.as_ref());
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
@@ -284,6 +290,9 @@ impl PodWorker {
             return;
         }
         let Some(pod) = &mut self.current else { return self.hold.give_back() };
+        if admission::waits(pod) {
+            return self.hold.give_back();
+        }
         if let Some(verdict) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
             self.context.reporter.report_claim_wait(pod, &verdict);
         }
@@ -305,12 +314,25 @@ impl PodWorker {
         std::mem::take(&mut self.pulls).into_values().for_each(|pull| pull.abort());
     }
 
-    /// Goes on to the next incarnation. False: there is none.
-    fn advance(&mut self, now: Now) -> bool {
+    /// What was begun for the current incarnation is of no use to another one.
+    fn leave_incarnation(&mut self) {
         self.abort_pulls();
         self.hooks.drop_ended(None);
         self.probes.abort_all();
+        self.evicting = None;
         self.generation += 1;
+    }
+
+    /// Runs the same version in a new incarnation; nothing is left of the current one.
+    fn begin_anew(&mut self, record: Arc<PodRecord>, now: Now) {
+        self.leave_incarnation();
+        self.current = Some(self.incarnation(record, now));
+        self.hand_over_objects();
+    }
+
+    /// Goes on to the next incarnation. False: there is none.
+    fn advance(&mut self, now: Now) -> bool {
+        self.leave_incarnation();
         self.current = self.others.pop_front();
         if self.current.is_none() {
             self.hold.give_back();

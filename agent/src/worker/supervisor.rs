@@ -15,12 +15,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
-use super::inbox::{Inbox, PodCommand};
+use super::inbox::{EvictionOrder, Inbox, PodCommand};
 use super::pod_worker::PodWorker;
 use crate::server::Heartbeat;
 use cleanup::Cleanup;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
-use limpet_core::node_state::{NodeNetwork, NodeState};
+use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::provisional::Provisional;
 use limpet_core::state::PodState;
 use limpet_host::network::NetworkStatus;
@@ -44,6 +44,10 @@ pub struct Intake {
     pub node_network: watch::Receiver<NodeNetwork>,
     /// From the directory of image archives: the images that have come by them.
     pub images: watch::Receiver<Arc<HashSet<String>>>,
+    /// From the measurements of the node: what it is short of.
+    pub pressure: watch::Receiver<NodePressure>,
+    /// The pods that have to end for it.
+    pub evictions: mpsc::Receiver<EvictionOrder>,
     /// From those who want to know whether this loop is alive.
     pub heartbeat: Heartbeat,
 }
@@ -109,6 +113,16 @@ impl Supervisor {
                 Ok(()) = intake.node_network.changed() => {
                     let network = *intake.node_network.borrow_and_update();
                     self.change_node(|node| node.network = network);
+                }
+                // Before the orders that follow from it.
+                Ok(()) = intake.pressure.changed() => {
+                    let pressure = *intake.pressure.borrow_and_update();
+                    self.change_node(|node| node.pressure = pressure);
+                }
+                Some(order) = intake.evictions.recv() => {
+                    if let Some(inbox) = self.workers.get(&order.key) {
+                        inbox.put(|messages| messages.eviction = Some(order));
+                    }
                 }
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());

@@ -11,10 +11,11 @@ use limpet::server::Health as AgentHealth;
 use limpet::status::event::Events;
 use limpet::status::metrics::Metrics;
 use limpet::worker::WorkerContext;
+use limpet::worker::inbox::EvictionOrder;
 use limpet::worker::supervisor::{Intake, Supervisor};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
-use limpet_core::node_state::NodeNetwork;
+use limpet_core::node_state::{NodeNetwork, NodePressure};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::Health;
 use limpet_core::source::view::View;
@@ -39,6 +40,12 @@ pub(crate) struct Agent {
     pub(crate) desired: Desired,
     /// What it knows of the node's network.
     pub(crate) network: watch::Sender<NodeNetwork>,
+    /// What the node is short of.
+    #[allow(dead_code)] // Of the two tests that share this file one uses it.
+    pub(crate) pressure: watch::Sender<NodePressure>,
+    /// The pods that have to end for it.
+    #[allow(dead_code)] // The same.
+    pub(crate) evictions: mpsc::Sender<EvictionOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,
 }
@@ -55,6 +62,8 @@ impl Agent {
         let (network_status, network) = watch::channel(NetworkStatus::Ready { name: "sim".to_owned() });
         let (archives, images) = watch::channel(Arc::default());
         let (addresses, node_network) = watch::channel(node_network);
+        let (pressure, conditions) = watch::channel(NodePressure::from_iter([]));
+        let (orders, evictions) = mpsc::channel(1);
         let observed = Observed::default();
         let reporter = Reporter {
             max_pods: 110,
@@ -75,7 +84,9 @@ impl Agent {
         };
         let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
         tasks.spawn(async move {
-            supervisor.run(Intake { merged, lifecycle, network, node_network, images, heartbeat }).await;
+            let pressure = conditions;
+            let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, heartbeat };
+            supervisor.run(intake).await;
             drop((network_status, archives));
         });
         let mut world = world.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,7 +95,7 @@ impl Agent {
         }
         world.begin_agent(events);
         drop(world);
-        let agent = Self { tasks, stop, slots, desired, network: addresses, observed };
+        let agent = Self { tasks, stop, slots, desired, network: addresses, pressure, evictions: orders, observed };
         agent.slots.publish(SourceKind::File, view.snapshot());
         agent.publish(view);
         agent

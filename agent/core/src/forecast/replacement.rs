@@ -54,7 +54,7 @@ fn state(observed: &ObservedPod, now: Instant) -> PodState {
     let mut pod = PodState::new(Arc::clone(&observed.record), Timestamp::UNIX_EPOCH);
     if let (Some("Failed"), Some(reason)) = (observed.status.phase.as_deref(), &observed.status.reason) {
         let (reason, message) = (reason.clone().into(), observed.status.message.clone().unwrap_or_default());
-        pod.verdict = Some(PodVerdict { reason, message, phase: VerdictPhase::Failed });
+        pod.verdict = Some(PodVerdict { reason, message, phase: VerdictPhase::Failed, eviction: None });
     }
     // As long as its sandbox stays the one it has.
     pod.sandbox = SandboxState::Ready(Arc::new(PodSandbox::default()));

@@ -34,6 +34,15 @@ pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant)
     }
 }
 
+/// Ends a pod to give the node back all it takes: containers, volumes, logs. What is left waits for the end of the verdict.
+pub(super) fn evict(pod: &PodState, node: NodeState, now: Instant) -> Step {
+    let ending = Ending { since: pod.start_time, grace: grace(pod) };
+    match end(pod, ending, node, now) {
+        Step::Finished => Step::Wait(None),
+        step => step,
+    }
+}
+
 /// Stops a container of a pod that ends. A sidecar is stopped after the containers it serves, and after the sidecars that
 /// were started later, with what they leave of the pod's grace period; at the end of that it waits no more.
 fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration, now: Instant) {

@@ -1,4 +1,4 @@
-//! How much memory a pod or a container has in use.
+//! How much memory a pod, a container or the node has in use, and how many processes a pod has.
 
 use std::fs;
 use std::path::Path;
@@ -21,6 +21,31 @@ impl Cgroups {
             in_use(&hierarchies.path("memory", &group)?, v2)
         })
     }
+
+    /// The same of the whole node, as kubelet counts it: by the root of the hierarchy.
+    pub fn node_memory_in_use(&self) -> Option<u64> {
+        let hierarchies = &self.shared.hierarchies;
+        let root = hierarchies.path("memory", Path::new(""))?;
+        if hierarchies.is_v2() { root_in_use(&root) } else { in_use(&root, false) }
+    }
+
+    /// How many processes and threads the pod has; `None`: its cgroup does not exist, or the kernel does not count.
+    pub fn processes(&self, pod: &PodUid) -> Option<u64> {
+        let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
+        CLASSES.into_iter().find_map(|class| {
+            let group = hierarchies.path("pids", &layout.directory(&layout.pod(class, pod)))?;
+            fs::read_to_string(group.join("pids.current")).ok()?.trim().parse().ok()
+        })
+    }
+}
+
+/// The root of v2 has no count of its own, only statistics.
+fn root_in_use(root: &Path) -> Option<u64> {
+    let stat = fs::read_to_string(root.join("memory.stat")).ok()?;
+    let value = |name: &str| -> Option<u64> {
+        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+    };
+    Some((value("anon")? + value("file")?).saturating_sub(value("inactive_file").unwrap_or(0)))
 }
 
 fn in_use(group: &Path, v2: bool) -> Option<u64> {
@@ -48,5 +73,7 @@ mod tests {
         write("memory.usage_in_bytes", "1000\n");
         write("memory.stat", "inactive_file 1\ntotal_inactive_file 200\n");
         assert_eq!(in_use(group.path(), false), Some(800));
+        write("memory.stat", "anon 300\nfile 500\nfile_mapped 7\nanon_thp 9\ninactive_file 200\n");
+        assert_eq!(root_in_use(group.path()), Some(600));
     }
 }

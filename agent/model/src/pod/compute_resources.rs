@@ -87,7 +87,8 @@ pub fn pod_cpu_request(spec: &PodSpec) -> i64 {
     pod_request(spec, CPU).milli()
 }
 
-fn pod_request(spec: &PodSpec, name: &str) -> Amount {
+/// What the pod requests of a resource at most at one time, with its overhead.
+pub fn pod_request(spec: &PodSpec, name: &str) -> Amount {
     let own = spec.resources.as_ref().map(|resources| request(resources, name)).unwrap_or_default();
     let needed = if own.is_zero() { together(spec, |resources| request(resources, name)) } else { own };
     needed + amount(spec.overhead.as_ref(), name)

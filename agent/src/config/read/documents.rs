@@ -91,6 +91,7 @@ impl Judge {
         self.logs(map, config);
         self.pulls(map, config);
         self.image_gc(map, &mut config.image_gc);
+        self.eviction(map, &mut config.eviction);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);
         }

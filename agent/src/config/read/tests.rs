@@ -26,7 +26,7 @@ fn flags(arguments: &[&str]) -> RunFlags {
 }
 
 /// Loads `text` as `/…/config.yaml`; the directory is removed from messages.
-fn load_text(text: &str, more: &[&str]) -> (Result<Config, Vec<String>>, Vec<String>, PathBuf) {
+pub(super) fn load_text(text: &str, more: &[&str]) -> (Result<Config, Vec<String>>, Vec<String>, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("config.yaml");
     std::fs::write(&path, text).unwrap();
@@ -43,7 +43,7 @@ fn load_text(text: &str, more: &[&str]) -> (Result<Config, Vec<String>>, Vec<Str
     }
 }
 
-const KUBELET_HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+pub(super) const KUBELET_HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 const LIMPET_HEAD: &str = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n";
 
 #[test]
@@ -60,6 +60,8 @@ fn every_supported_key_has_an_effect() {
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
          cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\npodPidsLimit: 512\nresolvConf: ''\n\
          serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
+         evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
+         evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
@@ -108,6 +110,7 @@ fn every_supported_key_has_an_effect() {
         cluster_domain: "cluster.local".to_owned(),
         allowed_unsafe_sysctls: vec!["net.*".to_owned()],
         max_parallel_pulls: 3,
+        eviction: super::eviction::tests::tried(),
         image_gc: ImageGcPolicy {
             high_percent: 90,
             low_percent: 70,
@@ -292,13 +295,13 @@ fn documents_are_recognized_by_kind_and_version() {
 #[test]
 fn unsupported_keys_cause_a_warning_unless_they_match_limpets_behaviour() {
     let text = format!(
-        "{KUBELET_HEAD}staticPodPath: /m\nevictionHard: {{memory.available: 100Mi}}\nfailSwapOn: false\nreadOnlyPort: 0\n\
+        "{KUBELET_HEAD}staticPodPath: /m\nqosReserved: {{memory: 100%}}\nfailSwapOn: false\nreadOnlyPort: 0\n\
          syncFrequency: 1m\nauthentication:\n  anonymous:\n    enabled: false\n  webhook:\n    enabled: false\nport: null\n"
     );
     let (config, warnings, _) = load_text(&text, &[]);
     config.unwrap();
     let expected = [
-        "config.yaml:4:1: evictionHard: is not supported yet and has no effect",
+        "config.yaml:4:1: qosReserved: is not supported yet and has no effect",
         "config.yaml:7:1: syncFrequency: has no effect: changes are seen as they happen, without a period",
         "config.yaml:10:5: authentication.anonymous.enabled: is not supported yet and has no effect",
     ];

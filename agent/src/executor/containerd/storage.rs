@@ -1,15 +1,19 @@
-//! Measures what a pod takes on disk, when it may not take all there is.
+//! Measures what a pod takes on disk: when it may not take all there is, and when the disk is short of room.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::ContainerdExecutor;
 use crate::status::event::EventType;
 use limpet_core::outcome::Outcome;
-use limpet_core::state::{ContainerSlot, PodState};
-use limpet_core::storage::{StorageUsage, excess, measured};
+use limpet_core::state::PodState;
+use limpet_core::status::observed::ObservedContainer;
+use limpet_core::storage::{StorageUsage, disk_volume_names, excess, measured};
 use limpet_host::blocking::{self, DEADLINE};
-use limpet_host::disk_usage::disk_usage;
+use limpet_host::disk_usage::{DiskUsage, disk_usage};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::EVICTED;
 
 /// The walk of one directory ends after so long; what it has seen by then counts.
@@ -27,13 +31,16 @@ impl ContainerdExecutor {
         };
         let mut usage = StorageUsage::default();
         for volume in volumes {
-            let used = self.walk(pod, self.volumes.empty_dir(&record.uid, volume)).await;
-            usage.volumes.insert(volume.to_owned(), used);
+            let used = self.walk(&record.key, self.volumes.empty_dir(&record.uid, volume)).await;
+            usage.volumes.insert(volume.to_owned(), used.bytes);
         }
         for slot in pod.containers.iter().filter(|_| containers) {
-            let layer = self.layer_of(pod, slot).await;
-            let logs = self.walk(pod, self.logs.container_log_dir(record, &slot.name)).await;
-            usage.containers.insert(slot.name.clone(), layer + logs);
+            let layer = match &slot.instance {
+                Some(instance) => self.layer_of(&record.key, &instance.id).await,
+                None => DiskUsage::default(),
+            };
+            let logs = self.walk(&record.key, self.logs.container_log_dir(record, &slot.name)).await;
+            usage.containers.insert(slot.name.clone(), layer.bytes + logs.bytes);
         }
         self.images.note_measurement();
         let excess = excess(record.spec(), &usage);
@@ -45,22 +52,47 @@ impl ContainerdExecutor {
         Outcome::StorageMeasured { excess, again: self.config.volume_stats_period.max(began.elapsed() * PAUSES) }
     }
 
-    async fn layer_of(&self, pod: &PodState, slot: &ContainerSlot) -> u64 {
-        let Some(instance) = &slot.instance else { return 0 };
-        self.containers.layer_usage(&instance.id).await.unwrap_or_else(|error| {
-            tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "its layer is not measured");
-            0
+    /// Measures a pod's containers and emptyDirs on disk. What cannot be measured counts as nothing.
+    pub async fn pod_disk(&self, record: &PodRecord, containers: &BTreeMap<String, ObservedContainer>) -> PodDisk {
+        let mut disk = PodDisk::default();
+        for volume in disk_volume_names(record.spec()) {
+            disk.volumes += self.walk(&record.key, self.volumes.empty_dir(&record.uid, volume)).await;
+        }
+        for (name, container) in containers {
+            let layer = self.layer_of(&record.key, &ContainerId::new(container.id.as_str())).await;
+            let logs = self.walk(&record.key, self.logs.container_log_dir(record, name)).await;
+            disk.layers.push((name.clone(), layer));
+            disk.logs.push((name.clone(), logs));
+        }
+        disk
+    }
+
+    async fn layer_of(&self, pod: &PodKey, id: &ContainerId) -> DiskUsage {
+        self.containers.layer_usage(id).await.unwrap_or_else(|error| {
+            tracing::debug!(%pod, container = %id, %error, "its layer is not measured");
+            DiskUsage::default()
         })
     }
 
-    async fn walk(&self, pod: &PodState, path: PathBuf) -> u64 {
+    async fn walk(&self, pod: &PodKey, path: PathBuf) -> DiskUsage {
         let walked = blocking::run(path.clone(), DEADLINE.max(WALK * 2), move |progress| {
             progress.at(&path);
             disk_usage(&path, Instant::now() + WALK)
         });
         walked.await.and_then(|used| used).unwrap_or_else(|error| {
-            tracing::debug!(pod = %pod.record.key, %error, "a directory of it is not measured");
-            0
+            tracing::debug!(%pod, %error, "a directory of it is not measured");
+            DiskUsage::default()
         })
     }
+}
+
+/// What a pod takes on disk.
+#[derive(Debug, Clone, Default)]
+pub struct PodDisk {
+    /// The writable layers of its containers, by name.
+    pub layers: Vec<(String, DiskUsage)>,
+    /// Their logs.
+    pub logs: Vec<(String, DiskUsage)>,
+    /// Its emptyDirs on disk.
+    pub volumes: DiskUsage,
 }

@@ -150,6 +150,8 @@ pub(super) struct StartErrorLabels {
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
 one_label!(RemovalLabel, reason: ImageRemoval);
+one_label!(SignalLabel, eviction_signal: &'static str);
+one_label!(ConditionLabel, condition: &'static str);
 
 /// Pod names come from manifests: only a limited number has labels of its own, the others share one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

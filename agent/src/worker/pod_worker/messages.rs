@@ -34,6 +34,9 @@ impl PodWorker {
         if let (Some(pod), Some(images)) = (&mut self.current, messages.images) {
             pod.take_images(&images);
         }
+        if let Some(order) = messages.eviction {
+            self.evict(order);
+        }
         match messages.command {
             Some(PodCommand::Run(record)) => {
                 self.unwanted = false;
@@ -87,7 +90,7 @@ impl PodWorker {
     }
 
     /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
-    fn hand_over_objects(&mut self) {
+    pub(super) fn hand_over_objects(&mut self) {
         if let (Some(pod), Some(objects), None) = (&mut self.current, &self.objects, &self.next)
             && pod.ending.is_none()
         {

@@ -6,6 +6,7 @@ use limpet_core::plan::KillCause;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::Role;
+use limpet_model::verdict::PodVerdict;
 use tokio::time::Instant;
 
 use super::{Container, World, is_running, short};
@@ -39,7 +40,8 @@ impl World {
     /// When SIGKILL may come at the earliest, and when it has to, for a container whose stop signal is sent now.
     pub(super) fn kill_times(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) -> (Instant, Instant) {
         let now = Instant::now();
-        let grace = Duration::from_secs(pod.record.grace_seconds());
+        let own = Duration::from_secs(pod.record.grace_seconds());
+        let grace = pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most));
         let end = self.ends.get(pod.record.uid.as_str()).filter(|_| cause == KillCause::PodEnds);
         let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else { return (now + grace, now + grace) };
         let (first, known) = (end.first + grace, end.known + grace);

@@ -1,0 +1,269 @@
+//! Eviction under node pressure, as kubelet decides it: what the node is short of, since when, and when pods have to end
+//! for it. Pure: somebody measures, and time is an argument.
+//!
+//! [`Watch`] turns measurements into conditions and into the threshold that is to be acted on; [`rank`] says which pod ends
+//! for it, [`admission`] which pods do not start meanwhile.
+
+pub mod admission;
+pub mod rank;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::node_state::NodePressure;
+use limpet_model::node::Pressure;
+
+/// The pauses between two looks: kubelet's own period, and the longest.
+pub const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+
+/// What is measured, in the order in which kubelet reclaims: memory first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    /// `memory.available`.
+    MemoryAvailable,
+    /// `nodefs.available`: bytes of the disk with the agent's root directory.
+    NodefsAvailable,
+    /// `nodefs.inodesFree`.
+    NodefsInodesFree,
+    /// `imagefs.available`: bytes of the disk with images and the writable layers of containers.
+    ImagefsAvailable,
+    /// `imagefs.inodesFree`.
+    ImagefsInodesFree,
+    /// `pid.available`.
+    PidAvailable,
+}
+
+impl Signal {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::MemoryAvailable,
+        Self::NodefsAvailable,
+        Self::NodefsInodesFree,
+        Self::ImagefsAvailable,
+        Self::ImagefsInodesFree,
+        Self::PidAvailable,
+    ];
+
+    /// kubelet's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MemoryAvailable => "memory.available",
+            Self::NodefsAvailable => "nodefs.available",
+            Self::NodefsInodesFree => "nodefs.inodesFree",
+            Self::ImagefsAvailable => "imagefs.available",
+            Self::ImagefsInodesFree => "imagefs.inodesFree",
+            Self::PidAvailable => "pid.available",
+        }
+    }
+
+    /// The signal of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|signal| signal.as_str() == name)
+    }
+
+    /// The condition of the node when there is too little of it.
+    pub fn pressure(self) -> Pressure {
+        match self {
+            Self::MemoryAvailable => Pressure::Memory,
+            Self::PidAvailable => Pressure::Pid,
+            _ => Pressure::Disk,
+        }
+    }
+
+    /// The resource that is reclaimed, by the name that kubelet's messages have.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::MemoryAvailable => "memory",
+            Self::NodefsAvailable | Self::ImagefsAvailable => "ephemeral-storage",
+            Self::NodefsInodesFree | Self::ImagefsInodesFree => "inodes",
+            Self::PidAvailable => "pids",
+        }
+    }
+
+    /// How much of it may go in a second: what lies above a threshold lasts for so long.
+    fn speed(self) -> u64 {
+        match self {
+            Self::MemoryAvailable => 100 << 20,
+            Self::NodefsAvailable | Self::ImagefsAvailable => 50 << 20,
+            Self::NodefsInodesFree | Self::ImagefsInodesFree => 5_000,
+            Self::PidAvailable => 500,
+        }
+    }
+}
+
+/// A quantity, or a share of all there is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Amount {
+    /// Bytes, inodes or process ids.
+    Absolute(u64),
+    /// Between 0 and 1.
+    Share(f32),
+}
+
+impl Amount {
+    /// The quantity, where there is `capacity` in all.
+    pub fn of(self, capacity: u64) -> u64 {
+        match self {
+            Self::Absolute(amount) => amount,
+            Self::Share(share) => (capacity as f64 * f64::from(share)) as u64,
+        }
+    }
+}
+
+/// A threshold of `evictionHard` or `evictionSoft`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Threshold {
+    /// What it is about.
+    pub signal: Signal,
+    /// It is met while less than this is there.
+    pub value: Amount,
+    /// How long it has to be met before pods end; zero for a hard one.
+    pub grace: Duration,
+    /// How much more than `value` has to be there before it counts as over, once pods had to end for it.
+    pub min_reclaim: Option<Amount>,
+}
+
+impl Threshold {
+    /// Whether pods end at once for it.
+    pub fn is_hard(&self) -> bool {
+        self.grace.is_zero()
+    }
+
+    fn is_met(&self, seen: &Observation, reclaims: bool) -> bool {
+        let more = self.min_reclaim.filter(|_| reclaims).map_or(0, |more| more.of(seen.capacity));
+        seen.available < self.value.of(seen.capacity).saturating_add(more)
+    }
+}
+
+/// kubelet's settings of eviction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvictionPolicy {
+    /// `evictionHard`, `evictionSoft` with `evictionSoftGracePeriod`, `evictionMinimumReclaim`.
+    pub thresholds: Vec<Threshold>,
+    /// `evictionPressureTransitionPeriod`: how long a condition stays after the last time a threshold was met.
+    pub transition: Duration,
+    /// `evictionMaxPodGracePeriod`: what pods get to end at most, for a soft threshold.
+    pub max_pod_grace: Duration,
+}
+
+/// kubelet's hard thresholds where `evictionHard` names none.
+pub const DEFAULT_HARD: [(Signal, Amount); 5] = [
+    (Signal::MemoryAvailable, Amount::Absolute(100 << 20)),
+    (Signal::NodefsAvailable, Amount::Share(0.1)),
+    (Signal::NodefsInodesFree, Amount::Share(0.05)),
+    (Signal::ImagefsAvailable, Amount::Share(0.15)),
+    (Signal::ImagefsInodesFree, Amount::Share(0.05)),
+];
+
+impl Default for EvictionPolicy {
+    fn default() -> Self {
+        let hard = |(signal, value)| Threshold { signal, value, grace: Duration::ZERO, min_reclaim: None };
+        Self {
+            thresholds: DEFAULT_HARD.into_iter().map(hard).collect(),
+            transition: Duration::from_secs(300),
+            max_pod_grace: Duration::ZERO,
+        }
+    }
+}
+
+impl EvictionPolicy {
+    /// Whether a threshold is about this.
+    pub fn watches(&self, pressure: Pressure) -> bool {
+        self.thresholds.iter().any(|threshold| threshold.signal.pressure() == pressure)
+    }
+
+    /// What a pod's containers get to end, in seconds: kubelet never gives less than one.
+    pub fn pod_grace(&self, threshold: &Threshold, own: u64) -> u64 {
+        if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(own).max(1) }
+    }
+
+    /// Whether some threshold is met, whatever it asks to be reclaimed.
+    pub fn any_met(&self, seen: &Observations) -> bool {
+        self.met(seen).next().is_some()
+    }
+
+    /// The signals of the thresholds that are met, whatever they ask to be reclaimed.
+    pub fn met(&self, seen: &Observations) -> impl Iterator<Item = Signal> {
+        let is_met = |one: &&Threshold| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, false));
+        self.thresholds.iter().filter(is_met).map(|one| one.signal)
+    }
+
+    /// When to look again although nothing happens: before what is left above a threshold can be used up, within
+    /// [`PAUSES`]. `told_of`: who watches for it is told when there is little left.
+    pub fn pause(&self, seen: &Observations, told_of: Option<Pressure>) -> Duration {
+        let lasts = |threshold: &Threshold| {
+            let seen = seen.get(&threshold.signal)?;
+            let left = seen.available.saturating_sub(threshold.value.of(seen.capacity));
+            Some(Duration::from_secs(left / threshold.signal.speed()))
+        };
+        let watched = self.thresholds.iter().filter(|threshold| Some(threshold.signal.pressure()) != told_of);
+        watched.filter_map(lasts).min().unwrap_or(PAUSES.1).clamp(PAUSES.0, PAUSES.1)
+    }
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// How much is left.
+    pub available: u64,
+    /// How much there is.
+    pub capacity: u64,
+}
+
+/// What was measured at one moment. A signal that could not be measured is left out, and meets no threshold.
+pub type Observations = BTreeMap<Signal, Observation>;
+
+/// What follows from a measurement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// The node's conditions.
+    pub pressure: NodePressure,
+    /// The threshold that something has to be reclaimed for now.
+    pub starved: Option<Threshold>,
+    /// When the same measurement would lead to something else.
+    pub next: Option<Instant>,
+}
+
+/// Remembers since when thresholds are met.
+#[derive(Debug, Clone, Default)]
+pub struct Watch {
+    /// By the threshold's place in the policy.
+    met_since: BTreeMap<usize, Instant>,
+    /// Those whose grace period was over at the last look.
+    acted_on: Vec<usize>,
+    last_met: BTreeMap<Pressure, Instant>,
+}
+
+impl Watch {
+    /// Takes in a measurement.
+    pub fn observe(&mut self, policy: &EvictionPolicy, seen: &Observations, now: Instant) -> Finding {
+        let met = |(index, one): &(usize, &Threshold)| {
+            let reclaims = self.acted_on.contains(index);
+            seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, reclaims))
+        };
+        let met: Vec<(usize, &Threshold)> = policy.thresholds.iter().enumerate().filter(met).collect();
+        self.met_since = met.iter().map(|(index, _)| (*index, *self.met_since.get(index).unwrap_or(&now))).collect();
+        for (_, threshold) in &met {
+            self.last_met.insert(threshold.signal.pressure(), now);
+        }
+        let met_now = |pressure: &Pressure| met.iter().any(|(_, one)| one.signal.pressure() == *pressure);
+        // One that is met holds at any transition period; kubelet's does not at zero.
+        self.last_met.retain(|pressure, last| met_now(pressure) || now.duration_since(*last) < policy.transition);
+        let since = |index: &usize| now.duration_since(self.met_since[index]);
+        let (acting, waiting): (Vec<_>, Vec<_>) = met.iter().partition(|(index, one)| since(index) >= one.grace);
+        self.acted_on = acting.iter().map(|(index, _)| *index).collect();
+
+        let graces = waiting.iter().map(|(index, one)| self.met_since[index] + one.grace);
+        let ends = self.last_met.iter().filter(|(pressure, _)| !met_now(pressure));
+        let ends = ends.map(|(_, last)| *last + policy.transition);
+        Finding {
+            pressure: self.last_met.keys().copied().collect(),
+            starved: acting.iter().map(|(_, one)| **one).min_by_key(|one| (one.signal, !one.is_hard())),
+            next: graces.chain(ends).min(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "eviction_tests.rs"]
+mod tests;

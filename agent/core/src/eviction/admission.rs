@@ -1,0 +1,83 @@
+//! Which pods do not start while the node is short of something, and when one that was ended for it runs again.
+
+use k8s_openapi::api::core::v1::Toleration;
+
+use super::rank::{is_critical, is_static};
+use crate::node_state::{NodePressure, NodeState};
+use crate::state::{PodState, SandboxState};
+use limpet_model::node::Pressure;
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::verdict::{EVICTED, PodVerdict};
+
+/// The taint of a node that is short of memory.
+const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
+
+/// Refuses a pod that has not begun, as kubelet does, for as long as the node is short of something; where kubelet has the
+/// pod fail, it waits. Returns whether it waits for another reason than before.
+pub fn settle(pod: &mut PodState, node: NodeState) -> bool {
+    let refused = has_not_begun(pod).then(|| refusal(&pod.record, node.pressure)).flatten();
+    match refused {
+        Some(verdict) => {
+            let known = pod.verdict.as_ref() == Some(&verdict);
+            pod.verdict = Some(verdict);
+            !known
+        }
+        None => {
+            pod.verdict.take_if(|verdict| is_wait(verdict));
+            false
+        }
+    }
+}
+
+/// Whether the pod waits for the end of a pressure.
+pub fn waits(pod: &PodState) -> bool {
+    pod.verdict.as_ref().is_some_and(is_wait)
+}
+
+fn is_wait(verdict: &PodVerdict) -> bool {
+    verdict.reason == EVICTED && !verdict.is_final()
+}
+
+fn has_not_begun(pod: &PodState) -> bool {
+    let unused = pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
+    pod.ending.is_none() && !pod.is_failed() && matches!(pod.sandbox, SandboxState::Absent { .. }) && unused
+}
+
+/// kubelet's check of a pod before it starts: under disk or PID pressure only critical ones and those of manifests do, under
+/// memory pressure also those that request something or tolerate it.
+fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
+    let conditions: Vec<Pressure> = pressure.iter().collect();
+    if conditions.is_empty() || is_static(record) || is_critical(record) {
+        return None;
+    }
+    let spec = record.spec();
+    let tolerated = || spec.tolerations.iter().flatten().any(tolerates_memory_pressure);
+    if conditions == [Pressure::Memory] && (qos_class(spec) != QosClass::BestEffort || tolerated()) {
+        return None;
+    }
+    let names: Vec<&str> = conditions.into_iter().map(Pressure::as_str).collect();
+    Some(PodVerdict::waiting(EVICTED, format!("The node had condition: [{}]. ", names.join(" "))))
+}
+
+fn tolerates_memory_pressure(toleration: &Toleration) -> bool {
+    let Toleration { key, operator, value, effect, .. } = toleration;
+    let exists = operator.as_deref() == Some("Exists");
+    let key = match key.as_deref().unwrap_or_default() {
+        "" => exists,
+        key => key == MEMORY_TAINT,
+    };
+    let effect = matches!(effect.as_deref(), None | Some("" | "NoSchedule"));
+    key && effect && (exists || value.as_deref().unwrap_or_default().is_empty())
+}
+
+/// Whether the pod was ended for a pressure that is over, and nothing is left of it: it runs again.
+pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
+    let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
+    is_cleared(pod) && pod.verdict.as_ref().and_then(PodVerdict::until_over).is_some_and(over)
+}
+
+/// Whether nothing is left of a pod that was ended for a pressure.
+pub fn is_cleared(pod: &PodState) -> bool {
+    pod.ending.is_none() && pod.is_under_eviction() && matches!(pod.sandbox, SandboxState::Gone)
+}

@@ -1,0 +1,98 @@
+//! Which pod ends when the node is short of something: kubelet's ranking for each signal, and its words.
+//!
+//! Pods that kubelet calls static (of a manifest file or a URL) it never ends. Here they end too, after all others: what
+//! the kernel would do without it is worse, and they run again once the node is no longer short.
+
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::{Observation, Signal, Threshold};
+use crate::storage::in_binary;
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::compute_resources::pod_request;
+use limpet_model::source::SourceKind;
+
+/// From this priority on a pod is critical (`system-cluster-critical` and above).
+const CRITICAL: i32 = 2_000_000_000;
+
+/// A pod of which something runs, and what it takes of what is short.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The pod.
+    pub record: Arc<PodRecord>,
+    /// What it takes in all.
+    pub used: u64,
+    /// What each of its containers takes, by name; empty where kubelet does not say.
+    pub containers: Vec<(String, u64)>,
+}
+
+/// Whether its priority keeps the pod from being ended or refused.
+pub fn is_critical(record: &PodRecord) -> bool {
+    priority(record) >= CRITICAL
+}
+
+/// Whether the pod is of a manifest of this node, a file or a URL: kubelet's static pods.
+pub fn is_static(record: &PodRecord) -> bool {
+    matches!(record.source, SourceKind::File | SourceKind::Http)
+}
+
+/// The pod's priority. Of the classes, without an apiserver, only Kubernetes' own two are known.
+fn priority(record: &PodRecord) -> i32 {
+    let by_class = match record.spec().priority_class_name.as_deref() {
+        Some("system-node-critical") => CRITICAL + 1_000,
+        Some("system-cluster-critical") => CRITICAL,
+        _ => 0,
+    };
+    record.spec().priority.unwrap_or(by_class)
+}
+
+/// Less than this of it is not worth a pod: its end would change nothing.
+fn worth(signal: Signal) -> u64 {
+    match signal {
+        Signal::MemoryAvailable | Signal::NodefsAvailable | Signal::ImagefsAvailable => 1 << 20,
+        Signal::NodefsInodesFree | Signal::ImagefsInodesFree => 100,
+        Signal::PidAvailable => 1,
+    }
+}
+
+/// The pods that may end for the signal, the first one first: pods that are not of a manifest, those above their request,
+/// the lowest priority, those that are the furthest above their request.
+pub fn order(signal: Signal, mut pods: Vec<Candidate>) -> Vec<Candidate> {
+    pods.retain(|pod| !is_critical(&pod.record) && pod.used >= worth(signal));
+    pods.sort_by_cached_key(|pod| {
+        let requested = match signal.resource() {
+            resource @ ("memory" | "ephemeral-storage") => pod_request(pod.record.spec(), resource).units(),
+            _ => 0,
+        };
+        let above = i128::from(pod.used) - i128::from(requested);
+        // Process ids cannot be requested.
+        let exceeds = above > 0 || signal == Signal::PidAvailable;
+        (is_static(&pod.record), !exceeds, priority(&pod.record), Reverse(above), pod.record.key.clone())
+    });
+    pods
+}
+
+/// kubelet's message of the pod's end.
+pub fn message(threshold: &Threshold, seen: Observation, pod: &Candidate) -> String {
+    let resource = threshold.signal.resource();
+    let (quantity, available) = (in_binary(threshold.value.of(seen.capacity)), in_binary(seen.available));
+    let mut text =
+        format!("The node was low on resource: {resource}. Threshold quantity: {quantity}, available: {available}. ");
+    for (name, used) in &pod.containers {
+        let container = pod.record.container(name);
+        let requests = container.and_then(|container| container.resources.as_ref()?.requests.as_ref());
+        let request = requests.and_then(|requests| requests.get(resource));
+        let amount = request.and_then(|request| limpet_model::pod::quantity::bytes(request).ok()).unwrap_or_default();
+        if i128::from(*used) > i128::from(amount) {
+            let request = request.map_or("0", |request| &request.0);
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                "Container {name} was using {}, request is {request}, has larger consumption of {resource}. ",
+                in_binary(*used)
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,301 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::rank::{Candidate, message, order};
+use super::*;
+use crate::eviction::admission;
+use crate::fixtures::{READY, instance, now as fixture_now, ready};
+use crate::node_state::NodeState;
+use crate::plan::{Action, Step, plan};
+use crate::state::{PodState, SandboxState};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
+use limpet_model::verdict::{Eviction, PodVerdict};
+
+const SECOND: Duration = Duration::from_secs(1);
+const GIB: u64 = 1 << 30;
+
+fn hard(signal: Signal, value: Amount) -> Threshold {
+    Threshold { signal, value, grace: Duration::ZERO, min_reclaim: None }
+}
+
+fn policy(thresholds: &[Threshold]) -> EvictionPolicy {
+    EvictionPolicy { thresholds: thresholds.to_vec(), ..EvictionPolicy::default() }
+}
+
+fn seen(signal: Signal, available: u64) -> Observations {
+    [(signal, Observation { available, capacity: 10 * GIB })].into()
+}
+
+fn under(finding: &Finding) -> Vec<Pressure> {
+    finding.pressure.iter().collect()
+}
+
+#[test]
+fn the_defaults_are_kubelets_and_met_strictly_below() {
+    let policy = EvictionPolicy::default();
+    let cases = [
+        (Signal::MemoryAvailable, 100 << 20, Pressure::Memory),
+        (Signal::NodefsAvailable, GIB, Pressure::Disk),
+        (Signal::NodefsInodesFree, GIB / 2, Pressure::Disk),
+        (Signal::ImagefsAvailable, 3 * GIB / 2, Pressure::Disk),
+        (Signal::ImagefsInodesFree, GIB / 2, Pressure::Disk),
+    ];
+    for (signal, limit, pressure) in cases {
+        // A share is rounded down, from the 24 bits that kubelet keeps of it.
+        let (below, above) = (seen(signal, limit - 400), seen(signal, limit + 400));
+        let starved = Watch::default().observe(&policy, &below, Instant::now());
+        assert_eq!((under(&starved), starved.starved.unwrap().signal), (vec![pressure], signal));
+        assert!(policy.any_met(&below) && !policy.any_met(&above), "{signal:?}");
+        let fine = Watch::default().observe(&policy, &above, Instant::now());
+        assert_eq!((under(&fine), fine.starved, fine.next), (vec![], None, None));
+        assert!(fine.pressure.is_known());
+    }
+    let exactly = policy.thresholds[0];
+    assert!(!exactly.is_met(&Observation { available: 100 << 20, capacity: GIB }, false));
+    assert_eq!(Watch::default().observe(&policy, &Observations::new(), Instant::now()).starved, None, "not measured");
+}
+
+#[test]
+fn a_soft_threshold_acts_once_its_grace_period_is_over_without_a_break() {
+    let soft = Threshold { grace: SECOND * 30, ..hard(Signal::NodefsAvailable, Amount::Absolute(GIB)) };
+    let (policy, mut watch, start) = (policy(&[soft]), Watch::default(), Instant::now());
+    let (low, fine) = (seen(soft.signal, 1), seen(soft.signal, GIB));
+    let first = watch.observe(&policy, &low, start);
+    assert_eq!((under(&first), first.starved, first.next), (vec![Pressure::Disk], None, Some(start + SECOND * 30)));
+    assert_eq!(watch.observe(&policy, &low, start + SECOND * 29).starved, None);
+    assert_eq!(watch.observe(&policy, &low, start + SECOND * 30).starved, Some(soft));
+    let over = watch.observe(&policy, &fine, start + SECOND * 31);
+    assert_eq!((under(&over), over.starved), (vec![Pressure::Disk], None), "the condition stays for a while");
+    let again = watch.observe(&policy, &low, start + SECOND * 32);
+    assert_eq!((again.starved, again.next), (None, Some(start + SECOND * 62)), "it counts anew");
+}
+
+#[test]
+fn more_is_reclaimed_than_the_threshold_once_it_has_acted() {
+    let asks =
+        Threshold { min_reclaim: Some(Amount::Share(0.1)), ..hard(Signal::ImagefsAvailable, Amount::Absolute(GIB)) };
+    let (policy, mut watch, now) = (policy(&[asks]), Watch::default(), Instant::now());
+    let between = seen(asks.signal, 3 * GIB / 2);
+    assert_eq!(watch.observe(&policy, &between, now).starved, None);
+    assert_eq!(watch.observe(&policy, &seen(asks.signal, 1), now).starved, Some(asks));
+    assert_eq!(watch.observe(&policy, &between, now).starved, Some(asks), "still below 1 GiB and a tenth of 10");
+    assert_eq!(watch.observe(&policy, &seen(asks.signal, 2 * GIB + 400), now).starved, None);
+    assert_eq!(watch.observe(&policy, &between, now).starved, None, "over is over");
+}
+
+#[test]
+fn a_condition_holds_for_the_transition_period_after_the_last_time() {
+    let threshold = hard(Signal::PidAvailable, Amount::Absolute(100));
+    let (policy, mut watch, start) = (policy(&[threshold]), Watch::default(), Instant::now());
+    watch.observe(&policy, &seen(threshold.signal, 1), start);
+    watch.observe(&policy, &seen(threshold.signal, 99), start + SECOND * 100);
+    let fine = seen(threshold.signal, 100);
+    let later = watch.observe(&policy, &fine, start + SECOND * 399);
+    assert_eq!((under(&later), later.next), (vec![Pressure::Pid], Some(start + SECOND * 400)));
+    let over = watch.observe(&policy, &fine, start + SECOND * 400);
+    assert_eq!((under(&over), over.next), (vec![], None));
+}
+
+#[test]
+fn memory_is_reclaimed_first_and_a_hard_threshold_before_a_soft_one() {
+    let soft = Threshold { grace: SECOND, ..hard(Signal::NodefsAvailable, Amount::Absolute(2 * GIB)) };
+    let disk = hard(Signal::NodefsAvailable, Amount::Absolute(GIB));
+    let memory = hard(Signal::MemoryAvailable, Amount::Absolute(GIB));
+    let (policy, mut watch, now) = (policy(&[soft, disk, memory]), Watch::default(), Instant::now());
+    let both = seen(disk.signal, 1).into_iter().chain(seen(memory.signal, 1)).collect();
+    let found = watch.observe(&policy, &both, now);
+    assert_eq!((under(&found), found.starved), (vec![Pressure::Memory, Pressure::Disk], Some(memory)));
+    let found = watch.observe(&policy, &seen(disk.signal, 1), now + SECOND);
+    assert_eq!(found.starved, Some(disk));
+    assert_eq!((policy.pod_grace(&disk, 30), policy.pod_grace(&soft, 30)), (1, 1), "a second at least");
+    let patient = EvictionPolicy { max_pod_grace: SECOND * 20, ..policy };
+    assert_eq!((patient.pod_grace(&disk, 30), patient.pod_grace(&soft, 30), patient.pod_grace(&soft, 5)), (1, 20, 5));
+}
+
+#[test]
+fn the_next_look_comes_before_what_is_left_can_be_used_up() {
+    let policy = EvictionPolicy::default();
+    let pause = |signal, available| policy.pause(&seen(signal, available), None).as_secs();
+    for (left, expected) in [(0, 10), (500 << 20, 10), (1_500 << 20, 30), (5 * GIB, 60)] {
+        assert_eq!(pause(Signal::NodefsAvailable, GIB + left + 400), expected, "{left}");
+    }
+    assert_eq!(pause(Signal::MemoryAvailable, 200 << 20), 10);
+    let told = policy.pause(&seen(Signal::MemoryAvailable, 200 << 20), Some(Pressure::Memory));
+    assert_eq!(told, PAUSES.1, "the kernel tells of it");
+    assert_eq!(policy.pause(&Observations::new(), None), PAUSES.1);
+}
+
+proptest! {
+    #[test]
+    fn what_is_acted_on_is_met_and_has_a_condition(
+        looks in prop::collection::vec((0_u64..4, 0_u64..4, 0_u64..200), 1..30),
+        grace in 0_u64..60,
+    ) {
+        let soft = Threshold {
+            grace: SECOND * u32::try_from(grace).unwrap(),
+            min_reclaim: Some(Amount::Absolute(1)),
+            ..hard(Signal::NodefsAvailable, Amount::Absolute(2))
+        };
+        let policy = policy(&[soft, hard(Signal::MemoryAvailable, Amount::Absolute(1))]);
+        let (mut watch, mut now) = (Watch::default(), Instant::now());
+        for (disk, memory, pause) in looks {
+            now += SECOND * u32::try_from(pause).unwrap();
+            let both: Observations =
+                seen(Signal::NodefsAvailable, disk).into_iter().chain(seen(Signal::MemoryAvailable, memory)).collect();
+            let found = watch.observe(&policy, &both, now);
+            if let Some(starved) = found.starved {
+                prop_assert!(found.pressure.is_under(starved.signal.pressure()));
+                prop_assert!(both[&starved.signal].available < 3);
+            }
+            prop_assert_eq!(found.pressure.is_under(Pressure::Memory) || memory >= 1, true);
+            prop_assert!(found.next.is_none_or(|next| next > now), "it leads on");
+            // Looked at again at that moment, a soft threshold acts or a condition has gone.
+            if let (None, Some(next)) = (found.starved, found.next) {
+                let then = watch.clone().observe(&policy, &both, next);
+                prop_assert!(then.starved.is_some() || then.pressure != found.pressure);
+            }
+        }
+    }
+}
+
+fn record(name: &str, source: SourceKind, spec: Value) -> Arc<PodRecord> {
+    let record = limpet_model::fixtures::record(json!({ "metadata": { "name": name }, "spec": spec }));
+    Arc::new(PodRecord { source, ..(*record).clone() })
+}
+
+fn requests(memory: &str, storage: &str, priority: i32) -> Value {
+    let resources = json!({ "requests": { "memory": memory, "ephemeral-storage": storage } });
+    json!({ "containers": [{ "name": "a", "resources": resources }], "priority": priority })
+}
+
+#[test]
+fn pods_end_in_kubelets_order_those_of_manifests_last_and_critical_ones_never() {
+    use SourceKind::{File, Http, Push};
+    let pods = [
+        ("file", File, requests("1Mi", "1Mi", 0), 90_u64),
+        ("url", Http, requests("1Mi", "1Mi", 0), 80),
+        ("within", Push, requests("1Gi", "1Gi", 0), 500),
+        ("within-less", Push, requests("2Gi", "2Gi", 0), 500),
+        ("above", Push, requests("1Mi", "1Mi", 0), 30),
+        ("above-more", Push, requests("1Mi", "1Mi", 0), 40),
+        ("above-important", Push, requests("1Mi", "1Mi", 7), 700),
+        ("critical", Push, requests("1Mi", "1Mi", 2_000_000_000), 900),
+        ("nothing", Push, requests("0", "0", 0), 0),
+    ];
+    let candidates: Vec<Candidate> = pods
+        .into_iter()
+        .map(|(name, source, spec, mib)| Candidate {
+            record: record(name, source, spec),
+            used: mib << 20,
+            containers: Vec::new(),
+        })
+        .collect();
+    let names = |signal| -> Vec<String> {
+        order(signal, candidates.clone()).iter().map(|pod| pod.record.key.name().to_owned()).collect()
+    };
+    let by_request =
+        ["above-more", "above", "above-important", "within", "within-less", "file", "url"].map(str::to_owned);
+    for signal in [Signal::MemoryAvailable, Signal::NodefsAvailable, Signal::ImagefsAvailable] {
+        assert_eq!(names(signal), by_request, "{signal:?}");
+    }
+    let by_use = ["within", "within-less", "above-more", "above", "above-important", "file", "url"].map(str::to_owned);
+    assert_eq!(names(Signal::PidAvailable), by_use, "process ids cannot be requested");
+    assert_eq!(names(Signal::NodefsInodesFree), by_use);
+
+    let class = |name: &str| json!({ "containers": [], "priorityClassName": name });
+    for (name, critical) in [("system-node-critical", true), ("system-cluster-critical", true), ("high", false)] {
+        assert_eq!(rank::is_critical(&record("a", File, class(name))), critical, "{name}");
+    }
+}
+
+#[test]
+fn the_message_is_kubelets() {
+    let mut spec = requests("1Mi", "1Mi", 0);
+    spec["containers"].as_array_mut().unwrap().push(json!({ "name": "b" }));
+    spec["containers"].as_array_mut().unwrap().push(json!({ "name": "c" }));
+    let record = record("web", SourceKind::File, spec);
+    let used = [("a", 5_u64 << 20), ("b", 1_000), ("c", 0)];
+    let containers = used.map(|(name, used)| (name.to_owned(), used)).to_vec();
+    let pod = Candidate { record, used: 6 << 20, containers };
+    let seen = Observation { available: 3 << 10, capacity: 10 * GIB };
+    assert_eq!(
+        message(&hard(Signal::NodefsAvailable, Amount::Absolute(GIB)), seen, &pod),
+        "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 3Ki. \
+         Container a was using 5Mi, request is 1Mi, has larger consumption of ephemeral-storage. \
+         Container b was using 1000, request is 0, has larger consumption of ephemeral-storage. "
+    );
+}
+
+fn short_of(conditions: &[Pressure]) -> NodeState {
+    NodeState { pressure: conditions.iter().copied().collect(), ..READY }
+}
+
+#[test]
+fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
+    use Pressure::{Disk, Memory, Pid};
+    use SourceKind::{File, Push};
+    let toleration = |key: &str, effect: &str| json!({ "key": key, "operator": "Exists", "effect": effect });
+    let best_effort = || json!({ "containers": [{ "name": "a" }] });
+    let tolerant = |toleration: Value| json!({ "containers": [{ "name": "a" }], "tolerations": [toleration] });
+    let taint = "node.kubernetes.io/memory-pressure";
+    let cases = [
+        (File, best_effort(), vec![Memory, Disk, Pid], false),
+        (Push, best_effort(), vec![], false),
+        (Push, best_effort(), vec![Memory], true),
+        (Push, requests("1Mi", "0", 0), vec![Memory], false),
+        (Push, requests("1Mi", "0", 0), vec![Memory, Disk], true),
+        (Push, requests("1Mi", "0", 0), vec![Pid], true),
+        (Push, requests("1Mi", "0", 2_000_000_000), vec![Disk], false),
+        (Push, tolerant(toleration(taint, "NoSchedule")), vec![Memory], false),
+        (Push, tolerant(toleration("", "")), vec![Memory], false),
+        (Push, tolerant(toleration(taint, "NoExecute")), vec![Memory], true),
+        (Push, tolerant(toleration("node.kubernetes.io/disk-pressure", "")), vec![Disk], true),
+    ];
+    for (source, spec, conditions, refused) in cases {
+        let mut pod = PodState::new(record("web", source, spec.clone()), jiff::Timestamp::UNIX_EPOCH);
+        let node = short_of(&conditions);
+        assert_eq!(admission::settle(&mut pod, node), refused, "{source} {spec} {conditions:?}");
+        assert_eq!(admission::waits(&pod), refused);
+        assert!(!admission::settle(&mut pod, node), "said once");
+        let waits = plan(&pod, node, Instant::now()) == Step::Wait(None);
+        assert_eq!(waits, refused);
+        if let (true, Some(verdict)) = (refused, &pod.verdict) {
+            let names: Vec<&str> = conditions.iter().map(|one| one.as_str()).collect();
+            assert_eq!(verdict.message, format!("The node had condition: [{}]. ", names.join(" ")));
+        }
+        assert!(!admission::settle(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
+    }
+    let mut began = ready(PodState::new(record("web", Push, best_effort()), jiff::Timestamp::UNIX_EPOCH));
+    assert!(!admission::settle(&mut began, short_of(&[Disk])), "it has begun");
+}
+
+#[test]
+fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over() {
+    let record = record("web", SourceKind::File, json!({ "containers": [{ "name": "a" }] }));
+    let mut pod = ready(PodState::new(record, jiff::Timestamp::UNIX_EPOCH));
+    pod.containers[0].instance = Some(instance(&pod.containers[0], 0));
+    let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
+    pod.fail(PodVerdict::evicted_under_pressure(eviction, "low".to_owned()));
+    let (low, over, now) = (short_of(&[Pressure::Disk]), short_of(&[Pressure::Memory]), fixture_now());
+    assert!(matches!(plan(&pod, low, now.mono), Step::Do(actions) if matches!(actions[..], [Action::Stop(0, ..)])));
+
+    pod.containers[0].instance.as_mut().unwrap().end(crate::fixtures::exit(137), now);
+    assert_eq!(plan(&pod, low, now.mono), Step::Do(vec![Action::TearDown]), "its record, logs and volumes, too");
+    assert!(!admission::runs_again(&pod, over), "it is still there");
+    pod.sandbox = SandboxState::Gone;
+    assert_eq!(plan(&pod, low, now.mono), Step::Wait(None), "it is not gone: it is shown");
+    assert!(admission::is_cleared(&pod) && !admission::runs_again(&pod, low));
+    assert!(!admission::runs_again(&pod, READY), "not known yet");
+    assert!(admission::runs_again(&pod, over));
+    pod.end(SECOND, now);
+    assert_eq!(plan(&pod, low, now.mono), Step::Finished, "removed or edited meanwhile");
+
+    pod.ending = None;
+    pod.verdict = Some(PodVerdict::evicted("Usage of EmptyDir volume".to_owned()));
+    assert!(!admission::runs_again(&pod, over), "it took more than it may itself");
+}

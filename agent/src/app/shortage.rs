@@ -1,0 +1,54 @@
+//! Composes what watches the node's memory and disks.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use super::Shared;
+use super::published::Published;
+use crate::eviction::Evictor;
+use crate::eviction::meter::NodeMeter;
+use crate::executor::containerd::ContainerdExecutor;
+use crate::image_gc::KnownPods;
+use crate::worker::inbox::EvictionOrder;
+use limpet_core::node_state::NodePressure;
+
+/// What the supervisor hears of what the node is short of.
+pub(super) struct Shortages {
+    pub(super) pressure: watch::Receiver<NodePressure>,
+    pub(super) evictions: mpsc::Receiver<EvictionOrder>,
+}
+
+/// What watches the node's memory and disks, and where it tells the supervisor.
+pub(super) fn evictor(
+    shared: &Shared,
+    executor: &Arc<ContainerdExecutor>,
+    sources: &[Arc<Published>],
+) -> (Evictor, Shortages) {
+    let (pressure, conditions) = watch::channel(NodePressure::UNKNOWN);
+    let (orders, evictions) = mpsc::channel(1);
+    let pods = KnownPods {
+        desired: shared.desired.clone(),
+        slots: Arc::clone(&shared.slots),
+        observed: shared.observed.clone(),
+        sources: sources.iter().map(|source| source.kind()).collect(),
+    };
+    let meter = NodeMeter {
+        root: shared.config.root_dir.clone(),
+        images: executor.images.clone(),
+        image_dir: None,
+        cgroups: executor.cgroups.clone(),
+        memory: executor.node.memory_capacity,
+    };
+    let evictor = Evictor {
+        policy: shared.config.eviction.clone(),
+        meter,
+        executor: Arc::clone(executor),
+        pods: Arc::new(pods),
+        pressure,
+        orders,
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    };
+    (evictor, Shortages { pressure: conditions, evictions })
+}

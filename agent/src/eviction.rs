@@ -1,0 +1,237 @@
+//! Eviction under node pressure: measures what is left of the node, publishes its conditions, and has images removed and
+//! pods ended, one at a time, as [`limpet_core::eviction`] decides.
+//!
+//! It sleeps while nothing runs. Where something does, it looks again before what was left can have been used up, and
+//! when the kernel reports that memory is short.
+
+pub mod alarm;
+pub mod meter;
+mod usage;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::executor::containerd::ContainerdExecutor;
+use crate::image_gc::{self, KnownPods};
+use crate::status::event::{EventType, Events};
+use crate::status::metrics::Metrics;
+use crate::worker::inbox::EvictionOrder;
+use alarm::MemoryAlarm;
+use limpet_core::eviction::{EvictionPolicy, PAUSES, Signal, Threshold, Watch, rank};
+use limpet_core::node_state::NodePressure;
+use limpet_core::status::observed::ObservedPod;
+use limpet_model::node::Pressure;
+use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
+use meter::{Measured, NodeMeter};
+
+/// What happens within this time is one look.
+const SETTLE: Duration = Duration::from_secs(1);
+/// An attempt that ended no pod is followed by a pause of so many times its duration, within [`PAUSES`].
+const FRUITLESS: u32 = 20;
+/// How long the end of a pod may take beyond its grace period, as kubelet waits.
+const CLEANUP: Duration = Duration::from_secs(30);
+
+/// The task that keeps the node from running out of memory, disk and process ids.
+#[derive(Debug)]
+pub struct Evictor {
+    /// When something is short, and what follows.
+    pub policy: EvictionPolicy,
+    /// Measures the node.
+    pub meter: NodeMeter,
+    /// Knows what pods take.
+    pub executor: Arc<ContainerdExecutor>,
+    /// The pods whose images stay.
+    pub pods: Arc<KnownPods>,
+    /// Where the node's conditions are published.
+    pub pressure: watch::Sender<NodePressure>,
+    /// To the workers of pods that have to end.
+    pub orders: mpsc::Sender<EvictionOrder>,
+    /// Where it is reported.
+    pub events: Events,
+    /// Where it is counted.
+    pub metrics: Metrics,
+}
+
+/// What it remembers between two looks.
+#[derive(Default)]
+struct Memory {
+    watch: Watch,
+    alarm: MemoryAlarm,
+    pruned: Option<Instant>,
+    /// No pod is looked for before this.
+    fruitless_until: Option<Instant>,
+    /// What was said to be short of; said anew once something else is, or nothing was.
+    told: Option<Signal>,
+}
+
+impl Evictor {
+    /// Works until the agent stops.
+    pub async fn run(mut self, stop: CancellationToken) {
+        if self.policy.thresholds.is_empty() {
+            self.pressure.send_replace(NodePressure::from_iter([]));
+            return;
+        }
+        let mut memory = Memory::default();
+        if self.policy.watches(Pressure::Memory) {
+            memory.alarm = MemoryAlarm::open();
+        }
+        let mut changes = self.pods.observed.changes();
+        let (mut due, mut last) = (Some(Instant::now() + SETTLE), None::<Instant>);
+        loop {
+            let soon = |pause| last.map_or(Instant::now(), |last| last + pause).max(Instant::now() + SETTLE);
+            tokio::select! {
+                () = stop.cancelled() => return,
+                true = changes.next() => {
+                    // A container has started or ended: what it takes, or gives back, is seen at the next look.
+                    due = earlier(due, Some(soon(PAUSES.0)));
+                    continue;
+                }
+                () = memory.alarm.rings() => {
+                    due = earlier(due, Some(soon(SETTLE)));
+                    continue;
+                }
+                () = at(due) => {}
+            }
+            last = Some(Instant::now());
+            due = tokio::select! {
+                () = stop.cancelled() => return,
+                next = self.look(&mut memory) => next,
+            };
+        }
+    }
+
+    /// One look. Returns when to look again although nothing happens.
+    async fn look(&mut self, memory: &mut Memory) -> Option<Instant> {
+        let measured = self.meter.measure().await;
+        let finding = memory.watch.observe(&self.policy, &measured.seen, Instant::now().into_std());
+        self.publish(finding.pressure);
+        let now = Instant::now();
+        if finding.starved.is_none() {
+            (memory.told, memory.fruitless_until) = (None, None);
+        }
+        let due = memory.fruitless_until.is_none_or(|until| until <= now);
+        if let Some(threshold) = finding.starved.filter(|_| due) {
+            let first = memory.told.replace(threshold.signal) != Some(threshold.signal);
+            if self.reclaim(&threshold, measured.clone(), memory, first).await {
+                return Some(Instant::now() + SETTLE);
+            }
+            let pause = (now.elapsed() * FRUITLESS).clamp(PAUSES.0, PAUSES.1);
+            memory.fruitless_until = Some(Instant::now() + pause);
+        }
+        let observed = self.pods.observed.load();
+        let short = finding.pressure.iter().next().is_some();
+        if !observed.pods.values().any(|pod| runs(pod)) && (observed.pods.is_empty() || !short) {
+            return None;
+        }
+        // The alarm tells of a shortage that begins, not of its end.
+        let told = memory.alarm.is_set() && !finding.pressure.is_under(Pressure::Memory);
+        let told_of = told.then_some(Pressure::Memory);
+        earlier(Some(now + self.policy.pause(&measured.seen, told_of)), finding.next.map(Instant::from_std))
+    }
+
+    /// Publishes the node's conditions, and reports those that changed, in kubelet's words.
+    fn publish(&self, pressure: NodePressure) {
+        let before = self.pressure.send_replace(pressure);
+        if before == pressure {
+            return;
+        }
+        for condition in Pressure::ALL {
+            let under = pressure.is_under(condition);
+            self.metrics.node_pressure(condition, under);
+            if under == before.is_under(condition) {
+                continue;
+            }
+            let (reason, holds) = match (condition, under) {
+                (Pressure::Memory, true) => ("NodeHasInsufficientMemory", true),
+                (Pressure::Memory, false) => ("NodeHasSufficientMemory", false),
+                (Pressure::Disk, true) => ("NodeHasDiskPressure", true),
+                (Pressure::Disk, false) => ("NodeHasNoDiskPressure", false),
+                (Pressure::Pid, true) => ("NodeHasInsufficientPID", true),
+                (Pressure::Pid, false) => ("NodeHasSufficientPID", false),
+            };
+            tracing::warn!(%condition, holds, "a condition of the node changed");
+            self.events.emit(None, None, EventType::Normal, reason, format!("Node status is now: {reason}"));
+        }
+    }
+
+    /// Gives the node back what it is short of: images that nothing needs, and if that is not enough, a pod. Returns whether
+    /// a pod was ended. `first`: of this shortage it is the first try.
+    async fn reclaim(
+        &mut self,
+        threshold: &Threshold,
+        mut measured: Measured,
+        memory: &mut Memory,
+        first: bool,
+    ) -> bool {
+        let (signal, resource) = (threshold.signal, threshold.signal.resource());
+        if first {
+            let seen = measured.seen.get(&signal);
+            tracing::warn!(signal = signal.as_str(), ?seen, "attempting to reclaim {resource}");
+            let message = format!("Attempting to reclaim {resource}");
+            self.events.emit(None, None, EventType::Warning, "EvictionThresholdMet", message);
+        }
+        let due = memory.pruned.is_none_or(|pruned| pruned.elapsed() >= PAUSES.1);
+        if due && measured.images_take(signal) {
+            memory.pruned = Some(Instant::now());
+            if let Err(error) = image_gc::prune(&self.executor.images, &self.pods).await {
+                tracing::warn!(%error, "images are not removed to make room");
+            }
+            measured = self.meter.measure().await;
+            if !self.policy.any_met(&measured.seen) {
+                tracing::info!(signal = signal.as_str(), "there is room again, without the end of a pod");
+                return false;
+            }
+        }
+        let running: Vec<Arc<ObservedPod>> =
+            self.pods.observed.load().pods.values().filter(|pod| runs(pod)).cloned().collect();
+        let candidates = usage::candidates(&self.executor, signal, &measured, &running).await;
+        let Some(pod) = rank::order(signal, candidates).into_iter().next() else {
+            if first {
+                tracing::warn!(
+                    signal = signal.as_str(),
+                    pods = running.len(),
+                    "no pod can be ended to reclaim {resource}"
+                );
+            }
+            return false;
+        };
+        let seen = measured.seen.get(&signal).copied().unwrap_or_default();
+        let grace_seconds = self.policy.pod_grace(threshold, pod.record.grace_seconds());
+        let eviction = Eviction { pressure: signal.pressure(), grace_seconds };
+        let verdict = PodVerdict::evicted_under_pressure(eviction, rank::message(threshold, seen, &pod));
+        let (done, ended) = oneshot::channel();
+        let (key, uid) = (pod.record.key.clone(), pod.record.uid.clone());
+        if self.orders.send(EvictionOrder { key, uid, verdict, done }).await.is_err() {
+            return false;
+        }
+        match tokio::time::timeout(Duration::from_secs(grace_seconds) + CLEANUP, ended).await {
+            // It ended by itself, or by another command.
+            Ok(Err(_)) => return false,
+            Ok(Ok(())) => {}
+            Err(_) => tracing::warn!(pod = %pod.record.key, "an evicted pod has not ended in time"),
+        }
+        self.metrics.evicted(signal);
+        true
+    }
+}
+
+/// Whether a container of the pod runs, and the pod is not being ended.
+fn runs(pod: &ObservedPod) -> bool {
+    let evicted = pod.status.reason.as_deref() == Some(EVICTED);
+    !evicted && pod.terminating_since.is_none() && pod.containers.values().any(|container| container.pid.is_some())
+}
+
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
+}
+
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,96 @@
+//! Measures what is left of the node: memory, disks, process ids.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use limpet_containerd::image::Images;
+use limpet_core::eviction::{Observation, Observations, Signal};
+use limpet_host::cgroup::Cgroups;
+use limpet_host::file_system::Space;
+use limpet_host::{blocking, file_system};
+
+/// Measures the node.
+#[derive(Debug)]
+pub struct NodeMeter {
+    /// The agent's root directory: kubelet's nodefs.
+    pub root: PathBuf,
+    /// The images: they know where they lie, which is kubelet's imagefs.
+    pub images: Images,
+    /// Where they lie, once containerd has said so.
+    pub image_dir: Option<PathBuf>,
+    /// The node's memory in use.
+    pub cgroups: Cgroups,
+    /// All of the node's memory.
+    pub memory: u64,
+}
+
+/// A measurement.
+#[derive(Debug, Clone, Default)]
+pub struct Measured {
+    /// What was measured.
+    pub seen: Observations,
+    /// Images, and with them the layers of containers, lie on a disk of their own.
+    pub own_image_disk: bool,
+}
+
+impl Measured {
+    /// Whether images take of what the signal is about.
+    pub fn images_take(&self, signal: Signal) -> bool {
+        match signal {
+            Signal::ImagefsAvailable | Signal::ImagefsInodesFree => true,
+            Signal::NodefsAvailable | Signal::NodefsInodesFree => !self.own_image_disk,
+            Signal::MemoryAvailable | Signal::PidAvailable => false,
+        }
+    }
+}
+
+impl NodeMeter {
+    /// Measures. What cannot be measured is left out.
+    pub async fn measure(&mut self) -> Measured {
+        let mut measured = Measured::default();
+        let node = space(&self.root).await;
+        if self.image_dir.is_none() {
+            self.image_dir = self.images.directory().await.ok();
+        }
+        let images = match &self.image_dir {
+            Some(directory) => space(directory).await,
+            None => None,
+        };
+        let seen = &mut measured.seen;
+        add_disk(seen, node, [Signal::NodefsAvailable, Signal::NodefsInodesFree]);
+        add_disk(seen, images, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree]);
+        measured.own_image_disk = node.zip(images).is_some_and(|(node, images)| node.device != images.device);
+        if let Some(used) = self.cgroups.node_memory_in_use() {
+            let memory = Observation { available: self.memory.saturating_sub(used), capacity: self.memory };
+            seen.insert(Signal::MemoryAvailable, memory);
+        }
+        seen.extend(pids().map(|pids| (Signal::PidAvailable, pids)));
+        measured
+    }
+}
+
+/// Adds what is left of a disk. A file system that makes inodes as it needs them has none to count.
+pub fn add_disk(seen: &mut Observations, space: Option<Space>, [bytes, inodes]: [Signal; 2]) {
+    let Some(space) = space else { return };
+    seen.insert(bytes, Observation { available: space.available, capacity: space.capacity });
+    if space.inodes > 0 {
+        seen.insert(inodes, Observation { available: space.inodes_free, capacity: space.inodes });
+    }
+}
+
+/// Process ids, as kubelet counts them: the lower one of the kernel's two limits, and the processes and threads there are.
+pub fn pids() -> Option<Observation> {
+    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
+    let capacity = limits.into_iter().filter_map(number).min()?;
+    let load = fs::read_to_string("/proc/loadavg").ok()?;
+    let tasks: u64 = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;
+    Some(Observation { available: capacity.saturating_sub(tasks), capacity })
+}
+
+async fn space(path: &Path) -> Option<Space> {
+    let at = path.to_owned();
+    let measured = blocking::run(at.clone(), blocking::DEADLINE, move |_| file_system::space(&at)).await;
+    let space = measured.and_then(|measured| measured);
+    space.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "a disk is not measured")).ok()
+}

@@ -1,0 +1,186 @@
+//! Eviction under node pressure: which pods end when a disk is full, which stay, and that they run again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use limpet_tests::image::ImageBuilder;
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::container;
+use limpet_tests::{TestNode, case, image, suite, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(the_pod_above_its_request_goes_and_comes_back).on(|node| {
+            node.root_size = Some(128 << 20);
+            node.kubelet = lines("nodefs.available", "48Mi", "8s");
+        }),
+        case!(a_soft_threshold_waits_and_leaves_time_to_end).on(|node| {
+            node.root_size = Some(64 << 20);
+            node.kubelet = [
+                "evictionHard: {nodefs.available: 1Mi}",
+                "evictionSoft: {nodefs.available: 32Mi}",
+                "evictionSoftGracePeriod: {nodefs.available: 3s}",
+                "evictionMaxPodGracePeriod: 20",
+            ]
+            .map(str::to_owned)
+            .to_vec();
+        }),
+        case!(images_that_nobody_needs_go_before_pods).on(|node| {
+            node.image_disk = Some(128 << 20);
+            node.kubelet = lines("imagefs.available", "48Mi", "1s");
+        }),
+        case!(memory_is_reclaimed_and_critical_pods_stay).on(|node| {
+            // Never so much is left: the node need not run out of it.
+            node.kubelet = lines("memory.available", "99.9%", "1s");
+        }),
+        case!(process_ids_are_reclaimed).on(|node| {
+            let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
+            let limits = limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
+            let all = limits.min().unwrap_or_default();
+            node.kubelet = lines("pid.available", &format!("'{all}'"), "1s");
+        }),
+    ])
+}
+
+fn lines(signal: &str, value: &str, transition: &str) -> Vec<String> {
+    vec![format!("evictionHard: {{{signal}: {value}}}"), format!("evictionPressureTransitionPeriod: {transition}")]
+}
+
+/// A pod that writes so many MiB into an emptyDir while the flag is there, and requests so many.
+fn writer(name: &str, flag: &Path, mib: u32, requested: u32) -> Value {
+    let fill = format!("if [ -e /flag/{name} ]; then dd if=/dev/zero of=/data/big bs=1M count={mib}; fi; {IDLE}");
+    let mounts = json!([{ "name": "data", "mountPath": "/data" }, { "name": "flag", "mountPath": "/flag" }]);
+    let resources = json!({ "requests": { "ephemeral-storage": format!("{requested}Mi") } });
+    let main = with(shell("main", &fill), json!({ "volumeMounts": mounts, "resources": resources }));
+    let volumes = json!([{ "name": "data", "emptyDir": {} }, { "name": "flag", "hostPath": { "path": flag } }]);
+    pod(name, json!({ "containers": [main], "volumes": volumes }))
+}
+
+fn flags(node: &TestNode, names: &[&str]) -> Result<PathBuf> {
+    let dir = node.dir().join("flags");
+    fs::create_dir_all(&dir)?;
+    for name in names {
+        fs::write(dir.join(name), "")?;
+    }
+    Ok(dir)
+}
+
+fn wait_evicted(node: &TestNode, name: &str) -> Result<Value> {
+    node.wait_pod(name, "evicted", |pod| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Evicted")
+}
+
+fn the_pod_above_its_request_goes_and_comes_back(node: &mut TestNode) -> Result<()> {
+    let dir = flags(node, &["within", "above"])?;
+    node.apply(&writer("within", &dir, 32, 64))?;
+    let within = node.wait_running("within")?;
+    node.apply(&writer("above", &dir, 56, 1))?;
+    let above = wait_evicted(node, "above")?;
+    let message = above["status"]["message"].as_str().unwrap_or_default();
+    ensure!(
+        message.starts_with("The node was low on resource: ephemeral-storage. Threshold quantity: 48Mi, "),
+        "{message}"
+    );
+    let conditions = above["status"]["conditions"].to_string();
+    ensure!(conditions.contains("DisruptionTarget") && conditions.contains("TerminationByKubelet"), "{conditions}");
+    for reason in ["EvictionThresholdMet", "NodeHasDiskPressure", "Evicted"] {
+        node.wait_event(reason)?;
+    }
+
+    // Under the pressure a pod of a manifest starts, as under kubelet, and a pushed one waits for its end.
+    let pushed = serde_json::to_string(&simple("pushed", IDLE))?;
+    let file = node.dir().join("pushed.yaml");
+    fs::write(&file, pushed)?;
+    node.agent.cli(&["apply", "-f", &file.to_string_lossy()])?.success()?;
+    node.wait_pod("pushed", "waits", |pod| {
+        pod["status"]["phase"] == "Pending" && pod["status"]["message"] == "The node had condition: [DiskPressure]. "
+    })?;
+    ensure!(node.agent.metrics()?.contains("limpet_node_pressure{condition=\"DiskPressure\"} 1"));
+    node.apply(&simple("static", IDLE))?;
+    node.wait_running("static")?;
+
+    fs::remove_file(dir.join("above"))?;
+    node.wait_running("above")?;
+    node.wait_running("pushed")?;
+    for reason in ["NodeHasNoDiskPressure", "EvictionOver"] {
+        node.wait_event(reason)?;
+    }
+    let still = node.wait_running("within")?;
+    ensure!(container(&still, "main")["containerID"] == container(&within, "main")["containerID"]);
+    ensure!(container(&still, "main")["restartCount"] == 0);
+    let metrics = node.agent.metrics()?;
+    ensure!(metrics.contains("kubelet_evictions_total{eviction_signal=\"nodefs.available\"} 1"), "{metrics}");
+    ensure!(metrics.contains("limpet_node_pressure{condition=\"DiskPressure\"} 0"), "{metrics}");
+    Ok(())
+}
+
+fn a_soft_threshold_waits_and_leaves_time_to_end(node: &mut TestNode) -> Result<()> {
+    let dir = flags(node, &["patient"])?;
+    let mut manifest = writer("patient", &dir, 40, 1);
+    let fill = manifest["spec"]["containers"][0]["command"][2].as_str().unwrap_or_default();
+    let fill = fill.replace("trap 'exit 0' TERM", "trap 'sleep 2; echo done > /flag/ended; exit 0' TERM");
+    manifest["spec"]["containers"][0]["command"][2] = json!(fill);
+    manifest["spec"]["terminationGracePeriodSeconds"] = json!(30);
+    node.apply(&manifest)?;
+    let evicted = wait_evicted(node, "patient")?;
+    ensure!(dir.join("ended").exists(), "it was not left the time to end");
+    ensure!(container(&evicted, "main")["state"]["terminated"]["exitCode"] == 0, "{evicted:#}");
+    fs::remove_file(dir.join("patient"))?;
+    node.remove("patient")?;
+    node.wait_gone("patient")
+}
+
+fn images_that_nobody_needs_go_before_pods(node: &mut TestNode) -> Result<()> {
+    let filler: Vec<u8> =
+        (0..24 << 20_usize).map(|index: usize| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let unused = ImageBuilder::new("registry.test/unused:v1").file("filler", filler, 0o644).build()?;
+    let archive = node.dir().join("unused.tar");
+    image::write_docker_archive(&[&unused], &archive)?;
+    node.agent.cli(&["images", "import", &archive.to_string_lossy()])?.success()?;
+    node.apply(&simple("web", IDLE))?;
+    let before = node.wait_running("web")?;
+    fs::write(node.containerd.root().join("filler"), vec![1; 30 << 20])?;
+    wait::until_true(wait::SOON, "the removal of the image", || {
+        let names = node.containerd.ctr(&["images", "ls", "-q"]);
+        names.is_ok_and(|names| !names.contains("registry.test/unused"))
+    })?;
+    node.wait_event("NodeHasNoDiskPressure")?;
+    let after = node.wait_running("web")?;
+    ensure!(container(&before, "main")["containerID"] == container(&after, "main")["containerID"]);
+    ensure!(!node.agent.metrics()?.contains("kubelet_evictions_total{"), "a pod was ended");
+    Ok(())
+}
+
+/// Takes more than any other, and may not be ended.
+fn critical(script: &str) -> Value {
+    with(simple("critical", script), json!({ "spec": { "priorityClassName": "system-cluster-critical" } }))
+}
+
+fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()> {
+    let hog = |mib: u32| format!("dd if=/dev/zero of=/dev/shm/hog bs=1M count={mib}; {IDLE}");
+    node.apply(&critical(&hog(48)))?;
+    let before = node.wait_running("critical")?;
+    node.apply(&simple("hog", &hog(24)))?;
+    let evicted = wait_evicted(node, "hog")?;
+    let message = evicted["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("The node was low on resource: memory. Threshold quantity: "), "{message}");
+    ensure!(message.contains("Container main was using ") && message.contains(", request is 0, "), "{message}");
+    node.wait_event("NodeHasInsufficientMemory")?;
+    let after = node.wait_running("critical")?;
+    ensure!(container(&before, "main")["containerID"] == container(&after, "main")["containerID"]);
+    Ok(())
+}
+
+fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
+    let forks = |number: u32| format!("for i in $(seq {number}); do sleep 100000 & done; {IDLE}");
+    node.apply(&critical(&forks(20)))?;
+    node.wait_running("critical")?;
+    node.apply(&simple("forks", &forks(10)))?;
+    let evicted = wait_evicted(node, "forks")?;
+    let message = evicted["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");
+    node.wait_event("NodeHasInsufficientPID")?;
+    node.wait_running("critical").map(drop)
+}
