@@ -21,7 +21,7 @@ const LINKED_WITHOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_u
 /// Which of the two to build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The one tests use: linked in the same way, but little optimised. Takes a minute.
+    /// The one tests use: linked in the same way, but hardly optimised. Takes a minute.
     #[arg(long)]
     for_tests: bool,
 }
