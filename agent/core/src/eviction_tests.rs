@@ -12,6 +12,7 @@ use crate::fixtures::{READY, instance, now as fixture_now, ready};
 use crate::node_state::NodeState;
 use crate::plan::{Action, Step, plan};
 use crate::state::{PodState, SandboxState};
+use crate::status::generate::generate;
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
@@ -290,6 +291,10 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     pod.sandbox = SandboxState::Gone;
     assert_eq!(plan(&pod, low, now.mono), Step::Wait(None), "it is not gone: it is shown");
     assert!(admission::is_cleared(&pod) && !admission::runs_again(&pod, low));
+    let status = generate(&pod, low, "BestEffort", now, None);
+    let disrupted = status.conditions.iter().flatten().find(|one| one.type_ == "DisruptionTarget").unwrap();
+    assert_eq!((disrupted.status.as_str(), disrupted.reason.as_deref()), ("True", Some("TerminationByKubelet")));
+    assert_eq!((status.phase.as_deref(), disrupted.message.as_deref()), (Some("Failed"), Some("low")));
     assert!(!admission::runs_again(&pod, READY), "not known yet");
     assert!(admission::runs_again(&pod, over));
     pod.end(SECOND, now);

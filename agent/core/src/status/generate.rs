@@ -302,8 +302,16 @@ fn pod_conditions(
     ]
     .into_iter()
     .chain(resizing(pod).map(|standing| ("PodResizeInProgress", standing)))
+    .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
+}
+
+/// That the pod has ended for what the node was short of.
+fn disrupted(pod: &PodState) -> Option<Standing> {
+    let verdict = pod.verdict.as_ref().filter(|_| pod.is_under_eviction())?;
+    let reason = Some("TerminationByKubelet".to_owned());
+    Some(Standing { holds: true, reason, message: Some(verdict.message.clone()) })
 }
 
 /// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.
