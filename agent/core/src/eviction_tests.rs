@@ -297,7 +297,8 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     assert_eq!((status.phase.as_deref(), disrupted.message.as_deref()), (Some("Failed"), Some("low")));
     assert!(!admission::runs_again(&pod, READY), "not known yet");
     assert!(admission::runs_again(&pod, over));
-    pod.end(SECOND, now);
+    pod.end(SECOND * 30, now);
+    assert_eq!(pod.ending.unwrap().grace, SECOND, "a later command only shortens it");
     assert_eq!(plan(&pod, low, now.mono), Step::Finished, "removed or edited meanwhile");
 
     pod.ending = None;

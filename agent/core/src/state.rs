@@ -392,12 +392,13 @@ impl PodState {
             && self.record.spec().volumes.iter().flatten().any(written)
     }
 
-    /// Terminates the pod. A second command can only shorten the grace period (docs/kubelet.md).
+    /// Terminates the pod. A second command can only shorten the grace period (docs/kubelet.md), as does the node's verdict.
     pub fn end(&mut self, grace: Duration, now: Now) {
         if self.ending.is_none() {
             self.clear_pauses();
         }
-        let grace = self.ending.map_or(grace, |ending| ending.grace.min(grace));
+        let of_verdict = self.verdict.as_ref().filter(|verdict| verdict.is_final()).and_then(PodVerdict::grace);
+        let grace = self.ending.map(|ending| ending.grace).into_iter().chain(of_verdict).fold(grace, Duration::min);
         self.ending = Some(Ending { since: self.ending.map_or(now.wall, |ending| ending.since), grace });
     }
 

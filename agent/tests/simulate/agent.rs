@@ -41,10 +41,8 @@ pub(crate) struct Agent {
     /// What it knows of the node's network.
     pub(crate) network: watch::Sender<NodeNetwork>,
     /// What the node is short of.
-    #[allow(dead_code)] // Of the two tests that share this file one uses it.
     pub(crate) pressure: watch::Sender<NodePressure>,
     /// The pods that have to end for it.
-    #[allow(dead_code)] // The same.
     pub(crate) evictions: mpsc::Sender<EvictionOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,

@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 use limpet::executor::fake::world::World;
+use limpet::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
-use limpet_model::node::NodeAddresses;
+use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::source::SourceKind;
+use limpet_model::verdict::{Eviction, PodVerdict};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::agent::{Agent, NODE, pass};
@@ -51,6 +54,8 @@ struct Node {
     view: View,
     made: u32,
     has_address: bool,
+    /// It is short of disk.
+    short: bool,
     /// How often its network has changed.
     changes: u64,
     begun: Instant,
@@ -69,6 +74,7 @@ impl Node {
             view: View::default(),
             made: 0,
             has_address: true,
+            short: false,
             changes: 0,
             begun: Instant::now(),
         };
@@ -99,7 +105,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..22) {
+        match self.rng.u32(0..25) {
             0..=4 => self.create(),
             5..=8 => self.edit(),
             9 | 10 => self.delete(),
@@ -108,6 +114,8 @@ impl Node {
             16 | 17 => self.crash().await,
             18 => self.stop_agent().await,
             19 | 20 => self.network_changes(),
+            21 => self.pressure_changes(),
+            22 | 23 => self.evict().await,
             _ => self.reboot().await,
         }
     }
@@ -190,6 +198,36 @@ impl Node {
         NodeNetwork { addresses, changes: self.changes }
     }
 
+    /// The node gets short of disk, or is no longer.
+    fn pressure_changes(&mut self) {
+        self.short = !self.short;
+        self.note(format!("the node is short of disk: {}", self.short));
+        self.publish_pressure();
+    }
+
+    fn publish_pressure(&self) {
+        if let Some(agent) = &self.agent {
+            agent.pressure.send_replace(self.short.then_some(Pressure::Disk).into_iter().collect());
+        }
+    }
+
+    /// A pod is to end, because the node is short of disk.
+    async fn evict(&mut self) {
+        self.short = true;
+        self.publish_pressure();
+        let Some(agent) = &self.agent else { return };
+        let observed = agent.observed.load();
+        let records: Vec<_> = observed.pods.values().map(|pod| Arc::clone(&pod.record)).collect();
+        let Some(record) = self.rng.choice(&records) else { return };
+        self.note(format!("evict {}", record.key));
+        let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
+        let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
+        // Nobody waits for the end.
+        let (done, _) = oneshot::channel();
+        let order = EvictionOrder { key: record.key.clone(), uid: record.uid.clone(), verdict, done };
+        agent.evictions.send(order).await.unwrap();
+    }
+
     /// containerd restarts.
     async fn disconnect(&mut self) {
         self.note("containerd is gone".to_owned());
@@ -252,6 +290,7 @@ impl Node {
         self.note("the agent starts".to_owned());
         let network = self.network();
         self.agent = Some(Agent::start(&self.world, &mut self.view, network));
+        self.publish_pressure();
     }
 
     async fn pass(&mut self, time: Duration) {
@@ -270,6 +309,8 @@ impl Node {
         self.send(LifecycleEvent::Connected);
         self.has_address = true;
         self.publish_network();
+        self.short = false;
+        self.publish_pressure();
         self.pass(SETTLE / 2).await;
         let before = self.effort();
         self.pass(SETTLE / 2).await;

@@ -18,6 +18,9 @@ use super::{World, is_running, short};
 /// How late a SIGKILL may be.
 const LATE: Duration = Duration::from_secs(1);
 
+/// What a container gets to end when its pod is evicted.
+const EVICTION_GRACE: Duration = Duration::from_secs(1);
+
 /// A container's stop, as its pod's grace period has it.
 #[derive(Debug)]
 pub(super) struct Stop {
@@ -152,6 +155,11 @@ impl World {
                 (kill_at.min(Instant::now() + own), kill_at)
             }
             _ => self.kill_times(pod, slot, cause),
+        };
+        // An eviction may shorten it, unless the pod is being ended already.
+        let may_kill_at = match cause {
+            KillCause::PodEnds => may_kill_at,
+            _ => may_kill_at.min(Instant::now() + EVICTION_GRACE),
         };
         let allowance = hook_allowance(slot);
         let Some(one) = self.containers.get_mut(id) else { return };
