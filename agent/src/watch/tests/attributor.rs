@@ -1,6 +1,5 @@
 //! Attribution by fanotify and BPF programs: the actor of each change, and the watch after a backend fails.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
