@@ -189,7 +189,8 @@ impl Evictor {
         let running: Vec<Arc<ObservedPod>> =
             self.pods.observed.load().pods.values().filter(|pod| runs(pod)).cloned().collect();
         let candidates = usage::candidates(&self.executor, signal, &measured, &running).await;
-        let Some(pod) = rank::order(signal, candidates).into_iter().next() else {
+        let seen = measured.seen.get(&signal).copied().unwrap_or_default();
+        let Some(pod) = rank::order(signal, threshold.missing(&seen), candidates).into_iter().next() else {
             if first {
                 tracing::warn!(
                     signal = signal.as_str(),
@@ -199,7 +200,6 @@ impl Evictor {
             }
             return false;
         };
-        let seen = measured.seen.get(&signal).copied().unwrap_or_default();
         let grace_seconds = self.policy.pod_grace(threshold, pod.record.grace_seconds());
         let eviction = Eviction { pressure: signal.pressure(), grace_seconds };
         let verdict = PodVerdict::evicted_under_pressure(eviction, rank::message(threshold, seen, &pod));

@@ -68,6 +68,14 @@ fn flags(node: &TestNode, names: &[&str]) -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// Not of a manifest of this node: it ends however little that helps.
+fn push(node: &TestNode, manifest: &Value) -> Result<()> {
+    let file = node.dir().join("pushed.yaml");
+    fs::write(&file, serde_json::to_string(manifest)?)?;
+    node.agent.cli(&["apply", "-f", &file.to_string_lossy()])?.success()?;
+    Ok(())
+}
+
 fn wait_evicted(node: &TestNode, name: &str) -> Result<Value> {
     node.wait_pod(name, "evicted", |pod| pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Evicted")
 }
@@ -90,10 +98,7 @@ fn the_pod_above_its_request_goes_and_comes_back(node: &mut TestNode) -> Result<
     }
 
     // Under the pressure a pod of a manifest starts, as under kubelet, and a pushed one waits for its end.
-    let pushed = serde_json::to_string(&simple("pushed", IDLE))?;
-    let file = node.dir().join("pushed.yaml");
-    fs::write(&file, pushed)?;
-    node.agent.cli(&["apply", "-f", &file.to_string_lossy()])?.success()?;
+    push(node, &simple("pushed", IDLE))?;
     node.wait_pod("pushed", "waits", |pod| {
         pod["status"]["phase"] == "Pending" && pod["status"]["message"] == "The node had condition: [DiskPressure]. "
     })?;
@@ -162,7 +167,7 @@ fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()>
     let hog = |mib: u32| format!("dd if=/dev/zero of=/dev/shm/hog bs=1M count={mib}; {IDLE}");
     node.apply(&critical(&hog(48)))?;
     let before = node.wait_running("critical")?;
-    node.apply(&simple("hog", &hog(24)))?;
+    push(node, &simple("hog", &hog(24)))?;
     let evicted = wait_evicted(node, "hog")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
     ensure!(message.starts_with("The node was low on resource: memory. Threshold quantity: "), "{message}");
@@ -177,7 +182,7 @@ fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
     let forks = |number: u32| format!("for i in $(seq {number}); do sleep 100000 & done; {IDLE}");
     node.apply(&critical(&forks(20)))?;
     node.wait_running("critical")?;
-    node.apply(&simple("forks", &forks(10)))?;
+    push(node, &simple("forks", &forks(10)))?;
     let evicted = wait_evicted(node, "forks")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
     ensure!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");

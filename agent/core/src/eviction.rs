@@ -129,9 +129,18 @@ impl Threshold {
         self.grace.is_zero()
     }
 
+    /// How much more has to be left, once pods had to end for it.
+    pub fn missing(&self, seen: &Observation) -> u64 {
+        self.least(seen, true).saturating_sub(seen.available)
+    }
+
     fn is_met(&self, seen: &Observation, reclaims: bool) -> bool {
+        seen.available < self.least(seen, reclaims)
+    }
+
+    fn least(&self, seen: &Observation, reclaims: bool) -> u64 {
         let more = self.min_reclaim.filter(|_| reclaims).map_or(0, |more| more.of(seen.capacity));
-        seen.available < self.value.of(seen.capacity).saturating_add(more)
+        self.value.of(seen.capacity).saturating_add(more)
     }
 }
 

@@ -196,9 +196,10 @@ fn pods_end_in_kubelets_order_those_of_manifests_last_and_critical_ones_never() 
             containers: Vec::new(),
         })
         .collect();
-    let names = |signal| -> Vec<String> {
-        order(signal, candidates.clone()).iter().map(|pod| pod.record.key.name().to_owned()).collect()
+    let names_of = |signal, missing: u64| -> Vec<String> {
+        order(signal, missing, candidates.clone()).iter().map(|pod| pod.record.key.name().to_owned()).collect()
     };
+    let names = |signal| names_of(signal, 1);
     let by_request =
         ["above-more", "above", "above-important", "within", "within-less", "file", "url"].map(str::to_owned);
     for signal in [Signal::MemoryAvailable, Signal::NodefsAvailable, Signal::ImagefsAvailable] {
@@ -207,6 +208,8 @@ fn pods_end_in_kubelets_order_those_of_manifests_last_and_critical_ones_never() 
     let by_use = ["within", "within-less", "above-more", "above", "above-important", "file", "url"].map(str::to_owned);
     assert_eq!(names(Signal::PidAvailable), by_use, "process ids cannot be requested");
     assert_eq!(names(Signal::NodefsInodesFree), by_use);
+    assert_eq!(names_of(Signal::MemoryAvailable, 85 << 20), by_request[..6], "the end of url would not be enough");
+    assert_eq!(names_of(Signal::MemoryAvailable, 91 << 20), by_request[..5], "nor that of file");
 
     let class = |name: &str| json!({ "containers": [], "priorityClassName": name });
     for (name, critical) in [("system-node-critical", true), ("system-cluster-critical", true), ("high", false)] {

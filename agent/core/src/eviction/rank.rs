@@ -1,7 +1,8 @@
 //! Which pod ends when the node is short of something: kubelet's ranking for each signal, and its words.
 //!
-//! Pods that kubelet calls static (of a manifest file or a URL) it never ends. Here they end too, after all others: what
-//! the kernel would do without it is worse, and they run again once the node is no longer short.
+//! Pods that kubelet calls static (of a manifest file or a URL) it never ends. Here such a pod ends, after all others, if its
+//! end alone is enough: what the kernel would do without it is worse, and it runs again once the node is no longer short.
+//! Where something else has used the node up, the end of every manifest's pod would help nobody.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -58,8 +59,11 @@ fn worth(signal: Signal) -> u64 {
 
 /// The pods that may end for the signal, the first one first: pods that are not of a manifest, those above their request,
 /// the lowest priority, those that are the furthest above their request.
-pub fn order(signal: Signal, mut pods: Vec<Candidate>) -> Vec<Candidate> {
-    pods.retain(|pod| !is_critical(&pod.record) && pod.used >= worth(signal));
+///
+/// `missing`: how much more has to be left. A manifest's pod that takes less than that does not end.
+pub fn order(signal: Signal, missing: u64, mut pods: Vec<Candidate>) -> Vec<Candidate> {
+    let suffices = |pod: &Candidate| !is_static(&pod.record) || pod.used >= missing;
+    pods.retain(|pod| !is_critical(&pod.record) && pod.used >= worth(signal) && suffices(pod));
     pods.sort_by_cached_key(|pod| {
         let requested = match signal.resource() {
             resource @ ("memory" | "ephemeral-storage") => pod_request(pod.record.spec(), resource).units(),
