@@ -19,7 +19,8 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../limpet.bpf.o");
 
 /// Programs that are attached; dropping it detaches them.
 pub struct Loaded {
-    ebpf: Ebpf,
+    /// The object's programs, 200 KiB, where one holds its link or may be attached again.
+    ebpf: Option<Ebpf>,
     programs: Vec<ProgramState>,
     pub(crate) links: Table<&'static str, FdLink>,
     maps: Maps,
@@ -90,6 +91,7 @@ impl Kernel {
             lost: take(&mut ebpf, "LOST")?,
             events: Some(take(&mut ebpf, "EVENTS")?),
         };
+        let ebpf = (request.watch || request.guard.is_some()).then_some(ebpf);
         Ok(Loaded { ebpf, programs, links, maps, guard: request.guard.clone() })
     }
 
@@ -265,7 +267,7 @@ impl Loaded {
     /// How often the watch program was skipped because another program ran on its CPU: counted since Linux 6.7.
     pub fn skipped(&self) -> u64 {
         let watching = PROGRAMS.iter().filter(|program| program.purpose == Purpose::Watch);
-        let loaded = watching.filter_map(|program| self.ebpf.program(program.name)?.fd().ok());
+        let loaded = watching.filter_map(|program| self.ebpf.as_ref()?.program(program.name)?.fd().ok());
         loaded.map(|program| skipped(program.as_fd())).sum()
     }
 
@@ -295,12 +297,13 @@ impl Loaded {
     /// There is no such program, or the kernel refuses.
     pub fn attach_again(&mut self, kernel: &Kernel, name: &str) -> Result<(), String> {
         let program = PROGRAMS.iter().find(|program| program.name == name).ok_or("no such program")?;
-        let loaded = self.ebpf.program_mut(program.name).ok_or("not in the object")?;
+        let ebpf = self.ebpf.as_mut().ok_or("the programs are not kept without a guard")?;
+        let loaded = ebpf.program_mut(program.name).ok_or("not in the object")?;
         match loaded {
             Loading::Lsm(lsm) => lsm.unload().map_err(|error| chain(&error))?,
             other => return Err(format!("is a program of type {:?}", other.prog_type())),
         }
-        let link = kernel.attach(&mut self.ebpf, program)?;
+        let link = kernel.attach(ebpf, program)?;
         self.links.extend(link.map(|link| (program.name, link)));
         Ok(())
     }

@@ -32,6 +32,8 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
             Role::Main => &mut main_statuses,
             Role::Ephemeral => &mut ephemeral_statuses,
         };
+        // The status is kept as long as the pod: without spare room for three more.
+        list.reserve_exact(1);
         list.push(container_status(pod, slot, node, now));
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
