@@ -71,12 +71,13 @@ impl PodState {
     }
 }
 
-/// Whether something may be left of an instance with other limits: the cgroup of an exited one goes when it is reaped, and a
-/// start whose answer was lost may have been of an earlier version.
+/// Whether something may be left of an instance with other limits: the cgroup of an exited one goes when it is reaped, a
+/// start whose answer was lost may have been of an earlier version, and so may the resize in progress.
 fn has_other_version(slot: &ContainerSlot) -> bool {
     let instances = slot.instance.iter().chain(&slot.previous).chain(&slot.stale);
     matches!(slot.busy, Some(Busy::Starting(_)))
         || slot.unknown_start().is_some()
+        || slot.is_resizing()
         || instances
             .filter(|instance| instance.fingerprint != slot.fingerprint)
             .any(|instance| !matches!(instance.life, Life::Exited { reaped: true, .. }))

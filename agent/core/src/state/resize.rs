@@ -33,6 +33,12 @@ impl ContainerSlot {
         (resize.in_place && running.fingerprint != self.fingerprint).then_some(resize)
     }
 
+    /// Whether resources of it are being set.
+    pub(super) fn is_resizing(&self) -> bool {
+        let in_progress = |instance: &Instance| instance.resize.as_ref().is_some_and(|resize| resize.setting.is_some());
+        self.instance.iter().chain(&self.previous).any(in_progress)
+    }
+
     /// Settles whether the running instance is resized, now that `desired` is its pod's version. `from`: the version that it
     /// has, if that is known; a resize knows its own.
     pub fn settle_resize(&mut self, from: Option<&Arc<PodRecord>>, desired: &PodRecord) {
@@ -72,8 +78,7 @@ impl PodState {
 
     /// Whether resources of a container are being set.
     pub(super) fn is_resizing(&self) -> bool {
-        let in_progress = |instance: &Instance| instance.resize.as_ref().is_some_and(|resize| resize.setting.is_some());
-        self.containers.iter().any(|slot| slot.instance.iter().chain(&slot.previous).any(in_progress))
+        self.containers.iter().any(ContainerSlot::is_resizing)
     }
 }
 

@@ -132,6 +132,23 @@ fn what_an_edit_in_mid_resize_leads_to() {
 }
 
 #[test]
+fn the_pod_does_not_shrink_while_a_resize_above_it_is_in_progress() {
+    let (mut pod, now) = (running(record("app:1", 10)), now());
+    pod.update(record("app:1", 20));
+    assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(limits(20))]);
+    cgroup_set(&mut pod, now);
+    assert_eq!(next(&mut pod, now.mono), [Action::Resize(0)]);
+    pod.update(record("app:1", 10));
+    let weight = PodLimits { cpu_shares: limits(10).cpu_shares, ..limits(20) };
+    assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(weight)]);
+    cgroup_set(&mut pod, now);
+    outcome(&mut pod, Ok(()), now);
+    assert_eq!(next(&mut pod, now.mono), [Action::Resize(0)]);
+    outcome(&mut pod, Ok(()), now);
+    assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(limits(10))]);
+}
+
+#[test]
 fn a_container_that_is_stopped_or_has_ended_is_not_resized() {
     let (mut pod, now) = (running(record("app:1", 20)), now());
     pod.update(record("app:1", 10));
