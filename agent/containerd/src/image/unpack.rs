@@ -15,6 +15,8 @@ use tonic::Code;
 use super::content::{Labels, Store};
 use super::error::CallError;
 
+/// The call that makes a snapshot on top of another.
+const PREPARE: &str = "Snapshots.Prepare";
 /// How long one layer may take: gigabytes on a slow SD card.
 const APPLY_DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -48,6 +50,16 @@ impl Store {
     /// Unpacks the layers that are not unpacked yet, lowest first.
     pub(super) async fn unpack(&self, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         let _serial = self.unpacking.lock().await;
+        match self.unpack_missing(layers, lease).await {
+            // Nothing referred to a layer's snapshot, and it was collected after the look at it. Now it is unpacked for the lease.
+            Err(error) if error.operation == PREPARE && error.code == Code::NotFound => {
+                self.unpack_missing(layers, lease).await
+            }
+            done => done,
+        }
+    }
+
+    async fn unpack_missing(&self, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         let mut parent = "";
         for layer in layers {
             if !self.has_snapshot(layer.chain_id).await? {
@@ -93,9 +105,7 @@ impl Store {
             labels: Labels::new(),
         };
         let prepared = self.snapshots().prepare(self.client.leased_request(request, lease)).await;
-        prepared
-            .map(|response| response.into_inner().mounts)
-            .map_err(|status| CallError::new("Snapshots.Prepare", key, &status))
+        prepared.map(|response| response.into_inner().mounts).map_err(|status| CallError::new(PREPARE, key, &status))
     }
 
     async fn apply(&self, layer: &Layer<'_>, mounts: Vec<Mount>, lease: &str) -> Result<(), CallError> {
