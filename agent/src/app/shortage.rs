@@ -12,6 +12,7 @@ use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc::KnownPods;
 use crate::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodePressure;
+use limpet_model::node::Pressure;
 
 /// What the supervisor hears of what the node is short of.
 pub(super) struct Shortages {
@@ -39,6 +40,7 @@ pub(super) fn evictor(
         image_dir: None,
         cgroups: executor.cgroups.clone(),
         memory: executor.node.memory_capacity,
+        disks: shared.config.eviction.watches(Pressure::Disk),
     };
     let evictor = Evictor {
         policy: shared.config.eviction.clone(),

@@ -22,6 +22,8 @@ pub struct NodeMeter {
     pub cgroups: Cgroups,
     /// All of the node's memory.
     pub memory: u64,
+    /// Some threshold is about disks: without one containerd need not be asked where images lie.
+    pub disks: bool,
 }
 
 /// A measurement.
@@ -47,6 +49,17 @@ impl Measured {
 impl NodeMeter {
     /// Measures. What cannot be measured is left out.
     pub async fn measure(&mut self) -> Measured {
+        let mut measured = if self.disks { self.measure_disks().await } else { Measured::default() };
+        let seen = &mut measured.seen;
+        if let Some(used) = self.cgroups.node_memory_in_use() {
+            let memory = Observation { available: self.memory.saturating_sub(used), capacity: self.memory };
+            seen.insert(Signal::MemoryAvailable, memory);
+        }
+        seen.extend(pids().map(|pids| (Signal::PidAvailable, pids)));
+        measured
+    }
+
+    async fn measure_disks(&mut self) -> Measured {
         let mut measured = Measured::default();
         let node = space(&self.root).await;
         if self.image_dir.is_none() {
@@ -56,15 +69,9 @@ impl NodeMeter {
             Some(directory) => space(directory).await,
             None => None,
         };
-        let seen = &mut measured.seen;
-        add_disk(seen, node, [Signal::NodefsAvailable, Signal::NodefsInodesFree]);
-        add_disk(seen, images, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree]);
+        add_disk(&mut measured.seen, node, [Signal::NodefsAvailable, Signal::NodefsInodesFree]);
+        add_disk(&mut measured.seen, images, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree]);
         measured.own_image_disk = node.zip(images).is_some_and(|(node, images)| node.device != images.device);
-        if let Some(used) = self.cgroups.node_memory_in_use() {
-            let memory = Observation { available: self.memory.saturating_sub(used), capacity: self.memory };
-            seen.insert(Signal::MemoryAvailable, memory);
-        }
-        seen.extend(pids().map(|pids| (Signal::PidAvailable, pids)));
         measured
     }
 }
