@@ -64,8 +64,8 @@ struct Memory {
     pruned: Option<Instant>,
     /// No pod is looked for before this.
     fruitless_until: Option<Instant>,
-    /// What was said to be short of; said anew once something else is, or nothing was.
-    told: Option<Signal>,
+    /// The shortage that was reported last; reported again once something else is short, or nothing was.
+    reported: Option<Signal>,
 }
 
 impl Evictor {
@@ -111,11 +111,11 @@ impl Evictor {
         self.publish(finding.pressure);
         let now = Instant::now();
         if finding.starved.is_none() {
-            (memory.told, memory.fruitless_until) = (None, None);
+            (memory.reported, memory.fruitless_until) = (None, None);
         }
         let due = memory.fruitless_until.is_none_or(|until| until <= now);
         if let Some(threshold) = finding.starved.filter(|_| due) {
-            let first = memory.told.replace(threshold.signal) != Some(threshold.signal);
+            let first = memory.reported.replace(threshold.signal) != Some(threshold.signal);
             if self.reclaim(&threshold, measured.clone(), memory, first).await {
                 return Some(Instant::now() + SETTLE);
             }
@@ -127,10 +127,10 @@ impl Evictor {
         if !observed.pods.values().any(|pod| runs(pod)) && (observed.pods.is_empty() || !short) {
             return None;
         }
-        // The alarm tells of a shortage that begins, not of its end.
-        let told = memory.alarm.is_set() && !finding.pressure.is_under(Pressure::Memory);
-        let told_of = told.then_some(Pressure::Memory);
-        earlier(Some(now + self.policy.pause(&measured.seen, told_of)), finding.next.map(Instant::from_std))
+        // The alarm reports a shortage that begins, not its end.
+        let alarmed = memory.alarm.is_set() && !finding.pressure.is_under(Pressure::Memory);
+        let alarm_for = alarmed.then_some(Pressure::Memory);
+        earlier(Some(now + self.policy.pause(&measured.seen, alarm_for)), finding.next.map(Instant::from_std))
     }
 
     /// Publishes the node's conditions, and reports those that changed, in kubelet's words.

@@ -198,14 +198,14 @@ impl EvictionPolicy {
     }
 
     /// When to look again although nothing happens: before what is left above a threshold can be used up, within
-    /// [`PAUSES`]. `told_of`: who watches for it is told when there is little left.
-    pub fn pause(&self, seen: &Observations, told_of: Option<Pressure>) -> Duration {
+    /// [`PAUSES`]. `alarm_for`: the kernel reports when there is little of it left.
+    pub fn pause(&self, seen: &Observations, alarm_for: Option<Pressure>) -> Duration {
         let lasts = |threshold: &Threshold| {
             let seen = seen.get(&threshold.signal)?;
             let left = seen.available.saturating_sub(threshold.value.of(seen.capacity));
             Some(Duration::from_secs(left / threshold.signal.speed()))
         };
-        let watched = self.thresholds.iter().filter(|threshold| Some(threshold.signal.pressure()) != told_of);
+        let watched = self.thresholds.iter().filter(|threshold| Some(threshold.signal.pressure()) != alarm_for);
         watched.filter_map(lasts).min().unwrap_or(PAUSES.1).clamp(PAUSES.0, PAUSES.1)
     }
 }

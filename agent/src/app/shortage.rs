@@ -14,13 +14,13 @@ use crate::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
 
-/// What the supervisor hears of what the node is short of.
+/// The shortages of the node that the supervisor acts on.
 pub(super) struct Shortages {
     pub(super) pressure: watch::Receiver<NodePressure>,
     pub(super) evictions: mpsc::Receiver<EvictionOrder>,
 }
 
-/// What watches the node's memory and disks, and where it tells the supervisor.
+/// What watches the node's memory and disks, and where it reports to the supervisor.
 pub(super) fn evictor(
     shared: &Shared,
     executor: &Arc<ContainerdExecutor>,
