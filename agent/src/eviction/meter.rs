@@ -50,12 +50,13 @@ impl NodeMeter {
     /// Measures. What cannot be measured is left out.
     pub async fn measure(&mut self) -> Measured {
         let mut measured = if self.disks { self.measure_disks().await } else { Measured::default() };
-        let seen = &mut measured.seen;
-        if let Some(used) = self.cgroups.node_memory_in_use() {
-            let memory = Observation { available: self.memory.saturating_sub(used), capacity: self.memory };
-            seen.insert(Signal::MemoryAvailable, memory);
-        }
-        seen.extend(pids().map(|pids| (Signal::PidAvailable, pids)));
+        let (cgroups, capacity) = (self.cgroups.clone(), self.memory);
+        let look = move |_: &_| (cgroups.node_memory_in_use(), pids());
+        let looked = blocking::run(PathBuf::from("/proc"), blocking::DEADLINE, look).await;
+        let (used, pids) = looked.unwrap_or_default();
+        let memory = used.map(|used| Observation { available: capacity.saturating_sub(used), capacity });
+        measured.seen.extend(memory.map(|memory| (Signal::MemoryAvailable, memory)));
+        measured.seen.extend(pids.map(|pids| (Signal::PidAvailable, pids)));
         measured
     }
 

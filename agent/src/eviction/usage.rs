@@ -1,5 +1,6 @@
 //! What each pod takes of what the node is short of.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::meter::Measured;
@@ -8,6 +9,8 @@ use crate::executor::containerd::storage::PodDisk;
 use limpet_core::eviction::Signal;
 use limpet_core::eviction::rank::Candidate;
 use limpet_core::status::observed::ObservedPod;
+use limpet_host::blocking;
+use limpet_host::cgroup::Cgroups;
 use limpet_host::disk_usage::DiskUsage;
 
 /// Measures the pods for the signal.
@@ -17,25 +20,26 @@ pub(super) async fn candidates(
     node: &Measured,
     pods: &[Arc<ObservedPod>],
 ) -> Vec<Candidate> {
+    if let Signal::MemoryAvailable | Signal::PidAvailable = signal {
+        let (cgroups, pods) = (executor.cgroups.clone(), pods.to_vec());
+        let look = move |_: &_| pods.iter().map(|pod| of_cgroup(&cgroups, signal, pod)).collect();
+        return blocking::run(PathBuf::from("/sys/fs/cgroup"), blocking::DEADLINE, look).await.unwrap_or_default();
+    }
     let mut candidates = Vec::new();
     for pod in pods {
-        candidates.push(match signal {
-            Signal::MemoryAvailable => memory(executor, pod),
-            Signal::PidAvailable => {
-                let used = executor.cgroups.processes(&pod.record.uid).unwrap_or_default();
-                Candidate { record: Arc::clone(&pod.record), used, containers: Vec::new() }
-            }
-            _ => disk(executor, signal, node, pod).await,
-        });
+        candidates.push(disk(executor, signal, node, pod).await);
     }
     candidates
 }
 
-fn memory(executor: &ContainerdExecutor, pod: &ObservedPod) -> Candidate {
-    let uid = &pod.record.uid;
-    let of = |id: Option<&str>| executor.cgroups.memory_in_use(uid, id);
+fn of_cgroup(cgroups: &Cgroups, signal: Signal, pod: &ObservedPod) -> Candidate {
+    let (record, uid) = (Arc::clone(&pod.record), &pod.record.uid);
+    if signal == Signal::PidAvailable {
+        return Candidate { record, used: cgroups.processes(uid).unwrap_or_default(), containers: Vec::new() };
+    }
+    let of = |id: Option<&str>| cgroups.memory_in_use(uid, id);
     let containers = pod.containers.iter().filter_map(|(name, one)| Some((name.clone(), of(Some(&one.id))?)));
-    Candidate { record: Arc::clone(&pod.record), used: of(None).unwrap_or_default(), containers: containers.collect() }
+    Candidate { record, used: of(None).unwrap_or_default(), containers: containers.collect() }
 }
 
 async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, pod: &ObservedPod) -> Candidate {
