@@ -71,13 +71,18 @@ impl Node {
     }
 
     /// Writes the manifest of a pod of that spec, which has one container.
-    fn write_pod(&mut self, name: &str, mut spec: Value) {
+    fn write_pod(&mut self, name: &str, spec: Value) {
+        self.write_incarnation(json!({ "name": name }), spec);
+    }
+
+    /// The same with that metadata.
+    fn write_incarnation(&mut self, metadata: Value, mut spec: Value) {
+        let name: Arc<str> = metadata["name"].as_str().unwrap().into();
         spec["hostNetwork"] = json!(true);
         spec["terminationGracePeriodSeconds"] = json!(7);
         spec["containers"][0]["name"] = json!("c");
         spec["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
-        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec });
-        let name: Arc<str> = Arc::from(name);
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
         let read = manifest::read(pod.to_string().as_bytes(), &name, SourceKind::File, NODE);
         assert!(read.faults.is_empty(), "{:?}", read.faults);
         self.view.accept(&name, read, Contents::default);
@@ -428,4 +433,28 @@ async fn an_agent_that_is_killed_in_the_middle_of_an_eviction_goes_on_with_it() 
     assert_eq!((node.reason("web"), node.running().len()), (None, 1));
     assert!(starts <= 2 && node.starts() == 2, "{starts}");
     node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_agent_began_goes_also_when_an_edit_overtakes_its_worker() {
+    let write = |node: &mut Node, uid: &str| {
+        node.write_incarnation(json!({ "name": "web", "uid": uid }), json!({ "containers": [{ "image": "app:1" }] }));
+    };
+    // At one of these times the edit comes between the supervisor's first command and the worker's first look.
+    for offset in 0..90 {
+        let mut node = Node::new(OBEDIENT);
+        node.world().faults.push_back(("PrepareSandbox", Fault::LostAnswer));
+        write(&mut node, "first");
+        while node.world().pods().is_empty() {
+            node.pass(Duration::from_millis(1)).await;
+        }
+        node.kill_agent().await;
+        node.start_agent();
+        node.pass(Duration::from_millis(offset)).await;
+        write(&mut node, "second");
+        node.pass(SECOND * 60).await;
+        let left: Vec<String> = node.world().pods().into_iter().collect();
+        assert_eq!(left, ["second"], "edited after {offset} ms");
+        node.assert_no_violation();
+    }
 }

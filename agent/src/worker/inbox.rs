@@ -16,6 +16,9 @@ use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::process::{ProcessName, Sender};
 use limpet_model::verdict::PodVerdict;
 
+/// Incarnations of one pod that wait for their end side by side. What exceeds it is removed at the agent's next start.
+pub const MOST_PASSED_OVER: usize = 64;
+
 /// What is wanted of a pod.
 #[derive(Debug, Clone)]
 pub enum PodCommand {
@@ -26,6 +29,16 @@ pub enum PodCommand {
         /// Within this time, instead of its own.
         grace: Option<Duration>,
     },
+}
+
+impl PodCommand {
+    /// The incarnation that shall run.
+    pub fn uid(&self) -> Option<&PodUid> {
+        match self {
+            Self::Run(record) => Some(&record.uid),
+            Self::End { .. } => None,
+        }
+    }
 }
 
 /// A pod has to end, because the node is short of something.
@@ -46,6 +59,8 @@ pub struct EvictionOrder {
 pub struct Messages {
     /// The newest command.
     pub command: Option<PodCommand>,
+    /// Incarnations that newer commands have replaced before the worker looked: an earlier agent may have begun them.
+    pub passed_over: Vec<Arc<PodRecord>>,
     /// First processes of containers that ended: code and time.
     pub exits: BTreeMap<(ContainerId, u32), (i32, Timestamp)>,
     /// Containers in which the OOM killer killed a process.
@@ -67,6 +82,17 @@ pub struct Messages {
 }
 
 impl Messages {
+    /// Replaces the command, and the objects that its version refers to.
+    pub fn take_command(&mut self, command: PodCommand, objects: Option<Arc<PodObjects>>) {
+        if let Some(PodCommand::Run(before)) = self.command.take()
+            && command.uid() != Some(&before.uid)
+            && self.passed_over.len() < MOST_PASSED_OVER
+        {
+            self.passed_over.push(before);
+        }
+        (self.command, self.objects) = (Some(command), objects);
+    }
+
     /// Takes in an event of one of the pod's containers.
     pub fn take_event(&mut self, event: LifecycleEvent) {
         match event {

@@ -207,10 +207,7 @@ impl Supervisor {
         match (self.workers.get(key), command) {
             (Some(inbox), command) => {
                 let objects = self.objects_for(&command);
-                inbox.put(|messages| {
-                    messages.command = Some(command);
-                    messages.objects = objects;
-                });
+                inbox.put(|messages| messages.take_command(command, objects));
             }
             // Before the first reading of containerd's state it is not known what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
@@ -256,10 +253,7 @@ impl Supervisor {
         let inbox = Arc::new(Inbox::default());
         if let Some(command) = command {
             let objects = self.objects_for(&command);
-            inbox.put(|messages| {
-                messages.command = Some(command);
-                messages.objects = objects;
-            });
+            inbox.put(|messages| messages.take_command(command, objects));
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
         let (node, stop) = (self.node.subscribe(), self.stop.child_token());

@@ -6,11 +6,11 @@ use std::time::Duration;
 use limpet_core::plan::over;
 use limpet_core::state::{Busy, Now, PodState};
 use limpet_model::container::{ContainerId, FoundContainer};
-use limpet_model::pod::PodRecord;
+use limpet_model::pod::{PodRecord, PodUid};
 
 use super::PodWorker;
 use crate::worker::adoption::take_over;
-use crate::worker::inbox::{Messages, PodCommand};
+use crate::worker::inbox::{MOST_PASSED_OVER, Messages, PodCommand};
 
 impl PodWorker {
     /// Takes in what has come since the worker looked last.
@@ -37,6 +37,13 @@ impl PodWorker {
         if let Some(order) = messages.eviction {
             self.evict(order);
         }
+        // A version that still waits for its turn is replaced as well.
+        let waiting = messages.command.as_ref().and_then(|_| self.next.take());
+        if let Some(command) = &messages.command {
+            for record in waiting.into_iter().chain(messages.passed_over) {
+                self.pass_over(record, command, now);
+            }
+        }
         match messages.command {
             Some(PodCommand::Run(record)) => {
                 self.unwanted = false;
@@ -47,12 +54,30 @@ impl PodWorker {
             Some(PodCommand::End { grace }) => {
                 self.unwanted = true;
                 self.grace = grace.or(self.grace);
-                self.next = None;
                 self.settle(now);
             }
             None => {}
         }
         self.hand_over_objects();
+    }
+
+    /// An incarnation that was wanted and never begun here. An agent before this one may have begun it: what it left is
+    /// removed, and the search for orphans leaves out what is wanted at that time.
+    fn pass_over(&mut self, record: Arc<PodRecord>, command: &PodCommand, now: Now) {
+        let is_known = |uid: &PodUid| {
+            let others = self.current.iter().chain(&self.others);
+            command.uid() == Some(uid) || others.into_iter().any(|pod| pod.record.uid == *uid)
+        };
+        if is_known(&record.uid) || self.others.len() >= MOST_PASSED_OVER {
+            return;
+        }
+        let stays = |pod: &PodState| pod.ending.is_none() && command.uid() == Some(&pod.record.uid);
+        match &self.current {
+            None => self.current = Some(self.incarnation(record, now)),
+            // It was begun after everything else of the pod was gone.
+            Some(pod) if stays(pod) => {}
+            Some(_) => self.others.push_back(self.incarnation(record, now)),
+        }
     }
 
     /// Reconciles the current incarnation with the command: the same one is updated in place, another one ends.
