@@ -5,6 +5,7 @@
 //! another try.
 
 mod error;
+mod listeners;
 mod observer;
 mod published;
 mod service;
@@ -61,6 +62,7 @@ use limpet_host::selinux;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
+use listeners::start_listeners;
 use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
 use shortage::{Shortages, evictor};
@@ -174,6 +176,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     };
     let kubelet = server::kubelet::routes(state.clone(), LogState::observed(shared.observed.clone()), exec);
     let local = server::local::routes(state.clone(), diff, images);
+    start_listeners(&shared, &state, kubelet.clone());
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = metrics_listener {
         shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));

@@ -6,6 +6,7 @@ mod flags;
 mod keys;
 mod quantity;
 mod read;
+mod server;
 mod tree;
 mod url;
 
@@ -18,6 +19,7 @@ use limpet_bpf::GuardMode;
 
 pub use flags::RunFlags;
 pub use read::load;
+pub use server::{AuthorizationMode, ServerSettings};
 
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
@@ -142,6 +144,8 @@ pub struct Config {
     pub cni_bin_dirs: Vec<PathBuf>,
     /// `metricsAddress`: the additional listener for `/metrics` and `/healthz`; loopback only.
     pub metrics_address: Option<SocketAddr>,
+    /// The listeners on the network: `port`, `readOnlyPort`, `healthzPort` and who may use them.
+    pub server: ServerSettings,
     /// `--v`: kubelet's verbosity; 0 to 10.
     pub verbosity: u8,
     /// `ignoreOtherAgents`: start although a kubelet runs on this node, for a trial next to it with another containerd.
@@ -194,6 +198,7 @@ impl Default for Config {
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
             metrics_address: None,
+            server: ServerSettings::default(),
             verbosity: 2,
             ignore_other_agents: false,
             socket_allowed_pods: Vec::new(),
@@ -213,6 +218,11 @@ impl Config {
     /// The database, see [`crate::store`].
     pub fn database(&self) -> PathBuf {
         self.root_dir.join("limpet.db")
+    }
+
+    /// The directory of the self-signed certificate of kubelet's API.
+    pub fn pki_dir(&self) -> PathBuf {
+        self.root_dir.join("pki")
     }
 
     /// The directory of the FIFOs of `exec` commands.

@@ -1,4 +1,5 @@
-//! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line.
+//! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line; and kubelet's
+//! routes on the network.
 //!
 //! Handlers read snapshots and render them, or pass a push to the push source; none takes a lock or calls containerd.
 //! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
@@ -42,15 +43,17 @@ mod pods;
 mod routes;
 pub mod sources;
 mod status_error;
+mod tls;
 mod view;
 mod watch;
 
 pub(crate) use api::OUTCOME;
-use caller::CallerLookup;
+use caller::{Caller, CallerLookup};
 pub use health::{Health, Heartbeat};
 use kubelet::KubeletRoutes;
 use local::LocalRoutes;
 pub use sources::{SourceView, Sources};
+use tls::Tls;
 
 /// The version of Kubernetes' Pod API the agent is built with.
 pub const POD_API: &str = "v1.37";
@@ -170,7 +173,25 @@ pub async fn serve(
 /// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.
 pub async fn serve_metrics(listener: TcpListener, state: ServerState, stop: CancellationToken) {
     let app = kubelet::observability().with_state(state).into_router();
-    connection::serve(connection::Loopback(listener), app, stop).await;
+    connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
+}
+
+/// Serves health alone on `healthzPort` until `stop`.
+pub async fn serve_health(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    let app = kubelet::health().with_state(state).into_router();
+    connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
+}
+
+/// Serves pods, health and metrics on `readOnlyPort` until `stop`.
+pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    let app = kubelet::read_only().with_state(state).into_router();
+    connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;
+}
+
+/// Serves kubelet's API on `port` until `stop`: to those who have a client certificate, by TLS.
+pub async fn serve_api(listener: TcpListener, state: &ServerState, kubelet: KubeletRoutes, stop: CancellationToken) {
+    let tls = Arc::new(Tls::new(&state.config, &state.node_name));
+    connection::serve(connection::Secure { listener, tls }, kubelet.0.into_router(), stop).await;
 }
 
 #[cfg(test)]

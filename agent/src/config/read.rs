@@ -5,6 +5,7 @@ mod documents;
 mod eviction;
 mod image_gc;
 mod runtime_classes;
+mod server;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,6 +45,8 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
         judge.error(position, key, message);
     }
     config.manifest_url = url;
+    judge.origin = file;
+    judge.server_as_a_whole(&config.server);
     judge.origin = Arc::from("flags");
     if config.manifest_path.is_none() && config.manifest_url.is_none() {
         judge.warn(None, "staticPodPath", "is not set, nor is staticPodURL: pods come only from limpet apply");

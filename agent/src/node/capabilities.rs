@@ -15,7 +15,7 @@ use limpet_host::apparmor;
 pub enum When {
     /// With any configuration.
     Always,
-    /// If the port of `metricsAddress` is below 1024.
+    /// If a port that is listened at is below 1024.
     LowPort,
     /// If BPF programs may be loaded: the feature `ebpf` is in this build.
     Programs,
@@ -28,7 +28,7 @@ impl When {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "always",
-            Self::LowPort => "`metricsAddress` below port 1024",
+            Self::LowPort => "a listener below port 1024",
             Self::Programs => "built with eBPF",
             Self::SecurityModules => "AppArmor, `manifestGuard`",
         }
@@ -37,7 +37,10 @@ impl When {
     fn applies(self, config: &Config) -> bool {
         match self {
             Self::Always => true,
-            Self::LowPort => config.metrics_address.is_some_and(|address| (1..1_024).contains(&address.port())),
+            Self::LowPort => {
+                let metrics = config.metrics_address.map(|address| address.port());
+                config.server.ports().chain(metrics).any(|port| (1..1_024).contains(&port))
+            }
             Self::Programs => cfg!(feature = "attribution"),
             Self::SecurityModules => {
                 apparmor::is_enabled() || cfg!(feature = "attribution") && config.guard.mode.is_some()
@@ -110,7 +113,7 @@ pub static NEEDS: [Need; 16] = [
             CapabilitySet::NET_BIND_SERVICE,
             "CAP_NET_BIND_SERVICE",
             "listening on that port",
-            "limpet does not start",
+            "that address is not served; for `metricsAddress` limpet does not start",
         )
     },
     Need {

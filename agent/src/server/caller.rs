@@ -30,8 +30,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Pods with a report of their own in that time.
 const MAX_REPORTED: usize = 256;
 
-/// Who makes a request; an extension of each. Network listeners get variants of their own (certificate, token) when they
-/// exist.
+/// Who makes a request; an extension of each.
 #[derive(Debug, Clone)]
 pub(super) enum Caller {
     /// A process of this machine, over the local socket.
@@ -41,8 +40,25 @@ pub(super) enum Caller {
         /// Where it belongs.
         origin: Origin,
     },
-    /// Whoever reaches the loopback listener.
+    /// Whoever reaches the loopback listener, or the health port.
     Anonymous,
+    /// Whoever reaches the read-only port.
+    ReadOnly,
+    /// Whoever has reached kubelet's API on the network.
+    User(Arc<User>),
+    /// Somebody without a client certificate on kubelet's API, where that is not let in.
+    Unauthenticated,
+}
+
+/// A user as Kubernetes has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct User {
+    /// The certificate's common name, or `system:anonymous`.
+    pub(super) name: String,
+    /// The certificate's organizations.
+    pub(super) groups: Vec<String>,
+    /// Whether the configuration admits it to kubelet's API.
+    pub(super) admitted: bool,
 }
 
 /// Where a process belongs that has connected to the local socket.

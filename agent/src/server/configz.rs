@@ -7,7 +7,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::ServerState;
-use crate::config::Config;
+use crate::config::{Config, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_host::cgroup::CgroupDriver;
@@ -59,10 +59,10 @@ fn document(config: &Config) -> Value {
         let Device { paths, exclusive, permissions } = device;
         (name.clone(), json!({ "paths": paths, "exclusive": exclusive, "permissions": permissions }))
     };
-    let eviction = Eviction::of(&config.eviction);
+    let (eviction, server) = (Eviction::of(&config.eviction), &config.server);
     let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
     let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
-    json!({
+    let mut document = json!({
         "kubeletconfig": {
             "staticPodPath": config.manifest_path,
             "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
@@ -111,7 +111,33 @@ fn document(config: &Config) -> Value {
             "cniConfigDirectory": config.cni_conf_dir,
             "cniBinaryDirectories": config.cni_bin_dirs,
             "metricsAddress": config.metrics_address,
+            "serverAllowedNames": server.allowed_names,
             "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
+    });
+    if let (Some(kubelet), Value::Object(server)) = (document["kubeletconfig"].as_object_mut(), listeners(server)) {
+        kubelet.extend(server);
+    }
+    document
+}
+
+/// The settings of the listeners on the network.
+fn listeners(server: &ServerSettings) -> Value {
+    json!({
+        "enableServer": server.enabled,
+        "address": server.address,
+        "port": server.port,
+        "readOnlyPort": server.read_only_port,
+        "healthzPort": server.healthz_port,
+        "healthzBindAddress": server.healthz_address,
+        "tlsCertFile": server.certificate.as_ref().map(|(certificate, _)| certificate),
+        "tlsPrivateKeyFile": server.certificate.as_ref().map(|(_, key)| key),
+        "tlsMinVersion": if server.tls13_only { "VersionTLS13" } else { "VersionTLS12" },
+        "authentication": {
+            "x509": { "clientCAFile": server.client_ca },
+            "anonymous": { "enabled": server.anonymous },
+            "webhook": { "enabled": false },
+        },
+        "authorization": { "mode": server.mode.as_str() }
     })
 }

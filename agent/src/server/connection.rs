@@ -2,21 +2,22 @@
 
 mod deadline;
 
-use std::future::ready;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
@@ -24,6 +25,7 @@ use tracing::{debug, warn};
 use super::authorization::authorize;
 use super::bodies::Turns;
 use super::caller::{Caller, CallerLookup, Origin};
+use super::tls::Tls;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
 
@@ -37,22 +39,24 @@ const MAX_OF_PODS: usize = 32;
 const MAX_HEAD: usize = 32 << 10;
 /// How long a request's head may take to arrive, and how long an idle connection stays open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client of the loopback listener may read nothing of its answer.
+/// How long a client that is nobody special may read nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection from the network is silent before the kernel asks whether its client is still there.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// How long open connections may take to finish once the agent stops.
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
+/// A connection that is being opened: its stream and its caller, or why it is closed again.
+pub(super) type Opening<S> = BoxFuture<'static, io::Result<(S, Caller)>>;
+
 /// A listening socket.
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// How long a client may leave what is written to it unread; `None`: for ever.
-    const WRITE_TIMEOUT: Option<Duration>;
-
-    /// The next connection, and the future that names its caller.
-    async fn accept(&self) -> io::Result<(Self::Stream, BoxFuture<'static, Caller>)>;
+    /// The next connection. What takes its time is left to the future.
+    async fn accept(&self) -> io::Result<Opening<Self::Stream>>;
 }
 
 /// The local socket.
@@ -64,26 +68,58 @@ pub(super) struct Local {
 impl Listener for Local {
     type Stream = tokio::net::UnixStream;
 
-    /// Its clients may pause: `limpet logs -f` in a pager.
-    const WRITE_TIMEOUT: Option<Duration> = None;
-
-    async fn accept(&self) -> io::Result<(Self::Stream, BoxFuture<'static, Caller>)> {
+    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
         let (stream, _) = self.listener.accept().await?;
         let peer = Peer::of(&stream)?;
-        Ok((stream, Box::pin(Arc::clone(&self.lookup).caller(peer))))
+        let lookup = Arc::clone(&self.lookup);
+        Ok(Box::pin(async move { Ok((stream, lookup.caller(peer).await)) }))
     }
 }
 
-/// A loopback address.
-pub(super) struct Loopback(pub(super) TcpListener);
+/// An address without TLS, all of whose callers are the same to it.
+pub(super) struct Plain {
+    pub(super) listener: TcpListener,
+    pub(super) caller: Caller,
+}
 
-impl Listener for Loopback {
-    type Stream = tokio::net::TcpStream;
+impl Listener for Plain {
+    type Stream = TcpStream;
 
-    const WRITE_TIMEOUT: Option<Duration> = Some(WRITE_TIMEOUT);
+    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
+        let (stream, _) = self.listener.accept().await?;
+        let caller = self.caller.clone();
+        Ok(Box::pin(async move { Ok((stream, caller)) }))
+    }
+}
 
-    async fn accept(&self) -> io::Result<(Self::Stream, BoxFuture<'static, Caller>)> {
-        self.0.accept().await.map(|(stream, _)| (stream, ready(Caller::Anonymous).boxed()))
+/// kubelet's API on the network: TLS, and callers by their certificates.
+pub(super) struct Secure {
+    pub(super) listener: TcpListener,
+    pub(super) tls: Arc<Tls>,
+}
+
+impl Listener for Secure {
+    type Stream = TlsStream<TcpStream>;
+
+    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
+        let (stream, _) = self.listener.accept().await?;
+        // A stream that is followed for days and whose client is gone without a word ends.
+        set_socket_keepalive(&stream, true)?;
+        set_tcp_keepidle(&stream, KEEPALIVE)?;
+        let tls = Arc::clone(&self.tls);
+        Ok(Box::pin(
+            async move { timeout(HEAD_TIMEOUT, tls.accept(stream)).await.map_err(|_| io::ErrorKind::TimedOut)? },
+        ))
+    }
+}
+
+/// How long a client may leave what is written to it unread; `None`: for ever. Those who may follow logs may pause them
+/// in a pager.
+fn write_timeout(caller: &Caller) -> Option<Duration> {
+    match caller {
+        Caller::Local { .. } => None,
+        Caller::User(user) if user.admitted => None,
+        _ => Some(WRITE_TIMEOUT),
     }
 }
 
@@ -101,13 +137,17 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
             accepted = accepted => accepted,
         };
         match accepted {
-            Ok((stream, caller)) => {
+            Ok(opening) => {
                 let (app, stop, places) = (app.clone(), stop.clone(), places.clone());
                 connections.spawn(async move {
-                    let caller = caller.await;
+                    let (stream, caller) = match opening.await {
+                        Ok(opened) => opened,
+                        Err(error) => return debug!(%error, "connection refused"),
+                    };
                     let bodies = places.bodies.clone();
                     let Some(_permit) = places.of(permit.ok(), &caller) else { return };
-                    one(Deadline::new(stream, L::WRITE_TIMEOUT), caller, bodies, app, stop).await;
+                    let stream = Deadline::new(stream, write_timeout(&caller));
+                    one(stream, caller, bodies, app, stop).await;
                 });
             }
             Err(error) => {

@@ -8,25 +8,35 @@ use super::routes::Routes;
 use super::{ServerState, configz, health, pods};
 
 /// kubelet's routes. Only [`routes`] makes them, so limpet's own routes are not among them.
+#[derive(Clone)]
 pub struct KubeletRoutes(pub(super) Routes);
 
 /// All of kubelet's routes that limpet has.
 pub fn routes(state: ServerState, logs: LogState, exec: ExecState) -> KubeletRoutes {
-    let own = observability()
-        .get("/pods", Nodes(Pods), pods::pod_list)
-        .get("/pods/", Nodes(Pods), pods::pod_list)
-        .get("/runningpods/", Nodes(Pods), pods::running_pods)
-        .get("/configz", Nodes(Configz), configz::configz);
+    let own = read_only().get("/configz", Nodes(Configz), configz::configz);
     KubeletRoutes(own.with_state(state).merge(logs::routes(logs)).merge(exec::routes(exec)))
+}
+
+/// What `readOnlyPort` serves.
+pub(super) fn read_only() -> Routes<ServerState> {
+    observability().get("/pods", Nodes(Pods), pods::pod_list).get("/pods/", Nodes(Pods), pods::pod_list).get(
+        "/runningpods/",
+        Nodes(Pods),
+        pods::running_pods,
+    )
 }
 
 /// Health and metrics, which any user of the machine may read on `metricsAddress`.
 pub(super) fn observability() -> Routes<ServerState> {
+    health().get("/metrics", Nodes(Metrics), pods::metrics)
+}
+
+/// What `healthzPort` serves.
+pub(super) fn health() -> Routes<ServerState> {
     Routes::default()
         .get("/healthz", Nodes(Healthz), health::healthz)
         .get("/healthz/ping", Nodes(Healthz), health::ping)
         .get("/healthz/syncloop", Nodes(Healthz), health::sync_loop)
         .get("/livez", Nodes(Healthz), health::healthz)
         .get("/readyz", Nodes(Healthz), health::readyz)
-        .get("/metrics", Nodes(Metrics), pods::metrics)
 }

@@ -11,6 +11,7 @@ use super::authorization::{Permission, enforce};
 use super::bodies;
 
 /// Routes whose handlers read a state `S`; each has a permission that [`enforce`] asks for.
+#[derive(Clone)]
 pub(super) struct Routes<S = ()> {
     router: Router<S>,
     /// Method, path and permission of each route.

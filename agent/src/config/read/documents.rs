@@ -92,6 +92,7 @@ impl Judge {
         self.pulls(map, config);
         self.image_gc(map, &mut config.image_gc);
         self.eviction(map, &mut config.eviction);
+        self.server(map, directory, &mut config.server);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);
         }
@@ -246,6 +247,7 @@ impl Judge {
             config.ignore_other_agents = on;
         }
         self.socket_allowed_pods(map, config);
+        self.allowed_names(map, &mut config.server);
         self.runtime_classes(map, config);
         self.devices(map, config);
         self.guard(map, &mut config.guard);

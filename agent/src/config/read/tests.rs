@@ -6,7 +6,7 @@ use reqwest::header::HeaderMap;
 
 use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
-use crate::config::GuardSettings;
+use crate::config::{AuthorizationMode, GuardSettings, ServerSettings};
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
@@ -63,13 +63,16 @@ fn every_supported_key_has_an_effect() {
          evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
+         tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
+         authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\nauthorization:\n  mode: AlwaysAllow\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
-         socketAllowedPods: [default/deployer, lab/ci]\n\
+         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
@@ -110,6 +113,20 @@ fn every_supported_key_has_an_effect() {
         cluster_domain: "cluster.local".to_owned(),
         allowed_unsafe_sysctls: vec!["net.*".to_owned()],
         max_parallel_pulls: 3,
+        server: ServerSettings {
+            enabled: true,
+            address: [10, 0, 0, 5].into(),
+            port: 10_350,
+            read_only_port: 10_355,
+            healthz_address: "::1".parse().unwrap(),
+            healthz_port: 10_348,
+            certificate: Some((directory.join("node.crt"), "/node.key".into())),
+            tls13_only: true,
+            client_ca: Some("/ca.crt".into()),
+            anonymous: true,
+            mode: AuthorizationMode::AlwaysAllow,
+            allowed_names: vec!["kube-apiserver".to_owned(), "group:readers".to_owned()],
+        },
         eviction: super::eviction::tests::tried(),
         image_gc: ImageGcPolicy {
             high_percent: 90,
@@ -157,7 +174,9 @@ fn every_supported_key_has_an_effect() {
         file: Some(directory.join("config.yaml")),
     };
     assert_eq!(config.unwrap(), expected);
-    assert_eq!(warnings, Vec::<String>::new());
+    let open = "config.yaml: authentication.anonymous.enabled: with authorization.mode AlwaysAllow: whoever reaches the \
+                port may run commands in every container";
+    assert_eq!(warnings, [open]);
 }
 
 #[test]
@@ -271,6 +290,27 @@ fn all_errors_are_reported_at_once_with_their_positions() {
 }
 
 #[test]
+fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
+    let text = format!(
+        "{KUBELET_HEAD}staticPodPath: /m\nport: 70000\naddress: everywhere\ntlsCertFile: /a.crt\ntlsMinVersion: VersionTLS14\n\
+         authorization:\n  mode: RBAC\n---\n{LIMPET_HEAD}serverAllowedNames: ['group:']\n"
+    );
+    let expected = [
+        "config.yaml:5:10: address: \"everywhere\" is not an IP address",
+        "config.yaml:4:7: port: 70000 is not a port: 0 to 65535",
+        "config.yaml:6:14: tlsCertFile: needs tlsPrivateKeyFile beside it",
+        "config.yaml:7:16: tlsMinVersion: \"VersionTLS14\" is neither VersionTLS12 nor VersionTLS13",
+        "config.yaml:9:9: authorization.mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
+        "config.yaml:13:22: serverAllowedNames: a name is empty",
+    ];
+    assert_eq!(load_text(&text, &[]).0.unwrap_err(), expected);
+    let text = format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{x509: {{clientCAFile: /ca.crt}}}}\n");
+    let expected = "config.yaml: authorization.mode: is Webhook, and limpet asks no apiserver: kubelet's API is refused to \
+                    everybody; list names in serverAllowedNames, or set AlwaysAllow";
+    assert_eq!(load_text(&text, &[]).1, [expected]);
+}
+
+#[test]
 fn documents_are_recognized_by_kind_and_version() {
     let cases = [
         ("kind: Pod\n", "config.yaml:1:7: kind: must be KubeletConfiguration or LimpetConfiguration"),
@@ -295,7 +335,7 @@ fn documents_are_recognized_by_kind_and_version() {
 #[test]
 fn unsupported_keys_cause_a_warning_unless_they_match_limpets_behaviour() {
     let text = format!(
-        "{KUBELET_HEAD}staticPodPath: /m\nqosReserved: {{memory: 100%}}\nfailSwapOn: false\nreadOnlyPort: 0\n\
+        "{KUBELET_HEAD}staticPodPath: /m\nqosReserved: {{memory: 100%}}\nfailSwapOn: false\nstreamingConnectionIdleTimeout: null\n\
          syncFrequency: 1m\nauthentication:\n  anonymous:\n    enabled: false\n  webhook:\n    enabled: false\nport: null\n"
     );
     let (config, warnings, _) = load_text(&text, &[]);
@@ -303,7 +343,6 @@ fn unsupported_keys_cause_a_warning_unless_they_match_limpets_behaviour() {
     let expected = [
         "config.yaml:4:1: qosReserved: is not supported yet and has no effect",
         "config.yaml:7:1: syncFrequency: has no effect: changes are seen as they happen, without a period",
-        "config.yaml:10:5: authentication.anonymous.enabled: is not supported yet and has no effect",
     ];
     assert_eq!(warnings, expected);
 }

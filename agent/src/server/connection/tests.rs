@@ -22,11 +22,9 @@ struct Streams(Mutex<mpsc::Receiver<(DuplexStream, Caller)>>);
 impl Listener for Streams {
     type Stream = DuplexStream;
 
-    const WRITE_TIMEOUT: Option<Duration> = Some(WRITE_TIMEOUT);
-
-    async fn accept(&self) -> io::Result<(DuplexStream, BoxFuture<'static, Caller>)> {
+    async fn accept(&self) -> io::Result<Opening<DuplexStream>> {
         match self.0.lock().await.recv().await {
-            Some((stream, caller)) => Ok((stream, ready(caller).boxed())),
+            Some(opened) => Ok(Box::pin(async move { Ok(opened) })),
             None => std::future::pending().await,
         }
     }

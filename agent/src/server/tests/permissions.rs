@@ -26,10 +26,10 @@ const OBSERVABILITY: [(&str, &str, Permission); 6] = [
     ("GET", "/metrics", Nodes(Metrics)),
 ];
 
-const KUBELET: [(&str, &str, Permission); 7] = [
-    ("GET", "/pods", Nodes(Pods)),
-    ("GET", "/pods/", Nodes(Pods)),
-    ("GET", "/runningpods/", Nodes(Pods)),
+const PODS: [(&str, &str, Permission); 3] =
+    [("GET", "/pods", Nodes(Pods)), ("GET", "/pods/", Nodes(Pods)), ("GET", "/runningpods/", Nodes(Pods))];
+
+const KUBELET: [(&str, &str, Permission); 4] = [
     ("GET", "/configz", Nodes(Configz)),
     ("GET", "/containerLogs/{namespace}/{pod}/{container}", Nodes(Proxy)),
     ("GET", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
@@ -85,7 +85,9 @@ async fn every_route_has_the_permission_of_this_table() {
     let fixture = fixture("permissions");
     let (kubelet, local) = all_routes(&fixture.state);
     assert_eq!(declared(&kubelet::observability()), sorted(OBSERVABILITY.to_vec()));
-    assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &KUBELET].concat()));
+    assert_eq!(declared(&kubelet::health()), sorted(OBSERVABILITY[..5].to_vec()));
+    assert_eq!(declared(&kubelet::read_only()), sorted([&OBSERVABILITY[..], &PODS].concat()));
+    assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &PODS, &KUBELET].concat()));
     assert_eq!(declared(&local.0), sorted(LOCAL.to_vec()));
     let own = |path: &str| path.starts_with("/limpet/") || path.starts_with("/api/");
     assert!(kubelet.0.declared.iter().all(|(_, path, permission)| !own(path) && matches!(permission, Nodes(_))));
@@ -97,7 +99,7 @@ async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serv
     let fixture = fixture("refused");
     let (kubelet, local) = all_routes(&fixture.state);
     let app = kubelet.0.merge(local.0).into_router();
-    let routes = [&OBSERVABILITY[..], &KUBELET, &LOCAL].concat();
+    let routes = [&OBSERVABILITY[..], &PODS, &KUBELET, &LOCAL].concat();
     let status = async |caller: Caller, method: &str, path: &str| {
         let path = path.replace(['{', '}'], "");
         let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

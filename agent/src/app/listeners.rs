@@ -1,0 +1,86 @@
+//! The listeners on the network. None of them holds up a pod: an address that cannot be had now is tried again.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use crate::server::kubelet::KubeletRoutes;
+use crate::server::{self, ServerState};
+use limpet_core::node_state::NodeNetwork;
+
+/// After which time an address is tried again that another process has, or that the node does not have yet.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+
+/// Serves kubelet's API, its read-only port and its health port, where they are configured.
+pub(super) fn start_listeners(shared: &Shared, state: &ServerState, kubelet: KubeletRoutes) {
+    let settings = &shared.config.server;
+    if let Some(address) = settings.api() {
+        let (listening, stop) = (listening(shared, "port", address), shared.stop.clone());
+        let state = state.clone();
+        shared.tasks.spawn(async move {
+            if let Some(listener) = listening.await {
+                server::serve_api(listener, &state, kubelet, stop).await;
+            }
+        });
+    }
+    if let Some(address) = settings.read_only() {
+        let (listening, stop) = (listening(shared, "readOnlyPort", address), shared.stop.clone());
+        let state = state.clone();
+        shared.tasks.spawn(async move {
+            if let Some(listener) = listening.await {
+                server::serve_read_only(listener, state, stop).await;
+            }
+        });
+    }
+    if let Some(address) = settings.healthz() {
+        let (listening, stop) = (listening(shared, "healthzPort", address), shared.stop.clone());
+        let state = state.clone();
+        shared.tasks.spawn(async move {
+            if let Some(listener) = listening.await {
+                server::serve_health(listener, state, stop).await;
+            }
+        });
+    }
+}
+
+/// Listens at `address`, which the key `name` asks for, once it can be had. `None`: the agent stops.
+fn listening(
+    shared: &Shared,
+    name: &'static str,
+    address: SocketAddr,
+) -> impl Future<Output = Option<TcpListener>> + use<> {
+    let (network, stop) = (shared.node_network.clone(), shared.stop.clone());
+    listen(name, address, network, stop)
+}
+
+async fn listen(
+    name: &'static str,
+    address: SocketAddr,
+    mut network: watch::Receiver<NodeNetwork>,
+    stop: CancellationToken,
+) -> Option<TcpListener> {
+    let mut reported = None;
+    loop {
+        let error = match TcpListener::bind(address).await {
+            Ok(listener) => {
+                tracing::info!(%address, "{name} is served");
+                return Some(listener);
+            }
+            Err(error) => error,
+        };
+        if reported != Some(error.kind()) {
+            reported = Some(error.kind());
+            tracing::warn!(%address, %error, "{name} cannot be served yet");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            // An address that the node gets now.
+            Ok(()) = network.changed() => {}
+            () = tokio::time::sleep(TRY_AGAIN) => {}
+        }
+    }
+}

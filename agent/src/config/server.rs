@@ -1,0 +1,118 @@
+//! Settings of the listeners on the network: kubelet's API, its read-only port and its health port.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+/// kubelet's default for `port`.
+const PORT: u16 = 10_250;
+/// kubelet's default for `healthzPort`.
+const HEALTHZ_PORT: u16 = 10_248;
+
+/// `authorization.mode`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AuthorizationMode {
+    /// Whoever is authenticated may use every route.
+    AlwaysAllow,
+    /// An apiserver decides. Without one the names of `serverAllowedNames` may use every route, and nobody else any.
+    #[default]
+    Webhook,
+}
+
+impl AuthorizationMode {
+    /// kubelet's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::AlwaysAllow => "AlwaysAllow",
+            Self::Webhook => "Webhook",
+        }
+    }
+}
+
+/// The listeners on the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// `enableServer`.
+    pub enabled: bool,
+    /// `address`: of `port` and `readOnlyPort`.
+    pub address: IpAddr,
+    /// `port`; 0: none.
+    pub port: u16,
+    /// `readOnlyPort`; 0: none.
+    pub read_only_port: u16,
+    /// `healthzBindAddress`.
+    pub healthz_address: IpAddr,
+    /// `healthzPort`; 0: none.
+    pub healthz_port: u16,
+    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// `tlsMinVersion` is `VersionTLS13`.
+    pub tls13_only: bool,
+    /// `authentication.x509.clientCAFile`; `None`: nobody has a certificate that counts.
+    pub client_ca: Option<PathBuf>,
+    /// `authentication.anonymous.enabled`: callers without a certificate are `system:anonymous`.
+    pub anonymous: bool,
+    /// `authorization.mode`.
+    pub mode: AuthorizationMode,
+    /// `serverAllowedNames`: common names of certificates, or `group:` and an organization.
+    pub allowed_names: Vec<String>,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            address: Ipv4Addr::UNSPECIFIED.into(),
+            port: PORT,
+            read_only_port: 0,
+            healthz_address: Ipv4Addr::LOCALHOST.into(),
+            healthz_port: HEALTHZ_PORT,
+            certificate: None,
+            tls13_only: false,
+            client_ca: None,
+            anonymous: false,
+            mode: AuthorizationMode::default(),
+            allowed_names: Vec::new(),
+        }
+    }
+}
+
+impl ServerSettings {
+    /// Where kubelet's API is served; `None`: it is turned off, or nobody could be let in.
+    pub fn api(&self) -> Option<SocketAddr> {
+        let anybody = self.client_ca.is_some() || self.anonymous;
+        (self.enabled && anybody && self.port != 0).then(|| SocketAddr::new(self.address, self.port))
+    }
+
+    /// Where the read-only routes are served without authentication.
+    pub fn read_only(&self) -> Option<SocketAddr> {
+        (self.enabled && self.read_only_port != 0).then(|| SocketAddr::new(self.address, self.read_only_port))
+    }
+
+    /// Where health alone is served.
+    pub fn healthz(&self) -> Option<SocketAddr> {
+        (self.healthz_port != 0).then(|| SocketAddr::new(self.healthz_address, self.healthz_port))
+    }
+
+    /// Every port that is listened at.
+    pub fn ports(&self) -> impl Iterator<Item = u16> {
+        [self.api(), self.read_only(), self.healthz()].into_iter().flatten().map(|address| address.port())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_is_served_once_somebody_could_be_let_in() {
+        let mut settings = ServerSettings::default();
+        assert_eq!((settings.api(), settings.read_only()), (None, None));
+        assert_eq!(settings.healthz().map(|address| address.to_string()).as_deref(), Some("127.0.0.1:10248"));
+        settings.client_ca = Some("/ca.crt".into());
+        assert_eq!(settings.api().map(|address| address.to_string()).as_deref(), Some("0.0.0.0:10250"));
+        (settings.client_ca, settings.anonymous) = (None, true);
+        assert!(settings.api().is_some());
+        settings.enabled = false;
+        assert_eq!((settings.api(), settings.read_only()), (None, None));
+    }
+}

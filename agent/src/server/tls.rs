@@ -1,0 +1,199 @@
+//! TLS of kubelet's API: the node's certificate, the authorities of its clients, and who a client's certificate names.
+//!
+//! The files are looked at when a client connects, and read again when they have changed: a rotated certificate needs
+//! neither a restart nor a watch. Without `tlsCertFile` the first client has a self-signed certificate made, which stays.
+
+mod self_signed;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, version};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::authorization::admits;
+use super::caller::{Caller, User};
+use crate::config::{Config, ServerSettings};
+use limpet_host::blocking;
+use self_signed::SelfSignedError;
+
+/// How long reading the files may take.
+const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Why nobody can connect now.
+#[derive(Debug, thiserror::Error)]
+enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// A file holds no certificate or key.
+    #[error("{}: {source}", path.display())]
+    Pem { path: PathBuf, source: rustls::pki_types::pem::Error },
+    /// The authorities cannot be used.
+    #[error("clientCAFile {}: {source}", path.display())]
+    Authorities { path: PathBuf, source: rustls::server::VerifierBuilderError },
+    /// The authorities hold a certificate that is none.
+    #[error("clientCAFile {}: {source}", path.display())]
+    Authority { path: PathBuf, source: rustls::Error },
+    /// Certificate and key do not go together, or are of no known kind.
+    #[error("the certificate of the node: {0}")]
+    Certificate(rustls::Error),
+    /// No certificate could be made.
+    #[error("a self-signed certificate cannot be made: {0}")]
+    SelfSigned(#[from] SelfSignedError),
+}
+
+/// A file as it was when it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    path: PathBuf,
+    modified: Option<SystemTime>,
+    size: u64,
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Result<Self, TlsError> {
+        let metadata = path.metadata().map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), modified: metadata.modified().ok(), size: metadata.len() })
+    }
+}
+
+/// What the files held.
+struct Loaded {
+    files: Vec<Stamp>,
+    config: Arc<ServerConfig>,
+}
+
+/// The TLS of one listener.
+pub(super) struct Tls {
+    settings: ServerSettings,
+    /// Where the self-signed certificate lies.
+    pki_dir: PathBuf,
+    node_name: Arc<str>,
+    loaded: Mutex<Option<Loaded>>,
+    /// What was logged last: the same cause is not logged for every client.
+    reported: Mutex<Option<String>>,
+}
+
+impl Tls {
+    pub(super) fn new(config: &Config, node_name: &Arc<str>) -> Self {
+        Self {
+            settings: config.server.clone(),
+            pki_dir: config.pki_dir(),
+            node_name: Arc::clone(node_name),
+            loaded: Mutex::new(None),
+            reported: Mutex::new(None),
+        }
+    }
+
+    /// Shakes hands with a client, and says who it is.
+    pub(super) async fn accept(self: Arc<Self>, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Caller)> {
+        let tls = Arc::clone(&self);
+        let reading = blocking::run(self.pki_dir.clone(), READ_TIMEOUT, move |_| tls.current());
+        let config = match reading.await {
+            Ok(Ok(config)) => config,
+            Ok(Err(error)) => return Err(self.report(error.to_string())),
+            Err(error) => return Err(self.report(error.to_string())),
+        };
+        let stream = TlsAcceptor::from(config).accept(stream).await?;
+        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let caller = self.caller(certificate.map(AsRef::as_ref));
+        Ok((stream, caller))
+    }
+
+    fn report(&self, cause: String) -> io::Error {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.as_ref() != Some(&cause) {
+            tracing::error!(port = self.settings.port, error = cause, "kubelet's API cannot be served");
+            *reported = Some(cause.clone());
+        }
+        io::Error::other(cause)
+    }
+
+    /// Who has that verified certificate.
+    fn caller(&self, certificate: Option<&[u8]>) -> Caller {
+        let (name, groups) = match certificate.map(subject) {
+            Some(Some(subject)) => subject,
+            None if self.settings.anonymous => {
+                ("system:anonymous".to_owned(), vec!["system:unauthenticated".to_owned()])
+            }
+            // A certificate that names nobody is none, as in kubelet.
+            Some(None) | None => return Caller::Unauthenticated,
+        };
+        let admitted = admits(&self.settings, &name, &groups);
+        Caller::User(Arc::new(User { name, groups, admitted }))
+    }
+
+    /// The configuration of what the files hold now. Blocks.
+    fn current(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        let (certificate, key) = match &self.settings.certificate {
+            Some(files) => files.clone(),
+            None => self_signed::ensure(&self.pki_dir, &self.node_name)?,
+        };
+        let files = [Some(&certificate), Some(&key), self.settings.client_ca.as_ref()];
+        let files = files.into_iter().flatten().map(|path| Stamp::of(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.files == files) {
+            return Ok(Arc::clone(&loaded.config));
+        }
+        let config = Arc::new(load(&self.settings, &certificate, &key)?);
+        *loaded = Some(Loaded { files, config: Arc::clone(&config) });
+        *self.reported.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(config)
+    }
+}
+
+fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let versions: &[_] = if settings.tls13_only { &[&version::TLS13] } else { &[&version::TLS13, &version::TLS12] };
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(versions)
+        .map_err(TlsError::Certificate)?;
+    let chain = certificates(certificate)?;
+    let pem = |source| TlsError::Pem { path: key.to_owned(), source };
+    let key = PrivateKeyDer::from_pem_file(key).map_err(pem)?;
+    let builder = match &settings.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for authority in certificates(path)? {
+                roots.add(authority).map_err(|source| TlsError::Authority { path: path.clone(), source })?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                // Without a certificate the answer is 401, which says what is missing.
+                .allow_unauthenticated()
+                .build()
+                .map_err(|source| TlsError::Authorities { path: path.clone(), source })?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Certificate)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let pem = |source| TlsError::Pem { path: path.to_owned(), source };
+    CertificateDer::pem_file_iter(path).map_err(pem)?.collect::<Result<_, _>>().map_err(pem)
+}
+
+/// Common name and organizations of a certificate: user and groups, as Kubernetes reads them. `None`: it names nobody.
+fn subject(der: &[u8]) -> Option<(String, Vec<String>)> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let subject = certificate.subject();
+    let name = subject.iter_common_name().next()?.as_str().ok().filter(|name| !name.is_empty())?;
+    let groups = subject.iter_organization().filter_map(|group| group.as_str().ok()).map(ToOwned::to_owned);
+    Some((name.to_owned(), groups.collect()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

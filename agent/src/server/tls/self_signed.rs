@@ -1,0 +1,44 @@
+//! The certificate of a node that nobody has given one: as kubelet makes it, below the root directory.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SelfSignedError {
+    /// It could not be made.
+    #[error(transparent)]
+    Make(#[from] rcgen::Error),
+    /// It could not be written.
+    #[error("{}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
+
+/// `kubelet.crt` and `kubelet.key` in `directory`, made for the node's name if they are not there. Blocks.
+pub(super) fn ensure(directory: &Path, node_name: &str) -> Result<(PathBuf, PathBuf), SelfSignedError> {
+    let (certificate, key) = (directory.join("kubelet.crt"), directory.join("kubelet.key"));
+    if certificate.exists() && key.exists() {
+        return Ok((certificate, key));
+    }
+    let made = rcgen::generate_simple_self_signed(vec![node_name.to_owned(), "localhost".to_owned()])?;
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| SelfSignedError::Write { path, source }
+    };
+    fs::create_dir_all(directory).map_err(failed(directory))?;
+    // The certificate last: what a power cut leaves is made again.
+    write(&key, &made.signing_key.serialize_pem()).map_err(failed(&key))?;
+    write(&certificate, &made.cert.pem()).map_err(failed(&certificate))?;
+    Ok((certificate, key))
+}
+
+/// Writes a file that only root may read; never half of it is there.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)
+}

@@ -1,0 +1,170 @@
+//! Who gets in with which certificate, and files that change under a running server.
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsConnector;
+
+use super::*;
+use crate::config::AuthorizationMode;
+use tempfile::TempDir;
+
+type Authority = CertifiedIssuer<'static, KeyPair>;
+type Pair = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn authority() -> Authority {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// A client's certificate of that authority.
+fn client(authority: &Authority, name: &str, group: &str) -> Pair {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.distinguished_name.push(DnType::OrganizationName, group);
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, authority).unwrap();
+    (vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+}
+
+struct Server {
+    dir: TempDir,
+    tls: Arc<Tls>,
+}
+
+impl Server {
+    fn new(change: impl FnOnce(&mut ServerSettings)) -> Self {
+        let dir = TempDir::new().unwrap();
+        let mut config = Config { root_dir: dir.path().to_owned(), ..Config::default() };
+        config.server.client_ca = Some(dir.path().join("ca.crt"));
+        config.server.allowed_names = vec!["apiserver".to_owned(), "group:readers".to_owned()];
+        change(&mut config.server);
+        Self { tls: Arc::new(Tls::new(&config, &Arc::from("edge1"))), dir }
+    }
+
+    fn trust(&self, authority: &Authority) {
+        std::fs::write(self.dir.path().join("ca.crt"), authority.pem()).unwrap();
+    }
+
+    /// Who the server takes the client for; the errors of both sides otherwise.
+    async fn meet(&self, pair: Option<Pair>) -> Result<Caller, String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let tls = Arc::clone(&self.tls);
+        let serving = tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (mut stream, caller) = tls.accept(stream).await.map_err(|error| error.to_string())?;
+            stream.write_all(b"hello").await.map_err(|error| error.to_string())?;
+            Ok(caller)
+        });
+        let connector = TlsConnector::from(Arc::new(client_config(pair)));
+        let stream = TcpStream::connect(address).await.unwrap();
+        if let Ok(mut stream) = connector.connect(ServerName::try_from("edge1").unwrap(), stream).await {
+            let _ = stream.read(&mut [0; 5]).await;
+        }
+        serving.await.unwrap()
+    }
+}
+
+fn client_config(pair: Option<Pair>) -> ClientConfig {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap().dangerous();
+    let builder = builder.with_custom_certificate_verifier(Arc::new(Trusting));
+    match pair {
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).unwrap(),
+        None => builder.with_no_client_auth(),
+    }
+}
+
+/// The tests are about the other direction.
+#[derive(Debug)]
+struct Trusting;
+
+impl rustls::client::danger::ServerCertVerifier for Trusting {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        self.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn user(caller: &Caller) -> Option<(&str, bool)> {
+    if let Caller::User(user) = caller { Some((&user.name, user.admitted)) } else { None }
+}
+
+#[tokio::test]
+async fn a_certificate_names_its_user_and_only_listed_ones_are_admitted() {
+    let (own, foreign) = (authority(), authority());
+    let server = Server::new(|_| {});
+    server.trust(&own);
+    let table = [
+        (Some(client(&own, "apiserver", "system:masters")), Some(("apiserver", true))),
+        (Some(client(&own, "anna", "readers")), Some(("anna", true))),
+        (Some(client(&own, "system:node:edge2", "system:nodes")), Some(("system:node:edge2", false))),
+        (Some(client(&own, "", "readers")), None),
+        (None, None),
+    ];
+    for (pair, expected) in table {
+        assert_eq!(user(&server.meet(pair).await.unwrap()), expected);
+    }
+    let refused = server.meet(Some(client(&foreign, "apiserver", "system:masters"))).await.unwrap_err();
+    assert!(refused.contains("invalid peer certificate"), "{refused}");
+}
+
+#[tokio::test]
+async fn anonymous_callers_are_users_where_they_are_let_in() {
+    let server = Server::new(|settings| {
+        (settings.client_ca, settings.anonymous) = (None, true);
+        settings.mode = AuthorizationMode::AlwaysAllow;
+    });
+    assert_eq!(user(&server.meet(None).await.unwrap()), Some(("system:anonymous", true)));
+}
+
+#[tokio::test]
+async fn files_that_are_replaced_count_for_the_next_client_and_missing_ones_are_named() {
+    let (before, after) = (authority(), authority());
+    let server = Server::new(|_| {});
+    let error = server.meet(None).await.unwrap_err();
+    assert!(error.contains("ca.crt: No such file"), "{error}");
+
+    server.trust(&before);
+    assert!(server.meet(Some(client(&before, "apiserver", ""))).await.is_ok());
+    let made = std::fs::read(server.dir.path().join("pki/kubelet.crt")).unwrap();
+
+    server.trust(&after);
+    assert!(server.meet(Some(client(&before, "apiserver", ""))).await.is_err());
+    assert!(server.meet(Some(client(&after, "apiserver", ""))).await.is_ok());
+    let kept = std::fs::read(server.dir.path().join("pki/kubelet.crt")).unwrap();
+    assert!(made == kept, "the self-signed certificate stays");
+}
