@@ -11,10 +11,10 @@ use limpet_tests::{process, tools, vm};
 use crate::apt::{self, Machine};
 
 /// Counts changes of this file that make another image.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const SUITE: &str = "trixie";
 const SIZE: &str = "3G";
-const PACKAGES: [&str; 15] = [
+const PACKAGES: [&str; 17] = [
     "systemd-sysv",
     "dbus",
     "udev",
@@ -30,6 +30,8 @@ const PACKAGES: [&str; 15] = [
     "ca-certificates",
     "procps",
     "e2fsprogs",
+    "btrfs-progs",
+    "dmsetup",
 ];
 
 /// What the emulator and the making of the image need: a package, and a program of it.

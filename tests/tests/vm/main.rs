@@ -9,6 +9,7 @@ mod guard;
 mod leftovers;
 mod machine;
 mod pod;
+mod snapshotters;
 mod suites;
 
 use std::process::ExitCode;
@@ -32,8 +33,12 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 7] = [
+const FURTHER: [Case; 11] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
+    ("a_pod_lives_on_btrfs", snapshotters::btrfs),
+    ("a_pod_lives_on_devmapper", snapshotters::devmapper),
+    ("a_pod_lives_on_native_snapshots", snapshotters::native),
+    ("zfs_without_its_module_is_refused_with_the_reason", snapshotters::zfs),
     ("a_shutdown_lets_containers_end_within_their_grace", boots::a_shutdown_lets_containers_end),
     ("a_boot_without_the_url_s_server_and_the_registry", boots::a_boot_without_servers),
     ("a_power_cut_in_the_middle_of_a_start", |machine| cuts::in_a_start(machine, 0)),
