@@ -66,6 +66,14 @@ pub(crate) fn wait(guest: &mut Guest, name: &str, what: &str, accept: impl Fn(&V
     })
 }
 
+/// Waits until there is no pod any more.
+pub(crate) fn none(guest: &mut Guest) -> Result<()> {
+    guest.until(SOON, "the end of all pods", "limpet pods -A -o json", |output| {
+        let list: Value = serde_json::from_str(output).ok()?;
+        list["items"].as_array()?.is_empty().then_some(())
+    })
+}
+
 /// The id of the container `name` as containerd knows it.
 pub(crate) fn container_id(pod: &Value, name: &str) -> Result<String> {
     let statuses = pod["status"]["containerStatuses"].as_array().context("no statuses")?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::leftovers;
 use crate::machine::Machine;
-use crate::pod::{IDLE, SOON, container_id, manifest, running, shell, wait};
+use crate::pod::{self, IDLE, SOON, container_id, manifest, running, shell, wait};
 
 const BTRFS: &str = "root=/var/lib/containerd/io.containerd.snapshotter.v1.btrfs
 truncate -s 600M /var/lib/btrfs.img
@@ -60,6 +60,13 @@ pub(crate) fn zfs(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
+/// Every pod ends. What one leaves shows only after it: as long as it is listed, it may have all it has.
+fn all_end(guest: &mut Guest) -> Result<()> {
+    guest.run("rm /etc/limpet/manifests/*.yaml")?;
+    pod::none(guest)?;
+    leftovers::none(guest)
+}
+
 fn configure(guest: &mut Guest, snapshotter: &str) -> Result<()> {
     let key = format!("echo 'snapshotter: {snapshotter}' >> /etc/limpet/config.yaml");
     guest.run(&format!("{key} && systemctl restart limpet")).map(drop)
@@ -68,19 +75,18 @@ fn configure(guest: &mut Guest, snapshotter: &str) -> Result<()> {
 /// A start, an edit of the image, a restart of the agent, and the end; `kind`: what the container's root is mounted as.
 fn a_pod_lives_and_leaves_nothing(machine: &Machine, snapshotter: &str, set_up: &str, kind: &str) -> Result<()> {
     let mut guest = machine.resume()?;
-    guest.run("rm /etc/limpet/manifests/*.yaml")?;
-    leftovers::none(&mut guest)?;
+    all_end(&mut guest)?;
     guest.run(&format!("set -e\nsystemctl stop limpet containerd\n{set_up}\nsystemctl start containerd"))?;
     configure(&mut guest, snapshotter)?;
     let before = inventory(&mut guest)?;
 
-    guest.run(&manifest("box", &pod(image::V1)))?;
+    guest.run(&manifest("box", &boxed(image::V1)))?;
     let first = container_id(&running(&mut guest, "box")?, "box")?;
     let root = guest.run("limpet exec box -c box -- sh -c 'echo 1 > /written && cat /proc/mounts /image/version'")?;
     ensure!(root.lines().any(|line| mounted_at(line, "/") == Some(kind)), "the root is no {kind}:\n{root}");
     ensure!(guest.run(&snapshots(snapshotter))?.contains(&first), "its snapshot is elsewhere");
 
-    guest.run(&manifest("box", &pod(image::V2)))?;
+    guest.run(&manifest("box", &boxed(image::V2)))?;
     let edited = wait(&mut guest, "box", "with the other image", |pod| {
         let status = container(pod);
         status["image"] == image::V2 && status["state"]["running"].is_object()
@@ -93,8 +99,7 @@ fn a_pod_lives_and_leaves_nothing(machine: &Machine, snapshotter: &str, set_up: 
     guest.run("systemctl restart limpet")?;
     ensure!(container_id(&running(&mut guest, "box")?, "box")? == second, "the restart of the agent ended it");
 
-    guest.run("rm /etc/limpet/manifests/box.yaml")?;
-    leftovers::none(&mut guest)?;
+    all_end(&mut guest)?;
     // The layers of the images stay.
     let left = guest.run(&snapshots(snapshotter))?;
     ensure!(left.lines().all(|line| line.contains("Committed")), "snapshots are left:\n{left}");
@@ -105,7 +110,7 @@ fn a_pod_lives_and_leaves_nothing(machine: &Machine, snapshotter: &str, set_up: 
 }
 
 /// A container that stays, after an init container, with an image mounted.
-fn pod(image: &str) -> Value {
+fn boxed(image: &str) -> Value {
     let mut main = shell("box", image, IDLE);
     main["volumeMounts"] = json!([{ "name": "image", "mountPath": "/image" }]);
     json!({
