@@ -5,6 +5,7 @@ use std::path::Path;
 
 use limpet_bpf::{GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, Kernel, Request};
 
+use super::machine::version;
 use super::scratch::Scratch;
 use super::{Finding, Level};
 use crate::config::Config;
@@ -12,6 +13,10 @@ use crate::manifest_guard::{ArmError, PINS};
 use crate::node::facts;
 
 const GUARD: &str = "guard";
+/// The first kernel that may skip an LSM program while another process is preempted in it, and the first that never does again.
+const SKIPPING: std::ops::Range<(u32, u32)> = (5, 12)..(6, 2);
+/// How a kernel with `PREEMPT_DYNAMIC` is preempted: `none (voluntary) full`.
+const PREEMPTION: &str = "/sys/kernel/debug/sched/preempt";
 
 pub(super) async fn examine(config: &Config) -> Finding {
     // A build without the feature cannot check: it will not arm a guard either.
@@ -19,7 +24,26 @@ pub(super) async fn examine(config: &Config) -> Finding {
     let Some(mode) = config.guard.mode else { return not_asked_for(&pinned) };
     let tried = tokio::task::spawn_blocking(move || attempt(mode)).await;
     let tried = tried.unwrap_or_else(|panicked| Err(ArmError::Failed(panicked.into())));
-    judge(mode, config.guard.required, &pinned, tried)
+    let uname = rustix::system::uname();
+    let preemption = std::fs::read_to_string(PREEMPTION).ok();
+    let gap = gap(&uname.release().to_string_lossy(), &uname.version().to_string_lossy(), preemption.as_deref());
+    judge(mode, config.guard.required, &pinned, tried, gap)
+}
+
+/// How this kernel may let a change through by preemption, if it may: by `uname -r` and `-v`, and what [`PREEMPTION`] says.
+fn gap(release: &str, built: &str, preemption: Option<&str>) -> Option<&'static str> {
+    if !SKIPPING.contains(&version(release)) {
+        return None;
+    }
+    let built_with = |word: &str| built.split_whitespace().any(|found| found == word);
+    if built_with("PREEMPT") || built_with("PREEMPT_RT") {
+        return Some("it is preemptible");
+    }
+    match preemption {
+        _ if !built_with("PREEMPT_DYNAMIC") => None,
+        Some(modes) => modes.contains("(full)").then_some("it is preemptible, preempt=full"),
+        None => Some("it is preemptible if it runs with preempt=full"),
+    }
 }
 
 fn not_asked_for(pinned: &GuardState) -> Finding {
@@ -52,14 +76,25 @@ fn attempt(mode: GuardMode) -> Result<(), ArmError> {
     Ok(limpet_bpf::prove(&mut loaded)?)
 }
 
-fn judge(mode: GuardMode, required: bool, pinned: &GuardState, tried: Result<(), ArmError>) -> Finding {
+fn judge(
+    mode: GuardMode,
+    required: bool,
+    pinned: &GuardState,
+    tried: Result<(), ArmError>,
+    gap: Option<&str>,
+) -> Finding {
     let error = match tried {
         Ok(()) => {
             let now = match pinned {
                 GuardState::Off => "none is on now".to_owned(),
                 GuardState::Pinned { mode, hooks, .. } => format!("one is on: {mode}, {} hooks", hooks.len()),
             };
-            return Finding::ok(GUARD, format!("{}: every hook can be held, and refuses; {now}", mode.name()));
+            let text = format!("{}: every hook can be held, and refuses; {now}", mode.name());
+            let Some(gap) = gap else { return Finding::ok(GUARD, text) };
+            let skips =
+                "this kernel may skip a hook while another process is preempted in it, and let that change through";
+            let remedy = "Use Linux 6.2 or newer, or one that is not preemptible (preempt=voluntary)";
+            return Finding::degraded(GUARD, format!("{text}; {skips}: {gap}"), remedy);
         }
         Err(ArmError::Arm(GuardError::Hooks(hooks))) => {
             format!("the kernel does not take these hooks: {}", hooks.join("; "))
@@ -83,15 +118,42 @@ mod tests {
         let pinned = GuardState::Pinned { mode: "strict".to_owned(), hooks: vec!["inode_create"], missing: Vec::new() };
         let hooks = || Err(GuardError::Hooks(vec!["path_truncate: no such hook".to_owned()]).into());
         for (finding, level, part) in [
+            (
+                judge(mode, true, &GuardState::Off, Ok(()), Some("it is preemptible")),
+                Level::Degraded,
+                "preempted in it",
+            ),
+            (judge(mode, true, &GuardState::Off, hooks(), Some("it is preemptible")), Level::Failed, "path_truncate"),
             (not_asked_for(&GuardState::Off), Level::Ok, "off"),
             (not_asked_for(&pinned), Level::Degraded, "strict"),
-            (judge(mode, true, &GuardState::Off, Ok(())), Level::Ok, "none is on now"),
-            (judge(mode, true, &pinned, Ok(())), Level::Ok, "strict, 1 hooks"),
-            (judge(mode, true, &pinned, hooks()), Level::Failed, "path_truncate"),
-            (judge(mode, false, &pinned, hooks()), Level::Degraded, "not guarded"),
-            (judge(mode, true, &pinned, Err(ArmError::CgroupVersion)), Level::Failed, "cgroup v1"),
+            (judge(mode, true, &GuardState::Off, Ok(()), None), Level::Ok, "none is on now"),
+            (judge(mode, true, &pinned, Ok(()), None), Level::Ok, "strict, 1 hooks"),
+            (judge(mode, true, &pinned, hooks(), None), Level::Failed, "path_truncate"),
+            (judge(mode, false, &pinned, hooks(), None), Level::Degraded, "not guarded"),
+            (judge(mode, true, &pinned, Err(ArmError::CgroupVersion), None), Level::Failed, "cgroup v1"),
         ] {
             assert!(finding.level == level && finding.text.contains(part), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_preemptible_kernel_from_5_12_to_6_1_has_a_gap() {
+        let full = Some("none voluntary (full)\n");
+        let voluntary = Some("none (voluntary) full\n");
+        for (release, built, preemption, part) in [
+            ("5.11.22-amd64", "#1 SMP PREEMPT Mon", None, None),
+            ("5.12.0", "#1 SMP PREEMPT Mon", None, Some("it is preemptible")),
+            ("5.15.0-1012-realtime", "#12 SMP PREEMPT_RT Mon", None, Some("it is preemptible")),
+            ("5.15.0-91-generic", "#101-Ubuntu SMP Tue", None, None),
+            ("6.1.0-41-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.158-1", voluntary, None),
+            ("6.1.0-41-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.158-1", full, Some("preempt=full")),
+            ("6.1.0-41-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.158-1", None, Some("if it runs with preempt=full")),
+            ("6.2.0", "#1 SMP PREEMPT Mon", full, None),
+            ("6.12.117+deb13-cloud-amd64", "#1 SMP PREEMPT_DYNAMIC Debian", full, None),
+        ] {
+            let gap = gap(release, built, preemption);
+            assert_eq!(gap.is_some(), part.is_some(), "{release} {built} {preemption:?}: {gap:?}");
+            assert!(part.is_none_or(|part| gap.is_some_and(|gap| gap.contains(part))), "{release} {built}: {gap:?}");
         }
     }
 

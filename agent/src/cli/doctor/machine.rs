@@ -45,14 +45,18 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 }
 
 fn kernel(release: &str, machine: &str) -> Finding {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let text = format!("Linux {release}, {machine}");
-    if version < KERNEL_NEEDED {
+    if version(release) < KERNEL_NEEDED {
         let (major, minor) = KERNEL_NEEDED;
         return Finding::failed("kernel", text, format!("Use {major}.{minor} or newer"));
     }
     Finding::ok("kernel", text)
+}
+
+/// The first two numbers of a kernel's release.
+pub(super) fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Whether this command has the agent's capabilities: both run as root.
