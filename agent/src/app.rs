@@ -353,14 +353,14 @@ fn supervise(
 ) {
     let followed: Arc<Followed> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
-    let (telling, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
+    let (lifecycle_events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
     shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
-    shared.tasks.spawn(event_stream::run(shared.backends.client.clone(), telling.clone(), stop.clone()));
+    shared.tasks.spawn(event_stream::run(shared.backends.client.clone(), lifecycle_events.clone(), stop.clone()));
     #[cfg(feature = "attribution")]
-    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), telling, feeds, stop.clone()));
+    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), lifecycle_events, feeds, stop.clone()));
     #[cfg(not(feature = "attribution"))]
-    drop((telling, feeds));
+    drop((lifecycle_events, feeds));
     shared.tasks.spawn(lifecycle::memory::release_after_bursts(Arc::clone(&followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());

@@ -11,7 +11,7 @@
 //! has its own checksum too, because redb verifies its pages only after an unclean shutdown.
 //!
 //! Calls block (a write waits for the disk): call them from `spawn_blocking`. They have no deadline: a write that was given
-//! up might be done after its source was told that it was not, and one that hangs holds up no more than its own source.
+//! up might be done after its source had the answer that it was not, and one that hangs holds up no more than its own source.
 
 mod changes;
 mod history;

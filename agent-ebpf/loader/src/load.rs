@@ -232,7 +232,7 @@ impl Loaded {
         self.maps.events.take().map(Events::new).transpose()
     }
 
-    /// Reports changes in `directory` from now on. It must be watched by inotify or fanotify, too: the kernel tells of what
+    /// Reports changes in `directory` from now on. It must be watched by inotify or fanotify, too: the kernel reports what
     /// is written there only then.
     ///
     /// # Errors

@@ -126,8 +126,8 @@ fn the_next_look_comes_before_what_is_left_can_be_used_up() {
         assert_eq!(pause(Signal::NodefsAvailable, GIB + left + 400), expected, "{left}");
     }
     assert_eq!(pause(Signal::MemoryAvailable, 200 << 20), 10);
-    let told = policy.pause(&seen(Signal::MemoryAvailable, 200 << 20), Some(Pressure::Memory));
-    assert_eq!(told, PAUSES.1, "the kernel tells of it");
+    let reported = policy.pause(&seen(Signal::MemoryAvailable, 200 << 20), Some(Pressure::Memory));
+    assert_eq!(reported, PAUSES.1, "the kernel reports it");
     assert_eq!(policy.pause(&Observations::new(), None), PAUSES.1);
 }
 

@@ -40,7 +40,7 @@ pub fn is_enabled() -> bool {
 /// Whether the profile `name` is loaded.
 ///
 /// # Errors
-/// The kernel does not tell.
+/// The kernel does not say.
 pub fn is_loaded(name: &str) -> Result<bool, AppArmorError> {
     let profiles = std::fs::read_to_string(PROFILES).map_err(AppArmorError::Profiles)?;
     Ok(names(&profiles).any(|loaded| loaded == name))

@@ -24,7 +24,7 @@ impl MemoryAlarm {
         match set() {
             Ok(file) => Self(Some(file)),
             Err(error) => {
-                tracing::info!(%error, "the kernel does not tell when memory is short: it is looked at regularly");
+                tracing::info!(%error, "the kernel does not report memory pressure: memory is measured at intervals");
                 Self(None)
             }
         }

@@ -141,7 +141,7 @@ pub static NEEDS: [Need; 16] = [
         CapabilitySet::SYS_PTRACE,
         "CAP_SYS_PTRACE",
         "looking at processes: who changed a manifest, other agents, what a crash has left",
-        "programs of those who change manifests are not told, processes that were left stay",
+        "programs of those who change manifests are not named, processes that were left stay",
     ),
     Need {
         vital: true,

@@ -38,7 +38,7 @@ fn thresholds(policy: &EvictionPolicy, seen: &Observations) -> Finding {
 fn memory(alarm: std::io::Result<()>) -> Finding {
     let name = "memory pressure";
     match alarm {
-        Ok(()) => Finding::ok(name, format!("{} tells when memory is short", alarm::PRESSURE)),
+        Ok(()) => Finding::ok(name, format!("{} reports when memory is short", alarm::PRESSURE)),
         Err(error) => {
             let text = format!(
                 "{}: {error}; memory is looked at every 10 to 60 s while pods run, and may run out between",

@@ -28,7 +28,7 @@ use super::ContainerdExecutor;
 
 /// How much of a command's output or of an answer's body is kept, as with kubelet; the rest is read and dropped.
 pub const MAX_OUTPUT: usize = 10 << 10;
-/// The version of Kubernetes that servers are told, as kubelet's clients tell theirs.
+/// The version of Kubernetes in `User-Agent`, as kubelet's clients send theirs.
 const KUBERNETES: &str = "1.37";
 /// A command that has exited may have left its output open in child processes, which are not waited for.
 const OUTPUT_IDLE: Duration = Duration::from_secs(1);

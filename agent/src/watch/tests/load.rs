@@ -188,7 +188,7 @@ async fn ten_thousand_changes(wanted: ManifestWatch) -> Option<Known> {
         let actors = watch.actors();
         for name in names.into_iter().filter(|name| name != END && name != PROBE) {
             let actor = actors.get(&name).map(|actor| &**actor);
-            // What was read before is no change; an empty file is being written, and its writer not yet told.
+            // What was read before is no change; an empty file is being written, and its writer not yet named.
             if let Some(content) = seen.get(&name).filter(|content| !content.is_empty())
                 && counted.insert(name.clone(), content.clone()).as_ref() != Some(content)
             {

@@ -85,7 +85,7 @@ impl World {
         Drawn { takes, passed, quiet: self.quiet }
     }
 
-    /// A probe has run: its result, as the agent is told.
+    /// A probe has run: its result, as the agent sees it.
     pub(in crate::executor::fake) fn probed(
         &mut self,
         pod: &PodState,
