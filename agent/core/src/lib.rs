@@ -4,10 +4,12 @@
 //! source's snapshot and [`merge`] combines them into one desired state; [`plan`] decides a pod's next actions from its
 //! [`state`] and the node's
 //! [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a container's probes, [`adopt`] applies what containerd already runs; [`status`] generates the
-//! reported status, and [`forecast`] predicts what other manifests would change.
+//! reported status, and [`forecast`] predicts what other manifests would change. Towards an apiserver, [`mirror`] decides about
+//! mirror pods, [`node_object`] about the Node and its lease, [`connectivity`] about the connection.
 
 pub mod adopt;
 pub mod backoff;
+pub mod connectivity;
 pub mod eviction;
 pub mod exit_cause;
 #[cfg(any(test, feature = "fixtures"))]
@@ -16,6 +18,8 @@ pub mod forecast;
 pub mod image_gc;
 pub mod last_good;
 pub mod merge;
+pub mod mirror;
+pub mod node_object;
 pub mod node_state;
 #[cfg(test)]
 mod node_state_tests;

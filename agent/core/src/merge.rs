@@ -16,6 +16,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use imbl::{OrdMap, OrdSet};
 use reference_index::ReferenceIndex;
+use tokio::sync::watch;
 
 use limpet_model::object::{ObjectKey, ObjectRecord, PodObjects};
 use limpet_model::pod::{PodDiff, PodKey, PodRecord};
@@ -180,16 +181,28 @@ pub struct Merged {
 
 /// The handle to the newest [`DesiredPods`]. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Desired(Arc<ArcSwap<DesiredPods>>);
+pub struct Desired(Arc<SharedDesired>);
+
+#[derive(Debug, Default)]
+struct SharedDesired {
+    pods: ArcSwap<DesiredPods>,
+    version: watch::Sender<u64>,
+}
 
 impl Desired {
     /// The newest snapshot.
     pub fn load(&self) -> Arc<DesiredPods> {
-        self.0.load_full()
+        self.0.pods.load_full()
     }
 
     /// Replaces the snapshot; snapshots that readers hold do not change.
     pub fn store(&self, desired: Arc<DesiredPods>) {
-        self.0.store(desired);
+        self.0.pods.store(desired);
+        self.0.version.send_modify(|version| *version = version.wrapping_add(1));
+    }
+
+    /// Is told of every snapshot from now on, and of several as of one.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.version.subscribe()
     }
 }

@@ -1,0 +1,169 @@
+//! Whether there is a connection to the apiserver, and why not; when to try again. Pure: time and chance are arguments.
+//!
+//! Nobody pings. The requests that are made anyway say how it is: the watch of the node's own object, and the renewals of
+//! its lease.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+/// The first pause after a failure.
+const FIRST: Duration = Duration::from_millis(500);
+/// The longest pause, unless the server asks for a longer one: how late a server is noticed that comes back without any
+/// change of the node's links.
+const LONGEST: Duration = Duration::from_secs(10);
+/// The longest pause that a server can ask for.
+const LONGEST_ASKED: Duration = Duration::from_secs(300);
+/// The limit of doubling: far beyond every other limit.
+const MAX_DOUBLINGS: u32 = 16;
+
+/// Why there is no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// No answer: no route, no name, a closed port, a link that swallows packets.
+    Unreachable,
+    /// One side does not trust the other's certificate, or it is not valid at this time.
+    Certificate,
+    /// The server does not know who asks.
+    Unauthorized,
+    /// The server knows who asks, and does not let this node read its own object.
+    Forbidden,
+    /// The node's own credentials cannot be read.
+    Credentials,
+    /// The server answers that it cannot work.
+    ServerError,
+}
+
+impl Cause {
+    /// The word for machines.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::Certificate => "certificate",
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
+            Self::Credentials => "credentials",
+            Self::ServerError => "server error",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The connection to the apiserver at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Connectivity {
+    /// Nothing has been answered since the agent started, and nothing has failed.
+    Connecting,
+    /// The server answers.
+    Online {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It does not.
+    Offline {
+        /// Since when.
+        since: Timestamp,
+        /// Why.
+        cause: Cause,
+        /// The newest failure, for people.
+        message: String,
+    },
+}
+
+impl Connectivity {
+    /// Whether the server answers.
+    pub fn is_online(&self) -> bool {
+        matches!(self, Self::Online { .. })
+    }
+
+    /// After an answer.
+    pub fn succeeded(&self, now: Timestamp) -> Self {
+        match self {
+            Self::Online { since } => Self::Online { since: *since },
+            Self::Connecting | Self::Offline { .. } => Self::Online { since: now },
+        }
+    }
+
+    /// After a failure. A further one of another cause does not begin the time anew.
+    pub fn failed(&self, cause: Cause, message: String, now: Timestamp) -> Self {
+        match self {
+            Self::Offline { since, .. } => Self::Offline { since: *since, cause, message },
+            Self::Connecting | Self::Online { .. } => Self::Offline { since: now, cause, message },
+        }
+    }
+
+    /// Whether the change from `before` is one to report: the newest message alone is none.
+    pub fn differs(&self, before: &Self) -> bool {
+        match (self, before) {
+            (Self::Offline { cause, .. }, Self::Offline { cause: known, .. }) => cause != known,
+            (Self::Online { .. }, Self::Online { .. }) | (Self::Connecting, Self::Connecting) => false,
+            _ => true,
+        }
+    }
+}
+
+/// The pause after the `failures`th failure in a row: doubled each time, and spread over half of it, so that the nodes of a
+/// site do not come back at once. Never shorter than the server asked for.
+pub fn pause(failures: u32, asked: Option<Duration>, dice: u64) -> Duration {
+    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(LONGEST);
+    // A thousandth of 0 to 500.
+    let spread = u32::try_from(dice % 501).unwrap_or(250);
+    match asked.map(|asked| asked.min(LONGEST_ASKED)) {
+        Some(asked) if asked >= doubled => asked * (1_000 + spread) / 1_000,
+        _ => doubled * (500 + spread) / 1_000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_keeps_its_time_and_a_change_of_the_cause_is_one_to_report() {
+        let at = |second| Timestamp::constant(second, 0);
+        let fails = |from: &Connectivity, cause, second| from.failed(cause, "no".to_owned(), at(second));
+        let offline = fails(&Connectivity::Connecting, Cause::Unreachable, 1);
+        assert_eq!(
+            offline,
+            Connectivity::Offline { since: at(1), cause: Cause::Unreachable, message: "no".to_owned() }
+        );
+        let again = offline.failed(Cause::Unreachable, "still no".to_owned(), at(2));
+        assert!(again != offline && !again.differs(&offline), "a newer message is kept and not reported");
+        let other = fails(&again, Cause::Certificate, 3);
+        assert!(other.differs(&again));
+        assert_eq!(other, fails(&offline, Cause::Certificate, 9), "since the first failure");
+        let online = other.succeeded(at(4));
+        assert_eq!((online.clone(), online.is_online()), (Connectivity::Online { since: at(4) }, true));
+        assert_eq!(online.succeeded(at(5)), online);
+        assert!(online.differs(&other) && other.differs(&online) && !online.differs(&online));
+        assert!(offline.differs(&Connectivity::Connecting) && online.differs(&Connectivity::Connecting));
+        assert_eq!(fails(&online, Cause::Unauthorized, 6), fails(&Connectivity::Connecting, Cause::Unauthorized, 6));
+    }
+
+    #[test]
+    fn pauses_double_are_spread_and_never_shorter_than_asked() {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        let table = [
+            (1, None, 500, ms(500)),
+            (1, None, 0, ms(250)),
+            (2, None, 500, s(1)),
+            (4, None, 500, s(4)),
+            (6, None, 500, s(10)),
+            (u32::MAX, None, 500, s(10)),
+            (u32::MAX, None, 501, s(5)),
+            (1, Some(s(30)), 0, s(30)),
+            (1, Some(s(30)), 500, s(45)),
+            (1, Some(ms(1)), 500, ms(500)),
+            (3, Some(s(86_400)), 0, s(300)),
+        ];
+        for (failures, asked, dice, expected) in table {
+            assert_eq!(pause(failures, asked, dice), expected, "{failures} {asked:?} {dice}");
+        }
+    }
+}

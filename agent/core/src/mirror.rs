@@ -1,0 +1,298 @@
+//! Mirror pods: what the apiserver is to show of the pods that other sources define, and the next step towards it. Pure.
+//!
+//! Level triggered: [`step`] compares what is wanted with what the apiserver has and with what it has acknowledged. So
+//! nothing is queued while there is no connection, and one comparison later says all there is to say. A step never
+//! concerns the pod itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PodStatus;
+use serde_json::{Map, Value, json};
+
+use crate::status::observed::ObservedPod;
+use crate::status::resources::with_resources;
+use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
+
+/// kubelet's annotation that makes a Pod a mirror: the UID of the pod that it shows, by which events refer to it as well.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// kubelet's annotation with the time at which the pod was first seen.
+const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
+/// The fingerprint of the manifest: an edit in place keeps the UID, and changes the mirror.
+const MANIFEST_ANNOTATION: &str = "limpet.dev/manifest-fingerprint";
+/// Conditions that a pod has at times: what is not there any more is to be removed by name.
+const PASSING_CONDITIONS: [&str; 2] = ["PodResizeInProgress", "DisruptionTarget"];
+
+/// What is to be shown.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// The version of the pod that its worker has, or else the desired one.
+    pub record: Arc<PodRecord>,
+    /// What its worker reports; `None` before there is one.
+    pub observed: Option<Arc<ObservedPod>>,
+}
+
+impl Wanted {
+    /// A pod as its worker reports it.
+    pub fn observed(pod: &Arc<ObservedPod>) -> Self {
+        Self { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)) }
+    }
+
+    /// A pod that has no worker yet.
+    pub fn desired(record: &Arc<PodRecord>) -> Self {
+        Self { record: Arc::clone(record), observed: None }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.observed.as_ref().is_some_and(|pod| pod.terminating_since.is_some())
+    }
+
+    /// The labels and annotations by which an edit is found.
+    fn marks(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
+        let metadata = &self.record.pod.metadata;
+        let mut annotations = metadata.annotations.clone().unwrap_or_default();
+        let own = [
+            (MIRROR_ANNOTATION, self.record.uid.to_string()),
+            (HASH_ANNOTATION, self.record.uid.to_string()),
+            (SOURCE_ANNOTATION, self.record.source.to_string()),
+            (MANIFEST_ANNOTATION, self.record.fingerprint.to_string()),
+        ];
+        annotations.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        // A manifest may bring one of its own.
+        annotations.remove(SEEN_ANNOTATION);
+        (metadata.labels.clone().unwrap_or_default(), annotations)
+    }
+}
+
+/// A mirror pod as the apiserver has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mirror {
+    /// The UID that the apiserver gave it.
+    pub uid: String,
+    /// The number of its spec's version; an edit raises it.
+    pub generation: Option<i64>,
+    /// Whether its deletion was requested.
+    pub deleting: bool,
+    /// The UID of the Node object that owns it.
+    owner: String,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+impl Mirror {
+    /// A Pod of the apiserver's, with its key; `None` when it is no mirror.
+    pub fn read(pod: &Value) -> Option<(PodKey, Self)> {
+        let metadata = &pod["metadata"];
+        let texts = |field: &str| -> BTreeMap<String, String> {
+            let map = metadata[field].as_object().into_iter().flatten();
+            map.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+        };
+        let annotations = texts("annotations");
+        annotations.get(MIRROR_ANNOTATION)?;
+        let mirror = Self {
+            uid: metadata["uid"].as_str()?.to_owned(),
+            generation: metadata["generation"].as_i64(),
+            deleting: metadata["deletionTimestamp"].is_string(),
+            owner: metadata["ownerReferences"][0]["uid"].as_str().unwrap_or_default().to_owned(),
+            labels: texts("labels"),
+            annotations,
+        };
+        Some((key_of(pod)?, mirror))
+    }
+
+    /// The source of the pod it shows.
+    pub fn source(&self) -> Option<SourceKind> {
+        self.annotations.get(SOURCE_ANNOTATION).and_then(|name| SourceKind::from_name(name))
+    }
+
+    /// What is wrong with it as a picture of the pod, if anything is. Labels and annotations of others are left alone. What
+    /// admission made of ours when it was made counts as right: `admitted`.
+    fn fault(&self, wanted: &Wanted, admitted: Option<&Self>, node_uid: &str) -> Option<&'static str> {
+        let (labels, annotations) = wanted.marks();
+        let admitted = admitted.filter(|admitted| admitted.uid == self.uid);
+        let kept = |ours: &BTreeMap<String, String>,
+                    now: &BTreeMap<String, String>,
+                    then: Option<&BTreeMap<String, String>>| {
+            ours.iter().all(|(name, value)| match then {
+                Some(then) => now.get(name) == then.get(name),
+                None => now.get(name) == Some(value),
+            })
+        };
+        let of_pod = [MIRROR_ANNOTATION, MANIFEST_ANNOTATION]
+            .iter()
+            .all(|name| self.annotations.get(*name) == annotations.get(*name));
+        if self.deleting {
+            return Some("its deletion was requested");
+        }
+        if !of_pod {
+            return Some("it shows another version of the pod");
+        }
+        if self.owner != node_uid {
+            return Some("it belongs to another Node object");
+        }
+        if !kept(&labels, &self.labels, admitted.map(|admitted| &admitted.labels))
+            || !kept(&annotations, &self.annotations, admitted.map(|admitted| &admitted.annotations))
+        {
+            return Some("its labels or annotations were edited");
+        }
+        let first = admitted.map_or(1, |admitted| admitted.generation.unwrap_or(1));
+        (self.generation.unwrap_or(first) != first).then_some("its spec was edited")
+    }
+}
+
+/// The key of a Pod of the apiserver's.
+pub fn key_of(pod: &Value) -> Option<PodKey> {
+    let metadata = &pod["metadata"];
+    Some(PodKey::new(metadata["namespace"].as_str()?, metadata["name"].as_str()?))
+}
+
+/// What the apiserver has acknowledged about one pod.
+#[derive(Debug, Clone, Default)]
+pub struct Acknowledged {
+    /// The mirror as it was admitted when this agent made it.
+    pub admitted: Option<Mirror>,
+    /// The UID of the mirror that `status` was reported for, and the pod as it was then.
+    pub status: Option<(String, Arc<ObservedPod>)>,
+    /// The UID of the mirror that was deleted last: what a watch still says of it is old.
+    pub deleted: Option<String>,
+}
+
+/// The next thing to do about one pod's mirror.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// There is none: make it.
+    Create,
+    /// It is not what it should be: delete it at once, this very one, and make another.
+    Replace {
+        /// Its UID.
+        uid: String,
+        /// Why, for people.
+        why: &'static str,
+    },
+    /// Its pod is no more: delete it at once.
+    Delete {
+        /// Its UID.
+        uid: String,
+    },
+    /// Its status is not the newest.
+    Report {
+        /// Its UID.
+        uid: String,
+    },
+}
+
+/// The next step for one pod, if there is one. `found`: the mirror of its key. `heard`: every source has read its place, so
+/// that a pod that none of them names is no more.
+pub fn step(
+    wanted: Option<&Wanted>,
+    found: Option<&Mirror>,
+    known: &Acknowledged,
+    node_uid: &str,
+    heard: bool,
+) -> Option<Step> {
+    let Some(wanted) = wanted else {
+        return found.filter(|_| heard).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
+    };
+    let Some(mirror) = found else {
+        return (!wanted.is_ending()).then_some(Step::Create);
+    };
+    let uid = mirror.uid.clone();
+    if !wanted.is_ending()
+        && let Some(why) = mirror.fault(wanted, known.admitted.as_ref(), node_uid)
+    {
+        return Some(Step::Replace { uid, why });
+    }
+    let observed = wanted.observed.as_ref()?;
+    let reported = known.status.as_ref().is_some_and(|(of, pod)| {
+        *of == uid && (Arc::ptr_eq(pod, observed) || (pod.status == observed.status && pod.record == observed.record))
+    });
+    (!reported).then_some(Step::Report { uid })
+}
+
+/// The mirror pod to create. `seen`: since when the pod is known, as text.
+pub fn document(wanted: &Wanted, node_name: &str, node_uid: &str, seen: &str) -> Value {
+    let record = &wanted.record;
+    let (labels, mut annotations) = wanted.marks();
+    annotations.insert(SEEN_ANNOTATION.to_owned(), seen.to_owned());
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": record.key.name(),
+            "namespace": record.key.namespace(),
+            "labels": labels,
+            "annotations": annotations,
+            "ownerReferences": [
+                { "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": true },
+            ],
+        },
+        "spec": record.spec(),
+    })
+}
+
+/// The strategic merge patch that gives the mirror of that UID the pod's status; that of another is refused.
+pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Value {
+    json!({ "metadata": { "uid": uid }, "status": status(&with_resources(&pod.record, &pod.status), generation) })
+}
+
+/// Every field the node owns, also those that are empty now. Conditions of others stay.
+fn status(status: &PodStatus, generation: Option<i64>) -> Value {
+    let mut patch = Map::new();
+    let texts = [
+        ("phase", &status.phase),
+        ("reason", &status.reason),
+        ("message", &status.message),
+        ("hostIP", &status.host_ip),
+        ("podIP", &status.pod_ip),
+    ];
+    patch.extend(texts.map(|(name, value)| (name.to_owned(), json!(value))));
+    patch.insert("startTime".to_owned(), json!(status.start_time));
+    patch.insert("observedGeneration".to_owned(), json!(generation));
+    let lists = [
+        ("initContainerStatuses", &status.init_container_statuses),
+        ("containerStatuses", &status.container_statuses),
+        ("ephemeralContainerStatuses", &status.ephemeral_container_statuses),
+    ];
+    patch.extend(lists.map(|(name, value)| (name.to_owned(), json!(value))));
+    // These two are merged by address, unless the patch says otherwise.
+    let replaced = |list: Value| {
+        let all = list.as_array().cloned().unwrap_or_default();
+        Value::from_iter(std::iter::once(json!({ "$patch": "replace" })).chain(all))
+    };
+    patch.insert("hostIPs".to_owned(), replaced(json!(status.host_ips)));
+    patch.insert("podIPs".to_owned(), replaced(json!(status.pod_ips)));
+    let conditions = status.conditions.iter().flatten();
+    let mut all: Vec<Value> = conditions
+        .map(|condition| {
+            json!({
+                "type": condition.type_,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastTransitionTime": condition.last_transition_time,
+                "observedGeneration": generation,
+            })
+        })
+        .collect();
+    let gone = PASSING_CONDITIONS.iter().filter(|name| all.iter().all(|one| one["type"] != **name));
+    let gone: Vec<Value> = gone.map(|name| json!({ "$patch": "delete", "type": name })).collect();
+    all.extend(gone);
+    patch.insert("conditions".to_owned(), Value::Array(all));
+    Value::Object(patch)
+}
+
+/// The pause after the `failures`th refusal in a row by the server's rules: only somebody's change of them helps, or of the
+/// manifest, which ends the pause.
+pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
+    const FIRST: Duration = Duration::from_secs(5);
+    const LONGEST: Duration = Duration::from_secs(300);
+    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST);
+    doubled * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
+}
+
+#[cfg(test)]
+#[path = "mirror_tests.rs"]
+mod tests;

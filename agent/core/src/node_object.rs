@@ -1,0 +1,284 @@
+//! The Node object and its lease: what they are to hold, and when they are to be sent. Pure: time is an argument.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::node_state::NodeState;
+use limpet_model::node::Pressure;
+
+/// The namespace of the leases of nodes.
+pub const LEASE_NAMESPACE: &str = "kube-node-lease";
+/// A lease is renewed at this part of its duration, as kubelet does.
+const RENEWALS_PER_DURATION: u32 = 4;
+
+/// Conditions that somebody else changed are set right this long after they were sent: two agents with one name would
+/// otherwise answer one another without a pause. It is kubelet's `nodeStatusUpdateFrequency`.
+const CORRECTION: Duration = Duration::from_secs(10);
+
+/// A taint that the node is registered with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeTaint {
+    /// Its key.
+    pub key: String,
+    /// Its value; may be empty.
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    pub effect: String,
+}
+
+impl NodeTaint {
+    /// The effects there are.
+    pub const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+}
+
+/// What of the node does not change while the agent runs.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeDescription {
+    /// The node's name.
+    pub name: String,
+    /// The labels it is registered with beside those of every node.
+    pub labels: BTreeMap<String, String>,
+    /// The taints it is registered with.
+    pub taints: Vec<NodeTaint>,
+    /// Go's name of the architecture: `amd64`, `arm64`, `arm`, `riscv64`.
+    pub architecture: &'static str,
+    /// The number of its processors.
+    pub cpus: usize,
+    /// Its memory in bytes, and what of it hard eviction keeps free.
+    pub memory: (u64, u64),
+    /// Its disk in bytes, and what of it hard eviction keeps free.
+    pub disk: (u64, u64),
+    /// How many pods it may have.
+    pub max_pods: u32,
+    /// `nodeInfo` without what `node_info` knows itself: `machineID`, `kernelVersion`, …
+    pub info: BTreeMap<&'static str, String>,
+}
+
+/// What of the node changes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeReport {
+    /// containerd, the network, the addresses, what it is short of.
+    pub state: NodeState,
+    /// Why pods cannot be attached to a network, where they cannot.
+    pub network_problem: Option<String>,
+    /// containerd's version, once it has answered.
+    pub runtime_version: String,
+}
+
+/// A Node object as the apiserver has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeenNode {
+    /// Its UID.
+    pub uid: String,
+    labels: BTreeMap<String, String>,
+    /// When each condition changed last, and what it is: by type.
+    conditions: BTreeMap<String, (String, Option<Timestamp>)>,
+}
+
+impl SeenNode {
+    /// Reads a Node.
+    pub fn read(node: &Value) -> Option<Self> {
+        let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
+        let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Some(Self {
+            uid: text(&node["metadata"]["uid"])?,
+            labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
+            conditions: conditions
+                .filter_map(|one| {
+                    let changed = one["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());
+                    Some((text(&one["type"])?, (text(&one["status"])?, changed)))
+                })
+                .collect(),
+        })
+    }
+
+    /// The merge patch that corrects the labels which every node has, where they differ.
+    pub fn label_patch(&self, node: &NodeDescription) -> Option<Value> {
+        let wrong = own_labels(node).into_iter().filter(|(name, value)| self.labels.get(*name) != Some(value));
+        let wrong: BTreeMap<_, _> = wrong.collect();
+        (!wrong.is_empty()).then(|| json!({ "metadata": { "labels": wrong } }))
+    }
+}
+
+fn own_labels(node: &NodeDescription) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([
+        ("beta.kubernetes.io/arch", node.architecture.to_owned()),
+        ("beta.kubernetes.io/os", "linux".to_owned()),
+        ("kubernetes.io/arch", node.architecture.to_owned()),
+        ("kubernetes.io/hostname", node.name.clone()),
+        ("kubernetes.io/os", "linux".to_owned()),
+    ])
+}
+
+/// The Node to create.
+pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> Value {
+    let mut labels: BTreeMap<&str, String> =
+        node.labels.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+    labels.extend(own_labels(node));
+    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": node.name, "labels": labels },
+        "spec": { "taints": node.taints.iter().map(taint).collect::<Vec<_>>() },
+        "status": status(node, report, &SeenNode::default(), now),
+    })
+}
+
+/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay.
+pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
+    let mut status = status(node, report, seen, now);
+    if let Some(addresses) = status["addresses"].as_array_mut() {
+        // They are merged by type otherwise, of which a node with two families has two.
+        addresses.insert(0, json!({ "$patch": "replace" }));
+    }
+    json!({ "status": status })
+}
+
+fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
+    let quantities = |(memory, disk): (u64, u64)| {
+        json!({
+            "cpu": node.cpus.to_string(),
+            "memory": format!("{}Ki", memory >> 10),
+            "ephemeral-storage": disk.to_string(),
+            "pods": node.max_pods.to_string(),
+        })
+    };
+    let mut addresses: Vec<Value> = report
+        .state
+        .network
+        .addresses
+        .iter()
+        .map(|address| json!({ "type": "InternalIP", "address": address.to_string() }))
+        .collect();
+    addresses.push(json!({ "type": "Hostname", "address": node.name }));
+    let left = |(all, kept): (u64, u64)| all.saturating_sub(kept);
+    let mut info = json!(node.info);
+    info["architecture"] = json!(node.architecture);
+    info["operatingSystem"] = json!("linux");
+    info["containerRuntimeVersion"] = json!(format!("containerd://{}", report.runtime_version));
+    json!({
+        "addresses": addresses,
+        "capacity": quantities((node.memory.0, node.disk.0)),
+        "allocatable": quantities((left(node.memory), left(node.disk))),
+        "conditions": conditions(report, seen, now),
+        "nodeInfo": info,
+    })
+}
+
+/// kubelet's four conditions, with kubelet's reasons and messages.
+fn conditions(report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Vec<Value> {
+    let pressure = |pressure: Pressure| match (pressure, report.state.pressure.is_under(pressure)) {
+        (Pressure::Memory, true) => (true, "KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
+        (Pressure::Memory, false) => (false, "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+        (Pressure::Disk, true) => (true, "KubeletHasDiskPressure", "kubelet has disk pressure"),
+        (Pressure::Disk, false) => (false, "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+        (Pressure::Pid, true) => (true, "KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+        (Pressure::Pid, false) => (false, "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+    };
+    let pressures = Pressure::ALL.map(|one| {
+        let (holds, reason, message) = pressure(one);
+        (one.as_str(), holds, reason, message.to_owned())
+    });
+    let problem = not_ready(report);
+    let reason = if problem.is_some() { "KubeletNotReady" } else { "KubeletReady" };
+    let message = problem.clone().unwrap_or_else(|| "kubelet is posting ready status".to_owned());
+    let ready = ("Ready", problem.is_none(), reason, message);
+    let condition = |(name, holds, reason, message): (&str, bool, &str, String)| {
+        let status = if holds { "True" } else { "False" };
+        let since = seen.conditions.get(name).filter(|(known, _)| known == status).and_then(|(_, since)| *since);
+        json!({
+            "type": name,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastHeartbeatTime": whole_seconds(now),
+            "lastTransitionTime": whole_seconds(since.unwrap_or(now)),
+        })
+    };
+    pressures.into_iter().chain([ready]).map(condition).collect()
+}
+
+/// Why the node is not ready, in kubelet's words.
+fn not_ready(report: &NodeReport) -> Option<String> {
+    if !report.state.runtime_ready {
+        return Some("container runtime is down".to_owned());
+    }
+    let reason = report.network_problem.as_ref().filter(|_| !report.state.network_ready)?;
+    Some(format!(
+        "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"
+    ))
+}
+
+/// The API's times have no fractions.
+fn whole_seconds(time: Timestamp) -> String {
+    Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
+}
+
+/// What was sent last.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SentReport {
+    /// The UID of the Node it was sent for.
+    pub uid: String,
+    /// What it said.
+    pub report: NodeReport,
+    /// When.
+    pub at: Instant,
+}
+
+/// When the status is to be sent: at once (`None`) when it says something new or the Node is another one, soon when
+/// somebody else has changed a condition, as a cluster does that has not heard of the node for long; else after `every`.
+pub fn report_due(sent: Option<&SentReport>, seen: &SeenNode, report: &NodeReport, every: Duration) -> Option<Instant> {
+    let sent = sent.filter(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report))?;
+    let as_sent = conditions(report, seen, Timestamp::UNIX_EPOCH).iter().all(|condition| {
+        let known = condition["type"].as_str().and_then(|name| seen.conditions.get(name));
+        known.is_some_and(|(status, _)| condition["status"] == status.as_str())
+    });
+    Some(sent.at + if as_sent { every } else { every.min(CORRECTION) })
+}
+
+/// Whether the two make the same status: a link that came and went does not show.
+fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
+    let shown = |report: &NodeReport| {
+        let NodeState { runtime_ready, network_ready, network, pressure, .. } = report.state;
+        let pressures: Vec<Pressure> = pressure.iter().collect();
+        (runtime_ready, network_ready, network.addresses, pressures)
+    };
+    shown(before) == shown(now)
+        && before.network_problem == now.network_problem
+        && before.runtime_version == now.runtime_version
+}
+
+/// The lease to create.
+pub fn lease(name: &str, node_uid: &str, duration: Duration, now: Timestamp) -> Value {
+    let mut lease = renewal(name, duration, now);
+    lease["apiVersion"] = json!("coordination.k8s.io/v1");
+    lease["kind"] = json!("Lease");
+    lease["metadata"] = json!({
+        "name": name,
+        "namespace": LEASE_NAMESPACE,
+        "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid }],
+    });
+    lease
+}
+
+/// The merge patch that renews it.
+pub fn renewal(name: &str, duration: Duration, now: Timestamp) -> Value {
+    // A MicroTime has exactly six digits.
+    let time = now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
+    json!({ "spec": { "holderIdentity": name, "leaseDurationSeconds": duration.as_secs(), "renewTime": time } })
+}
+
+/// The pause until the next renewal: a quarter of the duration, and up to 4 % more, as kubelet has it.
+pub fn renew_after(duration: Duration, dice: u64) -> Duration {
+    let spread = u32::try_from(dice % 41).unwrap_or(0);
+    duration / RENEWALS_PER_DURATION * (1_000 + spread) / 1_000
+}
+
+#[cfg(test)]
+#[path = "node_object_tests.rs"]
+mod tests;

@@ -1,0 +1,164 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::fixtures::{READY, on_network};
+use crate::node_state::NodePressure;
+
+fn node() -> NodeDescription {
+    NodeDescription {
+        name: "edge1".to_owned(),
+        labels: BTreeMap::from([("site".to_owned(), "lab".to_owned())]),
+        taints: vec![NodeTaint { key: "edge".to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }],
+        architecture: "arm64",
+        cpus: 4,
+        memory: (1 << 30, 100 << 20),
+        disk: (1_000, 100),
+        max_pods: 110,
+        info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
+    }
+}
+
+fn report() -> NodeReport {
+    NodeReport { state: READY, network_problem: None, runtime_version: "2.1.9".to_owned() }
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::constant(second, 0)
+}
+
+/// A condition of a status: status, reason, message.
+fn condition(status: &Value, name: &str) -> (String, String, String) {
+    let all = status["conditions"].as_array().unwrap();
+    let one = all.iter().find(|one| one["type"] == name).unwrap();
+    let text = |field: &str| one[field].as_str().unwrap().to_owned();
+    (text("status"), text("reason"), text("message"))
+}
+
+#[test]
+fn a_node_is_registered_with_its_labels_taints_and_quantities() {
+    let document = document(&node(), &report(), at(0));
+    let labels = &document["metadata"]["labels"];
+    let expected =
+        [("kubernetes.io/hostname", "edge1"), ("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "arm64")];
+    for (name, value) in expected.into_iter().chain([("site", "lab")]) {
+        assert_eq!(labels[name], value);
+    }
+    assert_eq!(document["spec"]["taints"], json!([{ "key": "edge", "value": "", "effect": "NoSchedule" }]));
+    let status = &document["status"];
+    let capacity = json!({ "cpu": "4", "memory": "1048576Ki", "ephemeral-storage": "1000", "pods": "110" });
+    let allocatable = json!({ "cpu": "4", "memory": "946176Ki", "ephemeral-storage": "900", "pods": "110" });
+    assert_eq!((&status["capacity"], &status["allocatable"]), (&capacity, &allocatable));
+    let addresses =
+        json!([{ "type": "InternalIP", "address": "192.0.2.1" }, { "type": "Hostname", "address": "edge1" }]);
+    assert_eq!(status["addresses"], addresses);
+    let info = &status["nodeInfo"];
+    assert_eq!(
+        (&info["containerRuntimeVersion"], &info["kernelVersion"]),
+        (&json!("containerd://2.1.9"), &json!("6.12"))
+    );
+    assert_eq!((&info["operatingSystem"], &info["architecture"]), (&json!("linux"), &json!("arm64")));
+    assert!(status.get("daemonEndpoints").is_none(), "nothing is served yet");
+    let ready = ("True", "KubeletReady", "kubelet is posting ready status");
+    assert_eq!(condition(status, "Ready"), (ready.0.into(), ready.1.into(), ready.2.into()));
+}
+
+#[test]
+fn conditions_have_kubelets_reasons() {
+    let says = |report: &NodeReport, name: &str| {
+        let (status, reason, _) = condition(&super::status(&node(), report, &SeenNode::default(), at(0)), name);
+        format!("{status} {reason}")
+    };
+    assert_eq!(says(&report(), "MemoryPressure"), "False KubeletHasSufficientMemory");
+    assert_eq!(says(&report(), "DiskPressure"), "False KubeletHasNoDiskPressure");
+    assert_eq!(says(&report(), "PIDPressure"), "False KubeletHasSufficientPID");
+    let mut short = report();
+    short.state.pressure = NodePressure::from_iter(Pressure::ALL);
+    assert_eq!(says(&short, "MemoryPressure"), "True KubeletHasInsufficientMemory");
+    assert_eq!(says(&short, "DiskPressure"), "True KubeletHasDiskPressure");
+    assert_eq!(says(&short, "PIDPressure"), "True KubeletHasInsufficientPID");
+    assert_eq!(says(&short, "Ready"), "True KubeletReady");
+    let mut down = report();
+    (down.state.runtime_ready, down.state.network_ready) = (false, false);
+    down.network_problem = Some("no configuration".to_owned());
+    assert_eq!(not_ready(&down).unwrap(), "container runtime is down");
+    down.state.runtime_ready = true;
+    assert_eq!(says(&down, "Ready"), "False KubeletNotReady");
+    assert!(not_ready(&down).unwrap().ends_with("reason:NetworkPluginNotReady message:no configuration"));
+}
+
+#[test]
+fn a_condition_keeps_the_time_of_its_change() {
+    let first = document(&node(), &report(), at(100));
+    let mut seen = first.clone();
+    seen["metadata"]["uid"] = json!("n1");
+    let seen = SeenNode::read(&seen).unwrap();
+    let mut down = report();
+    down.state.runtime_ready = false;
+    let patch = status_patch(&node(), &down, &seen, at(200));
+    let time = |name: &str, field: &str| {
+        let all = patch["status"]["conditions"].as_array().unwrap();
+        all.iter().find(|one| one["type"] == name).unwrap()[field].as_str().unwrap().parse::<Timestamp>().unwrap()
+    };
+    assert_eq!((time("Ready", "lastTransitionTime"), time("Ready", "lastHeartbeatTime")), (at(200), at(200)));
+    assert_eq!(
+        (time("PIDPressure", "lastTransitionTime"), time("PIDPressure", "lastHeartbeatTime")),
+        (at(100), at(200))
+    );
+    assert_eq!(patch["status"]["addresses"][0], json!({ "$patch": "replace" }));
+}
+
+#[test]
+fn labels_that_every_node_has_are_corrected_and_others_left_alone() {
+    let mut seen = document(&node(), &report(), at(0));
+    seen["metadata"]["uid"] = json!("n1");
+    seen["metadata"]["labels"]["more"] = json!("1");
+    assert_eq!(SeenNode::read(&seen).unwrap().label_patch(&node()), None);
+    seen["metadata"]["labels"]["kubernetes.io/arch"] = json!("amd64");
+    seen["metadata"]["labels"]["site"] = json!("elsewhere");
+    let patch = SeenNode::read(&seen).unwrap().label_patch(&node());
+    assert_eq!(patch, Some(json!({ "metadata": { "labels": { "kubernetes.io/arch": "arm64" } } })));
+    assert_eq!(SeenNode::read(&json!({ "metadata": {} })), None, "no UID");
+}
+
+#[test]
+fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval() {
+    let (now, every) = (Instant::now(), Duration::from_secs(300));
+    let sent = SentReport { uid: "n1".to_owned(), report: report(), at: now };
+    let seen = |uid: &str, ready: &str| {
+        let mut node = document(&node(), &report(), at(0));
+        node["metadata"]["uid"] = json!(uid);
+        node["status"]["conditions"][3]["status"] = json!(ready);
+        SeenNode::read(&node).unwrap()
+    };
+    let with = |change: fn(&mut NodeReport)| {
+        let mut report = report();
+        change(&mut report);
+        report_due(Some(&sent), &seen("n1", "True"), &report, every)
+    };
+    assert_eq!(report_due(None, &seen("n1", "True"), &report(), every), None, "at once");
+    assert_eq!(report_due(Some(&sent), &seen("n2", "True"), &report(), every), None, "the Node was made anew");
+    let corrected = report_due(Some(&sent), &seen("n1", "Unknown"), &report(), every);
+    assert_eq!(corrected, Some(now + Duration::from_secs(10)), "the cluster gave the node up");
+    assert_eq!(with(|_| {}), Some(now + every));
+    assert_eq!(with(|report| report.state.network.changes += 1), Some(now + every), "does not show");
+    assert_eq!(with(|report| report.state.pressure = NodePressure::from_iter([])), Some(now + every), "nor does this");
+    assert_eq!(with(|report| report.state.runtime_ready = false), None);
+    assert_eq!(with(|report| report.state.pressure = NodePressure::from_iter([Pressure::Disk])), None);
+    assert_eq!(with(|report| report.state = on_network(&["192.0.2.9"])), None);
+    assert_eq!(with(|report| report.runtime_version = "2.2.0".to_owned()), None);
+    assert_eq!(with(|report| report.network_problem = Some("gone".to_owned())), None);
+}
+
+#[test]
+fn a_lease_is_renewed_at_a_quarter_of_its_duration() {
+    let duration = Duration::from_secs(40);
+    assert_eq!(renew_after(duration, 0), Duration::from_secs(10));
+    assert_eq!(renew_after(duration, 40), Duration::from_millis(10_400));
+    assert_eq!(renew_after(duration, 41), Duration::from_secs(10));
+    let lease = lease("edge1", "n1", duration, at(0));
+    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "n1");
+    assert_eq!(lease["metadata"]["namespace"], LEASE_NAMESPACE);
+    let spec =
+        json!({ "holderIdentity": "edge1", "leaseDurationSeconds": 40, "renewTime": "1970-01-01T00:00:00.000000Z" });
+    assert_eq!((&lease["spec"], &renewal("edge1", duration, at(0))["spec"]), (&spec, &spec));
+}
