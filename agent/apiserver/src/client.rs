@@ -1,0 +1,75 @@
+//! The connection to one apiserver.
+//!
+//! kube-rs brings the credentials and TLS; the layers around them are our own few, because its stack tries again by itself
+//! and logs each failure.
+
+use std::path::Path;
+use std::time::Duration;
+
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt as _};
+use serde_json::Value;
+use tower::ServiceBuilder;
+
+use crate::error::RequestError;
+use crate::kubeconfig;
+use crate::request::Request;
+
+/// How long a request may take, but for a watch: kubelet gives its heartbeats as long.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+/// A connection that is not used for so long is closed; renewals of the lease keep one open.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last one goes,
+/// they are closed.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) inner: kube::Client,
+}
+
+impl Client {
+    /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. Connects to nothing yet. Blocks;
+    /// within a runtime.
+    ///
+    /// # Errors
+    /// The credentials cannot be had.
+    pub fn open(path: &Path) -> Result<Self, RequestError> {
+        let (config, _) = kubeconfig::read(path)?;
+        let refused = |error: kube::Error| RequestError::Credentials(crate::error::chain(&error));
+        let auth = config.auth_layer().map_err(refused)?;
+        let mut connector = legacy::connect::HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_connect_timeout(Some(DEADLINE));
+        connector.set_nodelay(true);
+        let connector = config.rustls_https_connector_with_connector(connector).map_err(refused)?;
+        let client: legacy::Client<_, Body> = legacy::Builder::new(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(2)
+            .build(connector);
+        let service = ServiceBuilder::new()
+            .layer(config.base_uri_layer())
+            .option_layer(auth)
+            .map_err(tower::BoxError::from)
+            .service(client);
+        Ok(Self { inner: kube::Client::new(service, config.default_namespace) })
+    }
+
+    /// Sends a request, and reads the whole answer.
+    ///
+    /// # Errors
+    /// See [`RequestError`]. Whether the server has done it is not known after [`RequestError::Deadline`].
+    pub async fn send(&self, request: Request) -> Result<Value, RequestError> {
+        let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
+        let answered = tokio::time::timeout(DEADLINE, self.inner.request_text(request)).await;
+        let text = answered.map_err(|_| RequestError::Deadline(DEADLINE))??;
+        serde_json::from_str(&text).map_err(|error| RequestError::Unreadable(error.to_string()))
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Client")
+    }
+}

@@ -1,0 +1,159 @@
+//! Why a request failed, sorted by what helps.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use crate::kubeconfig::KubeconfigError;
+
+/// Why there is no answer, or none that was hoped for.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The node's own credentials cannot be read, or the program that prints them failed.
+    #[error("{0}")]
+    Credentials(String),
+    /// Nobody answers there.
+    #[error("{0}")]
+    Unreachable(String),
+    /// One side refuses the other's certificate.
+    #[error("{0}")]
+    Certificate(String),
+    /// No whole answer within that time.
+    #[error("no answer within {} s", .0.as_secs())]
+    Deadline(Duration),
+    /// The server answers that it did not do it.
+    #[error("{message} ({code})")]
+    Refused {
+        /// The HTTP status.
+        code: u16,
+        /// Kubernetes' word for it: `NotFound`, `Conflict`, `Forbidden`…
+        reason: String,
+        /// The server's message.
+        message: String,
+        /// How long it asks to wait before the next try.
+        retry_after: Option<Duration>,
+    },
+    /// The answer is not what Kubernetes answers.
+    #[error("unexpected answer: {0}")]
+    Unreadable(String),
+}
+
+impl RequestError {
+    /// The HTTP status of a refusal.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Refused { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether there is none of that name: 404.
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    /// Whether it is another one, or there is one already: 409.
+    pub fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    /// Whether the version that a watch is to begin at is too old: 410.
+    pub fn is_expired(&self) -> bool {
+        self.code() == Some(410)
+    }
+
+    /// How long the server asks to wait.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// A refusal.
+    pub(crate) fn refused(status: &kube::core::Status) -> Self {
+        let seconds = status.details.as_ref().map(|details| details.retry_after_seconds).filter(|seconds| *seconds > 0);
+        Self::Refused {
+            code: status.code,
+            reason: status.reason.clone(),
+            message: status.message.clone(),
+            retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
+        }
+    }
+}
+
+impl From<KubeconfigError> for RequestError {
+    fn from(error: KubeconfigError) -> Self {
+        Self::Credentials(error.to_string())
+    }
+}
+
+impl From<kube::Error> for RequestError {
+    fn from(error: kube::Error) -> Self {
+        match &error {
+            kube::Error::Api(status) => return Self::refused(status),
+            kube::Error::Auth(error) => return Self::Credentials(chain(error)),
+            kube::Error::SerdeError(error) => return Self::Unreadable(error.to_string()),
+            kube::Error::FromUtf8(error) => return Self::Unreadable(error.to_string()),
+            _ => {}
+        }
+        let (innermost, of_tls) = innermost(&error);
+        if of_tls { Self::Certificate(innermost) } else { Self::Unreachable(innermost) }
+    }
+}
+
+/// The innermost cause, which is the one that says something, and whether it is one of TLS.
+fn innermost(error: &(dyn Error + 'static)) -> (String, bool) {
+    let mut current = error;
+    loop {
+        if current.is::<rustls::Error>() {
+            return (current.to_string(), true);
+        }
+        // An io::Error does not name what it wraps as its source.
+        let wrapped = current.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let next = wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| current.source());
+        match next {
+            Some(next) => current = next,
+            None => return (current.to_string(), false),
+        }
+    }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Many errors repeat their cause.
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_cause_counts_through_io_errors() {
+        let tls = rustls::Error::InvalidCertificate(rustls::CertificateError::NotValidYet);
+        let wrapped = kube::Error::Service(Box::new(io::Error::other(io::Error::other(tls.clone()))));
+        assert!(matches!(RequestError::from(wrapped), RequestError::Certificate(said) if said == tls.to_string()));
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let text = refused.to_string();
+        let error = RequestError::from(kube::Error::Service(Box::new(io::Error::other(refused))));
+        assert!(matches!(error, RequestError::Unreachable(said) if said == text));
+    }
+
+    #[test]
+    fn a_status_of_the_server_is_kept() {
+        let status = kube::core::Status::failure("pods \"web\" not found", "NotFound").with_code(404);
+        let error = RequestError::from(kube::Error::Api(Box::new(status)));
+        assert!(error.is_not_found() && !error.is_conflict() && error.retry_after().is_none());
+        assert_eq!(error.to_string(), "pods \"web\" not found (404)");
+    }
+}

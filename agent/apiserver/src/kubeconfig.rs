@@ -1,0 +1,258 @@
+//! Kubeconfig files, checked in full: whoever wrote one is told the file, the field and what to do.
+
+use std::path::{Path, PathBuf};
+
+use kube::config::{AuthInfo, Cluster, Config, Kubeconfig};
+
+/// What is wrong with a kubeconfig.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {field}{message}", path.display())]
+pub struct KubeconfigError {
+    path: PathBuf,
+    /// The field with `: `; empty when it is the file itself.
+    field: String,
+    message: String,
+}
+
+impl KubeconfigError {
+    fn file(path: &Path, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), field: String::new(), message: message.into() }
+    }
+
+    fn field(path: &Path, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), field: format!("{}: ", field.into()), message: message.into() }
+    }
+}
+
+/// The server that the file's current context leads to: its URL. Reads all files that the kubeconfig names; connects to
+/// nothing and runs nothing. Blocks.
+///
+/// # Errors
+/// The first thing that is wrong, with file, field and remedy.
+pub fn check(path: &Path) -> Result<String, KubeconfigError> {
+    let (config, server) = read(path)?;
+    drop(config);
+    Ok(server)
+}
+
+/// The settings of a client, and the server's URL. Blocks.
+pub(crate) fn read(path: &Path) -> Result<(Config, String), KubeconfigError> {
+    std::fs::metadata(path).map_err(|error| KubeconfigError::file(path, remedy_of_file(&error)))?;
+    let kubeconfig = Kubeconfig::read_from(path)
+        .map_err(|error| KubeconfigError::file(path, format!("is no kubeconfig: {}", one_line(&error))))?;
+    let (cluster, user) = current(path, &kubeconfig)?;
+    let server = check_cluster(path, &cluster)?;
+    if let Some((name, user)) = user {
+        check_user(path, &name, &user)?;
+    }
+    let mut config = Config::try_from(kubeconfig).map_err(|error| KubeconfigError::file(path, one_line(&error)))?;
+    // Whoever sends a request decides about the next try.
+    config.default_retry = false;
+    Ok((config, server))
+}
+
+fn remedy_of_file(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            "there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig".to_owned()
+        }
+        _ => format!("cannot be read: {error}"),
+    }
+}
+
+/// The cluster and the user of the current context, the latter with its name.
+fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, AuthInfo)>), KubeconfigError> {
+    let name = file.current_context.as_deref().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| {
+        KubeconfigError::field(path, "current-context", "is not set; name one of the contexts of the file")
+    })?;
+    let context = file.contexts.iter().find(|named| named.name == name).and_then(|named| named.context.clone());
+    let context = context.ok_or_else(|| {
+        let known: Vec<&str> = file.contexts.iter().map(|named| named.name.as_str()).collect();
+        let message = format!("{name:?} is none of the contexts of the file: {}", known.join(", "));
+        KubeconfigError::field(path, "current-context", message)
+    })?;
+    let cluster = file.clusters.iter().find(|named| named.name == context.cluster);
+    let cluster = cluster.and_then(|named| named.cluster.clone()).ok_or_else(|| {
+        let message = format!("{:?} is none of the clusters of the file", context.cluster);
+        KubeconfigError::field(path, format!("contexts[{name}].context.cluster"), message)
+    })?;
+    let Some(user) = context.user.filter(|user| !user.is_empty()) else { return Ok((cluster, None)) };
+    let found = file.auth_infos.iter().find(|named| named.name == user).and_then(|named| named.auth_info.clone());
+    match found {
+        Some(found) => Ok((cluster, Some((user, found)))),
+        None => {
+            let message = format!("{user:?} is none of the users of the file");
+            Err(KubeconfigError::field(path, format!("contexts[{name}].context.user"), message))
+        }
+    }
+}
+
+fn check_cluster(path: &Path, cluster: &Cluster) -> Result<String, KubeconfigError> {
+    let server = cluster.server.clone().filter(|server| !server.is_empty()).ok_or_else(|| {
+        KubeconfigError::field(path, "cluster.server", "is not set; it is a URL such as https://10.0.0.1:6443")
+    })?;
+    let url = server.parse::<hyper::Uri>().ok().filter(|url| {
+        matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some_and(|host| !host.is_empty())
+    });
+    if url.is_none() {
+        let message = format!("{server:?} is not a URL such as https://10.0.0.1:6443");
+        return Err(KubeconfigError::field(path, "cluster.server", message));
+    }
+    if cluster.proxy_url.is_some() {
+        return Err(KubeconfigError::field(
+            path,
+            "cluster.proxy-url",
+            "is not supported yet; reach the server directly",
+        ));
+    }
+    if cluster.certificate_authority_data.is_none()
+        && let Some(file) = &cluster.certificate_authority
+    {
+        readable(path, "cluster.certificate-authority", file)?;
+    }
+    Ok(server)
+}
+
+fn check_user(path: &Path, name: &str, user: &AuthInfo) -> Result<(), KubeconfigError> {
+    let field = |field: &str| format!("users[{name}].user.{field}");
+    let certificate = user.client_certificate.is_some() || user.client_certificate_data.is_some();
+    let key = user.client_key.is_some() || user.client_key_data.is_some();
+    match (certificate, key) {
+        (true, false) => {
+            return Err(KubeconfigError::field(path, field("client-key"), "is not set; the certificate needs its key"));
+        }
+        (false, true) => {
+            let message = "is not set; the key needs its certificate";
+            return Err(KubeconfigError::field(path, field("client-certificate"), message));
+        }
+        _ => {}
+    }
+    if user.auth_provider.is_some() {
+        let message = "is not supported; use a client certificate, a token, a tokenFile or exec";
+        return Err(KubeconfigError::field(path, field("auth-provider"), message));
+    }
+    let files = [
+        ("client-certificate", &user.client_certificate, user.client_certificate_data.is_some()),
+        ("client-key", &user.client_key, user.client_key_data.is_some()),
+        ("tokenFile", &user.token_file, false),
+    ];
+    for (name, file, has_data) in files {
+        if let Some(file) = file.as_ref().filter(|_| !has_data) {
+            readable(path, &field(name), file)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file that the kubeconfig names can be read.
+fn readable(path: &Path, field: &str, file: &str) -> Result<(), KubeconfigError> {
+    let text = std::fs::read(file)
+        .map_err(|error| KubeconfigError::field(path, field, format!("{file} cannot be read: {error}")))?;
+    if text.is_empty() {
+        return Err(KubeconfigError::field(path, field, format!("{file} is empty")));
+    }
+    Ok(())
+}
+
+/// An error without the excerpt of the file that some have: it may show a token.
+fn one_line(error: &dyn std::error::Error) -> String {
+    let text = crate::error::chain(error);
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = "apiVersion: v1\nkind: Config\ncurrent-context: edge\n\
+        contexts: [{name: edge, context: {cluster: lab, user: node}}]\n\
+        clusters: [{name: lab, cluster: {server: https://192.0.2.1:6443}}]\n\
+        users: [{name: node, user: {token: secret-token}}]\n";
+
+    fn told(text: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubeconfig");
+        std::fs::write(&path, text).unwrap();
+        match check(&path) {
+            Ok(server) => server,
+            Err(error) => error.to_string().replace(&format!("{}/", dir.path().display()), ""),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_file_field_and_remedy() {
+        let table = [
+            ("edge\n", "edge\n", "https://192.0.2.1:6443"),
+            (
+                "current-context: edge\n",
+                "",
+                "kubeconfig: current-context: is not set; name one of the contexts of the file",
+            ),
+            (
+                "current-context: edge",
+                "current-context: far",
+                "kubeconfig: current-context: \"far\" is none of the contexts of the file: edge",
+            ),
+            (
+                "cluster: lab",
+                "cluster: none",
+                "kubeconfig: contexts[edge].context.cluster: \"none\" is none of the clusters of the file",
+            ),
+            (
+                "user: node",
+                "user: none",
+                "kubeconfig: contexts[edge].context.user: \"none\" is none of the users of the file",
+            ),
+            (
+                "https://192.0.2.1:6443",
+                "''",
+                "kubeconfig: cluster.server: is not set; it is a URL such as https://10.0.0.1:6443",
+            ),
+            (
+                "https://192.0.2.1:6443",
+                "192.0.2.1:6443",
+                "kubeconfig: cluster.server: \"192.0.2.1:6443\" is not a URL such as https://10.0.0.1:6443",
+            ),
+            (
+                "6443}",
+                "6443, proxy-url: http://p}",
+                "kubeconfig: cluster.proxy-url: is not supported yet; reach the server directly",
+            ),
+            (
+                "6443}",
+                "6443, certificate-authority: ca.crt}",
+                "kubeconfig: cluster.certificate-authority: ca.crt cannot be read: No such file or directory (os error 2)",
+            ),
+            (
+                "token: secret-token",
+                "tokenFile: token",
+                "kubeconfig: users[node].user.tokenFile: token cannot be read: No such file or directory (os error 2)",
+            ),
+            (
+                "token: secret-token",
+                "client-certificate-data: YQ==",
+                "kubeconfig: users[node].user.client-key: is not set; the certificate needs its key",
+            ),
+            (
+                "token: secret-token",
+                "client-key-data: YQ==",
+                "kubeconfig: users[node].user.client-certificate: is not set; the key needs its certificate",
+            ),
+        ];
+        for (from, to, expected) in table {
+            assert_eq!(told(&WHOLE.replace(from, to)), expected, "{to}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_kubeconfig_is_told_without_its_content() {
+        let said = told(&WHOLE.replace("contexts: [", "contexts: ["));
+        assert_eq!(said, "https://192.0.2.1:6443");
+        let said = told("current-context: [secret-token\n");
+        assert!(said.starts_with("kubeconfig: is no kubeconfig: ") && !said.contains("secret-token"), "{said}");
+        let missing = check(Path::new("/nowhere/kubeconfig")).unwrap_err().to_string();
+        assert!(missing.starts_with("/nowhere/kubeconfig: there is no such file; "), "{missing}");
+    }
+}

@@ -1,0 +1,14 @@
+//! limpet's client of an apiserver: credentials from a kubeconfig, requests with deadlines, watches.
+//!
+//! Without policy: what is sent, when, and what an answer means for the node is decided elsewhere. Documents are JSON
+//! values: this crate knows paths and verbs, and no fields.
+
+pub mod client;
+pub mod error;
+pub mod kubeconfig;
+pub mod request;
+pub mod watch;
+
+pub use client::Client;
+pub use error::RequestError;
+pub use request::{Request, Resource};

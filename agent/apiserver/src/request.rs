@@ -1,0 +1,207 @@
+//! The requests that a node makes: their paths, verbs and bodies.
+
+use std::fmt::Write as _;
+
+use hyper::http;
+use serde_json::Value;
+
+/// What a request is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resource {
+    /// All Nodes.
+    Nodes,
+    /// One Node.
+    Node(String),
+    /// The status of a Node.
+    NodeStatus(String),
+    /// All Leases of a namespace.
+    Leases(String),
+    /// One Lease: namespace and name.
+    Lease(String, String),
+    /// The Pods of every namespace.
+    AllPods,
+    /// The Pods of one namespace.
+    Pods(String),
+    /// One Pod: namespace and name.
+    Pod(String, String),
+    /// The status of a Pod: namespace and name.
+    PodStatus(String, String),
+    /// All Events of a namespace.
+    Events(String),
+    /// One Event: namespace and name.
+    Event(String, String),
+}
+
+impl Resource {
+    /// Its kind, for metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Nodes | Self::Node(_) => "nodes",
+            Self::NodeStatus(_) => "nodes/status",
+            Self::Leases(_) | Self::Lease(..) => "leases",
+            Self::AllPods | Self::Pods(_) | Self::Pod(..) => "pods",
+            Self::PodStatus(..) => "pods/status",
+            Self::Events(_) | Self::Event(..) => "events",
+        }
+    }
+
+    /// Its path. Names of Kubernetes need no escapes.
+    fn path(&self) -> String {
+        match self {
+            Self::Nodes => "/api/v1/nodes".to_owned(),
+            Self::Node(name) => format!("/api/v1/nodes/{name}"),
+            Self::NodeStatus(name) => format!("/api/v1/nodes/{name}/status"),
+            Self::Leases(namespace) => format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"),
+            Self::Lease(namespace, name) => {
+                format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+            }
+            Self::AllPods => "/api/v1/pods".to_owned(),
+            Self::Pods(namespace) => format!("/api/v1/namespaces/{namespace}/pods"),
+            Self::Pod(namespace, name) => format!("/api/v1/namespaces/{namespace}/pods/{name}"),
+            Self::PodStatus(namespace, name) => format!("/api/v1/namespaces/{namespace}/pods/{name}/status"),
+            Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
+            Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),
+        }
+    }
+}
+
+/// How a patch is to be applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PatchType {
+    /// RFC 7386.
+    Merge,
+    /// Kubernetes' own: lists are merged by key.
+    Strategic,
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The HTTP method.
+    pub method: http::Method,
+    /// What it is about.
+    pub resource: Resource,
+    query: String,
+    content_type: &'static str,
+    body: Option<Value>,
+}
+
+impl Request {
+    fn new(method: http::Method, resource: Resource, body: Option<Value>) -> Self {
+        Self { method, resource, query: String::new(), content_type: "application/json", body }
+    }
+
+    /// Reads all that match the field selector.
+    pub fn list(resource: Resource, fields: &str) -> Self {
+        let mut request = Self::new(http::Method::GET, resource, None);
+        request.query = format!("?fieldSelector={}", escaped(fields));
+        request
+    }
+
+    /// Watches all that match the field selector, from that version on, for so many seconds.
+    pub(crate) fn watch(resource: Resource, fields: &str, version: &str, seconds: u64) -> Self {
+        let mut request = Self::list(resource, fields);
+        let version = escaped(version);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            request.query,
+            "&watch=true&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={seconds}"
+        );
+        request
+    }
+
+    /// Creates.
+    pub fn create(resource: Resource, body: Value) -> Self {
+        Self::new(http::Method::POST, resource, Some(body))
+    }
+
+    /// Patches.
+    pub fn patch(resource: Resource, patch: PatchType, body: Value) -> Self {
+        let mut request = Self::new(http::Method::PATCH, resource, Some(body));
+        request.content_type = match patch {
+            PatchType::Merge => "application/merge-patch+json",
+            PatchType::Strategic => "application/strategic-merge-patch+json",
+        };
+        request
+    }
+
+    /// Deletes the one of that UID, without a period of grace.
+    pub fn delete_now(resource: Resource, uid: &str) -> Self {
+        let options = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": { "uid": uid },
+        });
+        Self::new(http::Method::DELETE, resource, Some(options))
+    }
+
+    /// As HTTP has it.
+    pub(crate) fn into_http(self) -> Result<http::Request<Vec<u8>>, http::Error> {
+        let request = http::Request::builder()
+            .method(self.method)
+            .uri(format!("{}{}", self.resource.path(), self.query))
+            .header(http::header::ACCEPT, "application/json")
+            .header(http::header::USER_AGENT, concat!("limpet/", env!("CARGO_PKG_VERSION")));
+        match self.body {
+            None => request.body(Vec::new()),
+            Some(body) => {
+                request.header(http::header::CONTENT_TYPE, self.content_type).body(body.to_string().into_bytes())
+            }
+        }
+    }
+}
+
+/// A value of a query.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => escaped.push(char::from(byte)),
+            // Writing to a String cannot fail.
+            _ => drop(write!(escaped, "%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn requests_as_http_has_them() {
+        let text = |text: &str| text.to_owned();
+        let pod = || Resource::PodStatus(text("lab"), text("web-edge1"));
+        let table = [
+            (
+                Request::watch(Resource::AllPods, "spec.nodeName=edge1", "17", 300),
+                "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&allowWatchBookmarks=true&resourceVersion=17&timeoutSeconds=300",
+                None,
+            ),
+            (
+                Request::patch(pod(), PatchType::Strategic, json!({})),
+                "PATCH /api/v1/namespaces/lab/pods/web-edge1/status",
+                Some("application/strategic-merge-patch+json"),
+            ),
+            (
+                Request::create(Resource::Leases(text("kube-node-lease")), json!({})),
+                "POST /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases",
+                Some("application/json"),
+            ),
+        ];
+        for (request, line, content_type) in table {
+            let http = request.into_http().unwrap();
+            assert_eq!(format!("{} {}", http.method(), http.uri()), line);
+            let header = http.headers().get("content-type").map(|value| value.to_str().unwrap());
+            assert_eq!(header, content_type, "{line}");
+        }
+        let delete = Request::delete_now(Resource::Pod(text("lab"), text("web")), "u1").into_http().unwrap();
+        let options: Value = serde_json::from_slice(delete.body()).unwrap();
+        assert_eq!((&options["gracePeriodSeconds"], &options["preconditions"]), (&json!(0), &json!({ "uid": "u1" })));
+        assert_eq!((pod().kind(), Resource::AllPods.kind()), ("pods/status", "pods"));
+    }
+}

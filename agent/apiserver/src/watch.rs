@@ -1,0 +1,76 @@
+//! Watches: the changes of what a selector matches, as they happen.
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use kube::core::WatchEvent;
+use serde_json::Value;
+
+use crate::client::{Client, DEADLINE};
+use crate::error::RequestError;
+use crate::request::{Request, Resource};
+
+/// One change.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// An object is new, or was changed: this is how it is now.
+    Stored(Value),
+    /// An object is gone: this is how it was.
+    Deleted(Value),
+    /// Nothing changed; the watch has come to this version.
+    Bookmark(String),
+}
+
+impl Change {
+    /// The version that a watch may begin at after it.
+    pub fn version(&self) -> Option<&str> {
+        match self {
+            Self::Stored(object) | Self::Deleted(object) => object["metadata"]["resourceVersion"].as_str(),
+            Self::Bookmark(version) => Some(version),
+        }
+    }
+}
+
+/// The changes that a server tells, until it ends the watch.
+pub struct Watch(BoxStream<'static, Result<Change, RequestError>>);
+
+impl Watch {
+    /// The next change; `None` at the end. Cancel safe.
+    pub async fn next(&mut self) -> Option<Result<Change, RequestError>> {
+        self.0.next().await
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
+impl Client {
+    /// Watches what matches the field selector, from `version` on. The server ends it after `limit`.
+    ///
+    /// # Errors
+    /// As for every request; [`RequestError::is_expired`] asks for a new list.
+    pub async fn watch(
+        &self,
+        resource: Resource,
+        fields: &str,
+        version: &str,
+        limit: Duration,
+    ) -> Result<Watch, RequestError> {
+        let request = Request::watch(resource, fields, version, limit.as_secs());
+        let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
+        let begun = tokio::time::timeout(DEADLINE, self.inner.request_events::<Value>(request)).await;
+        let events = begun.map_err(|_| RequestError::Deadline(DEADLINE))??;
+        let changes = events.map(|event| match event {
+            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Ok(Change::Stored(object)),
+            Ok(WatchEvent::Deleted(object)) => Ok(Change::Deleted(object)),
+            Ok(WatchEvent::Bookmark(bookmark)) => Ok(Change::Bookmark(bookmark.metadata.resource_version)),
+            Ok(WatchEvent::Error(status)) => Err(RequestError::refused(&status)),
+            Err(error) => Err(error.into()),
+        });
+        Ok(Watch(changes.boxed()))
+    }
+}
