@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::apiserver::{self, Link};
 use crate::attribution::Feed;
 use crate::clock;
 use crate::config::Config;
@@ -52,7 +53,7 @@ use limpet_containerd::event_stream;
 use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
-use limpet_core::node_state::NodeNetwork;
+use limpet_core::node_state::{NodeNetwork, NodeState};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
@@ -63,6 +64,7 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use listeners::start_listeners;
+use limpet_model::source::SourceKind;
 use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
 use shortage::{Shortages, evictor};
@@ -123,6 +125,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         None => None,
     };
     let node_name: Arc<str> = Arc::from(node.name.as_str());
+    let facts = node.clone();
     let executor = Arc::new(executor(&shared, node).await?);
     watch_node_files(&shared, &executor.images);
     follow_networks(&shared, follower);
@@ -147,7 +150,9 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     let (evictor, shortages) = evictor(&shared, &executor, &sources);
-    supervise(&shared, &executor, &sources, heartbeat, offer, shortages);
+    let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages);
+    let kinds = sources.iter().map(|source| source.kind()).collect();
+    let cluster = join_cluster(&shared, facts, kinds, node_state);
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     shared.tasks.spawn(evictor.run(stop.clone()));
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
@@ -158,6 +163,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         desired: shared.desired.clone(),
         observed: shared.observed.clone(),
         sources: Arc::clone(&sources),
+        cluster,
         pusher,
         observer,
         events: shared.events.clone(),
@@ -350,7 +356,7 @@ fn supervise(
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
     Shortages { pressure, evictions }: Shortages,
-) {
+) -> watch::Receiver<NodeState> {
     let followed: Arc<Followed> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
     let (lifecycle_events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
@@ -375,6 +381,31 @@ fn supervise(
     };
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());
+    let node_state = supervisor.node_state();
     let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, heartbeat };
     shared.tasks.spawn(supervisor.run(intake));
+    node_state
+}
+
+/// With a kubeconfig, takes part in its cluster. Nothing waits for it.
+fn join_cluster(
+    shared: &Shared,
+    facts: NodeFacts,
+    sources: Vec<SourceKind>,
+    node_state: watch::Receiver<NodeState>,
+) -> Option<Link> {
+    let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
+    let inputs = apiserver::Inputs {
+        config: Arc::clone(&shared.config),
+        facts,
+        observed: shared.observed.clone(),
+        desired: shared.desired.clone(),
+        sources,
+        events: shared.events.clone(),
+        node_state,
+        network: shared.backends.network.subscribe(),
+        containerd: shared.backends.client.clone(),
+    };
+    shared.tasks.spawn(apiserver::run(link.clone(), inputs, shared.stop.clone()));
+    Some(link)
 }

@@ -2,6 +2,7 @@
 //!
 //! `Config` is validated in full before the first side effect; later code uses it without further checks.
 
+mod cluster;
 mod flags;
 mod keys;
 mod quantity;
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use limpet_bpf::GuardMode;
 
+pub use cluster::ClusterSettings;
 pub use flags::RunFlags;
 pub use read::load;
 pub use server::{AuthorizationMode, ServerSettings};
@@ -154,6 +156,8 @@ pub struct Config {
     pub socket_allowed_pods: Vec<PodKey>,
     /// `manifestGuard` and the related settings.
     pub guard: GuardSettings,
+    /// `--kubeconfig` and the related settings.
+    pub cluster: ClusterSettings,
     /// `--socket` or `LIMPET_SOCKET`, absolute; `None`: `limpet.sock` in the run directory.
     pub socket: Option<PathBuf>,
     /// `--config`, absolute.
@@ -203,6 +207,7 @@ impl Default for Config {
             ignore_other_agents: false,
             socket_allowed_pods: Vec::new(),
             guard: GuardSettings::default(),
+            cluster: ClusterSettings::default(),
             socket: None,
             file: None,
         }

@@ -16,6 +16,7 @@ use axum::middleware::from_fn_with_state;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
+use crate::apiserver::Link;
 use crate::config::Config;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
@@ -55,9 +56,6 @@ use local::LocalRoutes;
 pub use sources::{SourceView, Sources};
 use tls::Tls;
 
-/// The version of Kubernetes' Pod API the agent is built with.
-pub const POD_API: &str = "v1.37";
-
 /// What every handler reads. Clones share everything.
 #[derive(Clone)]
 pub struct ServerState {
@@ -77,6 +75,8 @@ pub struct ServerState {
     pub pusher: Pusher,
     /// Finds the pod of a process that connects.
     pub observer: Arc<dyn WatchObserver>,
+    /// The connection to the apiserver; `None` in no cluster.
+    pub cluster: Option<Link>,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
     /// Whether the agent is alive and ready.

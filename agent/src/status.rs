@@ -3,3 +3,6 @@
 pub mod event;
 pub mod metrics;
 pub mod rejection;
+
+/// The version of Kubernetes' Pod API the agent is built with.
+pub const POD_API: &str = "v1.37";

@@ -115,6 +115,8 @@ pub struct Settings {
     pub cni_plugins: Vec<PathBuf>,
     /// containerd's snapshotter.
     pub snapshotter: &'static str,
+    /// Further flags of `limpet run`.
+    pub flags: Vec<String>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
@@ -301,7 +303,7 @@ impl Agent {
         };
         command.args(["run", "--hostname-override", &self.settings.node_name]);
         command.args(["--v", &self.settings.verbosity.to_string(), "--config"]).arg(self.settings.config());
-        command.env("RUST_BACKTRACE", "1");
+        command.args(&self.settings.flags).env("RUST_BACKTRACE", "1");
         if let Ok(path) = std::env::join_paths(tools::search_path()) {
             command.env("PATH", path);
         }

@@ -14,7 +14,7 @@ use crate::{tools, wait};
 
 const TOKEN: &str = "limpet";
 /// etcd and the apiserver make their tables and certificates at the first start.
-const FIRST_START: Duration = Duration::from_secs(180);
+pub(crate) const FIRST_START: Duration = Duration::from_secs(180);
 
 /// A running apiserver.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Apiserver {
 
 /// Its store, with the ports it has.
 #[derive(Debug)]
-struct Etcd {
+pub(crate) struct Etcd {
     _daemon: Daemon,
     _ports: [Port; 2],
 }
@@ -93,7 +93,7 @@ impl Apiserver {
 }
 
 /// etcd, and where it answers.
-fn etcd(dir: &Path) -> Result<(Etcd, String)> {
+pub(crate) fn etcd(dir: &Path) -> Result<(Etcd, String)> {
     let program = tools::etcd().context("no etcd here; run: cargo xtask apiserver")?;
     let ports = [Port::claim()?, Port::claim()?];
     let [client, peer] = ports.each_ref().map(|port| format!("http://127.0.0.1:{}", port.number));

@@ -8,6 +8,7 @@ pub mod agent;
 pub mod apiserver;
 pub mod cgroup;
 pub mod claim;
+pub mod cluster;
 pub mod cni;
 pub mod containerd;
 pub mod contender;

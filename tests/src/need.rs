@@ -58,6 +58,9 @@ pub(crate) fn lacks(options: &NodeOptions) -> Option<&'static str> {
     if tools::on_path("runc").is_none() {
         return Some("no runc; run: cargo xtask setup");
     }
+    if options.cluster && (tools::kube_apiserver().is_none() || tools::etcd().is_none()) {
+        return Some("no kube-apiserver or no etcd; run: cargo xtask apiserver");
+    }
     (options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
 }
 

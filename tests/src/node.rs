@@ -34,6 +34,8 @@ pub struct NodeOptions {
     pub containerd_choice: Option<String>,
     /// Whether the agent runs at boot.
     pub agent: bool,
+    /// Whether the test wants a cluster, see [`crate::cluster`].
+    pub cluster: bool,
     /// Whether containerd's CRI plugin is enabled beside the agent, with the node's network and a sandbox image.
     pub cri: bool,
     /// containerd's snapshotter.
@@ -61,6 +63,7 @@ impl Default for NodeOptions {
             containerd: true,
             containerd_choice: None,
             agent: true,
+            cluster: false,
             cri: false,
             snapshotter: "overlayfs",
             images: true,
@@ -145,6 +148,7 @@ impl TestNode {
             verbosity: options.verbosity,
             cni_plugins: cni::plugin_dirs(),
             snapshotter: options.snapshotter,
+            flags: Vec::new(),
             kubelet: options.kubelet.clone(),
             limpet: options.limpet.clone(),
         };

@@ -81,8 +81,14 @@ pub fn registry() -> Option<PathBuf> {
     on_path("docker-registry").or_else(|| in_package("docker-registry", "usr/bin/docker-registry"))
 }
 
-/// The apiserver that `cargo xtask apiserver` has built, the newest one.
+/// Names the kube-apiserver of the tests.
+pub const APISERVER_VARIABLE: &str = "LIMPET_TEST_APISERVER";
+
+/// The apiserver that the environment names, or else the newest one that `cargo xtask apiserver` has built.
 pub fn kube_apiserver() -> Option<PathBuf> {
+    if let Some(path) = env::var_os(APISERVER_VARIABLE).filter(|path| !path.is_empty()) {
+        return Some(PathBuf::from(path)).filter(|path| path.is_file());
+    }
     in_package("kubernetes", "kube-apiserver")
 }
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use limpet_tests::{agent, need, sweep, tools, vm};
 
-use crate::{apt, cargo, dist, setup, test_kernels, vm_image};
+use crate::{apt, cargo, dist, kubernetes, setup, test_kernels, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -32,6 +32,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         if let Err(error) = setup::with_containerd_2() {
             eprintln!("without containerd 2: {error:#}");
+        }
+        match kubernetes::apiserver() {
+            Ok(program) => drop(command.env(tools::APISERVER_VARIABLE, program)),
+            Err(error) => eprintln!("without a kube-apiserver: {error:#}"),
         }
         // One failure does not hide the others. There are no doc tests.
         command.args(["--workspace", "--tests", "--no-fail-fast"]);

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use containerd_client::services::v1::version_client::VersionClient;
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -75,6 +76,15 @@ impl Client {
     /// The socket's path.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// containerd's version, without a `v` before it.
+    ///
+    /// # Errors
+    /// containerd does not answer.
+    pub async fn version(&self) -> Result<String, tonic::Status> {
+        let answer = VersionClient::new(self.channel()).version(self.call("Version.Version", ())).await?;
+        Ok(answer.into_inner().version.trim_start_matches('v').to_owned())
     }
 
     /// A request in the `k8s.io` namespace with the usual deadline.

@@ -59,6 +59,7 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
 fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
     let (state, tone) = match source.health.as_str() {
         "good" if source.detail.is_empty() => ("ready".to_owned(), Tone::Good),
+        "good" if source.source == "api" => (format!("online ({})", source.detail), Tone::Good),
         "good" if source.source == "http" => (format!("good ({})", source.detail), Tone::Good),
         "good" => (format!("watching ({})", source.detail), Tone::Good),
         "starting" => ("starting".to_owned(), Tone::Warn),

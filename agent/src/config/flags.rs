@@ -26,6 +26,18 @@ pub struct RunFlags {
     /// How often the URL is requested [default: 20s]
     #[arg(long, value_name = "DURATION")]
     pub http_check_frequency: Option<String>,
+    /// Kubeconfig of the cluster that this node is to be part of; without it the node is in none
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Whether the node makes its own Node object [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub register_node: Option<bool>,
+    /// Labels the node registers with: key=value[,key=value...]; may be repeated
+    #[arg(long, value_name = "LABELS", value_delimiter = ',')]
+    pub node_labels: Vec<String>,
+    /// Taints the node registers with: key[=value]:effect[,key[=value]:effect...]; may be repeated
+    #[arg(long, value_name = "TAINTS", value_delimiter = ',')]
+    pub register_with_taints: Vec<String>,
     /// Directory for state that survives a reboot [default: /var/lib/limpet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,

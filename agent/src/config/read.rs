@@ -1,5 +1,6 @@
 //! From flags and file to one `Config`: parses with positions, checks every key and value, reports all errors.
 
+mod cluster;
 mod devices;
 mod documents;
 mod eviction;
@@ -200,6 +201,7 @@ impl Judge {
         if let Err(mistake) = self.url.flags(flags) {
             self.error(None, "--manifest-url-header", mistake);
         }
+        self.cluster_flags(flags, &mut config.cluster);
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;
         }

@@ -87,6 +87,16 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// The maps of the list at `key`, each with its position.
+    pub(super) fn maps(&self, key: &str) -> Vec<(Map<'a>, Position)> {
+        let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
+        let maps = nodes.iter().filter_map(|node| match &node.value {
+            Value::Map(entries) => Some((Map { entries }, node.position)),
+            _ => None,
+        });
+        maps.collect()
+    }
+
     pub(super) fn texts(&self, key: &str) -> Vec<(&'a str, Position)> {
         let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
         let texts = nodes.iter().filter_map(|node| match &node.value {

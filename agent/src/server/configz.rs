@@ -10,6 +10,7 @@ use super::ServerState;
 use crate::config::{Config, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, EvictionPolicy};
+use limpet_core::node_object::NodeTaint;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 
@@ -60,6 +61,7 @@ fn document(config: &Config) -> Value {
         (name.clone(), json!({ "paths": paths, "exclusive": exclusive, "permissions": permissions }))
     };
     let (eviction, server) = (Eviction::of(&config.eviction), &config.server);
+    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
     let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
     let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
     let mut document = json!({
@@ -93,10 +95,15 @@ fn document(config: &Config) -> Value {
             "evictionMinimumReclaim": eviction.reclaim,
             "evictionPressureTransitionPeriod": format!("{}s", config.eviction.transition.as_secs_f64()),
             "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
+            "registerNode": config.cluster.register,
+            "registerWithTaints": config.cluster.taints.iter().map(taint).collect::<Vec<_>>(),
+            "nodeStatusReportFrequency": format!("{}s", config.cluster.report_every.as_secs_f64()),
+            "nodeLeaseDurationSeconds": config.cluster.lease_duration.as_secs(),
             "logging": { "verbosity": config.verbosity },
         },
         "limpetconfig": {
             "hostnameOverride": config.hostname_override,
+            "kubeconfig": config.cluster.kubeconfig,
             "rootDirectory": config.root_dir,
             "runDirectory": config.run_dir,
             "socket": config.socket(),

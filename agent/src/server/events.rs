@@ -54,6 +54,6 @@ struct Items<'a> {
 
 impl Serialize for Items<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.events.iter().map(|event| view::event(event, self.node)))
+        serializer.collect_seq(self.events.iter().map(|event| event.as_kubernetes(self.node)))
     }
 }

@@ -4,7 +4,8 @@ use super::authorization::Permission::Read;
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::routes::Routes;
-use super::{POD_API, ServerState, api, events, pods};
+use super::{ServerState, api, events, pods};
+use crate::status::POD_API;
 
 /// limpet's own routes.
 pub struct LocalRoutes(pub(super) Routes);

@@ -49,7 +49,8 @@ pub(super) async fn entries(State(state): State<ServerState>, Query(query): Quer
     }
     let sources = state.sources.views();
     let desired = state.desired.load();
-    let rows = view::rows(&state.observed.load(), &sources, &desired);
+    let mut rows = view::rows(&state.observed.load(), &sources, &desired);
+    view::remark_refused(&mut rows, state.cluster.as_ref());
     json(&PodsDocument {
         pods: rows.values().map(|row| row.entry(&state.node_name)).collect(),
         sources: sources.iter().map(|source| view::source(source, &desired)).collect(),
@@ -69,7 +70,8 @@ pub(super) async fn describe(
 ) -> Response {
     let sources = state.sources.views();
     let desired = state.desired.load();
-    let rows = view::rows(&state.observed.load(), &sources, &desired);
+    let mut rows = view::rows(&state.observed.load(), &sources, &desired);
+    view::remark_refused(&mut rows, state.cluster.as_ref());
     let key = PodKey::new(namespace, name);
     // The page is useful without the history; the source's log reports what is wrong with the database.
     let history = read_history(&state, &key).await.unwrap_or_default();
@@ -117,7 +119,9 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
         SourceDocument { remark, ..view::source(view, &desired) }
     };
-    json(&state.sources.views().iter().map(document).collect::<Vec<SourceDocument>>())
+    let mut documents: Vec<SourceDocument> = state.sources.views().iter().map(document).collect();
+    documents.extend(state.cluster.as_ref().map(|link| view::cluster(&link.view())));
+    json(&documents)
 }
 
 /// The page for Prometheus.

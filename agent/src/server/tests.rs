@@ -77,6 +77,7 @@ fn fixture(name: &str) -> Fixture {
     };
     let (health, heartbeat) = Health::new();
     let state = ServerState {
+        cluster: None,
         node_name: "edge1".into(),
         config: Arc::default(),
         desired: Desired::default(),

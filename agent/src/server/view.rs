@@ -4,9 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{
-    Container, ContainerStatus, Event as KubeEvent, EventSource, ObjectReference, PodSpec, PodStatus,
-};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Serialize;
 
@@ -15,7 +14,9 @@ use super::document::{
     SourceDocument,
 };
 use super::sources::SourceView;
-use crate::status::event::{Event, EventType};
+use crate::apiserver::{ClusterView, Link};
+use crate::status::event::Event;
+use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Health, Rejection};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
@@ -87,6 +88,43 @@ pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &De
         duplicates.iter().for_each(|duplicate| row.remark(claim_remark(key, duplicate)));
     }
     rows
+}
+
+/// Remarks on the pods that the apiserver does not show.
+pub(super) fn remark_refused(rows: &mut BTreeMap<PodKey, Row>, cluster: Option<&Link>) {
+    for (key, why) in cluster.map(|link| link.view().refused).unwrap_or_default() {
+        if let Some(row) = rows.get_mut(&key) {
+            row.remark(why);
+        }
+    }
+}
+
+/// The server as a source is shown: Pods of its own are none of it yet.
+pub(super) fn cluster(view: &ClusterView) -> SourceDocument {
+    let ClusterView { server, state, last_online, mirrors, api_pods, refused } = view;
+    let (health, detail, last_good) = match state {
+        Connectivity::Connecting => ("starting", String::new(), None),
+        Connectivity::Online { .. } => ("good", format!("{mirrors} mirror pods"), Some(Timestamp::now())),
+        Connectivity::Offline { cause, message, .. } => ("unavailable", format!("{cause}: {message}"), *last_online),
+    };
+    let mut remarks = Vec::new();
+    if *api_pods > 0 {
+        remarks.push(format!("{api_pods} pods of the apiserver are bound to this node; limpet does not run them yet"));
+    }
+    remarks.extend(refused.iter().map(|(key, why)| format!("{key}: {why}")));
+    SourceDocument {
+        source: SourceKind::Api.to_string(),
+        place: server.clone(),
+        health: health.to_owned(),
+        detail,
+        last_good: last_good.map(Time),
+        next_retry: None,
+        pods: 0,
+        objects: 0,
+        missing: Vec::new(),
+        rejected: Vec::new(),
+        remark: (!remarks.is_empty()).then(|| remarks.join("\n")),
+    }
 }
 
 /// The remark for the pod of that key about a claim it won or lost.
@@ -217,7 +255,7 @@ impl Row {
             duplicates: (desired.duplicates.get(key).into_iter().flat_map(|duplicates| duplicates.iter()))
                 .map(|duplicate| claim_remark(key, duplicate))
                 .collect(),
-            events: events.iter().filter(|event| is_about(event, key)).map(|each| event(each, node)).collect(),
+            events: events.iter().filter(|event| is_about(event, key)).map(|each| each.as_kubernetes(node)).collect(),
             history: Vec::new(),
         }
     }
@@ -308,59 +346,5 @@ fn fault(fault: &Fault) -> FaultDocument {
         message: fault.message.clone(),
         remedy: fault.remedy.clone(),
         text: fault.to_string(),
-    }
-}
-
-/// An event as Kubernetes has it (core/v1).
-pub(super) fn event(event: &Event, node: &str) -> KubeEvent {
-    let (involved_object, namespace) = match &event.pod {
-        Some((key, uid)) => {
-            let field_path = event.container.as_ref().map(|name| format!("spec.containers{{{name}}}"));
-            let object = ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                namespace: Some(key.namespace().to_owned()),
-                name: Some(key.name().to_owned()),
-                uid: Some(uid.to_string()),
-                field_path,
-                ..ObjectReference::default()
-            };
-            (object, key.namespace().to_owned())
-        }
-        None => {
-            let object = ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Node".to_owned()),
-                name: Some(node.to_owned()),
-                uid: Some(node.to_owned()),
-                ..ObjectReference::default()
-            };
-            (object, "default".to_owned())
-        }
-    };
-    let object = involved_object.name.as_deref().unwrap_or_default();
-    KubeEvent {
-        metadata: ObjectMeta {
-            name: Some(format!("{object}.{:x}", event.first_seen.as_nanosecond())),
-            namespace: Some(namespace),
-            creation_timestamp: Some(Time(event.first_seen)),
-            ..ObjectMeta::default()
-        },
-        involved_object,
-        type_: Some(type_name(event.event_type).to_owned()),
-        reason: Some(event.reason.to_owned()),
-        message: Some(event.message.clone()),
-        count: i32::try_from(event.count).ok(),
-        first_timestamp: Some(Time(event.first_seen)),
-        last_timestamp: Some(Time(event.last_seen)),
-        source: Some(EventSource { component: Some("limpet".to_owned()), host: Some(node.to_owned()) }),
-        ..KubeEvent::default()
-    }
-}
-
-fn type_name(event_type: EventType) -> &'static str {
-    match event_type {
-        EventType::Normal => "Normal",
-        EventType::Warning => "Warning",
     }
 }

@@ -64,7 +64,8 @@ impl PodWatch {
 
     fn difference(&mut self) -> Vec<u8> {
         let (observed, desired) = (self.state.observed.load(), self.state.desired.load());
-        let now = view::rows(&observed, &self.state.sources.views(), &desired);
+        let mut now = view::rows(&observed, &self.state.sources.views(), &desired);
+        view::remark_refused(&mut now, self.state.cluster.as_ref());
         let node = &*self.state.node_name;
         let mut batch = Vec::new();
         for (version, pod) in self.consumer.awaited(&observed) {
@@ -163,7 +164,7 @@ impl EventWatch {
                 continue;
             }
             if self.sent.get(&id(&event)) != Some(&event.count) {
-                push(&mut batch, &view::event(&event, &self.state.node_name));
+                push(&mut batch, &event.as_kubernetes(&self.state.node_name));
             }
             sent.insert(id(&event), event.count);
         }

@@ -5,8 +5,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event as KubeEvent, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use limpet_model::pod::{PodKey, PodUid, fault};
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 /// The most distinct events stored; the oldest is dropped first.
 pub const CAPACITY: usize = 1_000;
@@ -43,11 +47,69 @@ pub struct Event {
     pub last_seen: Timestamp,
 }
 
+impl Event {
+    /// The name of its object on the node `node`.
+    pub fn name(&self, node: &str) -> String {
+        let object = self.pod.as_ref().map_or(node, |(key, _)| key.name());
+        format!("{object}.{:x}", self.first_seen.as_nanosecond())
+    }
+
+    /// The event as Kubernetes has it (core/v1).
+    pub fn as_kubernetes(&self, node: &str) -> KubeEvent {
+        let (involved_object, namespace) = match &self.pod {
+            Some((key, uid)) => {
+                let field_path = self.container.as_ref().map(|name| format!("spec.containers{{{name}}}"));
+                let object = ObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("Pod".to_owned()),
+                    namespace: Some(key.namespace().to_owned()),
+                    name: Some(key.name().to_owned()),
+                    uid: Some(uid.to_string()),
+                    field_path,
+                    ..ObjectReference::default()
+                };
+                (object, key.namespace().to_owned())
+            }
+            None => {
+                let object = ObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("Node".to_owned()),
+                    name: Some(node.to_owned()),
+                    uid: Some(node.to_owned()),
+                    ..ObjectReference::default()
+                };
+                (object, "default".to_owned())
+            }
+        };
+        let kind = match self.event_type {
+            EventType::Normal => "Normal",
+            EventType::Warning => "Warning",
+        };
+        KubeEvent {
+            metadata: ObjectMeta {
+                name: Some(self.name(node)),
+                namespace: Some(namespace),
+                creation_timestamp: Some(Time(self.first_seen)),
+                ..ObjectMeta::default()
+            },
+            involved_object,
+            type_: Some(kind.to_owned()),
+            reason: Some(self.reason.to_owned()),
+            message: Some(self.message.clone()),
+            count: i32::try_from(self.count).ok(),
+            first_timestamp: Some(Time(self.first_seen)),
+            last_timestamp: Some(Time(self.last_seen)),
+            source: Some(EventSource { component: Some("limpet".to_owned()), host: Some(node.to_owned()) }),
+            ..KubeEvent::default()
+        }
+    }
+}
+
 /// The node's events. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Events {
     ring: Arc<Mutex<VecDeque<Event>>>,
-    changed: Arc<tokio::sync::Notify>,
+    changed: Arc<Notify>,
 }
 
 impl Events {
@@ -95,9 +157,9 @@ impl Events {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// Resolves at the next recorded event.
-    pub async fn changed(&self) {
-        self.changed.notified().await;
+    /// Resolves at the next event that is recorded after this call, whenever it is awaited.
+    pub fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 }
 

@@ -25,8 +25,8 @@ use prometheus_client::registry::Registry;
 
 use labels::{
     BackendLabel, ChangeLabel, ConditionLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels,
-    RemovalLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TypeLabel, VerdictLabel,
-    WriterLabels,
+    RemovalLabel, RequestLabels, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel,
+    TypeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
 use limpet_core::eviction::Signal;
@@ -72,6 +72,9 @@ pub struct Metrics {
     source_healthy: Family<SourceLabel, Gauge>,
     source_success: Family<SourceLabel, Gauge<f64, AtomicU64>>,
     containerd_connected: Gauge,
+    /// Without a series on a node that is in no cluster.
+    apiserver_connected: Family<NoLabels, Gauge>,
+    apiserver_requests: Family<RequestLabels, Counter>,
     merge_changes: Family<ChangeLabel, Counter>,
     merge_seconds: Histogram,
     manifest_watch: Family<BackendLabel, Gauge>,
@@ -107,6 +110,8 @@ impl Metrics {
             source_healthy: Family::default(),
             source_success: Family::default(),
             containerd_connected: Gauge::default(),
+            apiserver_connected: Family::default(),
+            apiserver_requests: Family::default(),
             merge_changes: Family::default(),
             merge_seconds: Histogram::new(exponential_buckets(1e-6, 4.0, 10)),
             manifest_watch: Family::default(),
@@ -169,6 +174,16 @@ impl Metrics {
             "limpet_containerd_connected",
             "1 while containerd's event stream is open",
             self.containerd_connected.clone(),
+        );
+        all.register(
+            "limpet_apiserver_connected",
+            "1 while the apiserver answers; absent without --kubeconfig",
+            self.apiserver_connected.clone(),
+        );
+        all.register(
+            "rest_client_requests",
+            "Requests to the apiserver by verb, resource and HTTP status",
+            self.apiserver_requests.clone(),
         );
         all.register(
             "limpet_manifest_watch_backend",
@@ -255,6 +270,17 @@ impl Metrics {
     /// Whether containerd's event stream is open.
     pub fn set_containerd_connected(&self, connected: bool) {
         self.containerd_connected.set(i64::from(connected));
+    }
+
+    /// Whether the apiserver answers.
+    pub fn set_apiserver_connected(&self, connected: bool) {
+        self.apiserver_connected.get_or_create(&[]).set(i64::from(connected));
+    }
+
+    /// A request to the apiserver has ended; `code` is `<error>` when nobody answered, as in client-go.
+    pub fn apiserver_request(&self, method: &str, resource: &'static str, code: String) {
+        let labels = RequestLabels { method: method.to_owned(), resource, code };
+        self.apiserver_requests.get_or_create(&labels).inc();
     }
 
     /// The merge passed on a change.
@@ -402,6 +428,9 @@ fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
     }
     container.container_id.as_ref().map(|_| ContainerState::Created)
 }
+
+/// Of a series that is there at times.
+type NoLabels = [(&'static str, &'static str); 0];
 
 type BuildLabels = Vec<(&'static str, String)>;
 

@@ -92,6 +92,11 @@ impl Supervisor {
         }
     }
 
+    /// The node's state, as the workers watch it.
+    pub fn node_state(&self) -> watch::Receiver<NodeState> {
+        self.node.subscribe()
+    }
+
     /// Supervises until the agent stops; then waits for the workers to put down what they are doing.
     pub async fn run(mut self, mut intake: Intake) {
         let network_ready = intake.network.borrow_and_update().is_ready();

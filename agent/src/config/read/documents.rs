@@ -93,6 +93,7 @@ impl Judge {
         self.image_gc(map, &mut config.image_gc);
         self.eviction(map, &mut config.eviction);
         self.server(map, directory, &mut config.server);
+        self.cluster(map, &mut config.cluster);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);
         }

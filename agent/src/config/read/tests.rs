@@ -62,10 +62,10 @@ fn every_supported_key_has_an_effect() {
          serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
-         allowedUnsafeSysctls: ['net.*']\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
          tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\nauthorization:\n  mode: AlwaysAllow\n\
+         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
@@ -170,6 +170,17 @@ fn every_supported_key_has_an_effect() {
             executables: vec!["/usr/bin/dpkg".into()],
             cgroups: vec!["/sys/fs/cgroup/system.slice/ansible.service".into()],
         },
+        cluster: super::super::ClusterSettings {
+            register: false,
+            taints: vec![limpet_core::node_object::NodeTaint {
+                key: "a".to_owned(),
+                value: "b".to_owned(),
+                effect: "NoSchedule".to_owned(),
+            }],
+            report_every: std::time::Duration::from_secs(60),
+            lease_duration: std::time::Duration::from_secs(20),
+            ..super::super::ClusterSettings::default()
+        },
         socket: None,
         file: Some(directory.join("config.yaml")),
     };
@@ -259,7 +270,8 @@ fn flags_override_the_file() {
     assert_eq!((config.hostname_override.as_deref(), config.verbosity), (Some("Edge1"), 4));
     assert_eq!(flags(&["-v", "3"]).verbosity, Some(3));
     assert!(Command::try_parse_from(["limpet", "--v=11"]).is_err());
-    assert!(Command::try_parse_from(["limpet", "--kubeconfig=/x"]).is_err());
+    assert_eq!(flags(&["--kubeconfig=/x"]).kubeconfig, Some("/x".into()));
+    assert!(Command::try_parse_from(["limpet", "--bootstrap-kubeconfig=/x"]).is_err());
 }
 
 #[test]

@@ -142,6 +142,13 @@ one_label!(SourceLabel, source: &'static str);
 one_label!(NodeLabel, node: String);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RequestLabels {
+    pub(super) code: String,
+    pub(super) method: String,
+    pub(super) resource: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct StartErrorLabels {
     pub(super) container_type: ContainerType,
     pub(super) code: &'static str,

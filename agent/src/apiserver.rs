@@ -1,0 +1,106 @@
+//! The agent in a cluster: registers its Node, renews its lease, and shows the pods of its own sources as mirror pods.
+//!
+//! Only with `--kubeconfig`; without it nothing of this is made. It is one task beside the others, started last, and no
+//! pod depends on it: what it says to the apiserver is compared with what the agent observes, so a time without a
+//! connection leaves nothing behind but one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`,
+//! `connectivity`.
+//!
+//! [`follow`] reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own are counted and not
+//! run yet; they are to enter the merge as a source like the others, from the same watch.
+
+mod events;
+mod facts;
+mod follow;
+mod lease;
+mod link;
+mod mirrors;
+mod node;
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::status::event::Events;
+use follow::{Followed, follow};
+use limpet_apiserver::Resource;
+use limpet_containerd::client::Client as Containerd;
+use limpet_core::merge::Desired;
+use limpet_core::node_state::NodeState;
+use limpet_core::status::observed::Observed;
+use limpet_host::network::NetworkStatus;
+use limpet_model::node::NodeFacts;
+use limpet_model::source::SourceKind;
+pub use link::{ClusterView, Link};
+
+/// How many objects that a watch tells may wait for those who compare; then the watch waits.
+const NEWS: usize = 16;
+
+/// What the tasks read of the agent.
+#[derive(Debug)]
+pub struct Inputs {
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// The node, its name included.
+    pub facts: NodeFacts,
+    /// What runs.
+    pub observed: Observed,
+    /// What is to run.
+    pub desired: Desired,
+    /// The configured sources.
+    pub sources: Vec<SourceKind>,
+    /// The node's events.
+    pub events: Events,
+    /// The node's state.
+    pub node_state: watch::Receiver<NodeState>,
+    /// Whether pods can be attached to a network.
+    pub network: watch::Receiver<NetworkStatus>,
+    /// Asked for its version.
+    pub containerd: Containerd,
+}
+
+/// Takes part in the cluster that `link` leads to, until `stop`.
+pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
+    let name = inputs.facts.name.clone();
+    let (of_node, node_news) = mpsc::channel(NEWS);
+    let (of_pods, pod_news) = mpsc::channel(NEWS);
+    let (seen, seen_by_others) = watch::channel(node::Seen::Unknown);
+    let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads: true };
+    let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: false };
+    let lease_duration = inputs.config.cluster.lease_duration;
+    // The description reads files and disks; it is made once, before the first request.
+    let description = facts::describe(&inputs.config, &inputs.facts).await;
+    let keeper = node::Keeper {
+        link: link.clone(),
+        register: inputs.config.cluster.register,
+        every: inputs.config.cluster.report_every,
+        description,
+        seen,
+        node_state: inputs.node_state,
+        network: inputs.network,
+        containerd: inputs.containerd,
+    };
+    let mirrors = mirrors::Mirrors::new(
+        link.clone(),
+        name.clone(),
+        (inputs.observed, inputs.desired, inputs.sources),
+        inputs.events.clone(),
+        seen_by_others.clone(),
+    );
+    // Boxed: the states of all of them would otherwise lie in one future that is moved.
+    let work = async {
+        tokio::join!(
+            Box::pin(follow(link.clone(), follow_node, of_node)),
+            Box::pin(follow(link.clone(), follow_pods, of_pods)),
+            Box::pin(keeper.run(node_news)),
+            Box::pin(lease::renew(link.clone(), name.clone(), lease_duration, seen_by_others)),
+            Box::pin(mirrors.run(pod_news)),
+            Box::pin(events::post(link.clone(), name.clone(), inputs.events)),
+        )
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        _ = work => {}
+    }
+}

@@ -1,0 +1,122 @@
+//! Posts the node's events to the apiserver: each once, and its count when it happens again.
+//!
+//! The agent merges and bounds its events itself; this compares them with what was posted. Events that the server would
+//! drop for their age are left out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+use super::link::Link;
+use crate::status::event::{Event, Events};
+use limpet_apiserver::request::PatchType;
+use limpet_apiserver::{Request, RequestError, Resource};
+
+/// The most events that are posted at once, and the pause that follows: a burst is spread.
+const BATCH: usize = 25;
+const PAUSE: Duration = Duration::from_secs(1);
+/// An apiserver keeps events for an hour.
+const KEPT: SignedDuration = SignedDuration::from_hours(1);
+
+/// Posts what happens, for as long as the agent runs.
+pub(super) async fn post(link: Link, node_name: String, events: Events) {
+    // By name: how often it had happened.
+    let mut posted: BTreeMap<String, u32> = BTreeMap::new();
+    let mut failures = 0;
+    loop {
+        link.online().await;
+        // It sees every change from here on, also one during the requests below.
+        let changed = events.changed();
+        let all = events.snapshot();
+        posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
+        let news = due(&all, &posted, &node_name, Timestamp::now());
+        let more = news.len() > BATCH;
+        let mut failed = None;
+        for event in news.into_iter().take(BATCH) {
+            let name = event.name(&node_name);
+            match post_one(&link, &node_name, event, posted.get(&name).is_some_and(|count| *count > 0)).await {
+                Ok(()) => {}
+                // The server's rules refuse it, or its namespace is not there: the local event has to do.
+                Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
+                    tracing::debug!(event = name, %error, "an event is not posted");
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+            posted.insert(name, event.count);
+        }
+        match failed {
+            Some(error) => {
+                failures += 1;
+                link.pause(failures, error.retry_after()).await;
+            }
+            None if more => tokio::time::sleep(PAUSE).await,
+            None => {
+                failures = 0;
+                changed.await;
+                // What happens together is posted together.
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The events that the server does not have, or not with their count.
+fn due<'a>(all: &'a [Event], posted: &BTreeMap<String, u32>, node: &str, now: Timestamp) -> Vec<&'a Event> {
+    let is_due = |event: &&Event| {
+        now.duration_since(event.last_seen) < KEPT
+            && posted.get(&event.name(node)).is_none_or(|count| *count < event.count)
+    };
+    all.iter().filter(is_due).collect()
+}
+
+async fn post_one(link: &Link, node: &str, event: &Event, known: bool) -> Result<(), RequestError> {
+    let document = event.as_kubernetes(node);
+    let namespace = document.metadata.namespace.clone().unwrap_or_default();
+    if known {
+        let patch = json!({ "count": document.count, "lastTimestamp": document.last_timestamp });
+        let resource = Resource::Event(namespace.clone(), event.name(node));
+        match link.send(Request::patch(resource, PatchType::Merge, patch)).await {
+            // It was dropped for its age.
+            Err(error) if error.is_not_found() => {}
+            result => return result.map(drop),
+        }
+    }
+    link.send(Request::create(Resource::Events(namespace), json!(document))).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::event::EventType;
+
+    #[test]
+    fn an_event_is_due_once_and_again_with_a_higher_count_and_never_when_old() {
+        let event = |second, count| Event {
+            pod: None,
+            container: None,
+            event_type: EventType::Normal,
+            reason: "Started",
+            message: String::new(),
+            count,
+            first_seen: Timestamp::constant(second, 0),
+            last_seen: Timestamp::constant(second, 0),
+        };
+        let all = [event(0, 1), event(4_000, 1), event(4_001, 2)];
+        let now = Timestamp::constant(4_100, 0);
+        let counts = |posted: &BTreeMap<String, u32>| -> Vec<u32> {
+            due(&all, posted, "edge1", now).into_iter().map(|event| event.count).collect()
+        };
+        let mut posted = BTreeMap::new();
+        assert_eq!(counts(&posted), [1, 2], "the first is older than an hour");
+        posted.insert(all[1].name("edge1"), 1);
+        posted.insert(all[2].name("edge1"), 1);
+        assert_eq!(counts(&posted), [2]);
+        posted.insert(all[2].name("edge1"), 2);
+        assert_eq!(counts(&posted), [0; 0]);
+    }
+}

@@ -1,0 +1,86 @@
+//! Gathers what a Node object says of the machine.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::config::Config;
+use crate::status::POD_API;
+use limpet_core::eviction::Signal;
+use limpet_core::node_object::NodeDescription;
+use limpet_host::{blocking, file_system};
+use limpet_model::node::NodeFacts;
+
+/// Describes the node. What cannot be read stays empty.
+pub(super) async fn describe(config: &Config, facts: &NodeFacts) -> NodeDescription {
+    let root = config.root_dir.clone();
+    let look = move |_: &blocking::Progress| (file_system::space(&root).ok(), info());
+    let (space, info) = blocking::run(config.root_dir.clone(), blocking::DEADLINE, look).await.unwrap_or_default();
+    let disk = space.map_or(0, |space| space.capacity);
+    let kept = |signal: Signal, capacity: u64| {
+        let hard = config.eviction.thresholds.iter().find(|one| one.signal == signal && one.is_hard());
+        hard.map_or(0, |threshold| threshold.value.of(capacity))
+    };
+    NodeDescription {
+        name: facts.name.clone(),
+        labels: config.cluster.labels.clone(),
+        taints: config.cluster.taints.clone(),
+        architecture: go_architecture(std::env::consts::ARCH),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        memory: (facts.memory_capacity, kept(Signal::MemoryAvailable, facts.memory_capacity)),
+        disk: (disk, kept(Signal::NodefsAvailable, disk)),
+        max_pods: config.max_pods,
+        info,
+    }
+}
+
+/// `nodeInfo`, as far as it comes from files.
+fn info() -> BTreeMap<&'static str, String> {
+    let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let os = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    BTreeMap::from([
+        ("machineID", read("/etc/machine-id")),
+        ("systemUUID", system_uuid(read("/sys/class/dmi/id/product_uuid"), read("/etc/machine-id"))),
+        ("bootID", read("/proc/sys/kernel/random/boot_id")),
+        ("kernelVersion", rustix::system::uname().release().to_string_lossy().into_owned()),
+        ("osImage", pretty_name(&os)),
+        // The version of the API, which tools compare with the apiserver's, and this agent's own behind it.
+        ("kubeletVersion", format!("{POD_API}.0+limpet.{}", env!("CARGO_PKG_VERSION"))),
+        ("kubeProxyVersion", String::new()),
+    ])
+}
+
+/// Boards without firmware tables have the machine's id alone.
+fn system_uuid(firmware: String, machine: String) -> String {
+    if firmware.is_empty() { machine } else { firmware }
+}
+
+fn pretty_name(os_release: &str) -> String {
+    let name = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.map(|name| name.trim_matches(['"', '\'']).to_owned())
+        .unwrap_or_else(|| if Path::new("/etc/os-release").exists() { "Linux".to_owned() } else { String::new() })
+}
+
+/// The architecture as Kubernetes names it.
+fn go_architecture(name: &'static str) -> &'static str {
+    match name {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_described_as_kubernetes_does() {
+        assert_eq!(["x86_64", "aarch64", "arm", "riscv64"].map(go_architecture), ["amd64", "arm64", "arm", "riscv64"]);
+        assert_eq!(pretty_name("ID=debian\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
+        assert_eq!(system_uuid(String::new(), "m".to_owned()), "m");
+        let info = info();
+        assert!(info["kernelVersion"].starts_with(|c: char| c.is_ascii_digit()), "{info:?}");
+        assert!(info["kubeletVersion"].starts_with("v1.") && info["kubeletVersion"].contains("+limpet."), "{info:?}");
+    }
+}

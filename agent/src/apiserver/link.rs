@@ -1,0 +1,248 @@
+//! The connection to the apiserver as the agent sees it: requests go through it, and their results say how it is.
+//!
+//! The client is made at the first request, and again after each loss: so credentials that were rotated, and a kubeconfig
+//! that was edited, are read by themselves, and no connection of before is used again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::status::event::{EventType, Events};
+use crate::status::metrics::Metrics;
+use limpet_apiserver::client::DEADLINE;
+use limpet_apiserver::watch::Watch;
+use limpet_apiserver::{Client, Request, RequestError, Resource};
+use limpet_core::connectivity::{self, Cause, Connectivity};
+use limpet_core::node_state::NodeNetwork;
+use limpet_host::blocking;
+use limpet_model::pod::PodKey;
+
+/// What others are shown of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClusterView {
+    /// The server's URL.
+    pub server: String,
+    /// Whether it answers.
+    pub state: Connectivity,
+    /// When it answered last, while it does not.
+    pub last_online: Option<Timestamp>,
+    /// How many mirror pods it has of this node.
+    pub mirrors: usize,
+    /// How many Pods of its own are bound to this node; they do not run yet.
+    pub api_pods: usize,
+    /// Why the apiserver does not show these pods. They run all the same.
+    pub refused: BTreeMap<PodKey, String>,
+}
+
+/// The connection. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Link(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    kubeconfig: PathBuf,
+    client: Mutex<Option<Client>>,
+    view: watch::Sender<ClusterView>,
+    node_network: watch::Receiver<NodeNetwork>,
+    metrics: Metrics,
+    events: Events,
+}
+
+impl Link {
+    /// A connection that is not made yet; `None` without a kubeconfig.
+    pub fn new(
+        config: &Config,
+        node_network: watch::Receiver<NodeNetwork>,
+        metrics: Metrics,
+        events: Events,
+    ) -> Option<Self> {
+        let kubeconfig = config.cluster.kubeconfig.clone()?;
+        metrics.set_apiserver_connected(false);
+        let (view, _) = watch::channel(ClusterView {
+            server: config.cluster.server.clone(),
+            state: Connectivity::Connecting,
+            last_online: None,
+            mirrors: 0,
+            api_pods: 0,
+            refused: BTreeMap::new(),
+        });
+        Some(Self(Arc::new(Shared { kubeconfig, client: Mutex::default(), view, node_network, metrics, events })))
+    }
+
+    /// How it is now.
+    pub fn view(&self) -> ClusterView {
+        self.0.view.borrow().clone()
+    }
+
+    /// Changes what others are shown of the pods.
+    pub(super) fn show(&self, change: impl FnOnce(&mut ClusterView)) {
+        self.0.view.send_modify(change);
+    }
+
+    /// Resolves while the server answers.
+    pub(super) async fn online(&self) {
+        // The sender lives as long as this handle.
+        let _ = self.0.view.subscribe().wait_for(|view| view.state.is_online()).await;
+    }
+
+    /// Resolves once the server does not answer any more.
+    pub(super) async fn lost(&self) {
+        let _ = self.0.view.subscribe().wait_for(|view| !view.state.is_online()).await;
+    }
+
+    /// Whether the server answers.
+    pub(super) fn is_online(&self) -> bool {
+        self.0.view.borrow().state.is_online()
+    }
+
+    /// Sends a request. One that finds nobody, or nobody who knows this node, ends the connection for all.
+    pub(super) async fn send(&self, request: Request) -> Result<Value, RequestError> {
+        let (method, resource) = (request.method.to_string(), request.resource.kind());
+        let result = match self.client().await {
+            Ok(client) => client.send(request).await,
+            Err(error) => Err(error),
+        };
+        self.judge(&method, resource, result)
+    }
+
+    /// Begins a watch.
+    pub(super) async fn watch(
+        &self,
+        resource: Resource,
+        fields: &str,
+        version: &str,
+        limit: Duration,
+    ) -> Result<Watch, RequestError> {
+        let kind = resource.kind();
+        let result = match self.client().await {
+            Ok(client) => client.watch(resource, fields, version, limit).await,
+            Err(error) => Err(error),
+        };
+        self.judge("WATCH", kind, result)
+    }
+
+    fn judge<T>(&self, verb: &str, resource: &'static str, result: Result<T, RequestError>) -> Result<T, RequestError> {
+        let code = match &result {
+            Ok(_) => "200".to_owned(),
+            Err(error) => error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string()),
+        };
+        self.0.metrics.apiserver_request(verb, resource, code);
+        if let Err(error) = &result
+            && let Some(cause) = cause(error)
+        {
+            self.failed(cause, error);
+        }
+        result
+    }
+
+    /// The server answers.
+    pub(super) fn succeeded(&self) {
+        self.change(|state| state.succeeded(Timestamp::now()));
+    }
+
+    /// What leads has failed, whatever by: there is no connection to work with.
+    pub(super) fn leader_failed(&self, error: &RequestError) {
+        let cause = cause(error).unwrap_or(match error.code() {
+            Some(403) => Cause::Forbidden,
+            Some(_) => Cause::ServerError,
+            None => Cause::Unreachable,
+        });
+        self.failed(cause, error);
+    }
+
+    fn failed(&self, cause: Cause, error: &RequestError) {
+        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.change(|state| state.failed(cause, error.to_string(), Timestamp::now()));
+    }
+
+    fn change(&self, next: impl FnOnce(&Connectivity) -> Connectivity) {
+        let mut report = None;
+        self.0.view.send_if_modified(|view| {
+            let state = next(&view.state);
+            if state == view.state {
+                return false;
+            }
+            if state.differs(&view.state) {
+                report = Some(view.state.is_online());
+            }
+            if view.state.is_online() && !state.is_online() {
+                view.last_online = Some(Timestamp::now());
+            }
+            view.state = state;
+            true
+        });
+        if let Some(was_online) = report {
+            self.report(was_online);
+        }
+    }
+
+    /// One line and one event for each change of the state.
+    fn report(&self, was_online: bool) {
+        let ClusterView { server, state, .. } = self.view();
+        self.0.metrics.set_apiserver_connected(state.is_online());
+        match state {
+            Connectivity::Connecting => {}
+            Connectivity::Online { .. } => {
+                tracing::info!(server, "the apiserver answers");
+                let message = format!("The apiserver {server} answers");
+                self.0.events.emit(None, None, EventType::Normal, "ApiserverConnected", message);
+            }
+            Connectivity::Offline { cause, message, .. } => {
+                tracing::warn!(server, %cause, error = message, "no connection to the apiserver; pods run on");
+                // At the start it is no news.
+                if was_online {
+                    let message = format!("No connection to the apiserver {server}: {cause}");
+                    self.0.events.emit(None, None, EventType::Warning, "ApiserverDisconnected", message);
+                }
+            }
+        }
+    }
+
+    /// The pause after the `failures`th failure in a row. A change of the node's links or addresses ends it: then true.
+    pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
+        let pause = connectivity::pause(failures, asked, fastrand::u64(..));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => false,
+            () = self.network_changed() => true,
+        }
+    }
+
+    /// Resolves at the next change of the node's links or addresses.
+    pub(super) async fn network_changed(&self) {
+        let mut network = self.0.node_network.clone();
+        network.mark_unchanged();
+        if network.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The client. Whoever makes a second one meanwhile replaces the first.
+    async fn client(&self) -> Result<Client, RequestError> {
+        if let Some(client) = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            return Ok(client);
+        }
+        let path = self.0.kubeconfig.clone();
+        let opened = blocking::run(path.clone(), DEADLINE, move |_| Client::open(&path)).await;
+        let client = opened.map_err(|error| RequestError::Credentials(error.to_string()))??;
+        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
+        Ok(client)
+    }
+}
+
+/// Whether the failure of any request says that there is no connection, and why.
+fn cause(error: &RequestError) -> Option<Cause> {
+    match error {
+        RequestError::Credentials(_) => Some(Cause::Credentials),
+        RequestError::Unreachable(_) => Some(Cause::Unreachable),
+        RequestError::Certificate(_) => Some(Cause::Certificate),
+        RequestError::Refused { code: 401, .. } => Some(Cause::Unauthorized),
+        // One request may be slow, a webhook's for example. The lease and what leads say whether all are.
+        RequestError::Deadline(_) | RequestError::Refused { .. } | RequestError::Unreadable(_) => None,
+    }
+}

@@ -1,0 +1,340 @@
+//! Keeps the mirror pods and their statuses: compares, and does what [`mirror::step`] says for each pod.
+//!
+//! A pass compares every pod and sends what is due, a few requests at a time. What fails is due again after a pause, and
+//! whatever fails, the pod itself is not touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::follow::News;
+use super::link::Link;
+use super::node::Seen;
+use crate::status::event::{EventType, Events};
+use limpet_apiserver::request::PatchType;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::connectivity;
+use limpet_core::merge::Desired;
+use limpet_core::mirror::{self, Acknowledged, Mirror, Step, Wanted};
+use limpet_core::status::observed::{Observed, ObservedPod};
+use limpet_model::pod::{Fingerprint, PodKey};
+use limpet_model::source::SourceKind;
+
+/// How many requests about pods are under way at once.
+const AT_ONCE: usize = 4;
+
+/// When a pod whose step failed is looked at again.
+#[derive(Debug)]
+struct Retry {
+    failures: u32,
+    at: Instant,
+    /// The version of the pod: another one is looked at at once.
+    of: Option<Fingerprint>,
+}
+
+/// What a step has brought.
+enum Done {
+    /// A mirror was made; the UID of the one it replaces.
+    Created { mirror: Mirror, instead_of: Option<String> },
+    /// The mirror of that UID is gone.
+    Deleted(String),
+    /// The status of the mirror of that UID is acknowledged.
+    Reported(String, Arc<ObservedPod>),
+    /// There is none of that UID any more.
+    Stale(String),
+}
+
+/// Keeps the mirror pods.
+#[derive(Debug)]
+pub(super) struct Mirrors {
+    link: Link,
+    node_name: String,
+    observed: Observed,
+    desired: Desired,
+    sources: Vec<SourceKind>,
+    events: Events,
+    node: watch::Receiver<Seen>,
+    /// What the apiserver has, once it has been listed.
+    found: Option<BTreeMap<PodKey, Mirror>>,
+    known: BTreeMap<PodKey, Acknowledged>,
+    retries: BTreeMap<PodKey, Retry>,
+    /// The Pods of the apiserver's own.
+    others: BTreeSet<PodKey>,
+}
+
+impl Mirrors {
+    pub(super) fn new(
+        link: Link,
+        node_name: String,
+        (observed, desired, sources): (Observed, Desired, Vec<SourceKind>),
+        events: Events,
+        node: watch::Receiver<Seen>,
+    ) -> Self {
+        Self {
+            link,
+            node_name,
+            observed,
+            desired,
+            sources,
+            events,
+            node,
+            found: None,
+            known: BTreeMap::new(),
+            retries: BTreeMap::new(),
+            others: BTreeSet::new(),
+        }
+    }
+
+    /// Keeps them until nobody tells of them any more.
+    pub(super) async fn run(mut self, mut news: mpsc::Receiver<News>) {
+        let (mut pods, mut desired) = (self.observed.changes(), self.desired.changes());
+        loop {
+            self.link.online().await;
+            // A step may be followed by another: a mirror that was made has no status yet.
+            while self.link.is_online() && self.pass().await {
+                while let Ok(told) = news.try_recv() {
+                    self.take(told);
+                }
+            }
+            let retry = self.retries.values().map(|retry| retry.at).min();
+            let retry = async {
+                match retry {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                told = news.recv() => match told {
+                    Some(told) => self.take(told),
+                    None => return,
+                },
+                true = pods.next() => {}
+                Ok(()) = desired.changed() => {}
+                Ok(()) = self.node.changed() => {}
+                () = self.link.lost() => {}
+                () = retry => {}
+            }
+        }
+    }
+
+    fn take(&mut self, news: News) {
+        match news {
+            News::All(pods) => {
+                self.others.clear();
+                self.found = Some(BTreeMap::new());
+                pods.iter().for_each(|pod| self.stored(pod));
+            }
+            News::Stored(pod) => self.stored(&pod),
+            News::Deleted(pod) => {
+                if let Some(key) = mirror::key_of(&pod) {
+                    self.others.remove(&key);
+                    self.gone(&key, pod["metadata"]["uid"].as_str().unwrap_or_default());
+                }
+            }
+        }
+        let (mirrors, others) = (self.found.as_ref().map_or(0, BTreeMap::len), self.others.len());
+        let before = self.link.view().api_pods;
+        self.link.show(|view| (view.mirrors, view.api_pods) = (mirrors, others));
+        if before == 0 && others > 0 {
+            tracing::warn!(pods = others, "pods of the apiserver are bound to this node; they are not run yet");
+        }
+    }
+
+    fn stored(&mut self, pod: &Value) {
+        match Mirror::read(pod) {
+            // What is told of one that was deleted here is old.
+            Some((key, mirror)) => {
+                let deleted = self.known.get(&key).and_then(|known| known.deleted.as_ref());
+                if deleted != Some(&mirror.uid) {
+                    self.found.get_or_insert_default().insert(key, mirror);
+                }
+            }
+            None => self.others.extend(mirror::key_of(pod)),
+        }
+    }
+
+    fn gone(&mut self, key: &PodKey, uid: &str) {
+        if let Some(found) = &mut self.found
+            && found.get(key).is_some_and(|mirror| mirror.uid == uid)
+        {
+            found.remove(key);
+        }
+    }
+
+    /// Compares every pod and does what is due; whether anything was done.
+    async fn pass(&mut self) -> bool {
+        let Some(node_uid) = self.node.borrow_and_update().node().map(|node| node.uid.clone()) else { return false };
+        let steps = self.steps(&node_uid);
+        let any = !steps.is_empty();
+        let (link, name, uid) = (&self.link, &self.node_name, &node_uid);
+        let done: Vec<_> = futures_util::stream::iter(steps)
+            .map(|(key, step, wanted, generation)| async move {
+                let done = perform(link, &key, &step, wanted.as_ref(), generation, (name, uid)).await;
+                (key, step, wanted, done)
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        for (key, step, wanted, done) in done {
+            match done {
+                Ok(done) => self.done(&key, done),
+                Err(error) => self.failed(&key, &step, wanted.as_ref(), &error),
+            }
+        }
+        any
+    }
+
+    /// The steps that are due.
+    fn steps(&mut self, node_uid: &str) -> Vec<(PodKey, Step, Option<Wanted>, Option<i64>)> {
+        let Some(found) = &self.found else { return Vec::new() };
+        let (observed, desired) = (self.observed.load(), self.desired.load());
+        let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
+        let mut wanted: BTreeMap<PodKey, Wanted> = BTreeMap::new();
+        let of_node = |kind: SourceKind| kind != SourceKind::Api;
+        wanted.extend(
+            desired
+                .pods
+                .iter()
+                .filter(|(_, record)| of_node(record.source))
+                .map(|(k, r)| (k.clone(), Wanted::desired(r))),
+        );
+        wanted.extend(
+            observed
+                .pods
+                .iter()
+                .filter(|(_, pod)| of_node(pod.record.source))
+                .map(|(k, p)| (k.clone(), Wanted::observed(p))),
+        );
+        let keys: BTreeSet<PodKey> = wanted.keys().chain(found.keys()).cloned().collect();
+        self.known.retain(|key, _| keys.contains(key));
+        self.retries.retain(|key, _| keys.contains(key));
+        let (now, nothing) = (Instant::now(), Acknowledged::default());
+        let mut steps = Vec::new();
+        for key in keys {
+            let pod = wanted.remove(&key);
+            let version = pod.as_ref().map(|pod| pod.record.fingerprint);
+            if self.retries.get(&key).is_some_and(|retry| retry.at > now && retry.of == version) {
+                continue;
+            }
+            let mirror = found.get(&key);
+            let known = self.known.get(&key).unwrap_or(&nothing);
+            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, node_uid, heard) {
+                let generation = mirror.and_then(|mirror| mirror.generation);
+                steps.push((key, step, pod, generation));
+            }
+        }
+        steps
+    }
+
+    fn done(&mut self, key: &PodKey, done: Done) {
+        self.retries.remove(key);
+        let known = self.known.entry(key.clone()).or_default();
+        match done {
+            Done::Created { mirror, instead_of } => {
+                if let Some(before) = instead_of {
+                    known.deleted = Some(before);
+                }
+                known.admitted = Some(mirror.clone());
+                self.found.get_or_insert_default().insert(key.clone(), mirror);
+                if self.link.view().refused.contains_key(key) {
+                    self.link.show(|view| drop(view.refused.remove(key)));
+                    self.observed.touch();
+                }
+            }
+            Done::Deleted(uid) => {
+                known.deleted = Some(uid.clone());
+                self.gone(key, &uid);
+            }
+            Done::Reported(uid, pod) => known.status = Some((uid, pod)),
+            Done::Stale(uid) => self.gone(key, &uid),
+        }
+    }
+
+    /// Without a connection there is nothing to say, and nothing to wait for but the connection.
+    fn failed(&mut self, key: &PodKey, step: &Step, wanted: Option<&Wanted>, error: &RequestError) {
+        if !self.link.is_online() {
+            return;
+        }
+        let failures = self.retries.get(key).map_or(1, |retry| retry.failures.saturating_add(1));
+        let refused = matches!(error.code(), Some(400 | 403 | 413 | 422));
+        let pause = match refused {
+            true => mirror::refusal_pause(failures, fastrand::u64(..)),
+            false => connectivity::pause(failures, error.retry_after(), fastrand::u64(..)),
+        };
+        let of = wanted.map(|wanted| wanted.record.fingerprint);
+        self.retries.insert(key.clone(), Retry { failures, at: Instant::now() + pause, of });
+        tracing::debug!(pod = %key, ?step, %error, "not done at the apiserver");
+        let Some(wanted) = wanted.filter(|_| matches!(step, Step::Create | Step::Replace { .. })) else { return };
+        let message = format!("The apiserver does not show the pod, which runs all the same: {error}");
+        if self.link.view().refused.get(key) == Some(&message) {
+            return;
+        }
+        tracing::warn!(pod = %key, %error, "the apiserver does not show the pod");
+        let record = &wanted.record;
+        let pod = Some((key.clone(), record.uid.clone()));
+        self.events.emit(pod, None, EventType::Warning, "FailedMirrorPod", message.clone());
+        self.link.show(|view| drop(view.refused.insert(key.clone(), message)));
+        self.observed.touch();
+    }
+}
+
+/// Does one step.
+async fn perform(
+    link: &Link,
+    key: &PodKey,
+    step: &Step,
+    wanted: Option<&Wanted>,
+    generation: Option<i64>,
+    (node_name, node_uid): (&str, &str),
+) -> Result<Done, RequestError> {
+    let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
+    let observed = wanted.and_then(|wanted| wanted.observed.as_ref());
+    let mut instead_of = None;
+    match (step, observed) {
+        (Step::Create, _) => {}
+        (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
+            match link.send(Request::delete_now(Resource::Pod(namespace.clone(), name), uid)).await {
+                Ok(_) => {}
+                // Somebody else did, or it is another one by now: the watch tells.
+                Err(error) if error.is_not_found() => {}
+                Err(error) if error.is_conflict() => return Ok(Done::Stale(uid.clone())),
+                Err(error) => return Err(error),
+            }
+            if let Step::Replace { why, .. } = step {
+                tracing::info!(pod = %key, why, "the mirror pod is made anew");
+            }
+            if matches!(step, Step::Delete { .. }) {
+                return Ok(Done::Deleted(uid.clone()));
+            }
+            instead_of = Some(uid.clone());
+        }
+        (Step::Report { uid }, Some(pod)) => {
+            let patch = mirror::status_patch(pod, uid, generation);
+            let request = Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch);
+            return match link.send(request).await {
+                Ok(_) => Ok(Done::Reported(uid.clone(), Arc::clone(pod))),
+                Err(error) if error.is_not_found() || error.is_conflict() => Ok(Done::Stale(uid.clone())),
+                // The same status would be refused again; the next one may not be.
+                Err(error) if matches!(error.code(), Some(400 | 422)) => {
+                    tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
+                    Ok(Done::Reported(uid.clone(), Arc::clone(pod)))
+                }
+                Err(error) => Err(error),
+            };
+        }
+        (Step::Report { uid }, None) => return Ok(Done::Stale(uid.clone())),
+    }
+    let Some(wanted) = wanted else { return Ok(Done::Deleted(instead_of.unwrap_or_default())) };
+    let started = observed.and_then(|pod| pod.status.start_time.as_ref()).map(|time| time.0);
+    let seen = started.unwrap_or_else(Timestamp::now).to_string();
+    let document = mirror::document(wanted, node_name, node_uid, &seen);
+    let created = link.send(Request::create(Resource::Pods(namespace), document)).await?;
+    let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
+    let mirror = mirror.ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))?;
+    Ok(Done::Created { mirror, instead_of })
+}

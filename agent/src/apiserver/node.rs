@@ -1,0 +1,173 @@
+//! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::follow::News;
+use super::link::Link;
+use limpet_apiserver::request::PatchType;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_containerd::client::Client as Containerd;
+use limpet_core::node_object::{self, NodeDescription, NodeReport, SeenNode, SentReport};
+use limpet_core::node_state::NodeState;
+use limpet_host::network::NetworkStatus;
+
+/// What the apiserver has of the Node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) enum Seen {
+    /// It was not asked yet.
+    #[default]
+    Unknown,
+    /// There is none.
+    Absent,
+    /// This one.
+    Present(SeenNode),
+}
+
+impl Seen {
+    /// The Node, if there is one.
+    pub(super) fn node(&self) -> Option<&SeenNode> {
+        match self {
+            Self::Present(node) => Some(node),
+            Self::Unknown | Self::Absent => None,
+        }
+    }
+}
+
+/// Keeps the Node object.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) link: Link,
+    /// `--register-node`.
+    pub(super) register: bool,
+    /// `nodeStatusReportFrequency`.
+    pub(super) every: Duration,
+    pub(super) description: NodeDescription,
+    /// Told to the others.
+    pub(super) seen: watch::Sender<Seen>,
+    pub(super) node_state: watch::Receiver<NodeState>,
+    pub(super) network: watch::Receiver<NetworkStatus>,
+    pub(super) containerd: Containerd,
+}
+
+impl Keeper {
+    /// Keeps it until nobody tells of it any more.
+    pub(super) async fn run(mut self, mut news: mpsc::Receiver<News>) {
+        let (mut sent, mut failures) = (None, 0_u32);
+        let mut version = String::new();
+        loop {
+            let state = *self.node_state.borrow_and_update();
+            if state.runtime_ready && version.is_empty() {
+                version = self.containerd.version().await.unwrap_or_default();
+            }
+            let network = self.network.borrow_and_update().clone();
+            let problem = (!network.is_ready()).then(|| network.to_string());
+            let report = NodeReport { state, network_problem: problem, runtime_version: version.clone() };
+            let pause = match self.keep(&report, &mut sent).await {
+                Ok(due) => {
+                    failures = 0;
+                    due
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 {
+                        tracing::warn!(%error, "the Node object is not up to date");
+                    }
+                    self.link.pause(failures, error.retry_after()).await;
+                    self.link.online().await;
+                    Some(Instant::now())
+                }
+            };
+            let due = async {
+                match pause {
+                    Some(due) => tokio::time::sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                told = news.recv() => match told {
+                    Some(told) => self.take(told),
+                    None => return,
+                },
+                Ok(()) = self.node_state.changed() => {}
+                Ok(()) = self.network.changed() => {}
+                () = self.link.online(), if !self.link.is_online() => {}
+                () = due => {}
+            }
+        }
+    }
+
+    fn take(&mut self, news: News) {
+        let seen = match news {
+            News::All(nodes) => nodes.iter().find_map(SeenNode::read).map_or(Seen::Absent, Seen::Present),
+            News::Stored(node) => SeenNode::read(&node).map_or(Seen::Absent, Seen::Present),
+            News::Deleted(_) => {
+                tracing::warn!("the Node object was deleted");
+                Seen::Absent
+            }
+        };
+        self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);
+    }
+
+    /// Does what is to be done now, and says when there is something to do again.
+    async fn keep(&self, report: &NodeReport, sent: &mut Option<SentReport>) -> Result<Option<Instant>, RequestError> {
+        if !self.link.is_online() {
+            return Ok(None);
+        }
+        let seen = self.seen.borrow().clone();
+        let node = match seen {
+            Seen::Unknown => return Ok(None),
+            Seen::Absent if !self.register => return Ok(None),
+            Seen::Absent => return self.create(report, sent).await,
+            Seen::Present(node) => node,
+        };
+        let name = &self.description.name;
+        if let Some(due) = node_object::report_due(sent.as_ref(), &node, report, self.every) {
+            let due = Instant::from_std(due);
+            if due > Instant::now() {
+                return Ok(Some(due));
+            }
+        }
+        if let Some(labels) = node.label_patch(&self.description) {
+            self.link.send(Request::patch(Resource::Node(name.clone()), PatchType::Merge, labels)).await?;
+        }
+        let patch = node_object::status_patch(&self.description, report, &node, Timestamp::now());
+        let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
+        let now = self.link.send(request).await?;
+        let due = self.sent(&node.uid, report, sent);
+        if let Some(now) = SeenNode::read(&now) {
+            self.seen.send_replace(Seen::Present(now));
+        }
+        Ok(Some(due))
+    }
+
+    async fn create(
+        &self,
+        report: &NodeReport,
+        sent: &mut Option<SentReport>,
+    ) -> Result<Option<Instant>, RequestError> {
+        let document = node_object::document(&self.description, report, Timestamp::now());
+        match self.link.send(Request::create(Resource::Nodes, document)).await {
+            Ok(node) => {
+                let node =
+                    SeenNode::read(&node).ok_or_else(|| RequestError::Unreadable("a Node without UID".into()))?;
+                tracing::info!(node = self.description.name, uid = node.uid, "registered with the apiserver");
+                let due = self.sent(&node.uid, report, sent);
+                self.seen.send_replace(Seen::Present(node));
+                Ok(Some(due))
+            }
+            // The watch is about to tell of it.
+            Err(error) if error.is_conflict() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn sent(&self, uid: &str, report: &NodeReport, sent: &mut Option<SentReport>) -> Instant {
+        let at = Instant::now();
+        *sent = Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: at.into_std() });
+        at + self.every
+    }
+}

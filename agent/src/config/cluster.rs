@@ -1,0 +1,40 @@
+//! The settings of a node that is part of a cluster.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use limpet_core::node_object::NodeTaint;
+
+/// `--kubeconfig` and the related settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterSettings {
+    /// `--kubeconfig`, absolute; `None`: the node is in no cluster, and the other settings have no effect.
+    pub kubeconfig: Option<PathBuf>,
+    /// The server of its current context.
+    pub server: String,
+    /// `--register-node`, `registerNode`.
+    pub register: bool,
+    /// `--node-labels`.
+    pub labels: BTreeMap<String, String>,
+    /// `--register-with-taints`, `registerWithTaints`.
+    pub taints: Vec<NodeTaint>,
+    /// `nodeStatusReportFrequency`.
+    pub report_every: Duration,
+    /// `nodeLeaseDurationSeconds`.
+    pub lease_duration: Duration,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self {
+            kubeconfig: None,
+            server: String::new(),
+            register: true,
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+            report_every: Duration::from_secs(300),
+            lease_duration: Duration::from_secs(40),
+        }
+    }
+}

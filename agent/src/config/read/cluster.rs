@@ -1,0 +1,171 @@
+//! The settings of a node that is part of a cluster, with kubelet's checks; its kubeconfig is read once.
+
+use std::time::Duration;
+
+use super::super::ClusterSettings;
+use super::super::flags::RunFlags;
+use super::super::tree::Map;
+use super::super::url::duration;
+use super::Judge;
+use limpet_apiserver::kubeconfig;
+use limpet_core::node_object::NodeTaint;
+use limpet_model::pod::is_dns_subdomain;
+
+/// A lease is renewed at a quarter of it: less than this would be a request each second.
+const SHORTEST_LEASE: i64 = 4;
+
+impl Judge {
+    /// Applies the values of KubeletConfiguration.
+    pub(super) fn cluster(&mut self, map: &Map<'_>, cluster: &mut ClusterSettings) {
+        if let Some((register, _)) = map.bool("registerNode") {
+            cluster.register = register;
+        }
+        if let Some((text, at)) = map.text("nodeStatusReportFrequency") {
+            match duration(text) {
+                // Kubernetes' zero is its default.
+                Some(Duration::ZERO) => {}
+                Some(every) if every >= Duration::from_secs(1) => cluster.report_every = every,
+                _ => {
+                    let message = format!("{text:?} is not a duration of 1s or more such as 5m");
+                    self.error(Some(at), "nodeStatusReportFrequency", message);
+                }
+            }
+        }
+        if let Some((seconds, at)) = map.int("nodeLeaseDurationSeconds").filter(|(seconds, _)| *seconds != 0) {
+            match u64::try_from(seconds).ok().filter(|_| seconds >= SHORTEST_LEASE) {
+                Some(seconds) => cluster.lease_duration = Duration::from_secs(seconds),
+                None => self.error(Some(at), "nodeLeaseDurationSeconds", format!("must be {SHORTEST_LEASE} or more")),
+            }
+        }
+        for (taint, at) in map.maps("registerWithTaints") {
+            let text = |name| taint.text(name).map(|(text, _)| text).unwrap_or_default();
+            match new_taint(text("key"), text("value"), text("effect")) {
+                Ok(taint) => cluster.taints.push(taint),
+                Err(message) => self.error(Some(at), "registerWithTaints", message),
+            }
+        }
+    }
+
+    /// Applies the flags, and reads the kubeconfig.
+    pub(super) fn cluster_flags(&mut self, flags: &RunFlags, cluster: &mut ClusterSettings) {
+        if let Some(register) = flags.register_node {
+            cluster.register = register;
+        }
+        if !flags.register_with_taints.is_empty() {
+            cluster.taints.clear();
+        }
+        for text in flags.register_with_taints.iter().filter(|text| !text.is_empty()) {
+            let (pair, effect) = text.rsplit_once(':').unwrap_or((text, ""));
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match new_taint(key, value, effect) {
+                Ok(taint) => cluster.taints.push(taint),
+                Err(message) => self.error(None, "--register-with-taints", format!("{text:?}: {message}")),
+            }
+        }
+        for text in flags.node_labels.iter().filter(|text| !text.is_empty()) {
+            let (key, value) = text.split_once('=').unwrap_or((text, ""));
+            if is_label_key(key) && is_label_value(value) {
+                cluster.labels.insert(key.to_owned(), value.to_owned());
+            } else {
+                self.error(None, "--node-labels", format!("{text:?} is not a label such as site=lab"));
+            }
+        }
+        let Some(path) = flags.kubeconfig.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
+            if !flags.node_labels.is_empty() || !flags.register_with_taints.is_empty() {
+                self.warn(None, "--node-labels", "and --register-with-taints have no effect without --kubeconfig");
+            }
+            return;
+        };
+        match std::path::absolute(path) {
+            Ok(path) => match kubeconfig::check(&path) {
+                Ok(server) => (cluster.server, cluster.kubeconfig) = (server, Some(path)),
+                Err(error) => self.error(None, "--kubeconfig", error.to_string()),
+            },
+            Err(error) => self.error(None, "--kubeconfig", error.to_string()),
+        }
+    }
+}
+
+fn new_taint(key: &str, value: &str, effect: &str) -> Result<NodeTaint, String> {
+    if !is_label_key(key) {
+        return Err(format!("{key:?} is not the key of a taint"));
+    }
+    if !is_label_value(value) {
+        return Err(format!("{value:?} is not the value of a taint"));
+    }
+    if !NodeTaint::EFFECTS.contains(&effect) {
+        return Err(format!("{effect:?} is none of {}", NodeTaint::EFFECTS.join(", ")));
+    }
+    Ok(NodeTaint { key: key.to_owned(), value: value.to_owned(), effect: effect.to_owned() })
+}
+
+fn is_label_key(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((prefix, name)) => is_dns_subdomain(prefix) && !name.is_empty() && is_label_value(name),
+        None => !key.is_empty() && is_label_value(key),
+    }
+}
+
+fn is_label_value(value: &str) -> bool {
+    let within = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let ends = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+    value.len() <= 63 && value.chars().all(within) && ends(value.chars().next()) && ends(value.chars().next_back())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{KUBELET_HEAD, load_text};
+    use super::*;
+
+    const KUBECONFIG: &str = "current-context: edge\ncontexts: [{name: edge, context: {cluster: lab}}]\n\
+        clusters: [{name: lab, cluster: {server: 'https://192.0.2.1:6443'}}]\n";
+
+    #[test]
+    fn flags_and_keys_of_a_node_in_a_cluster() {
+        let dir = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let path = dir.path().join("kubeconfig");
+        std::fs::write(&path, KUBECONFIG).unwrap_or_else(|error| panic!("{error}"));
+        let flag = format!("--kubeconfig={}", path.display());
+        let text = format!("{KUBELET_HEAD}registerWithTaints: [{{key: a, effect: NoExecute}}]\nregisterNode: true\n");
+        let more = [&*flag, "--node-labels=site=lab,example.com/x=", "--register-node=false"];
+        let cluster = load_text(&text, &more).0.map(|config| config.cluster).unwrap_or_default();
+        let taint = |key: &str, value: &str, effect: &str| NodeTaint {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            effect: effect.to_owned(),
+        };
+        assert_eq!((cluster.kubeconfig, &*cluster.server), (Some(path), "https://192.0.2.1:6443"));
+        assert_eq!(
+            cluster.labels.into_iter().collect::<Vec<_>>(),
+            [("example.com/x".to_owned(), String::new()), ("site".to_owned(), "lab".to_owned())]
+        );
+        assert_eq!((cluster.register, cluster.taints), (false, vec![taint("a", "", "NoExecute")]));
+        let more = [&*flag, "--register-node", "--register-with-taints=b=1:NoSchedule,c:NoExecute"];
+        let cluster = load_text(&text, &more).0.map(|config| config.cluster).unwrap_or_default();
+        assert_eq!(
+            (cluster.register, cluster.taints),
+            (true, vec![taint("b", "1", "NoSchedule"), taint("c", "", "NoExecute")])
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_remedy() {
+        let text = format!(
+            "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\n\
+             registerWithTaints: [{{key: a, effect: Never}}]\n"
+        );
+        let more = ["--kubeconfig=/nowhere/kubeconfig", "--node-labels=a b", "--register-with-taints=x"];
+        let faults = load_text(&text, &more).0.err().unwrap_or_default();
+        let expected = [
+            "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
+            "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration of 1s or more such as 5m",
+            "config.yaml:5:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "flags: --node-labels: \"a b\" is not a label such as site=lab",
+            "flags: --kubeconfig: /nowhere/kubeconfig: there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig",
+        ];
+        for line in expected {
+            assert!(faults.iter().any(|fault| fault == line), "{line}\n{faults:#?}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer and
+//! NodeRestriction. It has no scheduler and no controllers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::apiserver::{Etcd, FIRST_START, etcd};
+use crate::claim::Port;
+use crate::process::{self, Daemon, tail};
+use crate::{TestNode, tools, wait};
+
+/// How a patch of the tests is applied.
+const MERGE_PATCH: &str = "application/merge-patch+json";
+
+/// The cluster of this process's tests, one at a time.
+static SHARED: Mutex<Option<Cluster>> = Mutex::new(None);
+
+/// The cluster, while a test has it.
+#[derive(Debug)]
+pub struct Shared(MutexGuard<'static, Option<Cluster>>);
+
+impl std::ops::Deref for Shared {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        // `shared` has put it there, and nobody takes it while this guard is held.
+        self.0.as_ref().unwrap_or_else(|| unreachable!("a cluster that is shared is there"))
+    }
+}
+
+impl std::ops::DerefMut for Shared {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        self.0.as_mut().unwrap_or_else(|| unreachable!("a cluster that is shared is there"))
+    }
+}
+
+/// The cluster of this process, running; made by the first test that asks for it. Others wait.
+pub fn shared() -> Result<Shared> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if shared.is_none() {
+        *shared = Some(Cluster::prepare(&PathBuf::from(format!("/var/tmp/limpet-cluster-{}", std::process::id())))?);
+    }
+    let mut shared = Shared(shared);
+    if shared.apiserver.is_none() {
+        shared.start()?;
+    }
+    Ok(shared)
+}
+
+/// Ends the cluster of this process and removes what it has kept.
+pub fn end() {
+    *SHARED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+/// etcd, and an apiserver that comes and goes.
+#[derive(Debug)]
+pub struct Cluster {
+    dir: PathBuf,
+    port: Port,
+    store: String,
+    apiserver: Option<Daemon>,
+    _etcd: Etcd,
+}
+
+impl Cluster {
+    /// Makes the certificates below `dir` and starts etcd.
+    fn prepare(dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
+        openssl(
+            dir,
+            &["req", "-x509", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=cluster"],
+        )?;
+        openssl(dir, &["genrsa", "-out", "sa.key", "2048"])?;
+        certify(dir, "apiserver", "/CN=kube-apiserver", "subjectAltName=IP:127.0.0.1")?;
+        certify(dir, "admin", "/O=system:masters/CN=admin", "extendedKeyUsage=clientAuth")?;
+        let (etcd, store) = etcd(dir)?;
+        Ok(Self { dir: dir.to_owned(), port: Port::claim()?, store, apiserver: None, _etcd: etcd })
+    }
+
+    /// Starts the apiserver and waits until it answers.
+    pub fn start(&mut self) -> Result<()> {
+        let program = tools::kube_apiserver().context("no kube-apiserver here; run: cargo xtask apiserver")?;
+        let file = |name: &str| self.dir.join(name).display().to_string();
+        let mut command = Command::new(program);
+        command
+            .args([format!("--etcd-servers={}", self.store), format!("--secure-port={}", self.port.number)])
+            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--profiling=false"])
+            .args([
+                format!("--tls-cert-file={}", file("apiserver.crt")),
+                format!("--tls-private-key-file={}", file("apiserver.key")),
+            ])
+            .args([format!("--client-ca-file={}", file("ca.crt")), format!("--cert-dir={}", file("certificates"))])
+            .args([
+                format!("--service-account-key-file={}", file("sa.key")),
+                format!("--service-account-signing-key-file={}", file("sa.key")),
+            ])
+            .args([
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--service-cluster-ip-range=10.96.0.0/24",
+            ])
+            .args([
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                "--allow-privileged=true",
+            ])
+            // It is stopped while nodes watch; what they ask for meanwhile is to fail at once.
+            .arg("--shutdown-delay-duration=0s");
+        self.apiserver = Some(Daemon::start(&mut command, &self.dir.join("apiserver.log"))?);
+        let ready = || self.request("GET", "/readyz", None).is_ok_and(|(code, _)| code == 200);
+        let waited = wait::until_true(FIRST_START, "the apiserver's readiness", ready);
+        waited.with_context(|| format!("its log ends with:\n{}", tail(&self.log(), 20)))?;
+        // Its controller makes the namespaces after that.
+        wait::until_true(FIRST_START, "the namespaces", || {
+            ["default", "kube-node-lease"]
+                .iter()
+                .all(|name| self.get(&format!("/api/v1/namespaces/{name}")).is_ok_and(|found| found.is_some()))
+        })
+    }
+
+    /// Ends the apiserver with SIGTERM; what it keeps stays.
+    pub fn stop(&mut self) -> Result<()> {
+        let Some(mut apiserver) = self.apiserver.take() else { return Ok(()) };
+        apiserver.signal(Signal::TERM);
+        apiserver.wait(FIRST_START).map(drop)
+    }
+
+    fn log(&self) -> String {
+        self.apiserver.as_ref().map(Daemon::log).unwrap_or_default()
+    }
+
+    /// Has `node`'s agent join at its next start: a certificate of its own, and the flags.
+    pub fn admit(&self, node: &mut TestNode, flags: &[&str]) -> Result<()> {
+        let name = node.name().to_owned();
+        certify(&self.dir, &name, &format!("/O=system:nodes/CN=system:node:{name}"), "extendedKeyUsage=clientAuth")?;
+        let file = |name: String| self.dir.join(name);
+        let kubeconfig = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name } }],
+            "clusters": [{ "name": "test", "cluster": {
+                "server": format!("https://127.0.0.1:{}", self.port.number),
+                "certificate-authority": file("ca.crt".to_owned()),
+            } }],
+            "users": [{ "name": name, "user": {
+                "client-certificate": file(format!("{name}.crt")),
+                "client-key": file(format!("{name}.key")),
+            } }],
+        });
+        let path = file(format!("{name}.kubeconfig"));
+        fs::write(&path, serde_json::to_vec(&kubeconfig)?).with_context(|| format!("{}", path.display()))?;
+        node.agent.reconfigure(|settings| {
+            settings.flags = vec![format!("--kubeconfig={}", path.display())];
+            settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
+            // Renewals each second, and an address that needs no route.
+            settings.kubelet.push("nodeLeaseDurationSeconds: 4".to_owned());
+            settings.limpet.push("nodeIP: 192.0.2.10".to_owned());
+        })
+    }
+
+    /// What is at `path`; `None` when there is nothing.
+    pub fn get(&self, path: &str) -> Result<Option<Value>> {
+        match self.request("GET", path, None)? {
+            (404, _) => Ok(None),
+            (200, body) => Ok(Some(serde_json::from_str(&body)?)),
+            (code, body) => bail!("GET {path}: {code} {body}"),
+        }
+    }
+
+    /// The items of the list at `path`.
+    pub fn list(&self, path: &str) -> Result<Vec<Value>> {
+        let list = self.get(path)?.with_context(|| format!("nothing at {path}"))?;
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// Creates.
+    pub fn create(&self, path: &str, object: &Value) -> Result<()> {
+        self.done("POST", path, Some(("application/json", object)))
+    }
+
+    /// Changes fields, as `kubectl patch --type=merge` does.
+    pub fn patch(&self, path: &str, patch: &Value) -> Result<()> {
+        self.done("PATCH", path, Some((MERGE_PATCH, patch)))
+    }
+
+    /// Deletes, as `kubectl delete` does without `--wait`.
+    pub fn delete(&self, path: &str) -> Result<()> {
+        self.done("DELETE", path, None)
+    }
+
+    fn done(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<()> {
+        let (code, answer) = self.request(method, path, body)?;
+        ensure!((200..300).contains(&code), "{method} {path}: {code} {answer}");
+        Ok(())
+    }
+
+    /// One request of the administrator's by curl: the status and the body.
+    fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<(u16, String)> {
+        let mut command = Command::new("curl");
+        command.args([
+            "--silent",
+            "--show-error",
+            "--max-time",
+            "30",
+            "--request",
+            method,
+            "--write-out",
+            "\n%{http_code}",
+        ]);
+        for (flag, name) in [("--cacert", "ca.crt"), ("--cert", "admin.crt"), ("--key", "admin.key")] {
+            command.arg(flag).arg(self.dir.join(name));
+        }
+        if let Some((content_type, _)) = body {
+            command.args(["--header", &format!("Content-Type: {content_type}"), "--data-binary", "@-"]);
+        }
+        command.arg(format!("https://127.0.0.1:{}{path}", self.port.number));
+        let input = body.map(|(_, body)| body.to_string()).unwrap_or_default();
+        let output = process::run(&mut command, input.as_bytes())?;
+        ensure!(output.status.success(), "{method} {path}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let said = String::from_utf8(output.stdout)?;
+        let (body, code) = said.rsplit_once('\n').context("curl says no status")?;
+        Ok((code.trim().parse()?, body.to_owned()))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.apiserver = None;
+        fs::remove_dir_all(&self.dir).ok();
+    }
+}
+
+/// A key and a certificate of the cluster's authority.
+fn certify(dir: &Path, name: &str, subject: &str, extension: &str) -> Result<()> {
+    let [key, request, certificate, extensions] = ["key", "csr", "crt", "ext"].map(|end| format!("{name}.{end}"));
+    fs::write(dir.join(&extensions), extension).with_context(|| extensions.clone())?;
+    openssl(
+        dir,
+        &["req", "-new", "-nodes", "-newkey", "rsa:2048", "-keyout", &key, "-out", &request, "-subj", subject],
+    )?;
+    let sign = ["x509", "-req", "-in", &request, "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"];
+    openssl(dir, &[&sign[..], &["-out", &certificate, "-days", "2", "-extfile", &extensions]].concat())
+}
+
+fn openssl(dir: &Path, args: &[&str]) -> Result<()> {
+    process::checked(Command::new("openssl").args(args).current_dir(dir)).map(drop)
+}

@@ -1,0 +1,344 @@
+//! A node in a cluster: its Node and lease, and the mirror pods of its static pods, with an apiserver that comes and goes.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::cluster::{self, Cluster};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::suite::Case;
+use limpet_tests::{TestNode, case, suite, wait};
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    let code = suite::run([
+        joining(case!(a_node_registers_and_renews_its_lease)),
+        joining(case!(a_static_pod_has_a_mirror_that_comes_back_and_is_put_right)),
+        joining(case!(an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it)),
+        joining(case!(a_pod_that_the_apiserver_refuses_runs_and_says_so)),
+        joining(case!(a_mirror_is_made_once_its_namespace_is_there)),
+        joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
+        joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
+        joining(case!(a_deleted_node_object_is_made_again)),
+    ]);
+    cluster::end();
+    code
+}
+
+fn joining(case: Case) -> Case {
+    case.on(|node| (node.cluster, node.agent, node.cni) = (true, false, true))
+}
+
+/// Joins, and waits until the node is ready.
+fn join(node: &mut TestNode, cluster: &Cluster, flags: &[&str]) -> Result<()> {
+    cluster.admit(node, flags)?;
+    node.agent.start()?;
+    wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
+}
+
+fn node_path(node: &TestNode) -> String {
+    format!("/api/v1/nodes/{}", node.name())
+}
+
+fn mirror_path(node: &TestNode, pod: &str) -> String {
+    format!("/api/v1/namespaces/default/pods/{}", node.full_name(pod))
+}
+
+fn wait_at(cluster: &Cluster, path: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
+    let look = || cluster.get(path).ok().flatten().filter(|found| accept(found));
+    wait::until(wait::SOON, &format!("{path}: {what}"), look).with_context(|| match cluster.get(path) {
+        Ok(Some(found)) => format!("it is now: {found}"),
+        other => format!("{other:?}"),
+    })
+}
+
+fn wait_node(node: &TestNode, cluster: &Cluster, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
+    wait_at(cluster, &node_path(node), what, accept)
+}
+
+fn wait_mirror(
+    node: &TestNode,
+    cluster: &Cluster,
+    pod: &str,
+    what: &str,
+    accept: impl Fn(&Value) -> bool,
+) -> Result<Value> {
+    wait_at(cluster, &mirror_path(node, pod), what, accept)
+}
+
+/// The mirror of a pod whose container `main` is the one that runs on the node.
+fn wait_true(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
+    let id = container_id(&node.wait_running(pod)?, "main")?;
+    wait_mirror(node, cluster, pod, "the status of the node's pod", |mirror| {
+        mirror["status"]["phase"] == "Running"
+            && container_id(mirror, "main").is_ok_and(|shown| shown == id)
+            && condition(mirror, "Ready")["status"] == "True"
+    })
+}
+
+fn wait_no_mirror(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
+    let path = mirror_path(node, pod);
+    wait::until_true(wait::SOON, &format!("the end of {path}"), || {
+        cluster.get(&path).is_ok_and(|found| found.is_none())
+    })
+}
+
+fn condition<'a>(object: &'a Value, name: &str) -> &'a Value {
+    let all = object["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+    all.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null)
+}
+
+fn uid(object: &Value) -> &Value {
+    &object["metadata"]["uid"]
+}
+
+fn networked(name: &str, more: Value) -> Value {
+    pod(name, json!({ "hostNetwork": false, "containers": [with(shell("main", IDLE), more)] }))
+}
+
+fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &["--node-labels=site=lab", "--register-with-taints=edge=1:NoSchedule"])?;
+    let found = cluster.get(&node_path(node))?.context("no node")?;
+    let labels = &found["metadata"]["labels"];
+    ensure!(labels["kubernetes.io/hostname"] == node.name() && labels["site"] == "lab", "{labels}");
+    let taints = found["spec"]["taints"].as_array().cloned().unwrap_or_default();
+    ensure!(taints.iter().any(|taint| taint["key"] == "edge" && taint["effect"] == "NoSchedule"), "{taints:?}");
+    let status = &found["status"];
+    ensure!(
+        status["addresses"][0] == json!({ "type": "InternalIP", "address": "192.0.2.10" }),
+        "{}",
+        status["addresses"]
+    );
+    ensure!(status["capacity"]["pods"] == "110" && status["capacity"]["cpu"].is_string(), "{}", status["capacity"]);
+    for pressure in ["MemoryPressure", "DiskPressure", "PIDPressure"] {
+        ensure!(condition(&found, pressure)["status"] == "False", "{}", condition(&found, pressure));
+    }
+    let runtime = status["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
+    ensure!(runtime.starts_with("containerd://") && runtime.len() > "containerd://".len(), "{runtime}");
+
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
+    let first = wait_at(&cluster, &lease, "there", |_| true)?;
+    ensure!(first["spec"]["holderIdentity"] == node.name() && first["spec"]["leaseDurationSeconds"] == 4, "{first}");
+    ensure!(first["metadata"]["ownerReferences"][0]["uid"] == *uid(&found), "{first}");
+    wait_at(&cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != first["spec"]["renewTime"])?;
+
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(sources.lines().any(|line| line.starts_with("api") && line.contains("online")), "{sources}");
+    let metrics = node.agent.metrics()?;
+    ensure!(metrics.contains("limpet_apiserver_connected 1"), "{metrics}");
+    ensure!(
+        metrics.contains("rest_client_requests_total{code=\"200\",method=\"PATCH\",resource=\"leases\"}"),
+        "{metrics}"
+    );
+
+    // Without its containerd the node is not ready, and then again.
+    node.containerd.stop()?;
+    wait_node(node, &cluster, "not ready", |found| condition(found, "Ready")["reason"] == "KubeletNotReady")?;
+    node.containerd.start()?;
+    wait_node(node, &cluster, "ready again", |found| condition(found, "Ready")["status"] == "True").map(drop)
+}
+
+fn a_static_pod_has_a_mirror_that_comes_back_and_is_put_right(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    node.apply(&with(networked("web", json!({})), json!({ "metadata": { "labels": { "app": "web" } } })))?;
+    join(node, &cluster, &[])?;
+    let mirror = wait_true(node, &cluster, "web")?;
+    let own = node.wait_running("web")?;
+    let id = container_id(&own, "main")?;
+    let (shown, known) = (&mirror["status"], &own["status"]);
+    ensure!(
+        shown["podIP"] == known["podIP"] && shown["podIP"].is_string() && shown["hostIP"] == "192.0.2.10",
+        "{shown}"
+    );
+    ensure!(shown["observedGeneration"] == mirror["metadata"]["generation"], "{mirror}");
+    let metadata = &mirror["metadata"];
+    let annotation = |name: &str| metadata["annotations"][format!("kubernetes.io/config.{name}")].clone();
+    ensure!(annotation("mirror") == *uid(&own) && annotation("hash") == *uid(&own), "{metadata}");
+    ensure!(annotation("source") == "file" && annotation("seen").is_string(), "{metadata}");
+    let owner = &metadata["ownerReferences"][0];
+    let of_node = cluster.get(&node_path(node))?.context("no node")?;
+    ensure!(owner["kind"] == "Node" && owner["uid"] == *uid(&of_node) && owner["controller"] == true, "{owner}");
+    wait::until_true(wait::SOON, "the pod's events", || {
+        let path =
+            format!("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={}", node.full_name("web"));
+        let of_pod = |event: &Value| event["reason"] == "Started" && event["involvedObject"]["uid"] == *uid(&own);
+        cluster.list(&path).is_ok_and(|events| events.iter().any(of_pod))
+    })?;
+
+    // Deleted by hand it comes back, the container untouched.
+    cluster.delete(&mirror_path(node, "web"))?;
+    let second = wait_mirror(node, &cluster, "web", "another one", |found| uid(found) != uid(&mirror))?;
+    ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
+    // Edited it is put right: its labels, its spec.
+    cluster.patch(&mirror_path(node, "web"), &json!({ "metadata": { "labels": { "app": "db" } } }))?;
+    let third = wait_mirror(node, &cluster, "web", "its label again", |found| {
+        uid(found) != uid(&second) && found["metadata"]["labels"]["app"] == "web"
+    })?;
+    cluster.patch(&mirror_path(node, "web"), &json!({ "spec": { "activeDeadlineSeconds": 1 } }))?;
+    wait_mirror(node, &cluster, "web", "without a deadline", |found| {
+        uid(found) != uid(&third) && found["spec"]["activeDeadlineSeconds"].is_null()
+    })?;
+    ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
+    // What others add is theirs.
+    cluster.patch(&mirror_path(node, "web"), &json!({ "metadata": { "annotations": { "cni/address": "1" } } }))?;
+    let kept = wait_mirror(node, &cluster, "web", "annotated", |found| {
+        found["metadata"]["annotations"]["cni/address"] == "1"
+    })?;
+
+    // Another start of the agent leaves it as it is.
+    node.agent.terminate()?;
+    node.agent.start()?;
+    let lost = container(&node.wait_running("web")?, "main")["restartCount"] != 0;
+    ensure!(!lost, "restarted");
+    let requests = "resource=\"pods/status\"";
+    wait::until_true(wait::SOON, "the status of this start", || {
+        node.agent.metrics().is_ok_and(|page| page.contains(requests))
+    })?;
+    let now = wait_true(node, &cluster, "web")?;
+    ensure!(uid(&now) == uid(&kept) && container_id(&now, "main")? == id, "made anew");
+    Ok(())
+}
+
+fn an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    node.apply(&networked("web", json!({})))?;
+    join(node, &cluster, &[])?;
+    let first = wait_true(node, &cluster, "web")?;
+    let id = container_id(&first, "main")?;
+
+    // In place: a label keeps pod and container, and is on the mirror.
+    node.apply(&with(networked("web", json!({})), json!({ "metadata": { "labels": { "app": "web" } } })))?;
+    wait_mirror(node, &cluster, "web", "the label", |found| found["metadata"]["labels"]["app"] == "web")?;
+    let second = wait_true(node, &cluster, "web")?;
+    ensure!(container_id(&second, "main")? == id && uid(&second) != uid(&first), "{second}");
+
+    // Anything else makes another pod.
+    node.apply(&networked("web", json!({ "env": [{ "name": "MODE", "value": "edge" }] })))?;
+    let third = wait_mirror(node, &cluster, "web", "the variable", |found| {
+        found["spec"]["containers"][0]["env"][0]["value"] == "edge"
+    })?;
+    let mark = |found: &Value| found["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
+    ensure!(mark(&third) != mark(&second), "{third}");
+    ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? != id);
+
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait_no_mirror(node, &cluster, "web")?;
+
+    // One that ended while the agent was not there.
+    node.apply(&networked("late", json!({})))?;
+    wait_true(node, &cluster, "late")?;
+    node.agent.kill();
+    node.remove("late")?;
+    node.agent.start()?;
+    node.wait_gone("late")?;
+    wait_no_mirror(node, &cluster, "late")
+}
+
+fn a_pod_that_the_apiserver_refuses_runs_and_says_so(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let secret =
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "token" }, "stringData": { "a": "1" } });
+    let env = json!({ "env": [{ "name": "A", "valueFrom": { "secretKeyRef": { "name": "token", "key": "a" } } }] });
+    node.drop_text("web.yaml", &format!("{secret}\n---\n{}", networked("web", env)))?;
+    node.wait_running("web")?;
+    node.wait_event("FailedMirrorPod")?;
+    node.wait_running("web")?;
+    let note = "The apiserver does not show the pod";
+    let pods = node.agent.cli(&["describe", &node.full_name("web")])?.success()?;
+    ensure!(pods.contains(note), "{pods}");
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(sources.contains(note), "{sources}");
+    // Once it may be shown it is, and nothing is said of it any more.
+    node.apply(&networked("web", json!({})))?;
+    wait_true(node, &cluster, "web")?;
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(!sources.contains(note), "{sources}");
+    Ok(())
+}
+
+fn a_mirror_is_made_once_its_namespace_is_there(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    let namespace = format!("lab-{}", node.name());
+    node.apply(&with(simple("web", IDLE), json!({ "metadata": { "namespace": namespace } })))?;
+    join(node, &cluster, &[])?;
+    node.wait_running("web")?;
+    node.wait_event("FailedMirrorPod")?;
+    let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
+    cluster.create("/api/v1/namespaces", &object)?;
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{}", node.full_name("web"));
+    wait_at(&cluster, &path, "running", |mirror| mirror["status"]["phase"] == "Running").map(drop)
+}
+
+fn a_node_that_starts_without_an_apiserver_joins_when_it_comes(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    cluster.stop()?;
+    cluster.admit(node, &[])?;
+    node.apply(&networked("web", json!({})))?;
+    node.agent.start()?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    wait::until_true(wait::SOON, "the reason among the sources", || {
+        node.agent
+            .cli(&["sources"])
+            .ok()
+            .and_then(|said| said.success().ok())
+            .is_some_and(|said| said.contains("unreachable"))
+    })?;
+    ensure!(node.agent.metrics()?.contains("limpet_apiserver_connected 0"), "{}", node.agent.metrics()?);
+    ensure!(node.agent.log().matches("no connection to the apiserver").count() == 1, "one line for one change");
+
+    cluster.start()?;
+    let mirror = wait_true(node, &cluster, "web")?;
+    ensure!(container_id(&mirror, "main")? == id, "restarted");
+    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
+}
+
+fn what_happened_without_an_apiserver_is_true_when_it_is_back(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    for name in ["kept", "edited", "removed"] {
+        node.apply(&networked(name, json!({})))?;
+    }
+    join(node, &cluster, &[])?;
+    let kept = wait_true(node, &cluster, "kept")?;
+    let edited = container_id(&wait_true(node, &cluster, "edited")?, "main")?;
+    wait_true(node, &cluster, "removed")?;
+
+    cluster.stop()?;
+    node.apply(&networked("edited", json!({ "env": [{ "name": "MODE", "value": "edge" }] })))?;
+    node.remove("removed")?;
+    node.apply(&networked("new", json!({})))?;
+    node.wait_gone("removed")?;
+    node.wait_running("new")?;
+    node.wait_pod("edited", "another container", |pod| {
+        container_id(pod, "main").is_ok_and(|id| id != edited) && pod["status"]["phase"] == "Running"
+    })?;
+
+    cluster.start()?;
+    wait_true(node, &cluster, "new")?;
+    let shown = wait_true(node, &cluster, "edited")?;
+    ensure!(shown["spec"]["containers"][0]["env"][0]["value"] == "edge", "{shown}");
+    wait_no_mirror(node, &cluster, "removed")?;
+    let now = wait_true(node, &cluster, "kept")?;
+    ensure!(uid(&now) == uid(&kept), "its mirror was made anew");
+    ensure!(container_id(&now, "main")? == container_id(&kept, "main")?, "restarted");
+    Ok(())
+}
+
+fn a_deleted_node_object_is_made_again(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    node.apply(&networked("web", json!({})))?;
+    join(node, &cluster, &[])?;
+    let id = container_id(&wait_true(node, &cluster, "web")?, "main")?;
+    let first = cluster.get(&node_path(node))?.context("no node")?;
+    cluster.delete(&node_path(node))?;
+    let second = wait_node(node, &cluster, "another one, ready", |found| {
+        uid(found) != uid(&first) && condition(found, "Ready")["status"] == "True"
+    })?;
+    wait_mirror(node, &cluster, "web", "the new node's", |mirror| {
+        mirror["metadata"]["ownerReferences"][0]["uid"] == *uid(&second)
+    })?;
+    ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
+    Ok(())
+}
