@@ -90,7 +90,7 @@ impl Cluster {
         let mut command = Command::new(program);
         command
             .args([format!("--etcd-servers={}", self.store), format!("--secure-port={}", self.port.number)])
-            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--profiling=false"])
+            .args(["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--profiling=false"])
             .args([
                 format!("--tls-cert-file={}", file("apiserver.crt")),
                 format!("--tls-private-key-file={}", file("apiserver.key")),
@@ -111,10 +111,16 @@ impl Cluster {
             ])
             // It is stopped while nodes watch; what they ask for meanwhile is to fail at once.
             .arg("--shutdown-delay-duration=0s");
-        self.apiserver = Some(Daemon::start(&mut command, &self.dir.join("apiserver.log"))?);
-        let ready = || self.request("GET", "/readyz", None).is_ok_and(|(code, _)| code == 200);
-        let waited = wait::until_true(FIRST_START, "the apiserver's readiness", ready);
-        waited.with_context(|| format!("its log ends with:\n{}", tail(&self.log(), 20)))?;
+        let mut daemon = Daemon::start(&mut command, &self.dir.join("apiserver.log"))?;
+        let mut ended = false;
+        let waited = wait::until_true(FIRST_START, "the apiserver's readiness", || {
+            ended = daemon.ended().is_ok_and(|status| status.is_some());
+            ended || self.request("GET", "/readyz", None).is_ok_and(|(code, _)| code == 200)
+        });
+        let said = || format!("its log ends with:\n{}", tail(&daemon.log(), 20));
+        waited.with_context(said)?;
+        ensure!(!ended, "the apiserver ended at once; {}", said());
+        self.apiserver = Some(daemon);
         // Its controller makes the namespaces after that.
         wait::until_true(FIRST_START, "the namespaces", || {
             ["default", "kube-node-lease"]
@@ -128,10 +134,6 @@ impl Cluster {
         let Some(mut apiserver) = self.apiserver.take() else { return Ok(()) };
         apiserver.signal(Signal::TERM);
         apiserver.wait(FIRST_START).map(drop)
-    }
-
-    fn log(&self) -> String {
-        self.apiserver.as_ref().map(Daemon::log).unwrap_or_default()
     }
 
     /// Has `node`'s agent join at its next start: a certificate of its own, and the flags.

@@ -68,10 +68,11 @@ fn wait_mirror(
 
 /// The mirror of a pod whose container `main` is the one that runs on the node.
 fn wait_true(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
-    let id = container_id(&node.wait_running(pod)?, "main")?;
     wait_mirror(node, cluster, pod, "the status of the node's pod", |mirror| {
-        mirror["status"]["phase"] == "Running"
-            && container_id(mirror, "main").is_ok_and(|shown| shown == id)
+        let own = node.pod(pod).unwrap_or_default();
+        let same = container_id(&own, "main").ok() == container_id(mirror, "main").ok();
+        (same && mirror["metadata"]["annotations"]["kubernetes.io/config.mirror"] == *uid(&own))
+            && mirror["status"]["phase"] == "Running"
             && condition(mirror, "Ready")["status"] == "True"
     })
 }
@@ -81,6 +82,12 @@ fn wait_no_mirror(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     wait::until_true(wait::SOON, &format!("the end of {path}"), || {
         cluster.get(&path).is_ok_and(|found| found.is_none())
     })
+}
+
+/// The value of the metric.
+fn connected(metrics: &str) -> Option<&str> {
+    let line = metrics.lines().find(|line| line.starts_with("limpet_apiserver_connected{"))?;
+    line.rsplit_once(' ').map(|(_, value)| value)
 }
 
 fn condition<'a>(object: &'a Value, name: &str) -> &'a Value {
@@ -126,7 +133,7 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     let sources = node.agent.cli(&["sources"])?.success()?;
     ensure!(sources.lines().any(|line| line.starts_with("api") && line.contains("online")), "{sources}");
     let metrics = node.agent.metrics()?;
-    ensure!(metrics.contains("limpet_apiserver_connected 1"), "{metrics}");
+    ensure!(connected(&metrics) == Some("1"), "{metrics}");
     ensure!(
         metrics.contains("rest_client_requests_total{code=\"200\",method=\"PATCH\",resource=\"leases\"}"),
         "{metrics}"
@@ -286,7 +293,8 @@ fn a_node_that_starts_without_an_apiserver_joins_when_it_comes(node: &mut TestNo
             .and_then(|said| said.success().ok())
             .is_some_and(|said| said.contains("unreachable"))
     })?;
-    ensure!(node.agent.metrics()?.contains("limpet_apiserver_connected 0"), "{}", node.agent.metrics()?);
+    let metrics = node.agent.metrics()?;
+    ensure!(connected(&metrics) == Some("0"), "{metrics}");
     ensure!(node.agent.log().matches("no connection to the apiserver").count() == 1, "one line for one change");
 
     cluster.start()?;

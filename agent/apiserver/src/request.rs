@@ -91,6 +91,11 @@ impl Request {
         Self { method, resource, query: String::new(), content_type: "application/json", body }
     }
 
+    /// Reads one.
+    pub fn get(resource: Resource) -> Self {
+        Self::new(http::Method::GET, resource, None)
+    }
+
     /// Reads all that match the field selector.
     pub fn list(resource: Resource, fields: &str) -> Self {
         let mut request = Self::new(http::Method::GET, resource, None);

@@ -63,7 +63,7 @@ impl Link {
         events: Events,
     ) -> Option<Self> {
         let kubeconfig = config.cluster.kubeconfig.clone()?;
-        metrics.set_apiserver_connected(false);
+        metrics.set_apiserver_connected(&config.cluster.server, false);
         let (view, _) = watch::channel(ClusterView {
             server: config.cluster.server.clone(),
             state: Connectivity::Connecting,
@@ -185,7 +185,7 @@ impl Link {
     /// One line and one event for each change of the state.
     fn report(&self, was_online: bool) {
         let ClusterView { server, state, .. } = self.view();
-        self.0.metrics.set_apiserver_connected(state.is_online());
+        self.0.metrics.set_apiserver_connected(&server, state.is_online());
         match state {
             Connectivity::Connecting => {}
             Connectivity::Online { .. } => {

@@ -39,14 +39,12 @@ struct Retry {
 
 /// What a step has brought.
 enum Done {
-    /// A mirror was made; the UID of the one it replaces.
-    Created { mirror: Mirror, instead_of: Option<String> },
+    /// There is this mirror now.
+    Created(Mirror),
     /// The mirror of that UID is gone.
     Deleted(String),
     /// The status of the mirror of that UID is acknowledged.
     Reported(String, Arc<ObservedPod>),
-    /// There is none of that UID any more.
-    Stale(String),
 }
 
 /// Keeps the mirror pods.
@@ -235,23 +233,20 @@ impl Mirrors {
         self.retries.remove(key);
         let known = self.known.entry(key.clone()).or_default();
         match done {
-            Done::Created { mirror, instead_of } => {
-                if let Some(before) = instead_of {
-                    known.deleted = Some(before);
-                }
+            Done::Created(mirror) => {
                 known.admitted = Some(mirror.clone());
                 self.found.get_or_insert_default().insert(key.clone(), mirror);
-                if self.link.view().refused.contains_key(key) {
-                    self.link.show(|view| drop(view.refused.remove(key)));
-                    self.observed.touch();
-                }
             }
             Done::Deleted(uid) => {
                 known.deleted = Some(uid.clone());
                 self.gone(key, &uid);
+                return;
             }
             Done::Reported(uid, pod) => known.status = Some((uid, pod)),
-            Done::Stale(uid) => self.gone(key, &uid),
+        }
+        if self.link.view().refused.contains_key(key) {
+            self.link.show(|view| drop(view.refused.remove(key)));
+            self.observed.touch();
         }
     }
 
@@ -293,48 +288,54 @@ async fn perform(
     (node_name, node_uid): (&str, &str),
 ) -> Result<Done, RequestError> {
     let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
+    let pod = Resource::Pod(namespace.clone(), name.clone());
     let observed = wanted.and_then(|wanted| wanted.observed.as_ref());
-    let mut instead_of = None;
-    match (step, observed) {
-        (Step::Create, _) => {}
-        (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
-            match link.send(Request::delete_now(Resource::Pod(namespace.clone(), name), uid)).await {
-                Ok(_) => {}
-                // Somebody else did, or it is another one by now: the watch tells.
-                Err(error) if error.is_not_found() => {}
-                Err(error) if error.is_conflict() => return Ok(Done::Stale(uid.clone())),
-                Err(error) => return Err(error),
-            }
+    match (step, wanted, observed) {
+        // The next pass makes another one.
+        (Step::Delete { uid } | Step::Replace { uid, .. }, ..) => {
             if let Step::Replace { why, .. } = step {
                 tracing::info!(pod = %key, why, "the mirror pod is made anew");
             }
-            if matches!(step, Step::Delete { .. }) {
-                return Ok(Done::Deleted(uid.clone()));
+            match link.send(Request::delete_now(pod, uid)).await {
+                Err(error) if !error.is_not_found() => Err(error),
+                _ => Ok(Done::Deleted(uid.clone())),
             }
-            instead_of = Some(uid.clone());
         }
-        (Step::Report { uid }, Some(pod)) => {
-            let patch = mirror::status_patch(pod, uid, generation);
+        (Step::Report { uid }, _, Some(observed)) => {
+            let patch = mirror::status_patch(observed, uid, generation);
             let request = Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch);
-            return match link.send(request).await {
-                Ok(_) => Ok(Done::Reported(uid.clone(), Arc::clone(pod))),
-                Err(error) if error.is_not_found() || error.is_conflict() => Ok(Done::Stale(uid.clone())),
+            match link.send(request).await {
+                Ok(_) => Ok(Done::Reported(uid.clone(), Arc::clone(observed))),
+                Err(error) if error.is_not_found() => Ok(Done::Deleted(uid.clone())),
                 // The same status would be refused again; the next one may not be.
                 Err(error) if matches!(error.code(), Some(400 | 422)) => {
                     tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
-                    Ok(Done::Reported(uid.clone(), Arc::clone(pod)))
+                    Ok(Done::Reported(uid.clone(), Arc::clone(observed)))
                 }
                 Err(error) => Err(error),
-            };
+            }
         }
-        (Step::Report { uid }, None) => return Ok(Done::Stale(uid.clone())),
+        (Step::Create, Some(wanted), _) => {
+            let started = observed.and_then(|pod| pod.status.start_time.as_ref()).map(|time| time.0);
+            let seen = started.unwrap_or_else(Timestamp::now).to_string();
+            let document = mirror::document(wanted, node_name, node_uid, &seen);
+            let created = match link.send(Request::create(Resource::Pods(namespace), document)).await {
+                // An earlier request may have come through whose answer was lost.
+                Err(error) if error.is_conflict() => {
+                    let found = link.send(Request::get(pod)).await?;
+                    if Mirror::read(&found).is_none() {
+                        return Err(error);
+                    }
+                    found
+                }
+                created => created?,
+            };
+            let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
+            mirror
+                .map(Done::Created)
+                .ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))
+        }
+        // A step is of a pod that is there: nothing comes here.
+        (Step::Create | Step::Report { .. }, ..) => Err(RequestError::Unreadable("a step without a pod".to_owned())),
     }
-    let Some(wanted) = wanted else { return Ok(Done::Deleted(instead_of.unwrap_or_default())) };
-    let started = observed.and_then(|pod| pod.status.start_time.as_ref()).map(|time| time.0);
-    let seen = started.unwrap_or_else(Timestamp::now).to_string();
-    let document = mirror::document(wanted, node_name, node_uid, &seen);
-    let created = link.send(Request::create(Resource::Pods(namespace), document)).await?;
-    let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
-    let mirror = mirror.ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))?;
-    Ok(Done::Created { mirror, instead_of })
 }

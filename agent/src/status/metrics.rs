@@ -25,8 +25,8 @@ use prometheus_client::registry::Registry;
 
 use labels::{
     BackendLabel, ChangeLabel, ConditionLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels,
-    RemovalLabel, RequestLabels, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel,
-    TypeLabel, VerdictLabel, WriterLabels,
+    RemovalLabel, RequestLabels, ServerLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static,
+    StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
 use limpet_core::eviction::Signal;
@@ -73,7 +73,7 @@ pub struct Metrics {
     source_success: Family<SourceLabel, Gauge<f64, AtomicU64>>,
     containerd_connected: Gauge,
     /// Without a series on a node that is in no cluster.
-    apiserver_connected: Family<NoLabels, Gauge>,
+    apiserver_connected: Family<ServerLabel, Gauge>,
     apiserver_requests: Family<RequestLabels, Counter>,
     merge_changes: Family<ChangeLabel, Counter>,
     merge_seconds: Histogram,
@@ -273,8 +273,8 @@ impl Metrics {
     }
 
     /// Whether the apiserver answers.
-    pub fn set_apiserver_connected(&self, connected: bool) {
-        self.apiserver_connected.get_or_create(&[]).set(i64::from(connected));
+    pub fn set_apiserver_connected(&self, server: &str, connected: bool) {
+        self.apiserver_connected.get_or_create(&ServerLabel { server: server.to_owned() }).set(i64::from(connected));
     }
 
     /// A request to the apiserver has ended; `code` is `<error>` when nobody answered, as in client-go.
@@ -428,9 +428,6 @@ fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
     }
     container.container_id.as_ref().map(|_| ContainerState::Created)
 }
-
-/// Of a series that is there at times.
-type NoLabels = [(&'static str, &'static str); 0];
 
 type BuildLabels = Vec<(&'static str, String)>;
 

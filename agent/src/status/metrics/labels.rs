@@ -140,6 +140,7 @@ one_label!(OperationLabel, operation_type: &'static str);
 one_label!(ChangeLabel, change: MergeChange);
 one_label!(SourceLabel, source: &'static str);
 one_label!(NodeLabel, node: String);
+one_label!(ServerLabel, server: String);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct RequestLabels {
