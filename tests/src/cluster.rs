@@ -58,6 +58,11 @@ pub fn end() {
     *SHARED.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
+/// Whom the apiserver's certificate names when it asks a node.
+pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+/// The address of every node.
+pub const NODE_ADDRESS: &str = "192.0.2.10";
+
 /// etcd, and an apiserver that comes and goes.
 #[derive(Debug)]
 pub struct Cluster {
@@ -79,6 +84,8 @@ impl Cluster {
         openssl(dir, &["genrsa", "-out", "sa.key", "2048"])?;
         certify(dir, "apiserver", "/CN=kube-apiserver", "subjectAltName=IP:127.0.0.1")?;
         certify(dir, "admin", "/O=system:masters/CN=admin", "extendedKeyUsage=clientAuth")?;
+        let kubelet_client = format!("/O=kubeadm:cluster-admins/CN={KUBELET_CLIENT}");
+        certify(dir, "kubelet-client", &kubelet_client, "extendedKeyUsage=clientAuth")?;
         let (etcd, store) = etcd(dir)?;
         Ok(Self { dir: dir.to_owned(), port: Port::claim()?, store, apiserver: None, _etcd: etcd })
     }
@@ -108,6 +115,11 @@ impl Cluster {
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
                 "--allow-privileged=true",
+            ])
+            .args([
+                format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
+                format!("--kubelet-client-key={}", file("kubelet-client.key")),
+                "--kubelet-preferred-address-types=InternalIP".to_owned(),
             ])
             // It is stopped while nodes watch; what they ask for meanwhile is to fail at once.
             .arg("--shutdown-delay-duration=0s");
@@ -162,8 +174,32 @@ impl Cluster {
             settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
             // Renewals each second, and an address that needs no route.
             settings.kubelet.push("nodeLeaseDurationSeconds: 4".to_owned());
-            settings.limpet.push("nodeIP: 192.0.2.10".to_owned());
+            settings.limpet.push(format!("nodeIP: {NODE_ADDRESS}"));
         })
+    }
+
+    /// The certificate of the authority that everybody's certificate in the cluster is of.
+    pub fn authority(&self) -> PathBuf {
+        self.dir.join("ca.crt")
+    }
+
+    /// What a command in a container writes, by the WebSocket that `kubectl exec` opens: the frames as they are.
+    pub fn exec(&self, pod: &str, command: &[&str]) -> Result<String> {
+        let words: String = command.iter().map(|word| format!("&command={word}")).collect();
+        let path = format!("/api/v1/namespaces/default/pods/{pod}/exec?container=main&stdout=true{words}");
+        let upgrade = [
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: bGltcGV0LWxpbXBldC1saQ==",
+            "Sec-WebSocket-Protocol: v5.channel.k8s.io",
+        ];
+        let mut curl = self.curl(&path);
+        curl.args(["--http1.1", "--no-buffer", "--include"]);
+        upgrade.iter().for_each(|header| drop(curl.args(["--header", header])));
+        // The server closes the WebSocket once the command is over; curl may take that for a fault.
+        let output = process::run(&mut curl, b"")?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// What is at `path`; `None` when there is nothing.
@@ -202,26 +238,31 @@ impl Cluster {
         Ok(())
     }
 
-    /// One request of the administrator's by curl: the status and the body.
-    fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<(u16, String)> {
+    /// curl, as the administrator.
+    fn curl(&self, path: &str) -> Command {
         let mut command = Command::new("curl");
-        command.args([
-            "--silent",
-            "--show-error",
-            "--max-time",
-            "30",
-            "--request",
-            method,
-            "--write-out",
-            "\n%{http_code}",
-        ]);
+        command.args(["--silent", "--show-error", "--max-time", "30"]);
         for (flag, name) in [("--cacert", "ca.crt"), ("--cert", "admin.crt"), ("--key", "admin.key")] {
             command.arg(flag).arg(self.dir.join(name));
         }
+        command.arg(format!("https://127.0.0.1:{}{path}", self.port.number));
+        command
+    }
+
+    /// Text at `path`, which is no JSON.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let (code, body) = self.request("GET", path, None)?;
+        ensure!(code == 200, "GET {path}: {code} {body}");
+        Ok(body)
+    }
+
+    /// One request of the administrator's by curl: the status and the body.
+    fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<(u16, String)> {
+        let mut command = self.curl(path);
+        command.args(["--request", method, "--write-out", "\n%{http_code}"]);
         if let Some((content_type, _)) = body {
             command.args(["--header", &format!("Content-Type: {content_type}"), "--data-binary", "@-"]);
         }
-        command.arg(format!("https://127.0.0.1:{}{path}", self.port.number));
         let input = body.map(|(_, body)| body.to_string()).unwrap_or_default();
         let output = process::run(&mut command, input.as_bytes())?;
         ensure!(output.status.success(), "{method} {path}: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -1,13 +1,14 @@
 //! A node in a cluster: its Node and lease, and the mirror pods of its static pods, with an apiserver that comes and goes.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::claim::Port;
 use limpet_tests::cluster::{self, Cluster};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::suite::Case;
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, process, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -20,9 +21,50 @@ fn main() -> ExitCode {
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_deleted_node_object_is_made_again)),
+        joining(case!(logs_and_commands_come_through_the_apiserver)),
     ]);
     cluster::end();
     code
+}
+
+/// The nodes' address, on loopback as long as it is needed.
+struct NodeAddress;
+
+impl NodeAddress {
+    fn add() -> Result<Self> {
+        process::checked(Command::new("ip").args(["address", "replace", cluster::NODE_ADDRESS, "dev", "lo"]))?;
+        Ok(Self)
+    }
+}
+
+impl Drop for NodeAddress {
+    fn drop(&mut self) {
+        let address = format!("{}/32", cluster::NODE_ADDRESS);
+        Command::new("ip").args(["address", "del", &address, "dev", "lo"]).status().ok();
+    }
+}
+
+/// As `kubectl logs` and `kubectl exec` ask for them: the apiserver asks the node's port, with its certificate.
+fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<()> {
+    let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    node.agent.reconfigure(|settings| {
+        let authority = cluster.authority();
+        settings.kubelet.push(format!("port: {}", port.number));
+        settings.kubelet.push(format!("authentication: {{x509: {{clientCAFile: {}}}}}", authority.display()));
+        settings.limpet.push(format!("serverAllowedNames: [{}]", cluster::KUBELET_CLIENT));
+    })?;
+    join(node, &cluster, &[])?;
+    wait_node(node, &cluster, "the port of its API", |found| {
+        found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
+    })?;
+    let script = "echo hello from inside; trap 'exit 0' TERM; sleep 100000 & wait";
+    node.apply(&pod("web", json!({ "containers": [shell("main", script)] })))?;
+    wait_true(node, &cluster, "web")?;
+    let log = cluster.text(&format!("{}/log?container=main", mirror_path(node, "web")))?;
+    ensure!(log == "hello from inside\n", "{log}");
+    let frames = cluster.exec(&node.full_name("web"), &["echo", "from", "outside"])?;
+    ensure!(frames.contains("101 Switching Protocols") && frames.contains("from outside"), "{frames}");
+    Ok(())
 }
 
 fn joining(case: Case) -> Case {

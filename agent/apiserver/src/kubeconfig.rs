@@ -171,7 +171,7 @@ mod tests {
         clusters: [{name: lab, cluster: {server: https://192.0.2.1:6443}}]\n\
         users: [{name: node, user: {token: secret-token}}]\n";
 
-    fn told(text: &str) -> String {
+    fn outcome(text: &str) -> String {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kubeconfig");
         std::fs::write(&path, text).unwrap();
@@ -242,15 +242,14 @@ mod tests {
             ),
         ];
         for (from, to, expected) in table {
-            assert_eq!(told(&WHOLE.replace(from, to)), expected, "{to}");
+            assert_eq!(outcome(&WHOLE.replace(from, to)), expected, "{to}");
         }
     }
 
     #[test]
-    fn what_is_no_kubeconfig_is_told_without_its_content() {
-        let said = told(&WHOLE.replace("contexts: [", "contexts: ["));
-        assert_eq!(said, "https://192.0.2.1:6443");
-        let said = told("current-context: [secret-token\n");
+    fn what_is_no_kubeconfig_is_named_without_its_content() {
+        assert_eq!(outcome(WHOLE), "https://192.0.2.1:6443");
+        let said = outcome("current-context: [secret-token\n");
         assert!(said.starts_with("kubeconfig: is no kubeconfig: ") && !said.contains("secret-token"), "{said}");
         let missing = check(Path::new("/nowhere/kubeconfig")).unwrap_err().to_string();
         assert!(missing.starts_with("/nowhere/kubeconfig: there is no such file; "), "{missing}");

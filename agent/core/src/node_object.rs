@@ -53,6 +53,8 @@ pub struct NodeDescription {
     pub disk: (u64, u64),
     /// How many pods it may have.
     pub max_pods: u32,
+    /// Where kubelet's API is served; `None`: nowhere.
+    pub api_port: Option<u16>,
     /// `nodeInfo` without what `node_info` knows itself: `machineID`, `kernelVersion`, …
     pub info: BTreeMap<&'static str, String>,
 }
@@ -161,8 +163,11 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     info["architecture"] = json!(node.architecture);
     info["operatingSystem"] = json!("linux");
     info["containerRuntimeVersion"] = json!(format!("containerd://{}", report.runtime_version));
+    // An apiserver takes port 0 for none.
+    let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
     json!({
         "addresses": addresses,
+        "daemonEndpoints": endpoint,
         "capacity": quantities((node.memory.0, node.disk.0)),
         "allocatable": quantities((left(node.memory), left(node.disk))),
         "conditions": conditions(report, seen, now),

@@ -14,6 +14,7 @@ fn node() -> NodeDescription {
         memory: (1 << 30, 100 << 20),
         disk: (1_000, 100),
         max_pods: 110,
+        api_port: Some(10_250),
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
     }
 }

@@ -29,6 +29,7 @@ pub(super) async fn describe(config: &Config, facts: &NodeFacts) -> NodeDescript
         memory: (facts.memory_capacity, kept(Signal::MemoryAvailable, facts.memory_capacity)),
         disk: (disk, kept(Signal::NodefsAvailable, disk)),
         max_pods: config.max_pods,
+        api_port: config.server.api().map(|address| address.port()),
         info,
     }
 }
