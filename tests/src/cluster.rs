@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::apiserver::{Etcd, FIRST_START, etcd};
 use crate::claim::Port;
 use crate::process::{self, Daemon, tail};
+use crate::sweep::CLUSTER;
 use crate::{TestNode, tools, wait};
 
 /// How a patch of the tests is applied.
@@ -44,7 +45,7 @@ impl std::ops::DerefMut for Shared {
 pub fn shared() -> Result<Shared> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if shared.is_none() {
-        *shared = Some(Cluster::prepare(&PathBuf::from(format!("/var/tmp/limpet-cluster-{}", std::process::id())))?);
+        *shared = Some(Cluster::prepare(&PathBuf::from(format!("/var/tmp/{CLUSTER}{}", std::process::id())))?);
     }
     let mut shared = Shared(shared);
     if shared.apiserver.is_none() {

@@ -11,6 +11,8 @@ use crate::{cni, node, process, tools, wait};
 
 /// Where machines under emulation have their disks and sockets: `limpet-vm-PID` and the like in here.
 const PARENT: &str = "/var/tmp";
+/// How directories of clusters begin; they end with the process's number.
+pub(crate) const CLUSTER: &str = "limpet-cluster-";
 /// How directories in the cache begin while something is fetched, made or asked in them.
 const UNFINISHED: [&str; 3] = [".vm-", ".apt-", ".apiserver-"];
 /// How the cgroups of limpet-host's tests begin; they end with `-PID`.
@@ -50,6 +52,9 @@ pub fn sweep() {
         for dir in left(Path::new(PARENT), |name| name.strip_prefix(machines.prefix())) {
             remove(&dir, &["qemu-system"]);
         }
+    }
+    for dir in left(Path::new(PARENT), |name| name.strip_prefix(CLUSTER)) {
+        remove(&dir, &["etcd", "kube-apiserver"]);
     }
     for dir in left(&tools::cache_dir(), |name| UNFINISHED.iter().find_map(|prefix| name.strip_prefix(prefix))) {
         remove(&dir, &["etcd", "kube-apiserver"]);
