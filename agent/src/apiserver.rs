@@ -5,7 +5,7 @@
 //! connection leaves nothing behind but one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`,
 //! `connectivity`.
 //!
-//! [`follow`] reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own are counted and not
+//! `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own are counted and not
 //! run yet; they are to enter the merge as a source like the others, from the same watch.
 
 mod events;
