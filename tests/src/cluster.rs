@@ -197,7 +197,9 @@ impl Cluster {
         ];
         let mut curl = self.curl(&path);
         curl.args(["--http1.1", "--no-buffer", "--include"]);
-        upgrade.iter().for_each(|header| drop(curl.args(["--header", header])));
+        for header in upgrade {
+            curl.args(["--header", header]);
+        }
         // The server closes the WebSocket once the command is over; curl may take that for a fault.
         let output = process::run(&mut curl, b"")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
