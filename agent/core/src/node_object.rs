@@ -14,6 +14,9 @@ pub const LEASE_NAMESPACE: &str = "kube-node-lease";
 /// A lease is renewed at this part of its duration, as kubelet does.
 const RENEWALS_PER_DURATION: u32 = 4;
 
+/// The node speaks WebSocket for `exec`: to one that does not declare it an apiserver speaks SPDY.
+const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
+
 /// Conditions that somebody else changed are set right this long after they were sent: two agents with one name would
 /// otherwise answer one another without a pause. It is kubelet's `nodeStatusUpdateFrequency`.
 const CORRECTION: Duration = Duration::from_secs(10);
@@ -168,6 +171,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     json!({
         "addresses": addresses,
         "daemonEndpoints": endpoint,
+        "declaredFeatures": node.api_port.map(|_| [WEBSOCKETS]),
         "capacity": quantities((node.memory.0, node.disk.0)),
         "allocatable": quantities((left(node.memory), left(node.disk))),
         "conditions": conditions(report, seen, now),

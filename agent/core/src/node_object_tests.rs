@@ -58,7 +58,8 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
         (&json!("containerd://2.1.9"), &json!("6.12"))
     );
     assert_eq!((&info["operatingSystem"], &info["architecture"]), (&json!("linux"), &json!("arm64")));
-    assert!(status.get("daemonEndpoints").is_none(), "nothing is served yet");
+    assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10_250);
+    assert_eq!(status["declaredFeatures"], json!(["ExtendWebSocketsToKubelet"]));
     let ready = ("True", "KubeletReady", "kubelet is posting ready status");
     assert_eq!(condition(status, "Ready"), (ready.0.into(), ready.1.into(), ready.2.into()));
 }
