@@ -368,3 +368,21 @@ fn a_start_that_was_found_again_keeps_its_record_when_the_pod_has_finished() {
     reaped(&mut pod, 0);
     assert_eq!(actions(&pod, now), [Action::ReleaseSandbox]);
 }
+
+#[test]
+fn what_a_lost_start_may_have_left_is_removed_when_the_cgroup_waits_for_it() {
+    let now = Instant::now();
+    let mut pod = ready(pod("Always", &[], &["a"]));
+    exited(&mut pod, 0, 0, now);
+    reaped(&mut pod, 0);
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 1);
+    pod.containers[0].possible_orphan = Some(id);
+    assert_eq!(actions(&pod, now), [Action::Start(0)], "the start itself removes it");
+    // As after the agent's start: it may have been of another version, with other limits.
+    pod.cgroup.set = None;
+    assert_eq!(actions(&pod, now), [Action::Discard(0)]);
+    pod.containers[0].retry = Some(RetryState::transient("FailedKillPod", "no answer".into(), now));
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + Duration::from_secs(1))));
+    (pod.containers[0].possible_orphan, pod.containers[0].retry) = (None, None);
+    assert!(matches!(actions(&pod, now)[..], [Action::UpdateCgroup(_)]));
+}

@@ -43,8 +43,13 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && pod.cgroup_admits();
     if ready && awaits::by_container(pod, slot, node).is_none() && !hooks::hold_back(plan, pod, index) {
         plan.push(Action::Start(index));
-    } else {
-        clear(plan, index, slot, true, now);
+        return;
+    }
+    let planned = plan.actions.len();
+    clear(plan, index, slot, true, now);
+    // Its next start would remove it, and that start waits for the cgroup.
+    if plan.actions.len() == planned && slot.unknown_start().is_some() && pod.cgroup_waits_for_unknown_start() {
+        plan.push(Action::Discard(index));
     }
 }
 
