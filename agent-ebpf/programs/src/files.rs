@@ -68,7 +68,7 @@ fn append_executable(texts: *mut u8, length: &mut usize) -> bool {
 /// Tells of so many attempts of `operation` on the name of `dentry` in the directory `key`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub fn report(attempts: Attempts, operation: Operation, key: &InodeKey, dentry: Pointer) {
+pub fn tell(attempts: Attempts, operation: Operation, key: &InodeKey, dentry: Pointer) {
     let Some(mut entry) = maps::reserve::<FileRecord>() else { return };
     let record = entry.as_mut_ptr();
     // SAFETY: the reserved bytes are a FileRecord's; every field is written, the name by the helper or as empty.

@@ -120,7 +120,7 @@ fn answer(operation: Operation, key: &InodeKey, dentry: Pointer, pods_alone: boo
 fn report(operation: Operation, key: &InodeKey, dentry: Pointer, refused: bool) {
     let kind = [actor::cgroup(), operation as u64, key[0], key[1]];
     if let Some(number) = maps::attempts(&kind) {
-        files::report(Attempts::new(number, refused), operation, key, dentry);
+        files::tell(Attempts::new(number, refused), operation, key, dentry);
     }
 }
 

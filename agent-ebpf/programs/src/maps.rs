@@ -44,7 +44,7 @@ static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
 /// How many records found no room.
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
-/// Directories whose changes are reported.
+/// Directories whose changes are told.
 #[map]
 static WATCHED: HashMap<InodeKey, u32> = HashMap::with_max_entries(64, 0);
 /// Followed processes, each with the last signal that was sent to it: the signal 0 before the first.

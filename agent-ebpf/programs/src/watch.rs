@@ -1,6 +1,6 @@
 //! Who changes something in a watched directory.
 //!
-//! At the entry of the function by which the kernel notifies inotify and fanotify, so only of what was done, by the same name,
+//! At the entry of the function by which the kernel tells inotify and fanotify, so only of what was done, by the same name,
 //! and before either can be read. A kprobe, because the kernel does not preempt one: a program of another kind (fentry,
 //! fexit) is skipped for every other process of the CPU while a process is preempted in it.
 
@@ -25,7 +25,7 @@ const OF_DIRECTORY: u32 = 0x4000_0000;
 #[inline(always)]
 fn operation(mask: u32) -> Option<Operation> {
     let of_directory = mask & OF_DIRECTORY != 0;
-    // One bit at a time: the kernel reports one event in each call.
+    // One bit at a time: the kernel tells of one event in each call.
     Some(match mask & (ATTRIB | CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE) {
         CLOSE_WRITE => Operation::Written,
         CREATE if of_directory => Operation::MakeDirectory,

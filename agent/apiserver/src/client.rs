@@ -36,7 +36,7 @@ impl Client {
     /// The credentials cannot be had.
     pub fn open(path: &Path) -> Result<Self, RequestError> {
         let (config, _) = kubeconfig::read(path)?;
-        let refused = |error: kube::Error| RequestError::Credentials(crate::error::chain(&error));
+        let refused = |error: kube::Error| RequestError::Credentials(crate::causes::chain(&error));
         let auth = config.auth_layer().map_err(refused)?;
         let mut connector = legacy::connect::HttpConnector::new();
         connector.enforce_http(false);

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use crate::causes::chain;
 use crate::kubeconfig::KubeconfigError;
 
 /// Why there is no answer, or none that was hoped for.
@@ -117,21 +118,6 @@ fn innermost(error: &(dyn Error + 'static)) -> (String, bool) {
             None => return (current.to_string(), false),
         }
     }
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Many errors repeat their cause.
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

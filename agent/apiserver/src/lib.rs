@@ -3,6 +3,7 @@
 //! Without policy: what is sent, when, and what an answer means for the node is decided elsewhere. Documents are JSON
 //! values: this crate knows paths and verbs, and no fields.
 
+mod causes;
 pub mod client;
 pub mod error;
 pub mod kubeconfig;
