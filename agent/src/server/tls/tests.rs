@@ -60,7 +60,8 @@ impl Server {
             stream.write_all(b"hello").await.map_err(|error| error.to_string())?;
             Ok(caller)
         });
-        let connector = TlsConnector::from(Arc::new(client_config(pair)));
+        let (certificate, _) = self_signed::ensure(&self.dir.path().join("pki"), "edge1").unwrap();
+        let connector = TlsConnector::from(Arc::new(client_config(&certificate, pair)));
         let stream = TcpStream::connect(address).await.unwrap();
         if let Ok(mut stream) = connector.connect(ServerName::try_from("edge1").unwrap(), stream).await {
             let _ = stream.read(&mut [0; 5]).await;
@@ -69,53 +70,16 @@ impl Server {
     }
 }
 
-fn client_config(pair: Option<Pair>) -> ClientConfig {
+/// A client that trusts the server's self-signed certificate alone.
+fn client_config(server: &Path, pair: Option<Pair>) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(server).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap().dangerous();
-    let builder = builder.with_custom_certificate_verifier(Arc::new(Trusting));
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = builder.with_root_certificates(roots);
     match pair {
         Some((chain, key)) => builder.with_client_auth_cert(chain, key).unwrap(),
         None => builder.with_no_client_auth(),
-    }
-}
-
-/// The tests are about the other direction.
-#[derive(Debug)]
-struct Trusting;
-
-impl rustls::client::danger::ServerCertVerifier for Trusting {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: rustls::pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        self.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
     }
 }
 
