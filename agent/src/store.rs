@@ -62,9 +62,9 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// A damaged database could not be replaced by a new one.
-    #[error("cannot replace damaged {path}")]
-    Salvage {
+    /// A new database could not be created, in the place of a damaged one or as the first.
+    #[error("cannot create {path}")]
+    Create {
         /// The database's path.
         path: PathBuf,
         /// The cause.
@@ -313,6 +313,7 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
         }
     }
     let Some(aside) = quarantine::unsalvaged(path) else {
+        salvage::create(path)?;
         return Ok((open_database(path).map_err(|error| open_error(path, error))?, None));
     };
     let recovered = salvage::rebuild(&aside, path)?;

@@ -1,4 +1,4 @@
-//! Builds a new database from the intact records of a damaged one.
+//! Builds a new database, from the intact records of a damaged one where there is one.
 //!
 //! The damaged file is not opened as a database, which may fail or panic: its bytes are searched for records, each with
 //! its own name, sequence and checksum ([`super::record`]). Unused pages hold older records; of one origin the highest
@@ -21,21 +21,29 @@ const MAX_BYTES: u64 = 256 << 20;
 /// The records of a file by what they are about: the tag of their type, their source, their name.
 type Records<'a> = BTreeMap<(u8, SourceKind, &'a str), (&'static Table, Record<'a>)>;
 
-/// Creates a database at `path` from the records in `aside`; the file appears only when complete. Returns the number of
-/// salvaged files and URLs.
+/// Creates a database at `path` from the records in `aside`. Returns the number of salvaged files and URLs.
 pub(super) fn rebuild(aside: &Path, path: &Path) -> Result<usize, StoreError> {
-    let failed = |source| StoreError::Salvage { path: path.to_owned(), source };
     let bytes = read(aside).unwrap_or_else(|error| {
         tracing::error!(%error, path = %aside.display(), "the damaged database cannot be read");
         Vec::new()
     });
-    let records = newest(&bytes);
+    create_with(path, &newest(&bytes))
+}
+
+/// Creates an empty database at `path`.
+pub(super) fn create(path: &Path) -> Result<(), StoreError> {
+    create_with(path, &Records::new()).map(drop)
+}
+
+/// The file appears at `path` only when complete: one that a crash left half made would count as damaged.
+fn create_with(path: &Path, records: &Records<'_>) -> Result<usize, StoreError> {
+    let failed = |source| StoreError::Create { path: path.to_owned(), source };
     let fresh = with_suffix(path, ".new");
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    let count = fill(&fresh, &records)?;
+    let count = fill(&fresh, records)?;
     std::fs::rename(&fresh, path).map_err(failed)?;
     if let Some(directory) = path.parent() {
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)?;

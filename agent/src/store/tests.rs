@@ -221,6 +221,29 @@ fn a_full_disk_is_reported_and_recovered_from() {
     outcome.unwrap();
 }
 
+/// As a power cut during the very first start would: what it leaves is no damage, or no orphan would be looked for.
+#[test]
+fn a_database_whose_creation_was_interrupted_is_not_there() {
+    let root = tempfile::tempdir().unwrap();
+    let disk = root.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let mounted = rustix::mount::mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), Some(c"size=8k"));
+    let mounted = mounted.map_err(|error| format!("the right to mount: {error}"));
+    let Some(()) = limpet_tests::need::need(mounted) else { return };
+    let outcome = std::panic::catch_unwind(|| {
+        let path = disk.join("limpet.db");
+        Store::open(&path).unwrap_err();
+        let remains: Vec<_> = fs::read_dir(&disk).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(remains, ["limpet.db.new"]);
+        rustix::mount::mount_remount(&disk, MountFlags::empty(), c"size=6m").unwrap();
+        let (store, set_aside) = Store::open(&path).unwrap();
+        assert!(set_aside.is_none() && store.damaged().is_empty());
+        assert!(store.apply(SourceKind::File, &put("a.yaml", &["{1}"])).unwrap());
+    });
+    rustix::mount::unmount(&disk, UnmountFlags::DETACH).unwrap();
+    outcome.unwrap();
+}
+
 /// A worn card may return any bytes. redb reports most of them and panics on some: then the next start is clean.
 #[test]
 fn damaged_pages_crash_the_agent_at_most_once() {
