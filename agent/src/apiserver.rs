@@ -1,7 +1,7 @@
 //! The agent in a cluster: registers its Node, renews its lease, and shows the pods of its own sources as mirror pods.
 //!
 //! Only with `--kubeconfig`; without it nothing of this is made. It is one task beside the others, started last, and no
-//! pod depends on it: what it says to the apiserver is compared with what the agent observes, so a time without a
+//! pod depends on it: what it sends to the apiserver is compared with what the agent observes, so a time without a
 //! connection leaves nothing behind but one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`,
 //! `connectivity`.
 //!
@@ -34,8 +34,8 @@ use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
 
-/// How many objects that a watch tells may wait for those who compare; then the watch waits.
-const NEWS: usize = 16;
+/// How many updates of a watch may wait for those who compare; then the watch waits.
+const UPDATES: usize = 16;
 
 /// What the tasks read of the agent.
 #[derive(Debug)]
@@ -63,8 +63,8 @@ pub struct Inputs {
 /// Takes part in the cluster that `link` leads to, until `stop`.
 pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
     let name = inputs.facts.name.clone();
-    let (of_node, node_news) = mpsc::channel(NEWS);
-    let (of_pods, pod_news) = mpsc::channel(NEWS);
+    let (of_node, node_updates) = mpsc::channel(UPDATES);
+    let (of_pods, pod_updates) = mpsc::channel(UPDATES);
     let (seen, seen_by_others) = watch::channel(node::Seen::Unknown);
     let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads: true };
     let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: false };
@@ -93,9 +93,9 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         tokio::join!(
             Box::pin(follow(link.clone(), follow_node, of_node)),
             Box::pin(follow(link.clone(), follow_pods, of_pods)),
-            Box::pin(keeper.run(node_news)),
+            Box::pin(keeper.run(node_updates)),
             Box::pin(lease::renew(link.clone(), name.clone(), lease_duration, seen_by_others)),
-            Box::pin(mirrors.run(pod_news)),
+            Box::pin(mirrors.run(pod_updates)),
             Box::pin(events::post(link.clone(), name.clone(), inputs.events)),
         )
     };

@@ -4,6 +4,7 @@
 //! apiserver; what fails before the tasks is an error with an exit code, what fails after them a log line and
 //! another try.
 
+mod cluster;
 mod error;
 mod listeners;
 mod observer;
@@ -20,7 +21,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::apiserver::{self, Link};
 use crate::attribution::Feed;
 use crate::clock;
 use crate::config::Config;
@@ -48,6 +48,7 @@ use crate::store::Store;
 use crate::worker::WorkerContext;
 use crate::worker::node_claims::NodeClaims;
 use crate::worker::supervisor::{Intake, Supervisor};
+use cluster::join_cluster;
 pub use error::AppError;
 use limpet_containerd::event_stream;
 use limpet_containerd::image::Images;
@@ -63,7 +64,6 @@ use limpet_host::selinux;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
-use limpet_model::source::SourceKind;
 use listeners::start_listeners;
 use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
@@ -385,27 +385,4 @@ fn supervise(
     let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, heartbeat };
     shared.tasks.spawn(supervisor.run(intake));
     node_state
-}
-
-/// With a kubeconfig, takes part in its cluster. Nothing waits for it.
-fn join_cluster(
-    shared: &Shared,
-    facts: NodeFacts,
-    sources: Vec<SourceKind>,
-    node_state: watch::Receiver<NodeState>,
-) -> Option<Link> {
-    let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
-    let inputs = apiserver::Inputs {
-        config: Arc::clone(&shared.config),
-        facts,
-        observed: shared.observed.clone(),
-        desired: shared.desired.clone(),
-        sources,
-        events: shared.events.clone(),
-        node_state,
-        network: shared.backends.network.subscribe(),
-        containerd: shared.backends.client.clone(),
-    };
-    shared.tasks.spawn(apiserver::run(link.clone(), inputs, shared.stop.clone()));
-    Some(link)
 }

@@ -1,4 +1,4 @@
-//! Kubeconfig files, checked in full: whoever wrote one is told the file, the field and what to do.
+//! Kubeconfig files, checked in full: an error names the file, the field and the remedy.
 
 use std::path::{Path, PathBuf};
 

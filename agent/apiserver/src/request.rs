@@ -1,7 +1,6 @@
 //! The requests that a node makes: their paths, verbs and bodies.
 
-use std::fmt::Write as _;
-
+use form_urlencoded::Serializer;
 use hyper::http;
 use serde_json::Value;
 
@@ -99,19 +98,19 @@ impl Request {
     /// Reads all that match the field selector.
     pub fn list(resource: Resource, fields: &str) -> Self {
         let mut request = Self::new(http::Method::GET, resource, None);
-        request.query = format!("?fieldSelector={}", escaped(fields));
+        request.add_query(&[("fieldSelector", fields)]);
         request
     }
 
     /// Watches all that match the field selector, from that version on, for so many seconds.
     pub(crate) fn watch(resource: Resource, fields: &str, version: &str, seconds: u64) -> Self {
         let mut request = Self::list(resource, fields);
-        let version = escaped(version);
-        // Writing to a String cannot fail.
-        let _ = write!(
-            request.query,
-            "&watch=true&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={seconds}"
-        );
+        request.add_query(&[
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", version),
+            ("timeoutSeconds", &seconds.to_string()),
+        ]);
         request
     }
 
@@ -141,11 +140,19 @@ impl Request {
         Self::new(http::Method::DELETE, resource, Some(options))
     }
 
+    fn add_query(&mut self, parameters: &[(&str, &str)]) {
+        self.query = Serializer::new(std::mem::take(&mut self.query)).extend_pairs(parameters).finish();
+    }
+
     /// As HTTP has it.
     pub(crate) fn into_http(self) -> Result<http::Request<Vec<u8>>, http::Error> {
+        let mut uri = self.resource.path();
+        if !self.query.is_empty() {
+            uri = format!("{uri}?{}", self.query);
+        }
         let request = http::Request::builder()
             .method(self.method)
-            .uri(format!("{}{}", self.resource.path(), self.query))
+            .uri(uri)
             .header(http::header::ACCEPT, "application/json")
             .header(http::header::USER_AGENT, concat!("limpet/", env!("CARGO_PKG_VERSION")));
         match self.body {
@@ -155,19 +162,6 @@ impl Request {
             }
         }
     }
-}
-
-/// A value of a query.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => escaped.push(char::from(byte)),
-            // Writing to a String cannot fail.
-            _ => drop(write!(escaped, "%{byte:02X}")),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ impl Change {
     }
 }
 
-/// The changes that a server tells, until it ends the watch.
+/// The changes that a server sends, until it ends the watch.
 pub struct Watch(BoxStream<'static, Result<Change, RequestError>>);
 
 impl Watch {

@@ -201,7 +201,7 @@ impl Desired {
         self.0.version.send_modify(|version| *version = version.wrapping_add(1));
     }
 
-    /// Is told of every snapshot from now on, and of several as of one.
+    /// Changes with every snapshot from now on; several may be seen as one.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.version.subscribe()
     }

@@ -28,26 +28,26 @@ pub(super) struct Followed {
     pub(super) leads: bool,
 }
 
-/// What is told of the objects.
+/// A change of the objects that are followed.
 #[derive(Debug)]
-pub(super) enum News {
-    /// All there are.
-    All(Vec<Value>),
+pub(super) enum Update {
+    /// All there are, after which nothing that was known counts.
+    Listed(Vec<Value>),
     /// One is new or was changed.
     Stored(Value),
     /// One is gone.
     Deleted(Value),
 }
 
-/// Tells all news; ends when nobody listens any more.
-pub(super) async fn follow(link: Link, what: Followed, news: mpsc::Sender<News>) {
+/// Sends every update; ends once the receiver is dropped.
+pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Update>) {
     let (mut failures, mut version) = (0_u32, None);
-    while !news.is_closed() {
+    while !updates.is_closed() {
         if !what.leads {
             link.online().await;
         }
         let begun = Instant::now();
-        let ended = session(&link, &what, &news, &mut version).await;
+        let ended = session(&link, &what, &updates, &mut version).await;
         let lasted = begun.elapsed() >= SHORTEST;
         if lasted {
             failures = 0;
@@ -79,7 +79,7 @@ pub(super) async fn follow(link: Link, what: Followed, news: mpsc::Sender<News>)
 async fn session(
     link: &Link,
     what: &Followed,
-    news: &mpsc::Sender<News>,
+    updates: &mpsc::Sender<Update>,
     version: &mut Option<String>,
 ) -> Result<(), RequestError> {
     let from = match version.clone() {
@@ -95,7 +95,7 @@ async fn session(
             if what.leads {
                 link.succeeded();
             }
-            let _ = news.send(News::All(items)).await;
+            let _ = updates.send(Update::Listed(items)).await;
             version.insert(at).clone()
         }
     };
@@ -117,11 +117,11 @@ async fn session(
         if let Some(at) = change.version() {
             *version = Some(at.to_owned());
         }
-        let told = match change {
-            Change::Stored(object) => News::Stored(object),
-            Change::Deleted(object) => News::Deleted(object),
+        let update = match change {
+            Change::Stored(object) => Update::Stored(object),
+            Change::Deleted(object) => Update::Deleted(object),
             Change::Bookmark(_) => continue,
         };
-        let _ = news.send(told).await;
+        let _ = updates.send(update).await;
     }
 }

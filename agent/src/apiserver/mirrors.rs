@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::follow::News;
+use super::follow::Update;
 use super::link::Link;
 use super::node::Seen;
 use crate::status::event::{EventType, Events};
@@ -88,15 +88,15 @@ impl Mirrors {
         }
     }
 
-    /// Keeps them until nobody tells of them any more.
-    pub(super) async fn run(mut self, mut news: mpsc::Receiver<News>) {
+    /// Keeps them until the sender of updates is dropped.
+    pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let (mut pods, mut desired) = (self.observed.changes(), self.desired.changes());
         loop {
             self.link.online().await;
             // A step may be followed by another: a mirror that was made has no status yet.
             while self.link.is_online() && self.pass().await {
-                while let Ok(told) = news.try_recv() {
-                    self.take(told);
+                while let Ok(update) = updates.try_recv() {
+                    self.take(update);
                 }
             }
             let retry = self.retries.values().map(|retry| retry.at).min();
@@ -107,8 +107,8 @@ impl Mirrors {
                 }
             };
             tokio::select! {
-                told = news.recv() => match told {
-                    Some(told) => self.take(told),
+                update = updates.recv() => match update {
+                    Some(update) => self.take(update),
                     None => return,
                 },
                 true = pods.next() => {}
@@ -120,15 +120,15 @@ impl Mirrors {
         }
     }
 
-    fn take(&mut self, news: News) {
-        match news {
-            News::All(pods) => {
+    fn take(&mut self, update: Update) {
+        match update {
+            Update::Listed(pods) => {
                 self.others.clear();
                 self.found = Some(BTreeMap::new());
                 pods.iter().for_each(|pod| self.stored(pod));
             }
-            News::Stored(pod) => self.stored(&pod),
-            News::Deleted(pod) => {
+            Update::Stored(pod) => self.stored(&pod),
+            Update::Deleted(pod) => {
                 if let Some(key) = mirror::key_of(&pod) {
                     self.others.remove(&key);
                     self.gone(&key, pod["metadata"]["uid"].as_str().unwrap_or_default());
@@ -145,7 +145,7 @@ impl Mirrors {
 
     fn stored(&mut self, pod: &Value) {
         match Mirror::read(pod) {
-            // What is told of one that was deleted here is old.
+            // An update of one that was deleted here is from before.
             Some((key, mirror)) => {
                 let deleted = self.known.get(&key).and_then(|known| known.deleted.as_ref());
                 if deleted != Some(&mirror.uid) {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::follow::News;
+use super::follow::Update;
 use super::link::Link;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -54,8 +54,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Keeps it until nobody tells of it any more.
-    pub(super) async fn run(mut self, mut news: mpsc::Receiver<News>) {
+    /// Keeps it until the sender of updates is dropped.
+    pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let (mut sent, mut failures) = (None, 0_u32);
         let mut version = String::new();
         loop {
@@ -88,8 +88,8 @@ impl Keeper {
                 }
             };
             tokio::select! {
-                told = news.recv() => match told {
-                    Some(told) => self.take(told),
+                update = updates.recv() => match update {
+                    Some(update) => self.take(update),
                     None => return,
                 },
                 Ok(()) = self.node_state.changed() => {}
@@ -100,11 +100,11 @@ impl Keeper {
         }
     }
 
-    fn take(&mut self, news: News) {
-        let seen = match news {
-            News::All(nodes) => nodes.iter().find_map(SeenNode::read).map_or(Seen::Absent, Seen::Present),
-            News::Stored(node) => SeenNode::read(&node).map_or(Seen::Absent, Seen::Present),
-            News::Deleted(_) => {
+    fn take(&mut self, update: Update) {
+        let seen = match update {
+            Update::Listed(nodes) => nodes.iter().find_map(SeenNode::read).map_or(Seen::Absent, Seen::Present),
+            Update::Stored(node) => SeenNode::read(&node).map_or(Seen::Absent, Seen::Present),
+            Update::Deleted(_) => {
                 tracing::warn!("the Node object was deleted");
                 Seen::Absent
             }
@@ -159,7 +159,7 @@ impl Keeper {
                 self.seen.send_replace(Seen::Present(node));
                 Ok(Some(due))
             }
-            // The watch is about to tell of it.
+            // The watch is about to bring it.
             Err(error) if error.is_conflict() => Ok(None),
             Err(error) => Err(error),
         }

@@ -94,7 +94,7 @@ impl Tls {
         }
     }
 
-    /// Shakes hands with a client, and says who it is.
+    /// Does the handshake with a client and authenticates it.
     pub(super) async fn accept(self: Arc<Self>, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Caller)> {
         let tls = Arc::clone(&self);
         let reading = blocking::run(self.pki_dir.clone(), READ_TIMEOUT, move |_| tls.current());

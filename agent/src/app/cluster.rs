@@ -1,0 +1,34 @@
+//! Takes part in a cluster, where a kubeconfig is given.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::Shared;
+use crate::apiserver::{self, Link};
+use limpet_core::node_state::NodeState;
+use limpet_model::node::NodeFacts;
+use limpet_model::source::SourceKind;
+
+/// Starts the connection to the cluster of the kubeconfig, if there is one. Nothing waits for it.
+pub(super) fn join_cluster(
+    shared: &Shared,
+    facts: NodeFacts,
+    sources: Vec<SourceKind>,
+    node_state: watch::Receiver<NodeState>,
+) -> Option<Link> {
+    let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
+    let inputs = apiserver::Inputs {
+        config: Arc::clone(&shared.config),
+        facts,
+        observed: shared.observed.clone(),
+        desired: shared.desired.clone(),
+        sources,
+        events: shared.events.clone(),
+        node_state,
+        network: shared.backends.network.subscribe(),
+        containerd: shared.backends.client.clone(),
+    };
+    shared.tasks.spawn(apiserver::run(link.clone(), inputs, shared.stop.clone()));
+    Some(link)
+}
