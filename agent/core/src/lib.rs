@@ -8,6 +8,7 @@
 //! mirror pods, [`node_object`] about the Node and its lease, [`connectivity`] about the connection.
 
 pub mod adopt;
+pub mod api_pod;
 pub mod backoff;
 pub mod connectivity;
 pub mod eviction;

@@ -18,7 +18,7 @@ use imbl::{OrdMap, OrdSet};
 use reference_index::ReferenceIndex;
 use tokio::sync::watch;
 
-use limpet_model::object::{ObjectKey, ObjectRecord, PodObjects};
+use limpet_model::object::{ObjectKey, ObjectRecord, ObjectState, PodObjects};
 use limpet_model::pod::{PodDiff, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
@@ -132,6 +132,10 @@ pub struct DesiredPods {
     pub duplicates: OrdMap<PodKey, Arc<[Duplicate]>>,
     /// The ConfigMaps and Secrets of each source, for its own pods, in the order of [`SourceKind::ALL`].
     pub objects: [OrdMap<ObjectKey, Arc<ObjectRecord>>; SourceKind::ALL.len()],
+    /// The objects that a source that fetches them knows not to exist ([`SourceSnapshot::absent`]), in the same order.
+    ///
+    /// [`SourceSnapshot::absent`]: crate::source::SourceSnapshot::absent
+    pub absent: [Option<OrdSet<ObjectKey>>; SourceKind::ALL.len()],
     /// Which sources have reported, in the order of [`SourceKind::ALL`].
     pub ready: [bool; SourceKind::ALL.len()],
     /// Which pods refer to which object.
@@ -146,9 +150,16 @@ impl DesiredPods {
 
     /// The objects that `record` refers to, those of its own source.
     pub fn objects_of(&self, record: &PodRecord) -> PodObjects {
-        let objects = &self.objects[record.source.index()];
-        // What the source kept of its last good version is whole: an object that is not in it does not exist.
-        PodObjects::of(record, |key| objects.get(key).cloned())
+        PodObjects::of(record, |key| self.object(record.source, key))
+    }
+
+    fn object(&self, source: SourceKind, key: &ObjectKey) -> ObjectState {
+        let (objects, absent) = (&self.objects[source.index()], &self.absent[source.index()]);
+        match (objects.get(key), absent) {
+            (Some(object), _) => ObjectState::Known(Arc::clone(object)),
+            (None, Some(absent)) if !absent.contains(key) => ObjectState::Unknown,
+            (None, _) => ObjectState::Absent,
+        }
     }
 
     /// The objects of `source` that its pods refer to, existing or not, each with these pods: what the source has to
@@ -157,10 +168,9 @@ impl DesiredPods {
         self.references.of_source(source)
     }
 
-    /// The objects that pods of `source` refer to and the source does not define, each with these pods.
+    /// The objects that pods of `source` refer to and that do not exist there, each with these pods.
     pub fn missing_objects(&self, source: SourceKind) -> impl Iterator<Item = (&ObjectKey, &OrdSet<PodKey>)> {
-        let objects = &self.objects[source.index()];
-        self.demand(source).iter().filter(|(key, _)| !objects.contains_key(*key))
+        self.demand(source).iter().filter(move |(key, _)| matches!(self.object(source, key), ObjectState::Absent))
     }
 }
 

@@ -12,7 +12,7 @@ pub mod view;
 
 use std::sync::Arc;
 
-use imbl::OrdMap;
+use imbl::{OrdMap, OrdSet};
 
 pub use change::{ChangeKind, ManifestChange};
 use delta::Revision;
@@ -72,6 +72,9 @@ pub struct SourceSnapshot {
     pub rivals: OrdMap<PodKey, Arc<[Arc<PodRecord>]>>,
     /// The source's ConfigMaps and Secrets, for its own pods.
     pub objects: OrdMap<ObjectKey, Arc<ObjectRecord>>,
+    /// `None`: the source defines its objects itself, so one that is not in `objects` does not exist. Otherwise it fetches
+    /// what its pods refer to, and only these are known not to exist.
+    pub absent: Option<OrdSet<ObjectKey>>,
     /// True once the source completed its first read: from then on, a missing pod counts as removed.
     pub ready: bool,
     /// Its health.

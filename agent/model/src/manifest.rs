@@ -1,5 +1,7 @@
 //! Decodes a file, an HTTP response or a push into pods, objects and faults.
 
+pub mod api;
+
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -188,15 +190,25 @@ fn record(
     node_name: &str,
 ) -> PodRecord {
     let metadata = &pod.metadata;
-    let key = identity::key(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default(), node_name);
+    let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default());
+    let key = match source {
+        SourceKind::Api => PodKey::new(namespace.unwrap_or("default"), name),
+        _ => identity::key(namespace, name, node_name),
+    };
     let canonical = fingerprint::canonical(value);
-    let immutable = fingerprint::immutable(value);
+    // A pod of an apiserver stays the same version while it is being deleted.
+    let version = (source == SourceKind::Api).then(|| api::without_deletion(value));
+    let version = version.as_ref().unwrap_or(value);
+    let immutable = fingerprint::immutable(version);
     let written = metadata.uid.as_deref().filter(|uid| !uid.is_empty());
     let uid = written.map_or_else(|| identity::derive_uid(node_name, source, &key, immutable), PodUid::new);
     default::default(&mut pod);
     identity::settle(&mut pod, &key, &uid, source, node_name);
     PodRecord {
-        fingerprint: fingerprint::hash(&canonical),
+        fingerprint: match source {
+            SourceKind::Api => fingerprint::hash(&fingerprint::canonical(version)),
+            _ => fingerprint::hash(&canonical),
+        },
         immutable_fingerprint: immutable,
         manifest: Arc::from(canonical),
         key,

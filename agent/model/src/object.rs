@@ -1,4 +1,5 @@
-//! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone.
+//! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and the tokens that an
+//! apiserver issues for its own.
 //!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
 //! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
@@ -9,9 +10,10 @@ mod pod_objects;
 mod record;
 mod reference;
 mod secret_bytes;
+pub mod token;
 
 pub(crate) use decode::read;
-pub use decode::{KEYS_ANNOTATION, decode, restore};
+pub use decode::{KEYS_ANNOTATION, decode, from_apiserver, restore};
 pub use pod_objects::{ObjectState, PodObjects};
 pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};
 pub use reference::{in_environment, mounted, pull_secrets, references};

@@ -58,6 +58,7 @@ impl MergeTable {
         let readiness_changed = ready != self.desired.ready;
         self.desired.ready = ready;
         self.desired.objects = std::array::from_fn(|index| snapshots[index].objects.clone());
+        self.desired.absent = std::array::from_fn(|index| snapshots[index].absent.clone());
         let before = std::mem::replace(&mut self.absorbed, snapshots);
         self.update_holders(&before, &mut touched);
 

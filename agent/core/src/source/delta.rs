@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use imbl::OrdSet;
 use imbl::ordmap::DiffItem;
 
 use super::SourceSnapshot;
@@ -99,9 +100,13 @@ pub fn compare(before: &SourceSnapshot, after: &SourceSnapshot) -> Delta {
         pods.sort_unstable();
         pods.dedup();
     }
-    let objects = before.objects.diff(&after.objects).map(|item| key_of(&item).clone());
+    let mut objects: Vec<ObjectKey> = before.objects.diff(&after.objects).map(|item| key_of(&item).clone()).collect();
+    let (none, mut absent) = (OrdSet::new(), [&before.absent, &after.absent].map(Option::as_ref));
+    let [was, is] = absent.each_mut().map(|set| set.unwrap_or(&none));
+    objects.extend(was.iter().filter(|key| !is.contains(*key)).cloned());
+    objects.extend(is.iter().filter(|key| !was.contains(*key)).cloned());
     let rejected = before.rejected.diff(&after.rejected).map(|item| key_of(&item).clone());
-    Delta { pods, objects: objects.collect(), rejected: rejected.collect() }
+    Delta { pods, objects, rejected: rejected.collect() }
 }
 
 fn key_of<'a, K, V>(item: &DiffItem<'a, 'a, K, V>) -> &'a K {

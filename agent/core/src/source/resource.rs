@@ -18,6 +18,7 @@ impl Resource {
             Self::Pod => "pods",
             Self::Object(ObjectKind::ConfigMap) => "configmaps",
             Self::Object(ObjectKind::Secret) => "secrets",
+            Self::Object(ObjectKind::ServiceAccountToken) => "serviceaccounts/token",
         }
     }
 

@@ -5,15 +5,20 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Volume, VolumeProjection};
+use k8s_openapi::api::core::v1::{
+    DownwardAPIVolumeFile, KeyToPath, ServiceAccountTokenProjection, Volume, VolumeProjection,
+};
 
 use super::VolumeError;
+use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
 /// Kubernetes' permissions without a `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;
+/// A token's permissions before the volume's group is given access.
+const TOKEN_MODE: i32 = 0o600;
 /// Bytes of all files of one volume: each object has at most one MiB, a projection may name many.
 const MAX_BYTES: usize = 32 << 20;
 const MAX_PATH: usize = 4096;
@@ -79,9 +84,24 @@ impl Builder<'_> {
             self.object(ObjectKind::Secret, &secret.name, secret.items.as_deref(), secret.optional)
         } else if let Some(downward) = &source.downward_api {
             self.downward(downward.items.as_deref())
+        } else if let Some(token) = &source.service_account_token {
+            self.token(token)
         } else {
-            Err(self.unsupported("a projected source other than configMap, secret and downwardAPI is not supported"))
+            Err(self.unsupported(
+                "a projected source other than configMap, secret, downwardAPI and serviceAccountToken is not supported",
+            ))
         }
+    }
+
+    /// kubelet's permissions: with `fsGroup` the group may read it, and without everybody, unless a mode is given.
+    fn token(&mut self, token: &ServiceAccountTokenProjection) -> Result<(), VolumeError> {
+        let pod = self.sources.pod;
+        let (kind, name) = (ObjectKind::ServiceAccountToken, TokenDemand::of(pod, token).name());
+        let Some(bytes) = self.sources.objects.get(kind, &name).and_then(|object| token::value(object)).cloned() else {
+            return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name });
+        };
+        let group = pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
+        self.add(&token.path, bytes, group.map(|_| TOKEN_MODE), None)
     }
 
     fn object(

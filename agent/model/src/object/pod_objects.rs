@@ -60,7 +60,7 @@ impl PodObjects {
     /// `text` without the values of Secrets: an error of another program may quote a command that contains one. Values of
     /// fewer than four bytes are kept: they are no secret, and occur in ordinary words.
     pub fn redact(&self, text: String) -> String {
-        let secrets = self.iter().filter(|object| object.key.kind == ObjectKind::Secret);
+        let secrets = self.iter().filter(|object| object.key.kind != ObjectKind::ConfigMap);
         let values = secrets.flat_map(|object| object.data.values()).filter_map(|entry| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {
             true => text.replace(value, "***"),

@@ -19,6 +19,8 @@ pub enum ObjectKind {
     ConfigMap,
     /// `v1 Secret`.
     Secret,
+    /// A token that an apiserver has issued for one pod: no object of the API, but used like one. See [`super::token`].
+    ServiceAccountToken,
 }
 
 impl ObjectKind {
@@ -27,6 +29,7 @@ impl ObjectKind {
         match self {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
+            Self::ServiceAccountToken => "ServiceAccountToken",
         }
     }
 
@@ -35,19 +38,21 @@ impl ObjectKind {
         match self {
             Self::ConfigMap => "configmap",
             Self::Secret => "secret",
+            Self::ServiceAccountToken => "service account token",
         }
     }
 
-    /// The kind of that name.
+    /// The kind of that name, of those that a manifest may define.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::ConfigMap, Self::Secret].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
-/// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules.
+/// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules, but for the name of a
+/// token.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// ConfigMap or Secret.
+    /// ConfigMap, Secret or token.
     pub kind: ObjectKind,
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -124,7 +129,7 @@ impl ObjectRecord {
                     text.insert(key.clone(), Value::String(plain.to_owned()))
                 }
                 (ObjectKind::ConfigMap, ..) => binary.insert(key.clone(), encoded()),
-                (ObjectKind::Secret, ..) => text.insert(key.clone(), encoded()),
+                (ObjectKind::Secret | ObjectKind::ServiceAccountToken, ..) => text.insert(key.clone(), encoded()),
             };
         }
         let mut manifest = json!({
@@ -134,6 +139,7 @@ impl ObjectRecord {
         match self.key.kind {
             ObjectKind::ConfigMap => manifest["binaryData"] = Value::Object(binary),
             ObjectKind::Secret => manifest["type"] = Value::String(self.secret_type.to_string()),
+            ObjectKind::ServiceAccountToken => {}
         }
         Arc::from(Zeroizing::new(manifest.to_string().into_bytes()).as_slice())
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
+use crate::object::token::TokenDemand;
 use crate::object::{ObjectKey, ObjectKind};
 use crate::pod::PodRecord;
 
@@ -20,7 +21,7 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
         of_container(container, &mut add);
     }
     for volume in spec.volumes.iter().flatten() {
-        of_volume(volume, &mut add);
+        of_volume(pod, volume, &mut add);
     }
     for secret in spec.image_pull_secrets.iter().flatten() {
         add(ObjectKind::Secret, &secret.name);
@@ -34,7 +35,7 @@ pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let mut add = |kind, name: &str| {
         found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
     };
-    pod.spec().volumes.iter().flatten().for_each(|volume| of_volume(volume, &mut add));
+    pod.spec().volumes.iter().flatten().for_each(|volume| of_volume(pod, volume, &mut add));
     found
 }
 
@@ -76,7 +77,7 @@ fn of_container(container: &Container, add: &mut impl FnMut(ObjectKind, &str)) {
     }
 }
 
-fn of_volume(volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
+fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
     if let Some(map) = &volume.config_map {
         add(ObjectKind::ConfigMap, &map.name);
     }
@@ -89,6 +90,9 @@ fn of_volume(volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
         }
         if let Some(secret) = &source.secret {
             add(ObjectKind::Secret, &secret.name);
+        }
+        if let Some(token) = &source.service_account_token {
+            add(ObjectKind::ServiceAccountToken, &TokenDemand::of(pod, token).name());
         }
     }
 }

@@ -39,7 +39,9 @@ pub fn settle(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, nod
     metadata.namespace = Some(key.namespace().to_owned());
     metadata.uid = Some(uid.to_string());
     let annotations = metadata.annotations.get_or_insert_default();
-    annotations.insert(HASH_ANNOTATION.to_owned(), uid.to_string());
+    if source != SourceKind::Api {
+        annotations.insert(HASH_ANNOTATION.to_owned(), uid.to_string());
+    }
     annotations.insert(SOURCE_ANNOTATION.to_owned(), source.to_string());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node_name.to_owned());

@@ -83,13 +83,10 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.C.resources.claims", "a ResourceClaim"),
 ];
 
-/// The same fields of a Pod from an apiserver: not supported yet.
+/// Those of them that are not supported for a Pod from an apiserver either.
 const APISERVER_NOT_YET: &[&str] = &[
-    "spec.serviceAccountName",
-    "spec.serviceAccount",
     "spec.volumes[].persistentVolumeClaim",
     "spec.volumes[].ephemeral",
-    "spec.volumes[].projected.sources[].serviceAccountToken",
     "spec.volumes[].projected.sources[].clusterTrustBundle",
     "spec.volumes[].projected.sources[].podCertificate",
     "spec.resourceClaims",

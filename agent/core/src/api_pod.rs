@@ -1,0 +1,162 @@
+//! Pods of the apiserver's own: which status is to be reported, and when the node deletes one. Pure.
+//!
+//! Deletion takes two steps, as with kubelet: the apiserver marks the pod, the node ends it, and only when nothing of it
+//! runs any more does the node delete it. So a successor never runs beside its predecessor.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::mirror::{Acknowledged, Step, key_of};
+use crate::status::observed::ObservedPod;
+use limpet_model::pod::{Fault, PodKey};
+
+/// Why a pod that uses what this node does not support is not run.
+pub const UNSUPPORTED: &str = "UnsupportedPodSpec";
+
+/// A Pod of the apiserver's own, as it has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiPod {
+    /// Its UID.
+    pub uid: String,
+    /// The number of its spec's version.
+    pub generation: Option<i64>,
+    /// Whether its deletion was requested.
+    pub deleting: bool,
+    /// The reason that was reported last.
+    reported: String,
+}
+
+impl ApiPod {
+    /// Reads one, with its key.
+    pub fn read(pod: &Value) -> Option<(PodKey, Self)> {
+        let metadata = &pod["metadata"];
+        let found = Self {
+            uid: metadata["uid"].as_str()?.to_owned(),
+            generation: metadata["generation"].as_i64(),
+            deleting: metadata["deletionTimestamp"].is_string(),
+            reported: pod["status"]["reason"].as_str().unwrap_or_default().to_owned(),
+        };
+        Some((key_of(pod)?, found))
+    }
+
+    /// The apiserver has taken the refusal.
+    pub fn refusal_reported(&mut self) {
+        self.reported = UNSUPPORTED.to_owned();
+    }
+}
+
+/// What the node knows of a pod of the apiserver's.
+#[derive(Debug, Clone, Copy)]
+pub enum Known<'a> {
+    /// Its worker reports this, or reported it last before the pod was gone.
+    Observed(&'a Arc<ObservedPod>, Ended),
+    /// The node does not run it, for these reasons.
+    Refused(&'a [Fault]),
+    /// It has no worker yet.
+    Nothing,
+}
+
+/// Whether anything of a pod may still run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All of it has ended and is removed.
+    Yes,
+    /// It has a worker.
+    No,
+}
+
+/// The next step for one pod, if there is one. The last status is reported before the pod is deleted.
+pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Option<Step> {
+    let uid = found.uid.clone();
+    match known {
+        Known::Nothing => None,
+        Known::Refused(_) if found.deleting => Some(Step::Delete { uid }),
+        Known::Refused(_) => (found.reported != UNSUPPORTED).then_some(Step::Report { uid }),
+        Known::Observed(pod, ended) => {
+            // A name may be used again at once.
+            if *pod.record.uid.to_string() != *found.uid {
+                return None;
+            }
+            let reported = acknowledged.status.as_ref().is_some_and(|(of, before)| {
+                *of == uid && (Arc::ptr_eq(before, pod) || (before.status == pod.status && before.record == pod.record))
+            });
+            match (reported, ended) {
+                (false, _) => Some(Step::Report { uid }),
+                (true, Ended::Yes) if found.deleting => Some(Step::Delete { uid }),
+                (true, _) => None,
+            }
+        }
+    }
+}
+
+/// The strategic merge patch for a pod that is refused. It stays pending: a controller would replace one that failed by
+/// another that is refused as well, without end.
+pub fn refusal_patch(faults: &[Fault], uid: &str, generation: Option<i64>) -> Value {
+    let all: Vec<String> = faults.iter().map(ToString::to_string).collect();
+    let mut status = Map::new();
+    status.insert("phase".to_owned(), json!("Pending"));
+    status.insert("reason".to_owned(), json!(UNSUPPORTED));
+    status.insert("message".to_owned(), json!(all.join("; ")));
+    status.insert("observedGeneration".to_owned(), json!(generation));
+    json!({ "metadata": { "uid": uid }, "status": status })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::fixtures::observed;
+
+    fn found(more: Value) -> ApiPod {
+        let mut pod = json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "generation": 1}});
+        for (name, value) in more.as_object().unwrap() {
+            pod["metadata"][name] = value.clone();
+        }
+        ApiPod::read(&pod).unwrap().1
+    }
+
+    fn pod(uid: &str) -> Arc<ObservedPod> {
+        observed(json!({"metadata": {"name": "web", "uid": uid}}))
+    }
+
+    #[test]
+    fn a_pod_is_deleted_once_its_last_status_is_known_and_nothing_of_it_runs() {
+        let (own, other, uid) = (pod("u-1"), pod("u-2"), "u-1".to_owned());
+        let report = Some(Step::Report { uid: uid.clone() });
+        let delete = Some(Step::Delete { uid: uid.clone() });
+        let nothing = Acknowledged::default();
+        let known_there = Acknowledged { status: Some((uid, Arc::clone(&own))), ..Acknowledged::default() };
+        let (stays, goes) = (found(json!({})), found(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
+        let table = [
+            (&stays, Known::Nothing, &nothing, None),
+            (&goes, Known::Nothing, &nothing, None),
+            (&stays, Known::Observed(&own, Ended::No), &nothing, report.clone()),
+            (&stays, Known::Observed(&own, Ended::No), &known_there, None),
+            (&stays, Known::Observed(&other, Ended::No), &nothing, None),
+            (&goes, Known::Observed(&own, Ended::No), &known_there, None),
+            (&goes, Known::Observed(&own, Ended::Yes), &nothing, report),
+            (&goes, Known::Observed(&own, Ended::Yes), &known_there, delete),
+            (&goes, Known::Observed(&other, Ended::Yes), &known_there, None),
+            (&stays, Known::Observed(&own, Ended::Yes), &known_there, None),
+        ];
+        for (number, (found, known, acknowledged, expected)) in table.into_iter().enumerate() {
+            assert_eq!(step(found, known, acknowledged), expected, "row {number}");
+        }
+    }
+
+    #[test]
+    fn a_refused_pod_says_so_once_and_is_deleted_at_once() {
+        let faults = [Fault::error("spec.volumes[0].nfs", "is not supported yet")];
+        let patch = refusal_patch(&faults, "u-1", Some(3));
+        assert_eq!((&patch["status"]["phase"], &patch["metadata"]["uid"]), (&json!("Pending"), &json!("u-1")));
+        assert!(patch["status"]["message"].as_str().unwrap().contains("spec.volumes[0].nfs"));
+        let (known, nothing) = (Known::Refused(&faults), Acknowledged::default());
+        let mut pod = found(json!({}));
+        assert_eq!(step(&pod, known, &nothing), Some(Step::Report { uid: "u-1".to_owned() }));
+        pod.refusal_reported();
+        assert_eq!(step(&pod, known, &nothing), None);
+        pod.deleting = true;
+        assert_eq!(step(&pod, known, &nothing), Some(Step::Delete { uid: "u-1".to_owned() }));
+    }
+}

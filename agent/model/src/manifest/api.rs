@@ -1,0 +1,119 @@
+//! Pods as an apiserver stores them: the part that a node acts on, and whether this node can run it.
+//!
+//! An apiserver has validated its Pods, and a newer one may know fields that this agent does not: like kubelet, it
+//! ignores those. A field that limpet knows and does not act on is refused, as in a manifest.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::pod::{Fault, PodRecord, Severity, decode, unsupported};
+use crate::source::SourceKind;
+
+/// The origin of every such pod.
+pub const ORIGIN: &str = "apiserver";
+/// The metadata that a node acts on. The rest changes with every status it reports itself.
+const METADATA: [&str; 5] = ["name", "namespace", "uid", "labels", "annotations"];
+/// The request to delete the pod.
+const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePeriodSeconds"];
+
+/// Reads a Pod as an apiserver stores it.
+///
+/// # Errors
+/// It uses something that this node does not support, or it is no Pod.
+pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
+    let desired = desired(pod);
+    let (decoded, faults) = decode::decode(&desired);
+    let Some(decoded) = decoded else { return Err(faults.finish()) };
+    let unsupported: Vec<Fault> = unsupported::check(&desired, SourceKind::Api)
+        .into_iter()
+        .filter(|fault| fault.severity == Severity::Error)
+        .collect();
+    if !unsupported.is_empty() {
+        return Err(unsupported);
+    }
+    Ok(super::record(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name))
+}
+
+/// The part of a stored Pod that a node acts on. Its ephemeral containers are not part of it.
+fn desired(pod: &Value) -> Value {
+    let metadata: Map<String, Value> = METADATA
+        .iter()
+        .chain(&DELETION)
+        .filter_map(|field| Some(((*field).to_owned(), pod["metadata"].get(field)?.clone())))
+        .collect();
+    let mut spec = pod["spec"].clone();
+    if let Some(spec) = spec.as_object_mut() {
+        spec.remove("ephemeralContainers");
+    }
+    serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
+}
+
+/// `pod` as it was before its deletion was requested.
+pub(super) fn without_deletion(pod: &Value) -> Value {
+    let mut before = pod.clone();
+    if let Some(metadata) = before["metadata"].as_object_mut() {
+        DELETION.iter().for_each(|field| drop(metadata.remove(*field)));
+    }
+    before
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn stored() -> Value {
+        json!({
+            "metadata": {"name": "web-7f", "namespace": "shop", "uid": "u-1", "resourceVersion": "17", "generation": 1,
+                "labels": {"app": "web"}, "managedFields": [{"manager": "kubectl"}], "ownerReferences": [{"kind": "Job"}]},
+            "spec": {"nodeName": "edge1", "serviceAccountName": "default", "serviceAccount": "default",
+                "containers": [{"name": "main", "image": "app:1"}], "fieldOfTomorrow": true,
+                "volumes": [{"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]},
+            "status": {"phase": "Running"},
+        })
+    }
+
+    #[test]
+    fn a_stored_pod_keeps_its_name_and_uid_and_its_version_while_its_status_changes() {
+        let pod = read(&stored(), "edge1").unwrap();
+        assert_eq!((pod.key.to_string(), pod.uid.to_string()), ("shop/web-7f".to_owned(), "u-1".to_owned()));
+        let mut later = stored();
+        later["metadata"]["resourceVersion"] = json!("18");
+        later["status"] = json!({"phase": "Failed"});
+        assert!(read(&later, "edge1").unwrap() == pod);
+        later["spec"]["containers"][0]["image"] = json!("app:2");
+        let edited = read(&later, "edge1").unwrap();
+        assert!(edited.fingerprint != pod.fingerprint && edited.is_same_incarnation(&pod));
+    }
+
+    #[test]
+    fn a_deletion_keeps_the_version_and_is_stored_with_it() {
+        let before = read(&stored(), "edge1").unwrap();
+        let mut deleted = stored();
+        deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        deleted["metadata"]["deletionGracePeriodSeconds"] = json!(5);
+        let deleted = read(&deleted, "edge1").unwrap();
+        assert_eq!(
+            (deleted.fingerprint, deleted.is_deleting(), deleted.deletion().1),
+            (before.fingerprint, true, Some(5))
+        );
+        assert!(before.is_same_incarnation(&deleted));
+        let restored = super::super::restore(&deleted.manifest, ORIGIN, SourceKind::Api, "edge1").unwrap();
+        assert!(restored == deleted && restored.is_deleting());
+    }
+
+    #[test]
+    fn what_the_node_does_not_support_is_refused_by_name() {
+        let mut pod = stored();
+        pod["spec"]["volumes"][0] = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+        let faults = read(&pod, "edge1").unwrap_err();
+        assert_eq!(faults[0].path, "spec.volumes[0].persistentVolumeClaim");
+        // One that is only for debugging does not keep the others from running.
+        pod = stored();
+        pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "busybox"}]);
+        assert!(read(&pod, "edge1").is_ok());
+    }
+}

@@ -1,0 +1,156 @@
+//! The tokens of service accounts: which one a projected volume asks for, and the issued one as an object of its pod.
+//!
+//! A token is bound to one pod, so its name holds all that a request for it needs. Like a Secret it is written into
+//! volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ServiceAccountTokenProjection;
+use serde_json::Value;
+
+use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
+use crate::pod::{Fault, PodRecord};
+
+/// The key of the token itself among the object's data.
+const VALUE: &str = "token";
+/// The key of the time at which it expires, in RFC 3339.
+const EXPIRY: &str = "expires";
+/// The key of the time at which it was issued, by the node's clock.
+const ISSUED: &str = "issued";
+/// Kubernetes' lifetime of a token whose projection names none, in seconds.
+const DEFAULT_LIFETIME: i64 = 3_600;
+
+/// A token to ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenDemand {
+    /// The service account's name.
+    pub service_account: String,
+    /// The pod that it is bound to.
+    pub pod_uid: String,
+    /// How long it is to be valid, in seconds.
+    pub lifetime: i64,
+    /// Whom it is for; `None`: the apiserver.
+    pub audience: Option<String>,
+}
+
+impl TokenDemand {
+    /// What the projection of `pod` asks for.
+    pub fn of(pod: &PodRecord, projection: &ServiceAccountTokenProjection) -> Self {
+        let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
+        Self {
+            service_account: account.unwrap_or("default").to_owned(),
+            pod_uid: pod.uid.to_string(),
+            lifetime: projection.expiration_seconds.unwrap_or(DEFAULT_LIFETIME),
+            audience: projection.audience.clone().filter(|audience| !audience.is_empty()),
+        }
+    }
+
+    /// The name of the object. Only the audience, which is last, may contain a slash.
+    pub fn name(&self) -> String {
+        let Self { service_account, pod_uid, lifetime, audience } = self;
+        format!("{service_account}/{pod_uid}/{lifetime}/{}", audience.as_deref().unwrap_or_default())
+    }
+
+    /// The reverse of [`Self::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        let mut parts = name.splitn(4, '/');
+        let mut next = || parts.next();
+        Some(Self {
+            service_account: next()?.to_owned(),
+            pod_uid: next()?.to_owned(),
+            lifetime: next()?.parse().ok()?,
+            audience: Some(next()?.to_owned()).filter(|audience| !audience.is_empty()),
+        })
+    }
+}
+
+/// An issued token as an object.
+pub fn record(key: ObjectKey, origin: &str, token: String, expires: Timestamp, issued: Timestamp) -> ObjectRecord {
+    let entry = |text: String| Entry { bytes: SecretBytes::new(text.into_bytes()), binary: false };
+    let data = [(VALUE, token), (EXPIRY, expires.to_string()), (ISSUED, issued.to_string())];
+    ObjectRecord {
+        key,
+        origin: Arc::from(origin),
+        immutable: false,
+        secret_type: Arc::from(""),
+        data: data.into_iter().map(|(name, text)| (name.to_owned(), entry(text))).collect(),
+    }
+}
+
+/// The token itself.
+pub fn value(record: &ObjectRecord) -> Option<&SecretBytes> {
+    record.data.get(VALUE).map(|entry| &entry.bytes)
+}
+
+/// When the token expires.
+pub fn expiry(record: &ObjectRecord) -> Option<Timestamp> {
+    time(record, EXPIRY)
+}
+
+/// When another one is to be asked for: after four fifths of its life, and a day at the latest, as kubelet does. A time
+/// that has passed when its data cannot be read.
+pub fn renewal(record: &ObjectRecord) -> Timestamp {
+    const DAY: i64 = 24 * 3_600;
+    let (Some(issued), Some(expires)) = (time(record, ISSUED), time(record, EXPIRY)) else {
+        return Timestamp::UNIX_EPOCH;
+    };
+    let lifetime = expires.as_second().saturating_sub(issued.as_second()).max(0);
+    let after = (lifetime - lifetime / 5).min(DAY);
+    Timestamp::from_second(issued.as_second().saturating_add(after)).unwrap_or(expires)
+}
+
+fn time(record: &ObjectRecord, key: &str) -> Option<Timestamp> {
+    record.data.get(key)?.bytes.expose_text()?.parse().ok()
+}
+
+/// Decodes a token stored as [`ObjectRecord::manifest`].
+pub(super) fn restore(value: &Value, origin: &str) -> Result<ObjectRecord, Vec<Fault>> {
+    let damaged = || vec![Fault::error("data", "stored token: damaged")];
+    let text = |field: &Value| field.as_str().map(str::to_owned).ok_or_else(damaged);
+    let metadata = &value["metadata"];
+    let key = ObjectKey::new(ObjectKind::ServiceAccountToken, text(&metadata["namespace"])?, text(&metadata["name"])?);
+    let mut data = BTreeMap::new();
+    for (name, encoded) in value["data"].as_object().into_iter().flatten() {
+        let bytes = STANDARD.decode(text(encoded)?).map_err(|_| damaged())?;
+        data.insert(name.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false });
+    }
+    Ok(ObjectRecord { key, origin: Arc::from(origin), immutable: false, secret_type: Arc::from(""), data })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_holds_the_whole_demand() {
+        for audience in [None, Some("https://vault.example/a/b".to_owned())] {
+            let demand = TokenDemand {
+                service_account: "builder".to_owned(),
+                pod_uid: "u-1".to_owned(),
+                lifetime: 600,
+                audience,
+            };
+            assert_eq!(TokenDemand::from_name(&demand.name()), Some(demand));
+        }
+        assert_eq!(TokenDemand::from_name("a/b"), None);
+    }
+
+    #[test]
+    fn a_token_survives_the_disk_and_is_renewed_after_four_fifths_of_its_life() {
+        let key = ObjectKey::new(ObjectKind::ServiceAccountToken, "shop", "builder/u-1/3600/");
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let token = record(key.clone(), "apiserver", "secret".to_owned(), at(5_000 + 3_600), at(5_000));
+        let stored: Value = serde_json::from_slice(&token.manifest()).unwrap();
+        let restored = super::super::restore(&stored, "apiserver").unwrap().unwrap();
+        assert_eq!(restored, token);
+        assert_eq!(value(&restored).unwrap().expose_text(), Some("secret"));
+        assert_eq!((renewal(&token), expiry(&token)), (at(5_000 + 2_880), Some(at(8_600))));
+        let long = record(key, "apiserver", "secret".to_owned(), at(365 * 86_400), at(0));
+        assert_eq!(renewal(&long), at(86_400));
+    }
+}
