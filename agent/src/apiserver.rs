@@ -1,12 +1,13 @@
-//! The agent in a cluster: registers its Node, renews its lease, and shows the pods of its own sources as mirror pods.
+//! The agent in a cluster: registers its Node, renews its lease, shows the pods of its own sources as mirror pods, and
+//! learns of the pods that the apiserver has for it.
 //!
 //! Only with `--kubeconfig`; without it nothing of this is made. It is one task beside the others, started last, and no
 //! pod depends on it: what it sends to the apiserver is compared with what the agent observes, so a time without a
 //! connection leaves nothing behind but one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`,
 //! `connectivity`.
 //!
-//! `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own are counted and not
-//! run yet; they are to enter the merge as a source like the others, from the same watch.
+//! `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own go to
+//! [`crate::source::api`], a source like the others, and so does what they refer to (`references`); `pods` reports on them.
 
 mod events;
 mod facts;
@@ -15,6 +16,9 @@ mod lease;
 mod link;
 mod mirrors;
 mod node;
+mod pods;
+mod references;
+mod split;
 
 use std::sync::Arc;
 
@@ -22,11 +26,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::source::api;
 use crate::status::event::Events;
 use follow::{Followed, follow};
 use limpet_apiserver::Resource;
 use limpet_containerd::client::Client as Containerd;
 use limpet_core::merge::Desired;
+use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeState;
 use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
@@ -58,13 +64,19 @@ pub struct Inputs {
     pub network: watch::Receiver<NetworkStatus>,
     /// Asked for its version.
     pub containerd: Containerd,
+    /// What each source has published.
+    pub slots: Arc<Slots>,
+    /// The source of the apiserver's pods.
+    pub source: mpsc::Sender<api::Update>,
 }
 
 /// Takes part in the cluster that `link` leads to, until `stop`.
 pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
     let name = inputs.facts.name.clone();
     let (of_node, node_updates) = mpsc::channel(UPDATES);
-    let (of_pods, pod_updates) = mpsc::channel(UPDATES);
+    let (of_pods, all_pods) = mpsc::channel(UPDATES);
+    let (of_mirrors, mirror_updates) = mpsc::channel(UPDATES);
+    let (of_own, own_updates) = mpsc::channel(UPDATES);
     let (seen, seen_by_others) = watch::channel(node::Seen::Unknown);
     let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads: true };
     let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: false };
@@ -81,6 +93,9 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         network: inputs.network,
         containerd: inputs.containerd,
     };
+    let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
+    let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);
+    let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source);
     let mirrors = mirrors::Mirrors::new(
         link.clone(),
         name.clone(),
@@ -95,7 +110,10 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
             Box::pin(follow(link.clone(), follow_pods, of_pods)),
             Box::pin(keeper.run(node_updates)),
             Box::pin(lease::renew(link.clone(), name.clone(), lease_duration, seen_by_others)),
-            Box::pin(mirrors.run(pod_updates)),
+            Box::pin(split::split(all_pods, receivers)),
+            Box::pin(mirrors.run(mirror_updates)),
+            Box::pin(pods.run(own_updates)),
+            Box::pin(references),
             Box::pin(events::post(link.clone(), name.clone(), inputs.events)),
         )
     };

@@ -1,6 +1,7 @@
 //! The sources of pods. Each source publishes its whole state as one immutable snapshot and never waits for the
 //! consumer: the latest snapshot wins, bursts coalesce.
 
+pub mod api;
 pub mod file;
 pub mod http;
 mod persist;

@@ -13,11 +13,13 @@ use serde_json::{Value, json};
 use crate::apiserver::{Etcd, FIRST_START, etcd};
 use crate::claim::Port;
 use crate::process::{self, Daemon, tail};
+use crate::suite::Case;
 use crate::sweep::CLUSTER;
 use crate::{TestNode, tools, wait};
 
 /// How a patch of the tests is applied.
 const MERGE_PATCH: &str = "application/merge-patch+json";
+const STRATEGIC_PATCH: &str = "application/strategic-merge-patch+json";
 
 /// The cluster of this process's tests, one at a time.
 static SHARED: Mutex<Option<Cluster>> = Mutex::new(None);
@@ -225,9 +227,21 @@ impl Cluster {
         self.done("POST", path, Some(("application/json", object)))
     }
 
+    /// Creates what is answered and not kept, such as a review.
+    pub fn ask(&self, path: &str, object: &Value) -> Result<Value> {
+        let (code, answer) = self.request("POST", path, Some(("application/json", object)))?;
+        ensure!((200..300).contains(&code), "POST {path}: {code} {answer}");
+        Ok(serde_json::from_str(&answer)?)
+    }
+
     /// Changes fields, as `kubectl patch --type=merge` does.
     pub fn patch(&self, path: &str, patch: &Value) -> Result<()> {
         self.done("PATCH", path, Some((MERGE_PATCH, patch)))
+    }
+
+    /// Changes fields, as `kubectl patch` does: the items of lists by their names.
+    pub fn patch_items(&self, path: &str, patch: &Value) -> Result<()> {
+        self.done("PATCH", path, Some((STRATEGIC_PATCH, patch)))
     }
 
     /// Deletes, as `kubectl delete` does without `--wait`.
@@ -273,6 +287,43 @@ impl Cluster {
         let (body, code) = said.rsplit_once('\n').context("curl says no status")?;
         Ok((code.trim().parse()?, body.to_owned()))
     }
+}
+
+/// A case whose node joins the cluster by itself.
+pub fn joining(case: Case) -> Case {
+    case.on(|node| (node.cluster, node.agent, node.cni) = (true, false, true))
+}
+
+/// Joins, and waits until the node is ready.
+pub fn join(node: &mut TestNode, cluster: &Cluster, flags: &[&str]) -> Result<()> {
+    cluster.admit(node, flags)?;
+    node.agent.start()?;
+    wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
+}
+
+/// Where the apiserver has the node.
+pub fn node_path(node: &TestNode) -> String {
+    format!("/api/v1/nodes/{}", node.name())
+}
+
+/// Waits until the object at `path` is as `accept` wants it.
+pub fn wait_at(cluster: &Cluster, path: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
+    let look = || cluster.get(path).ok().flatten().filter(|found| accept(found));
+    wait::until(wait::SOON, &format!("{path}: {what}"), look).with_context(|| match cluster.get(path) {
+        Ok(Some(found)) => format!("it is now: {found}"),
+        other => format!("{other:?}"),
+    })
+}
+
+/// Waits until the Node is as `accept` wants it.
+pub fn wait_node(node: &TestNode, cluster: &Cluster, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
+    wait_at(cluster, &node_path(node), what, accept)
+}
+
+/// The condition of that type in the object's status.
+pub fn condition<'a>(object: &'a Value, name: &str) -> &'a Value {
+    let all = object["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
+    all.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null)
 }
 
 impl Drop for Cluster {

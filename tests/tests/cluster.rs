@@ -4,10 +4,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::claim::Port;
-use limpet_tests::cluster::{self, Cluster};
+use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::suite::Case;
 use limpet_tests::{TestNode, case, process, suite, wait};
 use serde_json::{Value, json};
 
@@ -67,35 +66,8 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
     Ok(())
 }
 
-fn joining(case: Case) -> Case {
-    case.on(|node| (node.cluster, node.agent, node.cni) = (true, false, true))
-}
-
-/// Joins, and waits until the node is ready.
-fn join(node: &mut TestNode, cluster: &Cluster, flags: &[&str]) -> Result<()> {
-    cluster.admit(node, flags)?;
-    node.agent.start()?;
-    wait_node(node, cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
-}
-
-fn node_path(node: &TestNode) -> String {
-    format!("/api/v1/nodes/{}", node.name())
-}
-
 fn mirror_path(node: &TestNode, pod: &str) -> String {
     format!("/api/v1/namespaces/default/pods/{}", node.full_name(pod))
-}
-
-fn wait_at(cluster: &Cluster, path: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
-    let look = || cluster.get(path).ok().flatten().filter(|found| accept(found));
-    wait::until(wait::SOON, &format!("{path}: {what}"), look).with_context(|| match cluster.get(path) {
-        Ok(Some(found)) => format!("it is now: {found}"),
-        other => format!("{other:?}"),
-    })
-}
-
-fn wait_node(node: &TestNode, cluster: &Cluster, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
-    wait_at(cluster, &node_path(node), what, accept)
 }
 
 fn wait_mirror(
@@ -130,11 +102,6 @@ fn wait_no_mirror(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
 fn connected(metrics: &str) -> Option<&str> {
     let line = metrics.lines().find(|line| line.starts_with("limpet_apiserver_connected{"))?;
     line.rsplit_once(' ').map(|(_, value)| value)
-}
-
-fn condition<'a>(object: &'a Value, name: &str) -> &'a Value {
-    let all = object["status"]["conditions"].as_array().map_or(&[][..], Vec::as_slice);
-    all.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null)
 }
 
 fn uid(object: &Value) -> &Value {

@@ -25,6 +25,12 @@ pub enum Resource {
     Pod(String, String),
     /// The status of a Pod: namespace and name.
     PodStatus(String, String),
+    /// All ConfigMaps of a namespace.
+    ConfigMaps(String),
+    /// All Secrets of a namespace.
+    Secrets(String),
+    /// The tokens of a service account: namespace and name.
+    ServiceAccountToken(String, String),
     /// All Events of a namespace.
     Events(String),
     /// One Event: namespace and name.
@@ -40,6 +46,9 @@ impl Resource {
             Self::Leases(_) | Self::Lease(..) => "leases",
             Self::AllPods | Self::Pods(_) | Self::Pod(..) => "pods",
             Self::PodStatus(..) => "pods/status",
+            Self::ConfigMaps(_) => "configmaps",
+            Self::Secrets(_) => "secrets",
+            Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
         }
     }
@@ -58,6 +67,11 @@ impl Resource {
             Self::Pods(namespace) => format!("/api/v1/namespaces/{namespace}/pods"),
             Self::Pod(namespace, name) => format!("/api/v1/namespaces/{namespace}/pods/{name}"),
             Self::PodStatus(namespace, name) => format!("/api/v1/namespaces/{namespace}/pods/{name}/status"),
+            Self::ConfigMaps(namespace) => format!("/api/v1/namespaces/{namespace}/configmaps"),
+            Self::Secrets(namespace) => format!("/api/v1/namespaces/{namespace}/secrets"),
+            Self::ServiceAccountToken(namespace, name) => {
+                format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token")
+            }
             Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
             Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),
         }

@@ -34,8 +34,6 @@ pub struct ClusterView {
     pub last_online: Option<Timestamp>,
     /// How many mirror pods it has of this node.
     pub mirrors: usize,
-    /// How many Pods of its own are bound to this node; they do not run yet.
-    pub api_pods: usize,
     /// Why the apiserver does not show these pods. They run all the same.
     pub refused: BTreeMap<PodKey, String>,
 }
@@ -69,7 +67,6 @@ impl Link {
             state: Connectivity::Connecting,
             last_online: None,
             mirrors: 0,
-            api_pods: 0,
             refused: BTreeMap::new(),
         });
         Some(Self(Arc::new(Shared { kubeconfig, client: Mutex::default(), view, node_network, metrics, events })))

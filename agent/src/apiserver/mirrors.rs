@@ -61,8 +61,6 @@ pub(super) struct Mirrors {
     found: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
     retries: BTreeMap<PodKey, Retry>,
-    /// The Pods of the apiserver's own.
-    others: BTreeSet<PodKey>,
 }
 
 impl Mirrors {
@@ -84,7 +82,6 @@ impl Mirrors {
             found: None,
             known: BTreeMap::new(),
             retries: BTreeMap::new(),
-            others: BTreeSet::new(),
         }
     }
 
@@ -123,36 +120,26 @@ impl Mirrors {
     fn take(&mut self, update: Update) {
         match update {
             Update::Listed(pods) => {
-                self.others.clear();
                 self.found = Some(BTreeMap::new());
                 pods.iter().for_each(|pod| self.stored(pod));
             }
             Update::Stored(pod) => self.stored(&pod),
             Update::Deleted(pod) => {
                 if let Some(key) = mirror::key_of(&pod) {
-                    self.others.remove(&key);
                     self.gone(&key, pod["metadata"]["uid"].as_str().unwrap_or_default());
                 }
             }
         }
-        let (mirrors, others) = (self.found.as_ref().map_or(0, BTreeMap::len), self.others.len());
-        let before = self.link.view().api_pods;
-        self.link.show(|view| (view.mirrors, view.api_pods) = (mirrors, others));
-        if before == 0 && others > 0 {
-            tracing::warn!(pods = others, "pods of the apiserver are bound to this node; they are not run yet");
-        }
+        let mirrors = self.found.as_ref().map_or(0, BTreeMap::len);
+        self.link.show(|view| view.mirrors = mirrors);
     }
 
     fn stored(&mut self, pod: &Value) {
-        match Mirror::read(pod) {
-            // An update of one that was deleted here is from before.
-            Some((key, mirror)) => {
-                let deleted = self.known.get(&key).and_then(|known| known.deleted.as_ref());
-                if deleted != Some(&mirror.uid) {
-                    self.found.get_or_insert_default().insert(key, mirror);
-                }
-            }
-            None => self.others.extend(mirror::key_of(pod)),
+        let Some((key, mirror)) = Mirror::read(pod) else { return };
+        let deleted = self.known.get(&key).and_then(|known| known.deleted.as_ref());
+        // An update of one that was deleted here is from before.
+        if deleted != Some(&mirror.uid) {
+            self.found.get_or_insert_default().insert(key, mirror);
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::Shared;
 use crate::apiserver::{self, Link};
+use crate::source::api;
 use limpet_core::node_state::NodeState;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
@@ -16,6 +17,7 @@ pub(super) fn join_cluster(
     facts: NodeFacts,
     sources: Vec<SourceKind>,
     node_state: watch::Receiver<NodeState>,
+    source: Option<mpsc::Sender<api::Update>>,
 ) -> Option<Link> {
     let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
     let inputs = apiserver::Inputs {
@@ -28,6 +30,8 @@ pub(super) fn join_cluster(
         node_state,
         network: shared.backends.network.subscribe(),
         containerd: shared.backends.client.clone(),
+        slots: Arc::clone(&shared.slots),
+        source: source?,
     };
     shared.tasks.spawn(apiserver::run(link.clone(), inputs, shared.stop.clone()));
     Some(link)

@@ -10,12 +10,13 @@ use super::published::Published;
 use super::{DECODER, Shared};
 use crate::attribution::Feed;
 use crate::source::Pulse;
+use crate::source::api::{self, ApiSource};
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{self, PushContext, PushSource};
 use crate::store::Store;
 
-/// Starts the configured sources.
+/// Starts the configured sources. Also returns the way to that of the apiserver, if the node is in a cluster.
 pub(super) fn start_sources(
     shared: &Shared,
     node_name: &str,
@@ -23,7 +24,7 @@ pub(super) fn start_sources(
     pushed: push::Inbox,
     observer: &Arc<dyn WatchObserver>,
     feeds: mpsc::Receiver<Feed>,
-) -> Vec<Arc<Published>> {
+) -> (Vec<Arc<Published>>, Option<mpsc::Sender<api::Update>>) {
     let stop = &shared.stop;
     let mut all = Vec::new();
     if let Some(path) = &shared.config.manifest_path {
@@ -51,7 +52,17 @@ pub(super) fn start_sources(
         let stop = stop.clone();
         shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
     }
-    all
+    let cluster = &shared.config.cluster;
+    let updates = cluster.kubeconfig.is_some().then(|| {
+        let (updates, inbox) = api::channel();
+        let source = ApiSource::new(node_name, Arc::clone(store), DECODER);
+        let published = published(shared, SourceKind::Api, &cluster.server, "watch", source.pulse());
+        all.push(Arc::clone(&published));
+        let stop = stop.clone();
+        shared.tasks.spawn(async move { source.run(inbox, |snapshot| published.publish(snapshot), stop).await });
+        updates
+    });
+    (all, updates)
 }
 
 /// A source's way into the merge.

@@ -16,6 +16,7 @@ use crate::status::metrics::CONTENT_TYPE;
 use limpet_core::merge::DesiredPods;
 use limpet_core::source::ManifestChange;
 use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
 
 /// The query of routes that can be watched.
 #[derive(Debug, Deserialize)]
@@ -117,10 +118,13 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         });
         let remarks: Vec<String> = damage.iter().cloned().chain(persist_error).collect();
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
-        SourceDocument { remark, ..view::source(view, &desired) }
+        let source = SourceDocument { remark, ..view::source(view, &desired) };
+        match state.cluster.as_ref().filter(|_| view.kind == SourceKind::Api) {
+            Some(link) => view::cluster(&link.view(), source),
+            None => source,
+        }
     };
-    let mut documents: Vec<SourceDocument> = state.sources.views().iter().map(document).collect();
-    documents.extend(state.cluster.as_ref().map(|link| view::cluster(&link.view())));
+    let documents: Vec<SourceDocument> = state.sources.views().iter().map(document).collect();
     json(&documents)
 }
 

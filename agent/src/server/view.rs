@@ -99,31 +99,22 @@ pub(super) fn remark_refused(rows: &mut BTreeMap<PodKey, Row>, cluster: Option<&
     }
 }
 
-/// The server as a source is shown: Pods of its own are none of it yet.
-pub(super) fn cluster(view: &ClusterView) -> SourceDocument {
-    let ClusterView { server, state, last_online, mirrors, api_pods, refused } = view;
+/// The source of the apiserver's pods as it is shown: what it has, and how the connection is.
+pub(super) fn cluster(view: &ClusterView, source: SourceDocument) -> SourceDocument {
+    let ClusterView { state, last_online, mirrors, refused, .. } = view;
     let (health, detail, last_good) = match state {
         Connectivity::Connecting => ("starting", String::new(), None),
         Connectivity::Online { .. } => ("good", format!("{mirrors} mirror pods"), Some(Timestamp::now())),
         Connectivity::Offline { cause, message, .. } => ("unavailable", format!("{cause}: {message}"), *last_online),
     };
-    let mut remarks = Vec::new();
-    if *api_pods > 0 {
-        remarks.push(format!("{api_pods} pods of the apiserver are bound to this node; limpet does not run them yet"));
-    }
-    remarks.extend(refused.iter().map(|(key, why)| format!("{key}: {why}")));
+    let remarks: Vec<String> =
+        source.remark.into_iter().chain(refused.iter().map(|(key, why)| format!("{key}: {why}"))).collect();
     SourceDocument {
-        source: SourceKind::Api.to_string(),
-        place: server.clone(),
         health: health.to_owned(),
         detail,
         last_good: last_good.map(Time),
-        next_retry: None,
-        pods: 0,
-        objects: 0,
-        missing: Vec::new(),
-        rejected: Vec::new(),
         remark: (!remarks.is_empty()).then(|| remarks.join("\n")),
+        ..source
     }
 }
 

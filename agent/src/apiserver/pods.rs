@@ -1,0 +1,227 @@
+//! Reports on the pods that the apiserver has for this node, and deletes there what has ended here.
+//!
+//! Like the mirrors, level triggered: each pass compares what the apiserver has with what runs, by [`api_pod::step`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::follow::Update;
+use super::link::Link;
+use limpet_apiserver::request::PatchType;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::api_pod::{self, ApiPod, Ended, Known};
+use limpet_core::connectivity;
+use limpet_core::merge::slot::Slots;
+use limpet_core::mirror::{self, Acknowledged, Step};
+use limpet_core::source::Rejection;
+use limpet_core::status::observed::{Consumer, Observed, ObservedPod};
+use limpet_model::pod::PodKey;
+use limpet_model::source::SourceKind;
+
+/// How many requests about pods are under way at once.
+const AT_ONCE: usize = 4;
+
+/// What a status is made of.
+#[derive(Debug, Clone)]
+enum Report {
+    Observed(Arc<ObservedPod>),
+    Refused(Arc<Rejection>),
+}
+
+/// One step that is due.
+struct Due {
+    key: PodKey,
+    step: Step,
+    generation: Option<i64>,
+    report: Report,
+}
+
+/// Reports on the apiserver's own pods.
+#[derive(Debug)]
+pub(super) struct Pods {
+    link: Link,
+    observed: Observed,
+    slots: Arc<Slots>,
+    /// Keeps the last status of a pod until it is reported.
+    last_statuses: Consumer,
+    /// What the apiserver has, once it has been listed.
+    found: Option<BTreeMap<PodKey, ApiPod>>,
+    known: BTreeMap<PodKey, Acknowledged>,
+    /// How often the step of a pod has failed in a row, and when it is tried again.
+    retries: BTreeMap<PodKey, (u32, Instant)>,
+}
+
+impl Pods {
+    pub(super) fn new(link: Link, observed: Observed, slots: Arc<Slots>) -> Self {
+        let last_statuses = observed.register("apiserver");
+        let (known, retries) = (BTreeMap::new(), BTreeMap::new());
+        Self { link, observed, slots, last_statuses, found: None, known, retries }
+    }
+
+    /// Reports until the sender of updates is dropped.
+    pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
+        let mut changes = self.observed.changes();
+        loop {
+            self.link.online().await;
+            while self.link.is_online() && self.pass().await {
+                while let Ok(update) = updates.try_recv() {
+                    self.take(update);
+                }
+            }
+            let retry = self.retries.values().map(|(_, at)| *at).min();
+            let retry = async {
+                match retry {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                update = updates.recv() => match update {
+                    Some(update) => self.take(update),
+                    None => return,
+                },
+                true = changes.next() => {}
+                () = self.link.lost() => {}
+                () = retry => {}
+            }
+        }
+    }
+
+    fn take(&mut self, update: Update) {
+        match update {
+            Update::Listed(pods) => self.found = Some(pods.iter().filter_map(ApiPod::read).collect()),
+            Update::Stored(pod) => {
+                if let Some((key, pod)) = ApiPod::read(&pod) {
+                    self.found.get_or_insert_default().insert(key, pod);
+                }
+            }
+            Update::Deleted(pod) => {
+                if let (Some((key, pod)), Some(found)) = (ApiPod::read(&pod), &mut self.found)
+                    && found.get(&key).is_some_and(|known| known.uid == pod.uid)
+                {
+                    found.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Compares every pod and does what is due; whether anything was done.
+    async fn pass(&mut self) -> bool {
+        let due = self.due();
+        let any = !due.is_empty();
+        let link = &self.link;
+        let done: Vec<_> = futures_util::stream::iter(due)
+            .map(|due| async move {
+                let result = perform(link, &due).await;
+                (due, result)
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        for (due, result) in done {
+            self.done(due, result);
+        }
+        any
+    }
+
+    /// The steps that are due. Last statuses that nobody asks for any more are given up.
+    fn due(&mut self) -> Vec<Due> {
+        let Some(found) = &self.found else { return Vec::new() };
+        let observed = self.observed.load();
+        let mut last: BTreeMap<&PodKey, &Arc<ObservedPod>> = BTreeMap::new();
+        for (version, pod) in self.last_statuses.awaited(&observed) {
+            let wanted = pod.record.source == SourceKind::Api
+                && found.get(&pod.record.key).is_some_and(|found| *found.uid == *pod.record.uid.to_string());
+            match wanted {
+                true => _ = last.insert(&pod.record.key, pod),
+                false => self.last_statuses.acknowledge(version),
+            }
+        }
+        self.known.retain(|key, _| found.contains_key(key));
+        self.retries.retain(|key, _| found.contains_key(key));
+        let rejected = &self.slots.load()[SourceKind::Api.index()].rejected;
+        let (now, nothing) = (Instant::now(), Acknowledged::default());
+        let mut due = Vec::new();
+        for (key, pod) in found {
+            if self.retries.get(key).is_some_and(|(_, at)| *at > now) {
+                continue;
+            }
+            let is_it = |observed: &&Arc<ObservedPod>| *observed.record.uid.to_string() == *pod.uid;
+            let rejection = rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
+            let (known, report) = match (observed.pods.get(key).filter(is_it), last.get(key).copied(), rejection) {
+                (Some(running), ..) => (Known::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
+                (None, Some(gone), _) => (Known::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
+                (None, None, Some(why)) => (Known::Refused(&why.faults), Report::Refused(Arc::clone(why))),
+                (None, None, None) => continue,
+            };
+            let acknowledged = self.known.get(key).unwrap_or(&nothing);
+            if let Some(step) = api_pod::step(pod, known, acknowledged) {
+                due.push(Due { key: key.clone(), step, generation: pod.generation, report });
+            }
+        }
+        due
+    }
+
+    fn done(&mut self, due: Due, result: Result<(), RequestError>) {
+        let Due { key, step, report, .. } = due;
+        match result {
+            Ok(()) => {
+                self.retries.remove(&key);
+                match (step, report) {
+                    (Step::Report { uid }, Report::Observed(pod)) => {
+                        self.known.entry(key).or_default().status = Some((uid, pod));
+                    }
+                    (Step::Report { .. }, Report::Refused(_)) => {
+                        if let Some(pod) = self.found.as_mut().and_then(|found| found.get_mut(&key)) {
+                            pod.refusal_reported();
+                        }
+                    }
+                    _ => {
+                        tracing::info!(pod = %key, "deleted at the apiserver");
+                        self.found.as_mut().and_then(|found| found.remove(&key));
+                    }
+                }
+            }
+            Err(_) if !self.link.is_online() => {}
+            Err(error) => {
+                let failures = self.retries.get(&key).map_or(1, |(failures, _)| failures.saturating_add(1));
+                if failures == 1 {
+                    tracing::warn!(pod = %key, %error, "the apiserver does not take what is reported of the pod");
+                }
+                let pause = match error.code() {
+                    Some(400 | 403 | 413 | 422) => mirror::refusal_pause(failures, fastrand::u64(..)),
+                    _ => connectivity::pause(failures, error.retry_after(), fastrand::u64(..)),
+                };
+                self.retries.insert(key, (failures, Instant::now() + pause));
+            }
+        }
+    }
+}
+
+/// Does one step. A pod that is not there any more needs none.
+async fn perform(link: &Link, due: &Due) -> Result<(), RequestError> {
+    let (namespace, name) = (due.key.namespace().to_owned(), due.key.name().to_owned());
+    let request = match (&due.step, &due.report) {
+        (Step::Report { uid }, Report::Observed(pod)) => {
+            let patch = mirror::status_patch(pod, uid, due.generation);
+            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch)
+        }
+        (Step::Report { uid }, Report::Refused(why)) => {
+            let patch = api_pod::refusal_patch(&why.faults, uid, due.generation);
+            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch)
+        }
+        (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
+            Request::delete_now(Resource::Pod(namespace, name), uid)
+        }
+        (Step::Create, _) => return Ok(()),
+    };
+    match link.send(request).await {
+        // Of another UID: it has a successor.
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        result => result.map(drop),
+    }
+}

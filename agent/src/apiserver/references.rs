@@ -1,0 +1,150 @@
+//! Fetches what the apiserver's pods refer to: follows their ConfigMaps and Secrets, and asks for their tokens.
+//!
+//! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
+//! object at a time, so each is watched by its name.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::follow::{Followed, Update, follow};
+use super::link::Link;
+use crate::source::api;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::merge::Desired;
+use limpet_model::manifest::api::ORIGIN;
+use limpet_model::object::token::{self, TokenDemand};
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver};
+use limpet_model::source::SourceKind;
+
+/// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
+const LONGEST: std::time::Duration = std::time::Duration::from_secs(3_600);
+
+/// Follows what pods refer to, until it is dropped.
+pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api::Update>) {
+    let mut changes = desired.changes();
+    let mut tasks = JoinSet::new();
+    let mut running: BTreeMap<ObjectKey, CancellationToken> = BTreeMap::new();
+    loop {
+        let wanted = desired.load();
+        let wanted = wanted.demand(SourceKind::Api);
+        running.retain(|key, stop| {
+            let stays = wanted.contains_key(key);
+            if !stays {
+                stop.cancel();
+            }
+            stays
+        });
+        for key in wanted.keys() {
+            if running.contains_key(key) {
+                continue;
+            }
+            let stop = CancellationToken::new();
+            running.insert(key.clone(), stop.clone());
+            let (link, desired, source, key) = (link.clone(), desired.clone(), source.clone(), key.clone());
+            tasks.spawn(async move {
+                let work = async {
+                    match key.kind {
+                        ObjectKind::ServiceAccountToken => keep_token(&link, &desired, &key, &source).await,
+                        ObjectKind::ConfigMap | ObjectKind::Secret => follow_object(link, &key, &source).await,
+                    }
+                };
+                stop.run_until_cancelled(work).await;
+            });
+        }
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            Some(_) = tasks.join_next() => {}
+        }
+    }
+}
+
+async fn follow_object(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+    let namespace = key.namespace.to_string();
+    let resource = match key.kind {
+        ObjectKind::ConfigMap => Resource::ConfigMaps(namespace),
+        ObjectKind::Secret | ObjectKind::ServiceAccountToken => Resource::Secrets(namespace),
+    };
+    let followed = Followed { resource, fields: format!("metadata.name={}", key.name), leads: false };
+    let (send, mut updates) = mpsc::channel(1);
+    let hand_on = async {
+        while let Some(update) = updates.recv().await {
+            let object = match update {
+                Update::Listed(list) => list.into_iter().next(),
+                Update::Stored(object) => Some(object),
+                Update::Deleted(_) => None,
+            };
+            let object = object.map(|object| from_apiserver(&object, key.kind, ORIGIN)).transpose();
+            match object {
+                Ok(object) => _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await,
+                Err(faults) => {
+                    let reason = faults.first().map(ToString::to_string).unwrap_or_default();
+                    tracing::warn!(object = %key, reason, "not usable; its last version counts");
+                }
+            }
+        }
+    };
+    tokio::join!(follow(link, followed, send), hand_on);
+}
+
+/// Asks for a token whenever the one there is has passed most of its life.
+async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+    let Some(demand) = TokenDemand::from_name(&key.name) else { return };
+    let mut newest = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    let mut failures = 0;
+    loop {
+        if let Some(token) = &newest {
+            let left = token::renewal(token).as_second().saturating_sub(Timestamp::now().as_second());
+            if let Some(left) = u64::try_from(left).ok().filter(|left| *left > 0) {
+                tokio::time::sleep(LONGEST.min(std::time::Duration::from_secs(left))).await;
+                continue;
+            }
+        }
+        link.online().await;
+        let Some(pod) = desired.load().demand(SourceKind::Api).get(key).and_then(|pods| pods.get_min().cloned()) else {
+            return;
+        };
+        match issue(link, key, &demand, pod.name()).await {
+            Ok(token) => {
+                failures = 0;
+                let token = Arc::new(token);
+                newest = Some(Arc::clone(&token));
+                let _ = source.send(api::Update::Object(key.clone(), Some(token))).await;
+            }
+            Err(error) => {
+                failures += 1;
+                if failures == 1 {
+                    let account = &demand.service_account;
+                    tracing::warn!(%pod, account, %error, "no token for the pod's service account");
+                }
+                link.pause(failures, error.retry_after()).await;
+            }
+        }
+    }
+}
+
+async fn issue(link: &Link, key: &ObjectKey, demand: &TokenDemand, pod: &str) -> Result<ObjectRecord, RequestError> {
+    let (namespace, issued) = (key.namespace.to_string(), Timestamp::now());
+    let document = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": demand.audience.iter().collect::<Vec<_>>(),
+            "expirationSeconds": demand.lifetime,
+            "boundObjectRef": { "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": demand.pod_uid },
+        },
+    });
+    let account = Resource::ServiceAccountToken(namespace, demand.service_account.clone());
+    let answer = link.send(Request::create(account, document)).await?;
+    let status = &answer["status"];
+    let expires = status["expirationTimestamp"].as_str().and_then(|time| time.parse().ok());
+    match (status["token"].as_str(), expires) {
+        (Some(token), Some(expires)) => Ok(token::record(key.clone(), ORIGIN, token.to_owned(), expires, issued)),
+        _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
+    }
+}

@@ -1,0 +1,49 @@
+//! Splits the Pods bound to this node: mirrors of its own pods, and those that the apiserver itself has for it.
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::follow::Update;
+use crate::source::api;
+use limpet_core::mirror::MIRROR_ANNOTATION;
+
+/// Who receives which Pods.
+#[derive(Debug)]
+pub(super) struct Receivers {
+    /// Of the mirrors.
+    pub(super) mirrors: mpsc::Sender<Update>,
+    /// Of the others, to report on them.
+    pub(super) pods: mpsc::Sender<Update>,
+    /// Of the others, to run them.
+    pub(super) source: mpsc::Sender<api::Update>,
+}
+
+/// Hands every update on; ends when the sender is dropped.
+pub(super) async fn split(mut updates: mpsc::Receiver<Update>, receivers: Receivers) {
+    let Receivers { mirrors, pods, source } = receivers;
+    // Whoever has gone is not waited for: the agent stops.
+    while let Some(update) = updates.recv().await {
+        match update {
+            Update::Listed(all) => {
+                let (of_mirrors, own): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_mirror);
+                let _ = mirrors.send(Update::Listed(of_mirrors)).await;
+                let _ = source.send(api::Update::Listed(own.clone())).await;
+                let _ = pods.send(Update::Listed(own)).await;
+            }
+            Update::Stored(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Stored(pod)).await,
+            Update::Deleted(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Deleted(pod)).await,
+            Update::Stored(pod) => {
+                let _ = source.send(api::Update::Stored(pod.clone())).await;
+                let _ = pods.send(Update::Stored(pod)).await;
+            }
+            Update::Deleted(pod) => {
+                let _ = source.send(api::Update::Deleted(pod.clone())).await;
+                let _ = pods.send(Update::Deleted(pod)).await;
+            }
+        }
+    }
+}
+
+fn is_mirror(pod: &Value) -> bool {
+    pod["metadata"]["annotations"][MIRROR_ANNOTATION].is_string()
+}

@@ -1,0 +1,284 @@
+//! The pods that an apiserver binds to this node, and what they refer to: ConfigMaps, Secrets, tokens.
+//!
+//! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it is
+//! published. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
+//! only when a list of the apiserver's, or its watch, says that it is to.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use imbl::OrdSet;
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::Pulse;
+use super::persist::Persister;
+use crate::store::Store;
+use limpet_core::last_good::LastGood;
+use limpet_core::source::delta::Edits;
+use limpet_core::source::view::Contents;
+use limpet_core::source::{Decoder, Health, Rejection, SourceSnapshot};
+use limpet_model::manifest::api::{self, ORIGIN};
+use limpet_model::object::{ObjectKey, ObjectRecord, references};
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
+
+/// How many updates may wait; then those who send them do.
+const INBOX: usize = 16;
+
+/// What is new at the apiserver.
+#[derive(Debug)]
+pub enum Update {
+    /// These are all Pods bound to the node.
+    Listed(Vec<Value>),
+    /// One is new or was changed.
+    Stored(Value),
+    /// One is gone.
+    Deleted(Value),
+    /// An object that pods refer to: its newest version, or that there is none.
+    Object(ObjectKey, Option<Arc<ObjectRecord>>),
+}
+
+/// A channel for updates.
+pub fn channel() -> (mpsc::Sender<Update>, mpsc::Receiver<Update>) {
+    mpsc::channel(INBOX)
+}
+
+/// The source, ready to run.
+#[derive(Debug)]
+pub struct ApiSource {
+    node_name: Arc<str>,
+    decoder: Decoder,
+    persister: Persister,
+    pulse: Arc<Pulse>,
+    snapshot: SourceSnapshot,
+    /// What differs from the last published snapshot.
+    edits: Edits,
+}
+
+impl ApiSource {
+    /// A source of what `store` has, until there is something newer.
+    pub fn new(node_name: &str, store: Arc<Store>, decoder: Decoder) -> Self {
+        let pulse: Arc<Pulse> = Arc::default();
+        let persister = Persister::new(store, SourceKind::Api, Arc::clone(&pulse));
+        let snapshot = SourceSnapshot { absent: Some(OrdSet::new()), ..SourceSnapshot::default() };
+        Self { node_name: Arc::from(node_name), decoder, persister, pulse, snapshot, edits: Edits::default() }
+    }
+
+    /// When all pods were last listed, for users.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    /// Takes updates and publishes until `stop`. `publish` must not block.
+    pub async fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<Update>,
+        publish: impl Fn(Arc<SourceSnapshot>),
+        stop: CancellationToken,
+    ) {
+        self.restore().await;
+        self.publish(&publish);
+        loop {
+            let update = tokio::select! {
+                () = stop.cancelled() => return,
+                update = inbox.recv() => match update {
+                    Some(update) => update,
+                    None => return,
+                },
+            };
+            if self.take(update) {
+                // On disk first: nothing runs that a start without an apiserver would not know.
+                self.persister.flush().await;
+                self.publish(&publish);
+            }
+        }
+    }
+
+    async fn restore(&mut self) {
+        self.snapshot.health = Health::Good;
+        let Some(loaded) = self.persister.load(|store| store.load::<LastGood>(SourceKind::Api)).await else { return };
+        for (name, saved) in loaded.records {
+            let restored = self.decoder.restore_all(&saved.manifests, ORIGIN, SourceKind::Api, &self.node_name);
+            restored.pods.keys().for_each(|key| self.edits.pod(key.clone()));
+            restored.objects.keys().for_each(|key| self.edits.object(key.clone()));
+            self.snapshot.pods.extend(restored.pods.clone());
+            self.snapshot.objects.extend(restored.objects.clone());
+            self.persister.hold(name, Arc::new(restored), "");
+        }
+        // The store may lack running pods: they are not ended before the apiserver has been asked.
+        self.snapshot.ready = loaded.complete;
+        let (pods, objects) = (self.snapshot.pods.len(), self.snapshot.objects.len());
+        if pods > 0 {
+            tracing::info!(pods, objects, "pods of the apiserver restored");
+        }
+    }
+
+    /// Whether the update changed anything.
+    fn take(&mut self, update: Update) -> bool {
+        match update {
+            Update::Listed(pods) => {
+                self.listed(&pods);
+                self.pulse.succeeded(Timestamp::now());
+                true
+            }
+            Update::Stored(pod) => self.stored(&pod),
+            Update::Deleted(pod) => match (key_of(&pod), uid_of(&pod)) {
+                (Some(key), Some(uid)) => self.remove(&key, |known| *known.uid.to_string() == *uid),
+                _ => false,
+            },
+            Update::Object(key, object) => self.object(key, object),
+        }
+    }
+
+    fn listed(&mut self, pods: &[Value]) {
+        let listed: BTreeSet<PodKey> = pods.iter().filter_map(key_of).collect();
+        let gone: Vec<PodKey> = self.snapshot.pods.keys().filter(|key| !listed.contains(key)).cloned().collect();
+        for key in gone {
+            tracing::info!(pod = %key, "the apiserver does not have the pod any more");
+            self.remove(&key, |_| true);
+        }
+        let names: BTreeSet<String> = listed.iter().map(PodKey::to_string).collect();
+        let over: Vec<Arc<str>> =
+            self.snapshot.rejected.keys().filter(|origin| !names.contains(&***origin)).cloned().collect();
+        over.into_iter().for_each(|origin| self.accept(&origin));
+        for pod in pods {
+            self.stored(pod);
+        }
+        self.snapshot.ready = true;
+    }
+
+    fn stored(&mut self, pod: &Value) -> bool {
+        let (Some(key), Some(uid)) = (key_of(pod), uid_of(pod)) else { return false };
+        let known = self.snapshot.pods.get(&key).filter(|known| *known.uid.to_string() == *uid).cloned();
+        // It ended elsewhere, or here before the disk was replaced: what has finished does not run again.
+        let over = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        if over && known.is_none() {
+            return self.remove(&key, |_| true);
+        }
+        match api::read(pod, &self.node_name) {
+            Ok(record) => {
+                self.accept(&key.to_string());
+                if known.is_some_and(|known| *known == record) {
+                    return false;
+                }
+                self.put(Arc::new(record));
+            }
+            Err(faults) => {
+                let origin: Arc<str> = Arc::from(key.to_string());
+                let kept = known.iter().map(|known| known.key.clone()).collect();
+                let rejection = Rejection { origin: Arc::clone(&origin), faults, kept };
+                self.snapshot.rejected.insert(Arc::clone(&origin), Arc::new(rejection));
+                self.edits.rejection(origin);
+                match known {
+                    // The version that runs goes on, but for its end.
+                    Some(known) => self.put(Arc::new(as_deleted(&known, pod))),
+                    None => _ = self.remove_pod(&key, |_| true),
+                }
+            }
+        }
+        true
+    }
+
+    /// The pod of that origin is not rejected any more.
+    fn accept(&mut self, origin: &str) {
+        if let Some(rejection) = self.snapshot.rejected.remove(origin) {
+            self.edits.rejection(Arc::clone(&rejection.origin));
+        }
+    }
+
+    fn put(&mut self, record: Arc<PodRecord>) {
+        let key = record.key.clone();
+        let contents = Contents { pods: [(key.clone(), Arc::clone(&record))].into(), ..Contents::default() };
+        self.persister.put(Arc::from(key.to_string()), Some(Arc::new(contents)), "");
+        self.edits.pod(key.clone());
+        self.snapshot.pods.insert(key, record);
+        self.forget_unused();
+    }
+
+    /// Removes the pod of that key and its rejection, if it is this one; whether it was.
+    fn remove(&mut self, key: &PodKey, is_it: impl Fn(&PodRecord) -> bool) -> bool {
+        let rejected = self.snapshot.rejected.contains_key(&*key.to_string());
+        self.accept(&key.to_string());
+        self.remove_pod(key, is_it) || rejected
+    }
+
+    fn remove_pod(&mut self, key: &PodKey, is_it: impl Fn(&PodRecord) -> bool) -> bool {
+        if !self.snapshot.pods.get(key).is_some_and(|known| is_it(known)) {
+            return false;
+        }
+        self.snapshot.pods.remove(key);
+        self.persister.put(Arc::from(key.to_string()), None, "");
+        self.edits.pod(key.clone());
+        self.forget_unused();
+        true
+    }
+
+    fn object(&mut self, key: ObjectKey, object: Option<Arc<ObjectRecord>>) -> bool {
+        // Its last pod may be gone meanwhile.
+        if !self.snapshot.pods.values().any(|pod| references(pod).contains(&key)) {
+            return false;
+        }
+        let absent = self.snapshot.absent.get_or_insert_default();
+        let changed = match &object {
+            Some(object) => {
+                absent.remove(&key);
+                self.snapshot.objects.insert(key.clone(), Arc::clone(object)).is_none_or(|before| before != *object)
+            }
+            None => {
+                let was_known = self.snapshot.objects.remove(&key).is_some();
+                absent.insert(key.clone()).is_none() || was_known
+            }
+        };
+        if changed {
+            let contents =
+                object.map(|object| Contents { objects: [(key.clone(), object)].into(), ..Contents::default() });
+            self.persister.put(Arc::from(key.to_string()), contents.map(Arc::new), "");
+            self.edits.object(key);
+        }
+        changed
+    }
+
+    /// Forgets the objects that no pod refers to.
+    fn forget_unused(&mut self) {
+        let used: BTreeSet<ObjectKey> = self.snapshot.pods.values().flat_map(|pod| references(pod)).collect();
+        let unused: Vec<ObjectKey> = self.snapshot.objects.keys().filter(|key| !used.contains(key)).cloned().collect();
+        for key in unused {
+            self.snapshot.objects.remove(&key);
+            self.persister.put(Arc::from(key.to_string()), None, "");
+            self.edits.object(key);
+        }
+        if let Some(absent) = &mut self.snapshot.absent {
+            *absent = absent.iter().filter(|key| used.contains(*key)).cloned().collect();
+        }
+    }
+
+    fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+        self.snapshot.revision = self.edits.next_revision();
+        publish(Arc::new(self.snapshot.clone()));
+    }
+}
+
+fn key_of(pod: &Value) -> Option<PodKey> {
+    limpet_core::mirror::key_of(pod)
+}
+
+fn uid_of(pod: &Value) -> Option<&str> {
+    pod["metadata"]["uid"].as_str()
+}
+
+/// `known` with the deletion that is requested of `pod`, if it is.
+fn as_deleted(known: &PodRecord, pod: &Value) -> PodRecord {
+    let mut record = known.clone();
+    let metadata = &pod["metadata"];
+    if let Ok(Some(time)) = serde_json::from_value(metadata["deletionTimestamp"].clone()) {
+        record.pod.metadata.deletion_timestamp = Some(time);
+        record.pod.metadata.deletion_grace_period_seconds = metadata["deletionGracePeriodSeconds"].as_i64();
+    }
+    record
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Mutex;
+
+use serde_json::json;
+
+use super::*;
+use limpet_model::manifest;
+use limpet_model::object::ObjectKind;
+
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+
+fn pod(name: &str, uid: &str, more: Value) -> Value {
+    let mut pod = json!({
+        "metadata": {"name": name, "namespace": "shop", "uid": uid},
+        "spec": {"containers": [{"name": "main", "image": "app:1", "envFrom": [{"configMapRef": {"name": "settings"}}]}]},
+    });
+    for (field, value) in more.as_object().unwrap() {
+        match pod.get_mut(field).and_then(Value::as_object_mut) {
+            Some(map) => map.extend(value.as_object().unwrap().clone()),
+            None => pod[field] = value.clone(),
+        }
+    }
+    pod
+}
+
+fn settings(value: &str) -> (ObjectKey, Arc<ObjectRecord>) {
+    let map = json!({"metadata": {"name": "settings", "namespace": "shop", "managedFields": []}, "data": {"k": value}});
+    let map = limpet_model::object::from_apiserver(&map, ObjectKind::ConfigMap, ORIGIN).unwrap();
+    (map.key.clone(), Arc::new(map))
+}
+
+/// A source over the store below `root`, after these updates; the snapshots it has published.
+async fn published(root: &std::path::Path, updates: Vec<Update>) -> Vec<Arc<SourceSnapshot>> {
+    let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
+    let source = ApiSource::new("edge1", store, DECODER);
+    let (send, inbox) = channel();
+    let all = Mutex::new(Vec::new());
+    let sending = async move {
+        for update in updates {
+            send.send(update).await.unwrap();
+        }
+    };
+    tokio::join!(source.run(inbox, |snapshot| all.lock().unwrap().push(snapshot), CancellationToken::new()), sending);
+    all.into_inner().unwrap()
+}
+
+fn names(snapshot: &SourceSnapshot) -> Vec<String> {
+    snapshot.pods.values().map(|pod| format!("{} {}", pod.key, pod.uid)).collect()
+}
+
+#[tokio::test]
+async fn what_was_known_last_is_there_again_without_an_apiserver() {
+    let root = tempfile::tempdir().unwrap();
+    let (key, map) = settings("1");
+    let all = published(
+        root.path(),
+        vec![
+            Update::Listed(vec![pod("web", "u-1", json!({})), pod("job", "u-2", json!({}))]),
+            Update::Object(key.clone(), Some(Arc::clone(&map))),
+            Update::Deleted(pod("job", "u-2", json!({}))),
+        ],
+    )
+    .await;
+    assert!(all[0].ready && all[0].pods.is_empty(), "nothing was known");
+    assert_eq!(names(all.last().unwrap()), ["shop/web u-1"]);
+    let again = published(root.path(), Vec::new()).await;
+    assert_eq!(names(&again[0]), ["shop/web u-1"]);
+    assert!(again[0].ready && again[0].objects[&key].same_content(&map));
+    // What the list does not have any more has gone meanwhile, and nobody needs its objects.
+    let listed = published(root.path(), vec![Update::Listed(Vec::new())]).await;
+    assert!(listed[1].pods.is_empty() && listed[1].objects.is_empty());
+    assert!(published(root.path(), Vec::new()).await[0].pods.is_empty());
+}
+
+#[tokio::test]
+async fn an_object_is_unknown_until_it_is_there_or_known_to_be_absent() {
+    let root = tempfile::tempdir().unwrap();
+    let (key, map) = settings("1");
+    let all = published(
+        root.path(),
+        vec![
+            Update::Stored(pod("web", "u-1", json!({}))),
+            Update::Object(key.clone(), None),
+            Update::Object(key.clone(), None),
+            Update::Object(key.clone(), Some(map)),
+            Update::Object(ObjectKey::new(ObjectKind::Secret, "shop", "unused"), None),
+        ],
+    )
+    .await;
+    let states: Vec<(bool, bool)> = all
+        .iter()
+        .map(|snapshot| (snapshot.objects.contains_key(&key), snapshot.absent.as_ref().unwrap().contains(&key)))
+        .collect();
+    assert_eq!(states, [(false, false), (false, false), (false, true), (true, false)]);
+}
+
+#[tokio::test]
+async fn what_has_finished_elsewhere_does_not_run_and_what_finished_here_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let over = |name: &str, uid: &str| pod(name, uid, json!({"status": {"phase": "Succeeded"}}));
+    let all = published(
+        root.path(),
+        vec![
+            Update::Listed(vec![over("old", "u-0"), pod("job", "u-1", json!({}))]),
+            Update::Stored(over("job", "u-1")),
+            Update::Stored(pod("job", "u-2", json!({"metadata": {"labels": {"try": "2"}}}))),
+            Update::Deleted(pod("job", "u-1", json!({}))),
+        ],
+    )
+    .await;
+    let seen: Vec<Vec<String>> = all.iter().map(|snapshot| names(snapshot)).collect();
+    // A status is nothing new, and the end of a predecessor is none of the successor's.
+    assert_eq!(seen, [vec![], vec!["shop/job u-1".to_owned()], vec!["shop/job u-2".to_owned()]]);
+}
+
+#[tokio::test]
+async fn an_edit_that_is_refused_leaves_the_version_that_runs_and_a_deletion_ends_it() {
+    let root = tempfile::tempdir().unwrap();
+    let refused = json!({"spec": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}});
+    let mut deleted = pod("web", "u-1", refused.clone());
+    deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    deleted["metadata"]["deletionGracePeriodSeconds"] = json!(3);
+    let all = published(
+        root.path(),
+        vec![
+            Update::Stored(pod("web", "u-1", json!({}))),
+            Update::Stored(pod("web", "u-1", refused.clone())),
+            Update::Stored(deleted),
+            Update::Stored(pod("other", "u-2", refused.clone())),
+            Update::Deleted(pod("other", "u-2", refused)),
+        ],
+    )
+    .await;
+    let kept = &all[2].rejected["shop/web"];
+    assert!(kept.kept.len() == 1 && kept.faults[0].path.contains("persistentVolumeClaim"), "{kept:?}");
+    assert_eq!(all[2].pods.values().next().unwrap().spec().volumes, None);
+    assert_eq!(all[3].pods.values().next().unwrap().deletion().1, Some(3));
+    assert!(names(&all[4]) == ["shop/web u-1"] && all[4].rejected["shop/other"].kept.is_empty());
+    assert!(!all[5].rejected.contains_key("shop/other"));
+}

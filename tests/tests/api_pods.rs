@@ -1,0 +1,270 @@
+//! Pods that an apiserver binds to a node: they run, with what they refer to, with the apiserver and without it.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, case, image, process, suite, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+fn main() -> ExitCode {
+    let code = suite::run([
+        joining(case!(a_bound_pod_runs_and_is_deleted_once_it_has_ended)),
+        joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
+        joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
+        joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
+        joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
+        joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
+        joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
+    ]);
+    cluster::end();
+    code
+}
+
+/// Makes what the controllers of a cluster would: the namespace's service account and the authority's certificate.
+fn with_account(cluster: &Cluster) -> Result<()> {
+    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
+    let authority = std::fs::read_to_string(cluster.authority())?;
+    let map = object("kube-root-ca.crt", json!({ "ca.crt": authority }));
+    for (kind, object) in [("serviceaccounts", account), ("configmaps", map)] {
+        let path = format!("/api/v1/namespaces/default/{kind}");
+        let name = object["metadata"]["name"].as_str().context("no name")?;
+        if cluster.get(&format!("{path}/{name}"))?.is_none() {
+            cluster.create(&path, &object)?;
+        }
+    }
+    Ok(())
+}
+
+fn object(name: &str, data: Value) -> Value {
+    json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": data })
+}
+
+/// The pod as a scheduler has bound it, under a name by which the node's tests find it.
+fn bound(node: &TestNode, pod: &Value) -> Value {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    with(pod.clone(), json!({ "metadata": { "name": node.full_name(name) }, "spec": { "nodeName": node.name() } }))
+}
+
+fn path(node: &TestNode, pod: &str) -> String {
+    format!("{PODS}/{}", node.full_name(pod))
+}
+
+fn create(node: &TestNode, cluster: &Cluster, pod: &Value) -> Result<()> {
+    cluster.create(PODS, &bound(node, pod))
+}
+
+/// The pod once its newest container is reported as running.
+fn wait_reported(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
+    wait_at(cluster, &path(node, pod), "reported as it runs", |found| {
+        let own = node.pod(pod).unwrap_or_default();
+        let same = container_id(&own, "main").ok() == container_id(found, "main").ok();
+        same && found["status"]["phase"] == "Running" && cluster::condition(found, "Ready")["status"] == "True"
+    })
+}
+
+fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
+    let path = path(node, pod);
+    wait::until_true(wait::SOON, &format!("the end of {path}"), || {
+        cluster.get(&path).is_ok_and(|found| found.is_none())
+    })
+    .with_context(|| format!("{:?}", cluster.get(&path)))
+}
+
+fn a_bound_pod_runs_and_is_deleted_once_it_has_ended(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let script = "trap 'echo ending; sleep 1; echo ended; exit 0' TERM; echo started; while :; do sleep 0.1; done";
+    let containers = json!([shell("main", script)]);
+    let spec = json!({ "hostNetwork": false, "terminationGracePeriodSeconds": 30, "containers": containers });
+    create(node, &cluster, &pod("web", spec))?;
+    let found = wait_reported(node, &cluster, "web")?;
+    let own = node.wait_running("web")?;
+    ensure!(own["metadata"]["uid"] == found["metadata"]["uid"], "{own}");
+    let status = &found["status"];
+    ensure!(status["podIP"] == own["status"]["podIP"] && status["podIP"].is_string(), "{status}");
+    ensure!(status["observedGeneration"] == found["metadata"]["generation"], "{found}");
+    node.wait_logged("web", "main", "started")?;
+    let log = node.agent.settings().pod_logs().join(format!(
+        "default_{}_{}/main/0.log",
+        node.full_name("web"),
+        found["metadata"]["uid"].as_str().unwrap_or_default()
+    ));
+    // A second name of the log, which is removed with the pod.
+    let kept = node.dir().join("web.log");
+    std::fs::hard_link(&log, &kept).or_else(|_| std::fs::copy(&log, &kept).map(drop))?;
+    cluster.delete(&path(node, "web"))?;
+    wait_at(&cluster, &path(node, "web"), "its deletion requested", |found| {
+        found["metadata"]["deletionTimestamp"].is_string()
+    })?;
+    wait_deleted(node, &cluster, "web")?;
+    ensure!(node.pod("web").is_none(), "deleted while it was still there");
+    let log = std::fs::read_to_string(&kept)?;
+    ensure!(log.contains("ending") && log.contains("ended"), "{log}");
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(sources.lines().filter(|line| line.starts_with("api")).count() == 1, "{sources}");
+    Ok(())
+}
+
+fn a_pod_waits_for_what_it_refers_to_and_follows_its_edits(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let (map, secret) = (format!("settings-{}", node.name()), format!("keys-{}", node.name()));
+    let env = json!([{ "name": "KEY", "valueFrom": { "secretKeyRef": { "name": secret, "key": "k" } } }]);
+    let main = with(
+        shell("main", &format!("echo key=$KEY; {IDLE}")),
+        json!({ "env": env, "volumeMounts": [{ "name": "settings", "mountPath": "/settings" }] }),
+    );
+    let volumes = json!([{ "name": "settings", "configMap": { "name": map } }]);
+    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
+    node.wait_event(&format!("configmap \"{map}\" not found"))?;
+    cluster.create("/api/v1/namespaces/default/configmaps", &object(&map, json!({ "mode": "day" })))?;
+    let keys = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": secret }, "stringData": { "k": "s3cret" } });
+    cluster.create("/api/v1/namespaces/default/secrets", &keys)?;
+    let found = wait_reported(node, &cluster, "web")?;
+    node.wait_logged("web", "main", "key=s3cret")?;
+    ensure!(node.exec("web", "main", &["cat", "/settings/mode"])? == "day");
+    cluster.patch(&format!("/api/v1/namespaces/default/configmaps/{map}"), &json!({ "data": { "mode": "night" } }))?;
+    wait::until_true(wait::SOON, "the new value in the volume", || {
+        node.exec("web", "main", &["cat", "/settings/mode"]).is_ok_and(|mode| mode == "night")
+    })?;
+    let now = wait_reported(node, &cluster, "web")?;
+    ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
+    Ok(())
+}
+
+fn a_pod_has_a_token_that_the_apiserver_knows(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    create(node, &cluster, &simple("web", IDLE))?;
+    let found = wait_reported(node, &cluster, "web")?;
+    let directory = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let token = node.exec("web", "main", &["cat", &format!("{directory}/token")])?;
+    let review = cluster.ask(
+        "/apis/authentication.k8s.io/v1/tokenreviews",
+        &json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": { "token": token } }),
+    )?;
+    let user = &review["status"]["user"];
+    ensure!(user["username"] == "system:serviceaccount:default:default", "{review}");
+    let of_pod = &user["extra"]["authentication.kubernetes.io/pod-uid"][0];
+    ensure!(*of_pod == found["metadata"]["uid"], "{review}");
+    let files = node.exec("web", "main", &["ls", directory])?;
+    ensure!(["ca.crt", "namespace", "token"].iter().all(|name| files.contains(name)), "{files}");
+    ensure!(!node.agent.log().contains(token.trim()), "the token is in the log");
+    Ok(())
+}
+
+fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let map = format!("settings-{}", node.name());
+    cluster.create("/api/v1/namespaces/default/configmaps", &object(&map, json!({ "mode": "day" })))?;
+    let main = with(
+        shell("main", &format!("echo mode=$mode; {IDLE}")),
+        json!({ "envFrom": [{ "configMapRef": { "name": map } }] }),
+    );
+    create(node, &cluster, &pod("web", json!({ "containers": [main] })))?;
+    let before = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
+    cluster.stop()?;
+    node.agent.kill();
+    node.agent.start()?;
+    // Adopted as it is; and when its container ends, started again from what is known.
+    ensure!(container_id(&node.wait_running("web")?, "main")? == before, "restarted");
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == before);
+    process::signal_pid(task.context("no task")?.pid, Signal::KILL);
+    node.wait_pod("web", "another container that runs", |pod| {
+        container_id(pod, "main").is_ok_and(|id| id != before) && pod["status"]["phase"] == "Running"
+    })?;
+    node.wait_logged("web", "main", "mode=day")?;
+    cluster.start()?;
+    let now = wait_reported(node, &cluster, "web")?;
+    ensure!(container(&now, "main")["restartCount"] == 1, "{now}");
+    Ok(())
+}
+
+fn what_was_deleted_while_the_agent_was_away_ends(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    for name in ["kept", "deleted", "forced"] {
+        create(node, &cluster, &simple(name, IDLE))?;
+    }
+    let kept = wait_reported(node, &cluster, "kept")?;
+    for name in ["deleted", "forced"] {
+        wait_reported(node, &cluster, name)?;
+    }
+    node.agent.kill();
+    cluster.delete(&path(node, "deleted"))?;
+    cluster.delete(&format!("{}?gracePeriodSeconds=0", path(node, "forced")))?;
+    ensure!(cluster.get(&path(node, "forced"))?.is_none() && cluster.get(&path(node, "deleted"))?.is_some());
+    node.agent.start()?;
+    wait_deleted(node, &cluster, "deleted")?;
+    node.wait_gone("deleted")?;
+    node.wait_gone("forced")?;
+    let now = wait_reported(node, &cluster, "kept")?;
+    ensure!(container_id(&now, "main")? == container_id(&kept, "main")?, "restarted");
+    Ok(())
+}
+
+fn an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let spec = json!({ "restartPolicy": "Never", "containers": [shell("main", "echo done once; exit 3")] });
+    create(node, &cluster, &pod("job", spec))?;
+    create(node, &cluster, &simple("web", IDLE))?;
+    let failed = wait_at(&cluster, &path(node, "job"), "failed", |found| found["status"]["phase"] == "Failed")?;
+    ensure!(container(&failed, "main")["state"]["terminated"]["exitCode"] == 3, "{failed}");
+    let before = wait_reported(node, &cluster, "web")?;
+    node.agent.kill();
+    node.agent.start()?;
+    wait_reported(node, &cluster, "web")?;
+    let log = node.logs("job", "main")?;
+    ensure!(log.matches("done once").count() == 1, "{log}");
+
+    let patch = json!({ "spec": { "containers": [{ "name": "main", "image": image::V2 }] } });
+    cluster.patch_items(&path(node, "web"), &patch)?;
+    let after = wait_at(&cluster, &path(node, "web"), "restarted with the image", |found| {
+        container(found, "main")["restartCount"] == 1 && found["status"]["phase"] == "Running"
+    })?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
+    let log = node.logs("job", "main")?;
+    ensure!(log.matches("done once").count() == 1, "{log}");
+    Ok(())
+}
+
+fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let volumes = json!([{ "name": "data", "nfs": { "server": "192.0.2.1", "path": "/" } }]);
+    create(node, &cluster, &with(simple("data", IDLE), json!({ "spec": { "volumes": volumes } })))?;
+    let refused =
+        wait_at(&cluster, &path(node, "data"), "refused", |found| found["status"]["reason"] == "UnsupportedPodSpec")?;
+    let message = refused["status"]["message"].as_str().unwrap_or_default();
+    ensure!(refused["status"]["phase"] == "Pending" && message.contains("spec.volumes[0].nfs"), "{refused}");
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(sources.contains("spec.volumes[0].nfs"), "{sources}");
+    cluster.delete(&path(node, "data"))?;
+    wait_deleted(node, &cluster, "data")?;
+
+    create(node, &cluster, &simple("both", IDLE))?;
+    let of_api = container_id(&wait_reported(node, &cluster, "both")?, "main")?;
+    node.apply(&simple("both", IDLE))?;
+    let own = node.wait_pod("both", "the static one", |pod| {
+        pod["metadata"]["annotations"]["kubernetes.io/config.source"] == "file"
+            && container_id(pod, "main").is_ok_and(|id| id != of_api)
+    })?;
+    ensure!(own["metadata"]["uid"].is_string(), "{own}");
+    node.remove("both")?;
+    wait_reported(node, &cluster, "both").map(drop)
+}
