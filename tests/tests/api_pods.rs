@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         joining(case!(a_bound_pod_runs_and_is_deleted_once_it_has_ended)),
         joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
+        joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
@@ -159,6 +160,47 @@ fn a_pod_has_a_token_that_the_apiserver_knows(node: &mut TestNode) -> Result<()>
     let files = node.exec("web", "main", &["ls", directory])?;
     ensure!(["ca.crt", "namespace", "token"].iter().all(|name| files.contains(name)), "{files}");
     ensure!(!node.agent.log().contains(token.trim()), "the token is in the log");
+    Ok(())
+}
+
+fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let service = format!("db-{}", node.name());
+    let document = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "name": service },
+        "spec": { "ports": [{ "port": 5432 }], "selector": { "app": "db" } },
+    });
+    let services = "/api/v1/namespaces/default/services";
+    cluster.create(services, &document)?;
+    let variable = |end: &str| format!("{}_{end}", service.replace('-', "_").to_uppercase());
+    let own = json!({ "env": [
+        { "name": "WHERE", "value": format!("db at $({})", variable("SERVICE_HOST")) },
+        { "name": variable("SERVICE_PORT"), "value": "1" },
+    ] });
+    create(node, &cluster, &pod("web", json!({ "containers": [with(shell("main", IDLE), own)] })))?;
+    let found = wait_reported(node, &cluster, "web")?;
+    let made = cluster.get(&format!("{services}/{service}"))?.context("no service")?;
+    let address = made["spec"]["clusterIP"].as_str().context("no address")?;
+    let all = node.exec("web", "main", &["env"])?;
+    for line in [
+        format!("WHERE=db at {address}"),
+        format!("{}={address}", variable("SERVICE_HOST")),
+        format!("{}=1", variable("SERVICE_PORT")),
+        "KUBERNETES_SERVICE_HOST=10.96.0.1".to_owned(),
+        "KUBERNETES_SERVICE_PORT_HTTPS=443".to_owned(),
+    ] {
+        ensure!(all.lines().any(|one| one == line), "{line} in:\n{all}");
+    }
+    // A Service that goes restarts nobody.
+    cluster.delete(&format!("{services}/{service}"))?;
+    create(node, &cluster, &simple("later", IDLE))?;
+    wait_reported(node, &cluster, "later")?;
+    let now = wait_reported(node, &cluster, "web")?;
+    ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
     Ok(())
 }
 

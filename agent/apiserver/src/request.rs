@@ -29,6 +29,8 @@ pub enum Resource {
     ConfigMaps(String),
     /// All Secrets of a namespace.
     Secrets(String),
+    /// All Services of a namespace.
+    Services(String),
     /// The tokens of a service account: namespace and name.
     ServiceAccountToken(String, String),
     /// All Events of a namespace.
@@ -48,6 +50,7 @@ impl Resource {
             Self::PodStatus(..) => "pods/status",
             Self::ConfigMaps(_) => "configmaps",
             Self::Secrets(_) => "secrets",
+            Self::Services(_) => "services",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
         }
@@ -69,6 +72,7 @@ impl Resource {
             Self::PodStatus(namespace, name) => format!("/api/v1/namespaces/{namespace}/pods/{name}/status"),
             Self::ConfigMaps(namespace) => format!("/api/v1/namespaces/{namespace}/configmaps"),
             Self::Secrets(namespace) => format!("/api/v1/namespaces/{namespace}/secrets"),
+            Self::Services(namespace) => format!("/api/v1/namespaces/{namespace}/services"),
             Self::ServiceAccountToken(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token")
             }

@@ -88,7 +88,7 @@ fn each_part_of_a_pod_waits_for_its_own_objects_alone() {
     // One object is known not to exist: an optional reference waits for nothing any more.
     let state = |key: &ObjectKey| match key.kind {
         ObjectKind::ConfigMap => ObjectState::Absent,
-        ObjectKind::Secret | ObjectKind::ServiceAccountToken => ObjectState::Unknown,
+        _ => ObjectState::Unknown,
     };
     in_environment.take_objects(Arc::new(PodObjects::of(&in_environment.record, state)));
     assert_eq!(planned(&in_environment, now), [Action::Start(0), Action::Start(2)]);

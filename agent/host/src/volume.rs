@@ -131,7 +131,7 @@ pub enum VolumeError {
         "MountVolume.SetUp failed for volume {volume:?} : {}: {key}",
         match kind {
             ObjectKind::ConfigMap => "configmap references non-existent config key",
-            ObjectKind::Secret | ObjectKind::ServiceAccountToken => "references non-existent secret key",
+            _ => "references non-existent secret key",
         }
     )]
     NoKey {

@@ -1,5 +1,5 @@
-//! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and the tokens that an
-//! apiserver issues for its own.
+//! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and what an
+//! apiserver has for its own: tokens and the addresses of Services.
 //!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
 //! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
@@ -10,6 +10,7 @@ mod pod_objects;
 mod record;
 mod reference;
 mod secret_bytes;
+pub mod service;
 pub mod token;
 
 pub(crate) use decode::read;

@@ -1,4 +1,4 @@
-//! Fetches what the apiserver's pods refer to: follows their ConfigMaps and Secrets, and asks for their tokens.
+//! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, and asks for their tokens.
 //!
 //! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
 //! object at a time, so each is watched by its name.
@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde_json::json;
+use k8s_openapi::api::core::v1::Service;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,7 @@ use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::token::{self, TokenDemand};
-use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver};
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, service};
 use limpet_model::source::SourceKind;
 
 /// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
@@ -51,7 +52,9 @@ pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api
                 let work = async {
                     match key.kind {
                         ObjectKind::ServiceAccountToken => keep_token(&link, &desired, &key, &source).await,
-                        ObjectKind::ConfigMap | ObjectKind::Secret => follow_object(link, &key, &source).await,
+                        ObjectKind::ServiceVariables => follow_services(link, &key, &source).await,
+                        ObjectKind::ConfigMap => follow_object(link, &key, Resource::ConfigMaps, &source).await,
+                        ObjectKind::Secret => follow_object(link, &key, Resource::Secrets, &source).await,
                     }
                 };
                 stop.run_until_cancelled(work).await;
@@ -64,12 +67,13 @@ pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api
     }
 }
 
-async fn follow_object(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
-    let namespace = key.namespace.to_string();
-    let resource = match key.kind {
-        ObjectKind::ConfigMap => Resource::ConfigMaps(namespace),
-        ObjectKind::Secret | ObjectKind::ServiceAccountToken => Resource::Secrets(namespace),
-    };
+async fn follow_object(
+    link: Link,
+    key: &ObjectKey,
+    resource: fn(String) -> Resource,
+    source: &mpsc::Sender<api::Update>,
+) {
+    let resource = resource(key.namespace.to_string());
     let followed = Followed { resource, fields: format!("metadata.name={}", key.name), leads: false };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
@@ -87,6 +91,35 @@ async fn follow_object(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::U
                     tracing::warn!(object = %key, reason, "not usable; its last version counts");
                 }
             }
+        }
+    };
+    tokio::join!(follow(link, followed, send), hand_on);
+}
+
+/// Follows the Services of a namespace, or the one of the apiserver itself.
+async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+    let fields = match &*key.name {
+        service::KUBERNETES => format!("metadata.name={}", key.name),
+        _ => String::new(),
+    };
+    let followed = Followed { resource: Resource::Services(key.namespace.to_string()), fields, leads: false };
+    let (send, mut updates) = mpsc::channel(1);
+    let hand_on = async {
+        let mut services: BTreeMap<String, Service> = BTreeMap::new();
+        let named = |value: Value| {
+            let service: Service = serde_json::from_value(value).ok()?;
+            Some((service.metadata.name.clone()?, service))
+        };
+        while let Some(update) = updates.recv().await {
+            match update {
+                Update::Listed(list) => services = list.into_iter().filter_map(named).collect(),
+                Update::Stored(stored) => services.extend(named(stored)),
+                Update::Deleted(deleted) => {
+                    services.remove(deleted["metadata"]["name"].as_str().unwrap_or_default());
+                }
+            }
+            let record = Arc::new(service::record(key.clone(), ORIGIN, services.values()));
+            let _ = source.send(api::Update::Object(key.clone(), Some(record))).await;
         }
     };
     tokio::join!(follow(link, followed, send), hand_on);

@@ -1,5 +1,6 @@
 //! A container's environment: the image's, the runtime's own variables, the Pod's.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,28 +17,42 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Variables in order; setting one again changes it in its position. Some may be secret: they are not printed.
 #[derive(Default)]
-pub(super) struct Variables(Vec<(String, String)>);
+pub(super) struct Variables {
+    set: Vec<(String, String)>,
+    /// Those that count only where no other has their name.
+    defaults: BTreeMap<String, String>,
+}
 
 impl Variables {
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        let set = self.set.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        set.or_else(|| self.defaults.get(name).map(String::as_str))
     }
 
     fn set(&mut self, name: &str, value: String) {
-        match self.0.iter_mut().find(|(known, _)| known == name) {
+        match self.set.iter_mut().find(|(known, _)| known == name) {
             Some((_, current)) => *current = value,
-            None => self.0.push((name.to_owned(), value)),
+            None => self.set.push((name.to_owned(), value)),
         }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&String, &String)> {
+        let defaults = self.defaults.iter().filter(|(name, _)| !self.set.iter().any(|(set, _)| set == *name));
+        self.set.iter().map(|(name, value)| (name, value)).chain(defaults)
     }
 }
 
 /// The Pod's own variables, to which references in the command may refer. First those of `envFrom` in their order, then
-/// those of `env`; the later wins.
+/// those of `env`; the later wins. The variables of Services give way to all of them, as with kubelet.
 ///
 /// # Errors
 /// When the source of a variable's value does not exist.
 pub(super) fn pod_variables(input: &SpecInput<'_>, host: &HostInput) -> Result<Variables, SpecError> {
     let mut variables = Variables::default();
+    let services = input.objects.iter().filter(|object| object.key.kind == ObjectKind::ServiceVariables);
+    for (name, entry) in services.flat_map(|object| &object.data) {
+        variables.defaults.insert(name.clone(), entry.bytes.expose_text().unwrap_or_default().to_owned());
+    }
     for source in input.container.env_from.iter().flatten() {
         let (kind, name, optional) = match (&source.config_map_ref, &source.secret_ref) {
             (Some(map), _) => (ObjectKind::ConfigMap, &map.name, map.optional),
@@ -71,13 +86,13 @@ pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String>
         let (name, value) = entry.split_once('=').unwrap_or((entry, ""));
         all.set(name, value.to_owned());
     }
-    for (name, value) in &pod.0 {
+    for (name, value) in pod.iter() {
         all.set(name, value.clone());
     }
     if all.get("HOME").is_none() && !input.user.home.is_empty() {
         all.set("HOME", input.user.home.clone());
     }
-    all.0.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
+    all.set.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 /// A variable's value; `None` when its source is optional and missing.

@@ -19,6 +19,7 @@ impl Resource {
             Self::Object(ObjectKind::ConfigMap) => "configmaps",
             Self::Object(ObjectKind::Secret) => "secrets",
             Self::Object(ObjectKind::ServiceAccountToken) => "serviceaccounts/token",
+            Self::Object(ObjectKind::ServiceVariables) => "services",
         }
     }
 

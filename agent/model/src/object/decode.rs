@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes, token};
+use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
 use crate::pod::{Fault, FaultList, Severity, is_dns_label, is_dns_subdomain, strict};
 
 /// Kubernetes' limit for all values of one object together.
@@ -50,15 +50,15 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
     let immutable = flag(document, "immutable", &mut faults);
     let data = match kind {
         ObjectKind::ConfigMap => config_map_data(document, &mut faults),
-        ObjectKind::Secret | ObjectKind::ServiceAccountToken => secret_data(document, &mut faults),
+        _ => secret_data(document, &mut faults),
     };
     let size: usize = data.values().map(|entry| entry.bytes.len()).sum();
     if size > MAX_DATA {
         faults.push(Fault::error("data", format!("{size} bytes are more than the {MAX_DATA} an object may hold")));
     }
     let secret_type = match kind {
-        ObjectKind::ConfigMap | ObjectKind::ServiceAccountToken => "",
-        ObjectKind::Secret => secret_type(document, &data, &mut faults),
+        _ if kind != ObjectKind::Secret => "",
+        _ => secret_type(document, &data, &mut faults),
     };
     let record = ObjectRecord { key, origin, immutable, secret_type: Arc::from(secret_type), data };
     let accepted = faults.errors() == 0;
@@ -67,8 +67,9 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
 
 /// Decodes an object stored as [`ObjectRecord::manifest`]; `None` if `value` is of another kind.
 pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<Fault>>> {
-    if value["kind"] == ObjectKind::ServiceAccountToken.as_str() {
-        return Some(token::restore(value, origin));
+    let issued = [ObjectKind::ServiceAccountToken, ObjectKind::ServiceVariables];
+    if let Some(kind) = issued.into_iter().find(|kind| value["kind"] == kind.as_str()) {
+        return Some(ObjectRecord::restore(value, kind, origin));
     }
     let kind = ObjectKind::from_name(value["kind"].as_str()?)?;
     let (record, faults) = decode(value, kind, Arc::from(origin));
@@ -95,7 +96,7 @@ fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut 
     let own: &[&str] = match kind {
         ObjectKind::ConfigMap => &["data", "binaryData", "immutable"],
         ObjectKind::Secret => &["data", "stringData", "immutable", "type"],
-        ObjectKind::ServiceAccountToken => &["data"],
+        ObjectKind::ServiceAccountToken | ObjectKind::ServiceVariables => &["data"],
     };
     let known = || own.iter().chain(&["apiVersion", "kind", "metadata"]);
     for field in document.keys().filter(|field| !known().any(|known| known == field)) {

@@ -52,7 +52,7 @@ impl PodObjects {
         keys.into_iter().find(|key| matches!(self.0.get(key), Some(ObjectState::Unknown)))
     }
 
-    /// The object of that kind and name; all are in the pod's namespace.
+    /// The object of that kind and name; all but the apiserver's own Service are in the pod's namespace.
     pub fn get(&self, kind: ObjectKind, name: &str) -> Option<&Arc<ObjectRecord>> {
         self.iter().find(|object| object.key.kind == kind && *object.key.name == *name)
     }
@@ -60,7 +60,8 @@ impl PodObjects {
     /// `text` without the values of Secrets: an error of another program may quote a command that contains one. Values of
     /// fewer than four bytes are kept: they are no secret, and occur in ordinary words.
     pub fn redact(&self, text: String) -> String {
-        let secrets = self.iter().filter(|object| object.key.kind != ObjectKind::ConfigMap);
+        let is_secret = |kind| matches!(kind, ObjectKind::Secret | ObjectKind::ServiceAccountToken);
+        let secrets = self.iter().filter(|object| is_secret(object.key.kind));
         let values = secrets.flat_map(|object| object.data.values()).filter_map(|entry| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {
             true => text.replace(value, "***"),

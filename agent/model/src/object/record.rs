@@ -21,6 +21,8 @@ pub enum ObjectKind {
     Secret,
     /// A token that an apiserver has issued for one pod: no object of the API, but used like one. See [`super::token`].
     ServiceAccountToken,
+    /// The variables of a namespace's Services, which no object of the API has either. See [`super::service`].
+    ServiceVariables,
 }
 
 impl ObjectKind {
@@ -30,6 +32,7 @@ impl ObjectKind {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
             Self::ServiceAccountToken => "ServiceAccountToken",
+            Self::ServiceVariables => "ServiceVariables",
         }
     }
 
@@ -39,7 +42,13 @@ impl ObjectKind {
             Self::ConfigMap => "configmap",
             Self::Secret => "secret",
             Self::ServiceAccountToken => "service account token",
+            Self::ServiceVariables => "service variables",
         }
+    }
+
+    /// Whether it is a kind of the API, which a manifest may define.
+    pub fn is_of_api(self) -> bool {
+        matches!(self, Self::ConfigMap | Self::Secret)
     }
 
     /// The kind of that name, of those that a manifest may define.
@@ -52,7 +61,7 @@ impl ObjectKind {
 /// token.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// ConfigMap, Secret or token.
+    /// What kind of object it is.
     pub kind: ObjectKind,
     /// Its namespace.
     pub namespace: Arc<str>,
@@ -119,6 +128,23 @@ impl ObjectRecord {
         Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, ..self.clone() }
     }
 
+    /// Decodes an object of a kind that the API does not have, stored as [`Self::manifest`].
+    ///
+    /// # Errors
+    /// It was stored otherwise.
+    pub(super) fn restore(value: &Value, kind: ObjectKind, origin: &str) -> Result<Self, Vec<Fault>> {
+        let damaged = || vec![Fault::error("data", format!("stored {}: damaged", kind.resource()))];
+        let text = |field: &Value| field.as_str().map(str::to_owned).ok_or_else(damaged);
+        let metadata = &value["metadata"];
+        let key = ObjectKey::new(kind, text(&metadata["namespace"])?, text(&metadata["name"])?);
+        let mut data = BTreeMap::new();
+        for (name, encoded) in value["data"].as_object().into_iter().flatten() {
+            let bytes = STANDARD.decode(text(encoded)?).map_err(|_| damaged())?;
+            data.insert(name.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false });
+        }
+        Ok(Self { key, origin: Arc::from(origin), immutable: false, secret_type: Arc::from(""), data })
+    }
+
     /// The object as one JSON document for [`super::restore`], as stored on disk. It contains the values.
     pub fn manifest(&self) -> Arc<[u8]> {
         let (mut text, mut binary) = (Map::new(), Map::new());
@@ -129,7 +155,7 @@ impl ObjectRecord {
                     text.insert(key.clone(), Value::String(plain.to_owned()))
                 }
                 (ObjectKind::ConfigMap, ..) => binary.insert(key.clone(), encoded()),
-                (ObjectKind::Secret | ObjectKind::ServiceAccountToken, ..) => text.insert(key.clone(), encoded()),
+                (..) => text.insert(key.clone(), encoded()),
             };
         }
         let mut manifest = json!({
@@ -139,7 +165,7 @@ impl ObjectRecord {
         match self.key.kind {
             ObjectKind::ConfigMap => manifest["binaryData"] = Value::Object(binary),
             ObjectKind::Secret => manifest["type"] = Value::String(self.secret_type.to_string()),
-            ObjectKind::ServiceAccountToken => {}
+            ObjectKind::ServiceAccountToken | ObjectKind::ServiceVariables => {}
         }
         Arc::from(Zeroizing::new(manifest.to_string().into_bytes()).as_slice())
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
 use crate::object::token::TokenDemand;
-use crate::object::{ObjectKey, ObjectKind};
+use crate::object::{ObjectKey, ObjectKind, service};
 use crate::pod::PodRecord;
 
-/// Every object the pod uses: environment, volumes, pull secrets. All are in the pod's own namespace.
+/// Every object the pod uses: environment, volumes, pull secrets. All but the apiserver's own Service are in its namespace.
 pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let mut found = BTreeSet::new();
     let mut add = |kind, name: &str| {
@@ -26,6 +26,7 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     for secret in spec.image_pull_secrets.iter().flatten() {
         add(ObjectKind::Secret, &secret.name);
     }
+    found.extend(service::references(pod));
     found
 }
 
@@ -45,6 +46,7 @@ pub fn in_environment(pod: &PodRecord, container: &Container) -> BTreeSet<Object
     of_container(container, &mut |kind, name: &str| {
         found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
     });
+    found.extend(service::references(pod));
     found
 }
 

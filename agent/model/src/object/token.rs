@@ -3,17 +3,13 @@
 //! A token is bound to one pod, so its name holds all that a request for it needs. Like a Secret it is written into
 //! volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ServiceAccountTokenProjection;
-use serde_json::Value;
 
-use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
-use crate::pod::{Fault, PodRecord};
+use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
+use crate::pod::PodRecord;
 
 /// The key of the token itself among the object's data.
 const VALUE: &str = "token";
@@ -107,24 +103,13 @@ fn time(record: &ObjectRecord, key: &str) -> Option<Timestamp> {
     record.data.get(key)?.bytes.expose_text()?.parse().ok()
 }
 
-/// Decodes a token stored as [`ObjectRecord::manifest`].
-pub(super) fn restore(value: &Value, origin: &str) -> Result<ObjectRecord, Vec<Fault>> {
-    let damaged = || vec![Fault::error("data", "stored token: damaged")];
-    let text = |field: &Value| field.as_str().map(str::to_owned).ok_or_else(damaged);
-    let metadata = &value["metadata"];
-    let key = ObjectKey::new(ObjectKind::ServiceAccountToken, text(&metadata["namespace"])?, text(&metadata["name"])?);
-    let mut data = BTreeMap::new();
-    for (name, encoded) in value["data"].as_object().into_iter().flatten() {
-        let bytes = STANDARD.decode(text(encoded)?).map_err(|_| damaged())?;
-        data.insert(name.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false });
-    }
-    Ok(ObjectRecord { key, origin: Arc::from(origin), immutable: false, secret_type: Arc::from(""), data })
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+    use crate::object::ObjectKind;
 
     #[test]
     fn a_name_holds_the_whole_demand() {

@@ -129,7 +129,7 @@ fn render(object: &ObjectRecord) -> Value {
     let key = &object.key;
     match key.kind {
         ObjectKind::ConfigMap => serde_json::from_slice(&object.manifest()).unwrap_or_default(),
-        ObjectKind::Secret | ObjectKind::ServiceAccountToken => json!({
+        _ => json!({
             "apiVersion": "v1", "kind": key.kind.as_str(), "type": &*object.secret_type, "immutable": object.immutable,
             "metadata": {"name": &*key.name, "namespace": &*key.namespace, "annotations": {
                 KEYS_ANNOTATION: object.data.keys().map(String::as_str).collect::<Vec<_>>().join(","),
