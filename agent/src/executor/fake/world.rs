@@ -96,6 +96,8 @@ pub struct World {
     calm: bool,
     /// What is known of hooks.
     hooks: HookLogs,
+    /// What had ended of pods that were evicted, by UID and container: its version and exit code.
+    evicted: BTreeMap<(String, String), (String, Option<i32>)>,
     /// How many agents there were.
     agents: u32,
     /// What processes do, where it is not left to the seed.
@@ -133,6 +135,7 @@ impl World {
             probe_runs: 0,
             events: None,
             containers: BTreeMap::new(),
+            evicted: BTreeMap::new(),
             alive: BTreeMap::new(),
             ends: BTreeMap::new(),
             sandboxes: BTreeMap::new(),
@@ -382,6 +385,7 @@ impl World {
         let instances =
             pod.containers.iter().flat_map(|slot| slot.instance.iter().chain(&slot.previous).chain(&slot.stale));
         let ids: Vec<ContainerId> = instances.map(|instance| instance.id.clone()).collect();
+        self.remember_evicted(pod);
         self.remove_containers(&ids);
         self.remove_pod(&pod.record.uid);
         self.note(|| format!("torn down {} {}", pod.record.key, pod.record.uid));

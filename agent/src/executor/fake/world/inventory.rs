@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use limpet_core::state::PodState;
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::pod::PodUid;
 
@@ -28,8 +29,21 @@ impl World {
         what.collect()
     }
 
+    /// Keeps what had ended of an evicted pod that is torn down. When the agent stops meanwhile, the next one may still find
+    /// it as finished, and what has finished does not run again.
+    pub(super) fn remember_evicted(&mut self, pod: &PodState) {
+        let uid = pod.record.uid.as_str();
+        self.evicted.retain(|(of, _), _| of != uid);
+        if pod.is_under_eviction() {
+            let newest = self.newest(&pod.record.uid);
+            self.evicted.extend(newest.into_iter().map(|(name, ended)| ((uid.to_owned(), name), ended)));
+        }
+    }
+
     /// The newest instance of each container of the pod: its version, and its exit code.
     pub fn newest(&self, uid: &PodUid) -> BTreeMap<String, (String, Option<i32>)> {
+        let evicted = self.evicted.iter().filter(|((of, _), _)| of == uid.as_str());
+        let evicted = evicted.map(|((_, name), ended)| (name.clone(), ended.clone()));
         let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid.as_str());
         let mut of_pod: Vec<&Container> = of_pod.collect();
         of_pod.sort_by_key(|one| one.recorded.identity.attempt);
@@ -37,7 +51,7 @@ impl World {
             let identity = &one.recorded.identity;
             (identity.container.clone(), (identity.fingerprint.clone(), one.exit_code()))
         });
-        newest.collect()
+        evicted.chain(newest).collect()
     }
 
     /// Whether a verdict is recorded on a container of the pod.
