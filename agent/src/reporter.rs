@@ -138,6 +138,22 @@ impl Reporter {
         self.report_overdue(self.observed.publish(key, None));
     }
 
+    /// The pod is to end, and nothing of it has begun: those who take last statuses learn that it is gone.
+    pub fn retire_unstarted(&self, record: &Arc<PodRecord>) {
+        if self.observed.load().is_awaited(&record.uid) {
+            return;
+        }
+        let pod = ObservedPod {
+            status: record.pod.status.clone().unwrap_or_default(),
+            record: Arc::clone(record),
+            note: None,
+            terminating_since: None,
+            containers: BTreeMap::new(),
+        };
+        self.report_overdue(self.observed.publish(&record.key, Some(Arc::new(pod))));
+        self.retire(&record.key);
+    }
+
     fn report_overdue(&self, overdue: Option<Overdue>) {
         if let Some(Overdue { pod, consumers }) = overdue {
             tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, ?consumers, "a last status was dropped before it was taken");

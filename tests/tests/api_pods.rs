@@ -245,11 +245,15 @@ fn what_was_deleted_while_the_agent_was_away_ends(node: &mut TestNode) -> Result
         wait_reported(node, &cluster, name)?;
     }
     node.agent.kill();
+    // One that the node never had.
+    create(node, &cluster, &simple("missed", IDLE))?;
+    cluster.delete(&path(node, "missed"))?;
     cluster.delete(&path(node, "deleted"))?;
     cluster.delete(&format!("{}?gracePeriodSeconds=0", path(node, "forced")))?;
     ensure!(cluster.get(&path(node, "forced"))?.is_none() && cluster.get(&path(node, "deleted"))?.is_some());
     node.agent.start()?;
     wait_deleted(node, &cluster, "deleted")?;
+    wait_deleted(node, &cluster, "missed")?;
     node.wait_gone("deleted")?;
     node.wait_gone("forced")?;
     let now = wait_reported(node, &cluster, "kept")?;
@@ -307,6 +311,13 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
             && container_id(pod, "main").is_ok_and(|id| id != of_api)
     })?;
     ensure!(own["metadata"]["uid"].is_string(), "{own}");
-    node.remove("both")?;
-    wait_reported(node, &cluster, "both").map(drop)
+    // It was reported as ended, so it does not run again; its controller would have made another.
+    wait_at(&cluster, &path(node, "both"), "ended", |found| {
+        ["Failed", "Succeeded"].iter().any(|phase| found["status"]["phase"] == *phase)
+    })?;
+    cluster.delete(&path(node, "both"))?;
+    wait_deleted(node, &cluster, "both")?;
+    let now = node.wait_running("both")?;
+    ensure!(container_id(&now, "main")? == container_id(&own, "main")?, "restarted");
+    Ok(())
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::mirror::{Acknowledged, Step, key_of};
 use crate::status::observed::ObservedPod;
-use limpet_model::pod::{Fault, PodKey};
+use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
 
 /// Why a pod that uses what this node does not support is not run.
 pub const UNSUPPORTED: &str = "UnsupportedPodSpec";
@@ -23,26 +23,30 @@ pub struct ApiPod {
     pub generation: Option<i64>,
     /// Whether its deletion was requested.
     pub deleting: bool,
-    /// The reason that was reported last.
-    reported: String,
+    /// Whether it has ended for good: nothing is reported of it any more.
+    over: bool,
+    /// Why it was refused, as it was reported last.
+    refusal: Option<String>,
 }
 
 impl ApiPod {
     /// Reads one, with its key.
     pub fn read(pod: &Value) -> Option<(PodKey, Self)> {
-        let metadata = &pod["metadata"];
+        let (metadata, status) = (&pod["metadata"], &pod["status"]);
+        let refused = status["reason"] == UNSUPPORTED;
         let found = Self {
             uid: metadata["uid"].as_str()?.to_owned(),
             generation: metadata["generation"].as_i64(),
             deleting: metadata["deletionTimestamp"].is_string(),
-            reported: pod["status"]["reason"].as_str().unwrap_or_default().to_owned(),
+            over: status["phase"].as_str().is_some_and(is_terminal_phase),
+            refusal: status["message"].as_str().filter(|_| refused).map(str::to_owned),
         };
         Some((key_of(pod)?, found))
     }
 
     /// The apiserver has taken the refusal.
-    pub fn refusal_reported(&mut self) {
-        self.reported = UNSUPPORTED.to_owned();
+    pub fn refusal_reported(&mut self, faults: &[Fault]) {
+        self.refusal = Some(message(faults));
     }
 }
 
@@ -53,6 +57,8 @@ pub enum Known<'a> {
     Observed(&'a Arc<ObservedPod>, Ended),
     /// The node does not run it, for these reasons.
     Refused(&'a [Fault]),
+    /// Nothing of it runs here or will.
+    Gone,
     /// It has no worker yet.
     Nothing,
 }
@@ -71,8 +77,9 @@ pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Op
     let uid = found.uid.clone();
     match known {
         Known::Nothing => None,
+        Known::Gone => found.deleting.then_some(Step::Delete { uid }),
         Known::Refused(_) if found.deleting => Some(Step::Delete { uid }),
-        Known::Refused(_) => (found.reported != UNSUPPORTED).then_some(Step::Report { uid }),
+        Known::Refused(faults) => (found.refusal != Some(message(faults))).then_some(Step::Report { uid }),
         Known::Observed(pod, ended) => {
             // A name may be used again at once.
             if *pod.record.uid.to_string() != *found.uid {
@@ -81,7 +88,7 @@ pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Op
             let reported = acknowledged.status.as_ref().is_some_and(|(of, before)| {
                 *of == uid && (Arc::ptr_eq(before, pod) || (before.status == pod.status && before.record == pod.record))
             });
-            match (reported, ended) {
+            match (reported || found.over, ended) {
                 (false, _) => Some(Step::Report { uid }),
                 (true, Ended::Yes) if found.deleting => Some(Step::Delete { uid }),
                 (true, _) => None,
@@ -93,13 +100,16 @@ pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Op
 /// The strategic merge patch for a pod that is refused. It stays pending: a controller would replace one that failed by
 /// another that is refused as well, without end.
 pub fn refusal_patch(faults: &[Fault], uid: &str, generation: Option<i64>) -> Value {
-    let all: Vec<String> = faults.iter().map(ToString::to_string).collect();
     let mut status = Map::new();
     status.insert("phase".to_owned(), json!("Pending"));
     status.insert("reason".to_owned(), json!(UNSUPPORTED));
-    status.insert("message".to_owned(), json!(all.join("; ")));
+    status.insert("message".to_owned(), json!(message(faults)));
     status.insert("observedGeneration".to_owned(), json!(generation));
     json!({ "metadata": { "uid": uid }, "status": status })
+}
+
+fn message(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -128,15 +138,20 @@ mod tests {
         let nothing = Acknowledged::default();
         let known_there = Acknowledged { status: Some((uid, Arc::clone(&own))), ..Acknowledged::default() };
         let (stays, goes) = (found(json!({})), found(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
+        let over = ApiPod { over: true, ..goes.clone() };
         let table = [
             (&stays, Known::Nothing, &nothing, None),
             (&goes, Known::Nothing, &nothing, None),
+            (&stays, Known::Gone, &nothing, None),
+            (&goes, Known::Gone, &nothing, delete.clone()),
             (&stays, Known::Observed(&own, Ended::No), &nothing, report.clone()),
             (&stays, Known::Observed(&own, Ended::No), &known_there, None),
             (&stays, Known::Observed(&other, Ended::No), &nothing, None),
             (&goes, Known::Observed(&own, Ended::No), &known_there, None),
             (&goes, Known::Observed(&own, Ended::Yes), &nothing, report),
-            (&goes, Known::Observed(&own, Ended::Yes), &known_there, delete),
+            (&goes, Known::Observed(&own, Ended::Yes), &known_there, delete.clone()),
+            (&over, Known::Observed(&own, Ended::No), &nothing, None),
+            (&over, Known::Observed(&own, Ended::Yes), &nothing, delete),
             (&goes, Known::Observed(&other, Ended::Yes), &known_there, None),
             (&stays, Known::Observed(&own, Ended::Yes), &known_there, None),
         ];
@@ -154,7 +169,7 @@ mod tests {
         let (known, nothing) = (Known::Refused(&faults), Acknowledged::default());
         let mut pod = found(json!({}));
         assert_eq!(step(&pod, known, &nothing), Some(Step::Report { uid: "u-1".to_owned() }));
-        pod.refusal_reported();
+        pod.refusal_reported(&faults);
         assert_eq!(step(&pod, known, &nothing), None);
         pod.deleting = true;
         assert_eq!(step(&pod, known, &nothing), Some(Step::Delete { uid: "u-1".to_owned() }));

@@ -24,7 +24,9 @@ const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 /// The fingerprint of the manifest: an edit in place keeps the UID, and changes the mirror.
 const MANIFEST_ANNOTATION: &str = "limpet.dev/manifest-fingerprint";
 /// Conditions that a pod has at times: what is not there any more is to be removed by name.
-const PASSING_CONDITIONS: [&str; 2] = ["PodResizeInProgress", "DisruptionTarget"];
+const PASSING_CONDITIONS: [&str; 2] = [RESIZE_CONDITION, "DisruptionTarget"];
+/// The one of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
+const RESIZE_CONDITION: &str = "PodResizeInProgress";
 
 /// What is to be shown.
 #[derive(Debug, Clone)]
@@ -233,13 +235,17 @@ pub fn document(wanted: &Wanted, node_name: &str, node_uid: &str, seen: &str) ->
     })
 }
 
-/// The strategic merge patch that gives the mirror of that UID the pod's status; that of another is refused.
+/// The strategic merge patch that gives the Pod of that UID the pod's status; that of another is refused.
 pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Value {
-    json!({ "metadata": { "uid": uid }, "status": status(&with_resources(&pod.record, &pod.status), generation) })
+    let own: &[&str] = match pod.record.source {
+        SourceKind::Api => &[RESIZE_CONDITION],
+        _ => &PASSING_CONDITIONS,
+    };
+    json!({ "metadata": { "uid": uid }, "status": status(&with_resources(&pod.record, &pod.status), generation, own) })
 }
 
 /// Every field the node owns, also those that are empty now. Conditions of others stay.
-fn status(status: &PodStatus, generation: Option<i64>) -> Value {
+fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Value {
     let mut patch = Map::new();
     let texts = [
         ("phase", &status.phase),
@@ -277,7 +283,7 @@ fn status(status: &PodStatus, generation: Option<i64>) -> Value {
             })
         })
         .collect();
-    let gone = PASSING_CONDITIONS.iter().filter(|name| all.iter().all(|one| one["type"] != **name));
+    let gone = passing.iter().filter(|name| all.iter().all(|one| one["type"] != **name));
     let gone: Vec<Value> = gone.map(|name| json!({ "$patch": "delete", "type": name })).collect();
     all.extend(gone);
     patch.insert("conditions".to_owned(), Value::Array(all));

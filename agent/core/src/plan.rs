@@ -146,7 +146,12 @@ pub fn is_finished(pod: &PodState) -> bool {
     if awaited.any(|slot| slot.is_running() || matches!(slot.busy, Some(Busy::Starting(_)))) {
         return false;
     }
-    pod.is_failed() || init_failed(pod) || mains(pod).all(|slot| slot.instance.is_some() && !wants_restart(pod, slot))
+    // What ended before this agent knew of it left nothing behind.
+    let over_before = pod.record.is_over() && pod.containers.iter().all(|slot| slot.instance.is_none());
+    over_before
+        || pod.is_failed()
+        || init_failed(pod)
+        || mains(pod).all(|slot| slot.instance.is_some() && !wants_restart(pod, slot))
 }
 
 /// Whether a pod is not finished while a container of that role runs. The others are stopped once it is.

@@ -41,7 +41,7 @@ pub use diff::{Part, PodDiff};
 pub use edit::{Edit, edits};
 pub use fault::{Fault, FaultList, Reason, Severity};
 pub use key::{PodKey, PodUid};
-pub use record::{Fingerprint, PodRecord};
+pub use record::{Fingerprint, PodRecord, is_terminal_phase};
 pub use role::Role;
 pub use validate::{is_dns_label, is_dns_subdomain};
 pub(crate) use yaml::join as field_path;

@@ -66,7 +66,13 @@ impl Pods {
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let mut changes = self.observed.changes();
         loop {
-            self.link.online().await;
+            if !self.link.is_online() {
+                self.release();
+                tokio::select! {
+                    () = self.link.online() => {}
+                    true = changes.next() => continue,
+                }
+            }
             while self.link.is_online() && self.pass().await {
                 while let Ok(update) = updates.try_recv() {
                     self.take(update);
@@ -128,18 +134,25 @@ impl Pods {
         any
     }
 
-    /// The steps that are due. Last statuses that nobody asks for any more are given up.
+    /// Gives up the last statuses that nobody asks for: of other sources, and of pods that the apiserver does not have.
+    fn release(&self) {
+        for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {
+            let is_it = |found: &ApiPod| *found.uid == *pod.record.uid.to_string();
+            let there = self.found.as_ref().is_none_or(|found| found.get(&pod.record.key).is_some_and(is_it));
+            if pod.record.source != SourceKind::Api || !there {
+                self.last_statuses.acknowledge(version);
+            }
+        }
+    }
+
+    /// The steps that are due.
     fn due(&mut self) -> Vec<Due> {
+        self.release();
         let Some(found) = &self.found else { return Vec::new() };
         let observed = self.observed.load();
         let mut last: BTreeMap<&PodKey, &Arc<ObservedPod>> = BTreeMap::new();
-        for (version, pod) in self.last_statuses.awaited(&observed) {
-            let wanted = pod.record.source == SourceKind::Api
-                && found.get(&pod.record.key).is_some_and(|found| *found.uid == *pod.record.uid.to_string());
-            match wanted {
-                true => _ = last.insert(&pod.record.key, pod),
-                false => self.last_statuses.acknowledge(version),
-            }
+        for (_, pod) in self.last_statuses.awaited(&observed) {
+            last.insert(&pod.record.key, pod);
         }
         self.known.retain(|key, _| found.contains_key(key));
         self.retries.retain(|key, _| found.contains_key(key));
@@ -152,11 +165,20 @@ impl Pods {
             }
             let is_it = |observed: &&Arc<ObservedPod>| *observed.record.uid.to_string() == *pod.uid;
             let rejection = rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
-            let (known, report) = match (observed.pods.get(key).filter(is_it), last.get(key).copied(), rejection) {
+            let running = observed.pods.get(key);
+            // A pod of another source that has its place runs only once nothing of this one does.
+            let displaced = running.is_some_and(|running| running.record.source != SourceKind::Api);
+            let (known, report) = match (running.filter(is_it), last.get(key).copied().filter(is_it), rejection) {
                 (Some(running), ..) => (Known::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
+                (None, Some(gone), _) if gone.containers.is_empty() => {
+                    (Known::Gone, Report::Observed(Arc::clone(gone)))
+                }
                 (None, Some(gone), _) => (Known::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
                 (None, None, Some(why)) => (Known::Refused(&why.faults), Report::Refused(Arc::clone(why))),
-                (None, None, None) => continue,
+                (None, None, None) => match running.filter(|_| displaced) {
+                    Some(other) => (Known::Gone, Report::Observed(Arc::clone(other))),
+                    None => continue,
+                },
             };
             let acknowledged = self.known.get(key).unwrap_or(&nothing);
             if let Some(step) = api_pod::step(pod, known, acknowledged) {
@@ -175,9 +197,9 @@ impl Pods {
                     (Step::Report { uid }, Report::Observed(pod)) => {
                         self.known.entry(key).or_default().status = Some((uid, pod));
                     }
-                    (Step::Report { .. }, Report::Refused(_)) => {
+                    (Step::Report { .. }, Report::Refused(why)) => {
                         if let Some(pod) = self.found.as_mut().and_then(|found| found.get_mut(&key)) {
-                            pod.refusal_reported();
+                            pod.refusal_reported(&why.faults);
                         }
                     }
                     _ => {
@@ -187,6 +209,14 @@ impl Pods {
                 }
             }
             Err(_) if !self.link.is_online() => {}
+            // The same status would be refused again; the next one may not be.
+            Err(error) if matches!(error.code(), Some(400 | 422)) && matches!(step, Step::Report { .. }) => {
+                tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
+                let Step::Report { uid } = step else { return };
+                if let Report::Observed(pod) = report {
+                    self.known.entry(key).or_default().status = Some((uid, pod));
+                }
+            }
             Err(error) => {
                 let failures = self.retries.get(&key).map_or(1, |(failures, _)| failures.saturating_add(1));
                 if failures == 1 {
@@ -220,8 +250,7 @@ async fn perform(link: &Link, due: &Due) -> Result<(), RequestError> {
         (Step::Create, _) => return Ok(()),
     };
     match link.send(request).await {
-        // Of another UID: it has a successor.
-        Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+        Err(error) if error.is_not_found() => Ok(()),
         result => result.map(drop),
     }
 }

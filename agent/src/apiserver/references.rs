@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
@@ -24,7 +25,9 @@ use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, 
 use limpet_model::source::SourceKind;
 
 /// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
-const LONGEST: std::time::Duration = std::time::Duration::from_secs(3_600);
+const LONGEST: Duration = Duration::from_secs(600);
+/// The shortest time between two tokens, whatever the clocks say.
+const SHORTEST: Duration = Duration::from_secs(60);
 
 /// Follows what pods refer to, until it is dropped.
 pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api::Update>) {
@@ -134,7 +137,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
         if let Some(token) = &newest {
             let left = token::renewal(token).as_second().saturating_sub(Timestamp::now().as_second());
             if let Some(left) = u64::try_from(left).ok().filter(|left| *left > 0) {
-                tokio::time::sleep(LONGEST.min(std::time::Duration::from_secs(left))).await;
+                tokio::time::sleep(LONGEST.min(Duration::from_secs(left))).await;
                 continue;
             }
         }
@@ -148,6 +151,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
                 let token = Arc::new(token);
                 newest = Some(Arc::clone(&token));
                 let _ = source.send(api::Update::Object(key.clone(), Some(token))).await;
+                tokio::time::sleep(SHORTEST).await;
             }
             Err(error) => {
                 failures += 1;
@@ -174,9 +178,11 @@ async fn issue(link: &Link, key: &ObjectKey, demand: &TokenDemand, pod: &str) ->
     });
     let account = Resource::ServiceAccountToken(namespace, demand.service_account.clone());
     let answer = link.send(Request::create(account, document)).await?;
-    let status = &answer["status"];
-    let expires = status["expirationTimestamp"].as_str().and_then(|time| time.parse().ok());
-    match (status["token"].as_str(), expires) {
+    // Its life by the node's clock, which may differ from the server's.
+    let expires = answer["spec"]["expirationSeconds"]
+        .as_i64()
+        .and_then(|seconds| Timestamp::from_second(issued.as_second().saturating_add(seconds)).ok());
+    match (answer["status"]["token"].as_str(), expires) {
         (Some(token), Some(expires)) => Ok(token::record(key.clone(), ORIGIN, token.to_owned(), expires, issued)),
         _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
     }

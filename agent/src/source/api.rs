@@ -22,7 +22,7 @@ use limpet_core::source::view::Contents;
 use limpet_core::source::{Decoder, Health, Rejection, SourceSnapshot};
 use limpet_model::manifest::api::{self, ORIGIN};
 use limpet_model::object::{ObjectKey, ObjectRecord, references};
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase};
 use limpet_model::source::SourceKind;
 
 /// How many updates may wait; then those who send them do.
@@ -101,12 +101,13 @@ impl ApiSource {
         self.snapshot.health = Health::Good;
         let Some(loaded) = self.persister.load(|store| store.load::<LastGood>(SourceKind::Api)).await else { return };
         for (name, saved) in loaded.records {
-            let restored = self.decoder.restore_all(&saved.manifests, ORIGIN, SourceKind::Api, &self.node_name);
+            let mut restored = self.decoder.restore_all(&saved.manifests, ORIGIN, SourceKind::Api, &self.node_name);
+            restored.pods.values_mut().for_each(|pod| end_as(pod, &saved.mark));
             restored.pods.keys().for_each(|key| self.edits.pod(key.clone()));
             restored.objects.keys().for_each(|key| self.edits.object(key.clone()));
             self.snapshot.pods.extend(restored.pods.clone());
             self.snapshot.objects.extend(restored.objects.clone());
-            self.persister.hold(name, Arc::new(restored), "");
+            self.persister.hold(name, Arc::new(restored), &saved.mark);
         }
         // The store may lack running pods: they are not ended before the apiserver has been asked.
         self.snapshot.ready = loaded.complete;
@@ -124,9 +125,17 @@ impl ApiSource {
                 self.pulse.succeeded(Timestamp::now());
                 true
             }
-            Update::Stored(pod) => self.stored(&pod),
+            Update::Stored(pod) => {
+                let changed = self.stored(&pod);
+                self.forget_unused();
+                changed
+            }
             Update::Deleted(pod) => match (key_of(&pod), uid_of(&pod)) {
-                (Some(key), Some(uid)) => self.remove(&key, |known| *known.uid.to_string() == *uid),
+                (Some(key), Some(uid)) => {
+                    let changed = self.remove(&key, |known| *known.uid.to_string() == *uid);
+                    self.forget_unused();
+                    changed
+                }
                 _ => false,
             },
             Update::Object(key, object) => self.object(key, object),
@@ -147,6 +156,8 @@ impl ApiSource {
         for pod in pods {
             self.stored(pod);
         }
+        // Only now: what a pod that is gone referred to, its successor may as well.
+        self.forget_unused();
         self.snapshot.ready = true;
     }
 
@@ -154,7 +165,7 @@ impl ApiSource {
         let (Some(key), Some(uid)) = (key_of(pod), uid_of(pod)) else { return false };
         let known = self.snapshot.pods.get(&key).filter(|known| *known.uid.to_string() == *uid).cloned();
         // It ended elsewhere, or here before the disk was replaced: what has finished does not run again.
-        let over = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let over = pod["status"]["phase"].as_str().is_some_and(is_terminal_phase);
         if over && known.is_none() {
             return self.remove(&key, |_| true);
         }
@@ -170,13 +181,21 @@ impl ApiSource {
                 let origin: Arc<str> = Arc::from(key.to_string());
                 let kept = known.iter().map(|known| known.key.clone()).collect();
                 let rejection = Rejection { origin: Arc::clone(&origin), faults, kept };
-                self.snapshot.rejected.insert(Arc::clone(&origin), Arc::new(rejection));
-                self.edits.rejection(origin);
-                match known {
-                    // The version that runs goes on, but for its end.
-                    Some(known) => self.put(Arc::new(as_deleted(&known, pod))),
-                    None => _ = self.remove_pod(&key, |_| true),
+                let is_new = self.snapshot.rejected.get(&origin).is_none_or(|before| **before != rejection);
+                if is_new {
+                    self.snapshot.rejected.insert(Arc::clone(&origin), Arc::new(rejection));
+                    self.edits.rejection(origin);
                 }
+                // The version that runs goes on, but for its end.
+                let changed = match known.map(|known| (as_deleted(&known, pod), known)) {
+                    Some((deleted, known)) if deleted != *known => {
+                        self.put(Arc::new(deleted));
+                        true
+                    }
+                    Some(_) => false,
+                    None => self.remove_pod(&key, |_| true),
+                };
+                return is_new || changed;
             }
         }
         true
@@ -192,10 +211,11 @@ impl ApiSource {
     fn put(&mut self, record: Arc<PodRecord>) {
         let key = record.key.clone();
         let contents = Contents { pods: [(key.clone(), Arc::clone(&record))].into(), ..Contents::default() };
-        self.persister.put(Arc::from(key.to_string()), Some(Arc::new(contents)), "");
+        let phase = record.pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let mark = phase.filter(|phase| is_terminal_phase(phase)).unwrap_or_default();
+        self.persister.put(Arc::from(key.to_string()), Some(Arc::new(contents)), mark);
         self.edits.pod(key.clone());
-        self.snapshot.pods.insert(key, record);
-        self.forget_unused();
+        self.snapshot.pods.insert(key, Arc::clone(&record));
     }
 
     /// Removes the pod of that key and its rejection, if it is this one; whether it was.
@@ -212,7 +232,6 @@ impl ApiSource {
         self.snapshot.pods.remove(key);
         self.persister.put(Arc::from(key.to_string()), None, "");
         self.edits.pod(key.clone());
-        self.forget_unused();
         true
     }
 
@@ -267,6 +286,14 @@ fn key_of(pod: &Value) -> Option<PodKey> {
 
 fn uid_of(pod: &Value) -> Option<&str> {
     pod["metadata"]["uid"].as_str()
+}
+
+/// The pod as one that has ended in that phase; an empty one is none.
+fn end_as(pod: &mut Arc<PodRecord>, phase: &str) {
+    if is_terminal_phase(phase) {
+        let status = Arc::make_mut(pod).pod.status.get_or_insert_default();
+        status.phase = Some(phase.to_owned());
+    }
 }
 
 /// `known` with the deletion that is requested of `pod`, if it is.

@@ -178,6 +178,8 @@ impl Supervisor {
     fn want(&mut self, record: &Arc<PodRecord>) {
         if self.provisional.holds_back(record, &self.desired) {
             tracing::info!(pod = %record.key, source = %record.source, "waits: what runs came of a source not heard yet");
+        } else if record.is_deleting() && self.adopted && !self.workers.contains_key(&record.key) {
+            self.context.reporter.retire_unstarted(record);
         } else {
             self.command(&record.key, command_for(record));
         }
@@ -216,6 +218,8 @@ impl Supervisor {
             }
             // Before the first reading of containerd's state it is not known what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
+            // Nothing of it is here, and it does not run again.
+            (None, PodCommand::Run(record)) if record.is_over() => {}
             (None, PodCommand::Run(record)) if self.workers.len() >= self.context.reporter.max_pods => {
                 let node = *self.node.borrow();
                 self.context.reporter.report_out_of_pods(&record, node, self.context.executor.now());

@@ -8,6 +8,7 @@ use crate::state::{PodState, SandboxState};
 use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::source::SourceKind;
 use limpet_model::verdict::{EVICTED, PodVerdict};
 
 /// The taint of a node that is short of memory.
@@ -71,8 +72,12 @@ fn tolerates_memory_pressure(toleration: &Toleration) -> bool {
     key && effect && (exists || value.as_deref().unwrap_or_default().is_empty())
 }
 
-/// Whether the pod was ended for a pressure that is over, and nothing is left of it: it runs again.
+/// Whether the pod was ended for a pressure that is over, and nothing is left of it: it runs again. One of the apiserver's
+/// does not: it is reported as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
+    if pod.record.source == SourceKind::Api {
+        return false;
+    }
     let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
     is_cleared(pod) && pod.verdict.as_ref().and_then(PodVerdict::until_over).is_some_and(over)
 }

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
 use super::retired::{ConsumerId, Overdue, Retired};
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 /// What the agent knows of one container beyond the fields of the Pod API.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,6 +58,11 @@ impl ObservedPods {
     /// A snapshot of these pods, without any that are gone.
     pub fn of(pods: OrdMap<PodKey, Arc<ObservedPod>>) -> Self {
         Self { pods, retired: Retired::default() }
+    }
+
+    /// Whether a consumer still awaits the last status of the pod of that UID.
+    pub fn is_awaited(&self, uid: &PodUid) -> bool {
+        self.retired.has(uid)
     }
 
     /// Replaces the pod of `key`. One that is gone by that, or whose place a pod of another UID takes, is retired.

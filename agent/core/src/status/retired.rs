@@ -8,6 +8,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet};
 
 use super::observed::ObservedPod;
+use limpet_model::pod::PodUid;
 
 /// The most statuses that are kept; the oldest makes room for a newer one.
 pub const MOST_RETIRED: usize = 128;
@@ -89,6 +90,11 @@ impl Retired {
     /// What the consumer has not taken yet, the oldest first, by version.
     pub fn awaited_by(&self, id: ConsumerId) -> impl Iterator<Item = (u64, &Arc<ObservedPod>)> {
         self.pods.iter().filter(move |(_, one)| one.awaited.contains(&id)).map(|(version, one)| (*version, &one.pod))
+    }
+
+    /// Whether the status of a pod of that UID is kept.
+    pub fn has(&self, uid: &PodUid) -> bool {
+        self.pods.values().any(|one| one.pod.record.uid == *uid)
     }
 
     /// How many consumers are registered.

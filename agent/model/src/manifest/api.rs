@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::pod::{Fault, PodRecord, Severity, decode, unsupported};
+use crate::pod::{Fault, PodRecord, Severity, decode, is_terminal_phase, unsupported};
 use crate::source::SourceKind;
 
 /// The origin of every such pod.
@@ -35,7 +35,7 @@ pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     Ok(super::record(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name))
 }
 
-/// The part of a stored Pod that a node acts on. Its ephemeral containers are not part of it.
+/// The part of a stored Pod that a node acts on. Its ephemeral containers are not part of it, of its status only an end.
 fn desired(pod: &Value) -> Value {
     let metadata: Map<String, Value> = METADATA
         .iter()
@@ -46,7 +46,12 @@ fn desired(pod: &Value) -> Value {
     if let Some(spec) = spec.as_object_mut() {
         spec.remove("ephemeralContainers");
     }
-    serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec })
+    let mut desired = serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+    // What has ended for good does not run again, whatever is left of it here.
+    if let Some(phase) = pod["status"]["phase"].as_str().filter(|phase| is_terminal_phase(phase)) {
+        desired["status"] = serde_json::json!({ "phase": phase });
+    }
+    desired
 }
 
 /// `pod` as it was before its deletion was requested.
@@ -82,8 +87,11 @@ mod tests {
         assert_eq!((pod.key.to_string(), pod.uid.to_string()), ("shop/web-7f".to_owned(), "u-1".to_owned()));
         let mut later = stored();
         later["metadata"]["resourceVersion"] = json!("18");
+        later["status"] = json!({"phase": "Pending", "podIP": "10.0.0.2"});
+        assert!(read(&later, "edge1").unwrap() == pod && !pod.is_over());
         later["status"] = json!({"phase": "Failed"});
-        assert!(read(&later, "edge1").unwrap() == pod);
+        let over = read(&later, "edge1").unwrap();
+        assert!(over.is_over() && over.fingerprint == pod.fingerprint && over.is_same_incarnation(&pod));
         later["spec"]["containers"][0]["image"] = json!("app:2");
         let edited = read(&later, "edge1").unwrap();
         assert!(edited.fingerprint != pod.fingerprint && edited.is_same_incarnation(&pod));

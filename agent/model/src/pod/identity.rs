@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use sha2::{Digest, Sha256};
 
-use crate::pod::{Fingerprint, PodKey, PodUid};
+use crate::pod::{Fingerprint, PodKey, PodUid, is_terminal_phase};
 use crate::source::SourceKind;
 
 /// kubelet's annotation with the pod's hash; for a static pod it is the UID.
@@ -48,7 +48,11 @@ pub fn settle(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, nod
     if source == SourceKind::File {
         tolerate_all(spec.tolerations.get_or_insert_default());
     }
-    pod.status.get_or_insert_with(PodStatus::default).phase = Some("Pending".to_owned());
+    let phase = &mut pod.status.get_or_insert_with(PodStatus::default).phase;
+    let is_over = source == SourceKind::Api && phase.as_deref().is_some_and(is_terminal_phase);
+    if !is_over {
+        *phase = Some("Pending".to_owned());
+    }
 }
 
 /// A file's pod tolerates every taint, as kubelet's does.

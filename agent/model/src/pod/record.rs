@@ -81,6 +81,12 @@ impl PodRecord {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
+    /// Whether its source knows that it has ended for good: of the apiserver's pods a phase that was reported once.
+    pub fn is_over(&self) -> bool {
+        let phase = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        phase.is_some_and(is_terminal_phase)
+    }
+
     /// The source's deletion timestamp and grace period in seconds.
     pub fn deletion(&self) -> (Option<&Time>, Option<i64>) {
         let metadata = &self.pod.metadata;
@@ -96,6 +102,11 @@ impl PodRecord {
     pub fn grace_seconds(&self) -> u64 {
         u64::try_from(self.spec().termination_grace_period_seconds.unwrap_or(30)).unwrap_or(0).max(1)
     }
+}
+
+/// Whether a pod in that phase has ended for good.
+pub fn is_terminal_phase(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
 }
 
 /// Two records are equal when they are the same version of the same pod; the fingerprint is compared instead of the

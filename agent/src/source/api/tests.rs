@@ -110,8 +110,38 @@ async fn what_has_finished_elsewhere_does_not_run_and_what_finished_here_stays()
     )
     .await;
     let seen: Vec<Vec<String>> = all.iter().map(|snapshot| names(snapshot)).collect();
-    // A status is nothing new, and the end of a predecessor is none of the successor's.
-    assert_eq!(seen, [vec![], vec!["shop/job u-1".to_owned()], vec!["shop/job u-2".to_owned()]]);
+    // The end of a predecessor is none of the successor's.
+    let (first, second) = (vec!["shop/job u-1".to_owned()], vec!["shop/job u-2".to_owned()]);
+    assert_eq!(seen, [vec![], first.clone(), first, second]);
+    let over: Vec<bool> = all.iter().filter_map(|snapshot| Some(snapshot.pods.values().next()?.is_over())).collect();
+    assert_eq!(over, [false, true, false]);
+}
+
+/// Its containers may be gone by then.
+#[tokio::test]
+async fn what_has_finished_is_known_as_finished_after_a_restart() {
+    let root = tempfile::tempdir().unwrap();
+    let job = || pod("job", "u-1", json!({}));
+    let over = pod("job", "u-1", json!({"status": {"phase": "Failed"}}));
+    published(root.path(), vec![Update::Stored(job()), Update::Stored(over)]).await;
+    let again = published(root.path(), Vec::new()).await;
+    assert!(again[0].pods.values().next().unwrap().is_over());
+}
+
+#[tokio::test]
+async fn a_list_keeps_the_objects_that_a_successor_needs() {
+    let root = tempfile::tempdir().unwrap();
+    let (key, map) = settings("1");
+    let all = published(
+        root.path(),
+        vec![
+            Update::Stored(pod("web-1", "u-1", json!({}))),
+            Update::Object(key.clone(), Some(map)),
+            Update::Listed(vec![pod("web-2", "u-2", json!({}))]),
+        ],
+    )
+    .await;
+    assert!(names(&all[3]) == ["shop/web-2 u-2"] && all[3].objects.contains_key(&key));
 }
 
 #[tokio::test]
