@@ -15,7 +15,9 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     }
     // A stop that has begun is carried through, whatever the desired version is by now.
     let outdated = !slot.is_current() && slot.resize().is_none();
-    if slot.stopping().is_some() || slot.is_running() && wanted && outdated {
+    // One that is not to start yet is replaced at once if the start of the container before it waits for that.
+    let replaced = wanted || pod.cgroup_waits_for_other_versions();
+    if slot.stopping().is_some() || slot.is_running() && replaced && outdated {
         return replace(plan, pod, index, now);
     }
     resize(plan, pod, index, now);

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::fixtures::{READY, exit, instance, ready, version};
 use crate::outcome::{Outcome, apply, begin};
-use crate::state::{Now, StopPhase};
+use crate::state::{Life, Now, StopPhase};
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -154,4 +154,25 @@ fn a_sidecar_with_another_image_is_stopped_by_itself() {
     assert_eq!(stops(&mut pod, now), [(0, StopPhase::Signal, GRACE)]);
     exits(&mut pod, 0, now + seconds(1));
     assert_eq!(plan(&pod, READY, now + seconds(1)), Step::Do(vec![Action::Start(0)]));
+}
+
+/// As after the agent's start: the first sidecar has ended meanwhile, the second was edited and is not to start before it.
+#[test]
+fn an_edited_sidecar_is_replaced_when_the_start_before_it_waits_for_the_cgroup() {
+    let now = Instant::now();
+    let mut pod = running("Always");
+    exits(&mut pod, 0, now);
+    let life = &mut pod.containers[0].instance.as_mut().unwrap().life;
+    if let Life::Exited { reaped, .. } = life {
+        *reaped = true;
+    }
+    pod.containers[1].instance.as_mut().unwrap().fingerprint = "another".to_owned();
+    pod.containers[2].instance = None;
+    let first = |pod: &PodState| match plan(pod, READY, now + seconds(600)) {
+        Step::Do(actions) => actions,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(first(&pod)[0], Action::Start(0), "its cgroup has room");
+    pod.cgroup.set = None;
+    assert_eq!(stops(&mut pod, now + seconds(600)), [(1, StopPhase::Signal, GRACE)]);
 }

@@ -39,11 +39,15 @@ impl PodState {
     /// Whether the limits stay unknown while something may be left of a start whose answer was lost: it may have been of
     /// another version, so nothing is set and nothing starts before it is gone.
     pub fn cgroup_waits_for_unknown_start(&self) -> bool {
+        self.cgroup_waits_for_other_versions() && self.containers.iter().any(|slot| slot.unknown_start().is_some())
+    }
+
+    /// Whether the limits stay unknown while something of another version is left: nothing starts before it is gone.
+    pub fn cgroup_waits_for_other_versions(&self) -> bool {
         matches!(self.sandbox, SandboxState::Ready(_))
             && self.cgroup.set.is_none()
             && self.cgroup.setting.is_none()
             && self.due_cgroup_limits().is_none()
-            && self.containers.iter().any(|slot| slot.unknown_start().is_some())
     }
 
     /// Limits that allow every container as it is and as it is to be; `None`: one of another version is not resized, and what

@@ -135,7 +135,7 @@ fn with_objects(container: Value, objects: &[Value]) -> Result<Vec<String>, Spec
     let objects: Vec<_> = objects.iter().map(decode).collect();
     fixture.objects = PodObjects::of(&fixture.pod, |key| objects.iter().find(|object| object.key == *key).cloned());
     let variables = pod_variables(&fixture.input(), &fixture.host)?;
-    Ok(variables.0.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
+    Ok(variables.iter().map(|(name, value)| format!("{name}={value}")).collect())
 }
 
 fn settings() -> [Value; 2] {
@@ -189,5 +189,30 @@ fn values_of_objects() {
         let made = with_objects(container.clone(), &settings()).map_err(|error| error.to_string());
         let wanted = wanted.map(|list| list.iter().map(|&one| one.to_owned()).collect()).map_err(str::to_owned);
         assert_eq!(made, wanted, "{container}");
+    }
+}
+
+#[test]
+fn variables_of_services_give_way_to_all_others_and_may_be_referred_to() {
+    use k8s_openapi::api::core::v1::Service;
+    use limpet_model::object::{ObjectKey, service};
+
+    let mut fixture = Fixture::new(
+        json!({"env": [{"name": "DB_SERVICE_PORT", "value": "1"}, {"name": "WHERE", "value": "$(DB_SERVICE_HOST)"}]}),
+        json!({"Cmd": ["run"], "Env": ["DB_SERVICE_HOST=image"]}),
+    );
+    let db: Service = serde_json::from_value(
+        json!({"metadata": {"name": "db"}, "spec": {"clusterIP": "10.0.0.3", "ports": [{"port": 80}]}}),
+    )
+    .unwrap();
+    let key = ObjectKey::new(ObjectKind::ServiceVariables, "default", service::KUBERNETES);
+    let record = Arc::new(service::record(key, "apiserver", [&db]));
+    let mut pod = fixture.pod.clone();
+    pod.source = limpet_model::source::SourceKind::Api;
+    fixture.objects = PodObjects::of(&pod, |key| (*key == record.key).then(|| Arc::clone(&record)));
+    let variables = pod_variables(&fixture.input(), &fixture.host).unwrap();
+    let all = environment(&fixture.input(), &variables);
+    for wanted in ["DB_SERVICE_PORT=1", "WHERE=10.0.0.3", "DB_SERVICE_HOST=10.0.0.3", "DB_PORT_80_TCP_PROTO=tcp"] {
+        assert_eq!(all.iter().filter(|entry| *entry == wanted).count(), 1, "{wanted} in {all:?}");
     }
 }
