@@ -63,10 +63,11 @@ impl PodState {
         self.cgroup_admits() || self.cgroup.set.is_none() && self.cgroup.refused
     }
 
-    /// Whether the pod's cgroup is known to allow what its containers are to have.
+    /// Whether the pod's cgroup is known to allow what its containers are to have, also once what is being set is.
     pub fn cgroup_admits(&self) -> bool {
         let wanted = pod_limits(self.record.spec());
-        self.cgroup.set.is_some_and(|set| set.raised_to(&wanted) == PodLimits { cpu_shares: wanted.cpu_shares, ..set })
+        let admits = |set: PodLimits| set.raised_to(&wanted) == PodLimits { cpu_shares: wanted.cpu_shares, ..set };
+        self.cgroup.set.is_some_and(admits) && self.cgroup.setting.is_none_or(admits)
     }
 
     /// Whether a running container may be stopped for its successor: not while the pod's cgroup could not hold that one.

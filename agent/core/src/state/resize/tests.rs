@@ -149,6 +149,23 @@ fn the_pod_does_not_shrink_while_a_resize_above_it_is_in_progress() {
 }
 
 #[test]
+fn a_container_is_not_resized_above_what_its_pod_is_being_lowered_to() {
+    let (mut pod, now) = (running(record("app:1", 20)), now());
+    pod.update(record("app:1", 10));
+    assert_eq!(next(&mut pod, now.mono).len(), 2, "the weight, and the container");
+    cgroup_set(&mut pod, now);
+    outcome(&mut pod, Ok(()), now);
+    assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(limits(10))]);
+    // Taken back while that is being written.
+    pod.update(record("app:1", 20));
+    assert_eq!(next(&mut pod, now.mono), []);
+    cgroup_set(&mut pod, now);
+    assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(limits(20))]);
+    cgroup_set(&mut pod, now);
+    assert_eq!(next(&mut pod, now.mono), [Action::Resize(0)]);
+}
+
+#[test]
 fn a_container_that_is_stopped_or_has_ended_is_not_resized() {
     let (mut pod, now) = (running(record("app:1", 20)), now());
     pod.update(record("app:1", 10));
