@@ -3,6 +3,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use limpet_model::object::ObjectKey;
+
 use super::super::tests::record;
 use super::*;
 
@@ -95,8 +97,9 @@ fn the_content_of_each_volume_kind() {
             Err("volume \"v\": \"status.podIP\" is not available as a file".to_owned()),
         ),
         (
-            json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
-            Err("volume \"v\": a projected source other than configMap, secret and downwardAPI is not supported"
+            json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}),
+            Err("volume \"v\": a projected source other than configMap, secret, downwardAPI and serviceAccountToken \
+                 is not supported"
                 .to_owned()),
         ),
         (
@@ -120,4 +123,26 @@ fn paths_outside_the_volume_are_rejected() {
         let volume = json!({"configMap": {"name": "m", "items": [{"key": "a", "path": path}]}});
         assert!(files(volume).is_ok(), "{path}");
     }
+}
+
+#[test]
+fn a_token_is_for_the_volumes_group_where_there_is_one() {
+    let file = |security: Value, given: bool| {
+        let sources =
+            json!([{"serviceAccountToken": {"path": "token", "audience": "vault", "expirationSeconds": 600}}]);
+        let volumes = json!([{"name": "v", "projected": {"sources": sources}}]);
+        let pod = record(json!({"volumes": volumes, "serviceAccountName": "builder", "securityContext": security}));
+        let name = format!("builder/{}/600/vault", pod.uid);
+        let key = ObjectKey::new(ObjectKind::ServiceAccountToken, pod.key.namespace(), name);
+        let issued = jiff::Timestamp::UNIX_EPOCH;
+        let token = Arc::new(token::record(key, "apiserver", "secret".to_owned(), issued, issued));
+        let objects = PodObjects::of(&pod, |key| (given && *key == token.key).then(|| Arc::clone(&token)));
+        let sources = Sources { pod: &pod, objects: &objects, node: NodeLimits { cpus: 4, memory: 1 << 30 } };
+        let payload = payload(&pod.spec().volumes.as_ref().unwrap()[0], sources).map_err(|error| error.to_string())?;
+        let file = &payload.unwrap()["token"];
+        Ok::<_, String>(format!("{:o} {}", file.mode, file.bytes.expose_text().unwrap()))
+    };
+    assert_eq!(file(json!({}), true).unwrap(), "644 secret");
+    assert_eq!(file(json!({"fsGroup": 7}), true).unwrap(), "600 secret");
+    assert!(file(json!({}), false).unwrap_err().contains("service account token"));
 }
