@@ -13,7 +13,7 @@ use crate::source::SourceKind;
 
 /// The name of the object with the Services of the pod's namespace.
 const OF_NAMESPACE: &str = "services";
-/// The Service of the apiserver itself, which every pod is told of, and the name of its object.
+/// The Service of the apiserver itself, which every pod gets the variables of; also the name of its object.
 pub const KUBERNETES: &str = "kubernetes";
 const KUBERNETES_NAMESPACE: &str = "default";
 
