@@ -188,34 +188,34 @@ impl Pods {
         due
     }
 
+    /// The step need not be done again.
+    fn settled(&mut self, key: PodKey, step: Step, report: Report) {
+        self.retries.remove(&key);
+        match (step, report) {
+            (Step::Report { uid }, Report::Observed(pod)) => {
+                self.known.entry(key).or_default().status = Some((uid, pod));
+            }
+            (Step::Report { .. }, Report::Refused(why)) => {
+                if let Some(pod) = self.found.as_mut().and_then(|found| found.get_mut(&key)) {
+                    pod.refusal_reported(&why.faults);
+                }
+            }
+            _ => {
+                tracing::info!(pod = %key, "deleted at the apiserver");
+                self.found.as_mut().and_then(|found| found.remove(&key));
+            }
+        }
+    }
+
     fn done(&mut self, due: Due, result: Result<(), RequestError>) {
         let Due { key, step, report, .. } = due;
         match result {
-            Ok(()) => {
-                self.retries.remove(&key);
-                match (step, report) {
-                    (Step::Report { uid }, Report::Observed(pod)) => {
-                        self.known.entry(key).or_default().status = Some((uid, pod));
-                    }
-                    (Step::Report { .. }, Report::Refused(why)) => {
-                        if let Some(pod) = self.found.as_mut().and_then(|found| found.get_mut(&key)) {
-                            pod.refusal_reported(&why.faults);
-                        }
-                    }
-                    _ => {
-                        tracing::info!(pod = %key, "deleted at the apiserver");
-                        self.found.as_mut().and_then(|found| found.remove(&key));
-                    }
-                }
-            }
+            Ok(()) => self.settled(key, step, report),
             Err(_) if !self.link.is_online() => {}
             // The same status would be refused again; the next one may not be.
             Err(error) if matches!(error.code(), Some(400 | 422)) && matches!(step, Step::Report { .. }) => {
                 tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
-                let Step::Report { uid } = step else { return };
-                if let Report::Observed(pod) = report {
-                    self.known.entry(key).or_default().status = Some((uid, pod));
-                }
+                self.settled(key, step, report);
             }
             Err(error) => {
                 let failures = self.retries.get(&key).map_or(1, |(failures, _)| failures.saturating_add(1));

@@ -127,7 +127,9 @@ impl ApiSource {
             }
             Update::Stored(pod) => {
                 let changed = self.stored(&pod);
-                self.forget_unused();
+                if changed {
+                    self.forget_unused();
+                }
                 changed
             }
             Update::Deleted(pod) => match (key_of(&pod), uid_of(&pod)) {
