@@ -51,10 +51,18 @@ impl Cni {
 
     /// Adds the plugin that forwards the node's ports to pods.
     pub fn forward_ports(&self) -> Result<()> {
+        self.add_plugin(json!({ "type": "portmap", "capabilities": { "portMappings": true } }))
+    }
+
+    /// Adds the plugin that limits how fast pods send and receive.
+    pub fn limit_bandwidth(&self) -> Result<()> {
+        self.add_plugin(json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } }))
+    }
+
+    fn add_plugin(&self, plugin: Value) -> Result<()> {
         let file = self.config_dir.join("10-limpet.conflist");
         let mut conflist: Value = serde_json::from_slice(&fs::read(&file)?)?;
-        let plugins = conflist["plugins"].as_array_mut().context("no plugins")?;
-        plugins.push(json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+        conflist["plugins"].as_array_mut().context("no plugins")?.push(plugin);
         let partial = file.with_extension("partial");
         fs::write(&partial, serde_json::to_vec_pretty(&conflist)?)?;
         fs::rename(&partial, &file).with_context(|| format!("{}", file.display()))

@@ -1,6 +1,8 @@
 //! The pod network: addresses by CNI, pods that wait for one, names and resolvers.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
         case!(a_pod_waits_for_the_network),
         case!(the_hosts_resolver_is_followed),
         case!(a_port_of_the_node_leads_to_one_pod).on(|node| (node.cni, node.agent) = (true, false)),
+        case!(bandwidth_annotations_limit_a_pod).on(|node| (node.cni, node.agent) = (true, false)),
         case!(an_address_that_comes_late_is_known_without_a_restart).on(|node| node.agent = false),
     ])
 }
@@ -229,4 +232,48 @@ fn a_port_of_the_node_leads_to_one_pod(node: &mut TestNode) -> Result<()> {
     let rules = inside(&["iptables-save", "-t", "nat"])?;
     ensure!(!rules.contains("8081"), "{rules}");
     Ok(())
+}
+
+/// The rates of the token buckets on a device, in bytes a second.
+fn rates(device: &str) -> Result<Vec<u64>> {
+    let said = process::output("tc", &["-j", "qdisc", "show", "dev", device])?;
+    let disciplines: Vec<Value> = serde_json::from_str(&said).with_context(|| said.clone())?;
+    let buckets = disciplines.iter().filter(|discipline| discipline["kind"] == "tbf");
+    Ok(buckets.filter_map(|bucket| bucket["options"]["rate"].as_u64()).collect())
+}
+
+/// The names of this machine's network devices.
+fn devices() -> Result<BTreeSet<String>> {
+    let entries = fs::read_dir("/sys/class/net").context("/sys/class/net")?;
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+fn bandwidth_annotations_limit_a_pod(node: &mut TestNode) -> Result<()> {
+    let cni = node.cni.as_ref().context("no network")?;
+    cni.limit_bandwidth()?;
+    let ports = Path::new("/sys/class/net").join(cni.bridge()).join("brif");
+    node.agent.start()?;
+    let before = devices()?;
+    let mut limited = networked("limited", IDLE);
+    limited["metadata"]["annotations"] =
+        json!({ "kubernetes.io/ingress-bandwidth": "8M", "kubernetes.io/egress-bandwidth": "16M" });
+    node.apply(&limited)?;
+    node.wait_running("limited")?;
+    let port = fs::read_dir(&ports)?.next().context("the bridge has no port")??.file_name();
+    let port = port.to_string_lossy().into_owned();
+    // What the pod sends goes through a device that the plugin makes.
+    let sending: Vec<String> =
+        devices()?.into_iter().filter(|name| name.starts_with("bwp") && !before.contains(name)).collect();
+    ensure!(sending.len() == 1, "{sending:?}");
+    ensure!(
+        rates(&port)? == [1_000_000] && rates(&sending[0])? == [2_000_000],
+        "{:?} {:?}",
+        rates(&port)?,
+        rates(&sending[0])?
+    );
+
+    node.remove("limited")?;
+    node.wait_gone("limited")?;
+    ensure!(!devices()?.contains(&sending[0]), "{} is left", sending[0]);
+    node.wait_nothing_runs()
 }
