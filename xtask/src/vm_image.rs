@@ -11,10 +11,10 @@ use limpet_tests::{process, tools, vm};
 use crate::apt::{self, Machine};
 
 /// Counts changes of this file that make another image.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const SUITE: &str = "trixie";
 const SIZE: &str = "3G";
-const PACKAGES: [&str; 17] = [
+const PACKAGES: [&str; 18] = [
     "systemd-sysv",
     "dbus",
     "udev",
@@ -32,6 +32,7 @@ const PACKAGES: [&str; 17] = [
     "e2fsprogs",
     "btrfs-progs",
     "dmsetup",
+    "apparmor",
 ];
 
 /// What the emulator and the making of the image need: a package, and a program of it.

@@ -3,6 +3,7 @@
 //! The machine is emulated and slow, so each test waits for facts. One installation with its pods running is the base of
 //! all: its memory is kept, each test takes up from there, and boots only for what a boot has to show.
 
+mod apparmor;
 mod boots;
 mod cuts;
 mod guard;
@@ -33,8 +34,9 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 11] = [
+const FURTHER: [Case; 12] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
+    ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
     ("a_pod_lives_on_btrfs", snapshotters::btrfs),
     ("a_pod_lives_on_devmapper", snapshotters::devmapper),
     ("a_pod_lives_on_native_snapshots", snapshotters::native),
