@@ -42,7 +42,9 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
             continue; // Its own start reports it.
         }
         if let Some(known) = slot.instances_mut().find(|instance| instance.id == container.id) {
-            refresh(known, &container, processes, now);
+            if !pod.exits_being_recorded.contains(&container.id) {
+                refresh(known, &container, processes, now);
+            }
             continue;
         }
         match instance(&container, processes, now) {
@@ -93,9 +95,11 @@ fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
 
 /// A known running instance that containerd no longer has was removed without limpet, or its shim died.
 fn mark_missing(pod: &mut PodState, found: &[FoundContainer], processes: &dyn Processes, now: Now) {
+    let recorded = &pod.exits_being_recorded;
     for instance in pod.containers.iter_mut().flat_map(|slot| slot.instance.iter_mut()) {
-        // One that was started after containerd's state was read is not in it, and lives.
+        // One that was started after containerd's state was read is not in it: it lives, or its exit is known.
         if instance.is_running()
+            && !recorded.contains(&instance.id)
             && !lives(instance, processes)
             && !found.iter().any(|container| container.id == instance.id)
         {

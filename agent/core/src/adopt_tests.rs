@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use super::super::fixtures::{self, exit};
 use super::*;
+use crate::outcome::{Outcome, apply};
 use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
 use limpet_model::pod::PodUid;
 use limpet_model::probe::ProbeRecord;
@@ -185,6 +186,20 @@ fn a_task_missing_in_containerd_counts_as_running_while_its_process_lives() {
     adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &AllAlive, now());
     adopt(&mut pod, vec![container(0, started(), None)], &AllAlive, now());
     assert!(pod.containers[0].is_running());
+}
+
+#[test]
+fn an_exit_that_is_being_recorded_is_no_missed_one() {
+    for found in [vec![], vec![container(0, started(), None)]] {
+        let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
+        let id = pod.containers[0].instance.as_ref().unwrap().id.clone();
+        pod.exits_being_recorded.push(id.clone());
+        adopt(&mut pod, found, &NoHandles, now());
+        assert!(pod.containers[0].is_running(), "its exit is still to come");
+        apply(&mut pod, Outcome::Ended { id, exit: exit(0) }, now());
+        assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().map(|exit| exit.code), Some(0));
+        assert!(pod.exits_being_recorded.is_empty());
+    }
 }
 
 #[test]

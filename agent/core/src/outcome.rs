@@ -333,7 +333,10 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             }
         }
         Outcome::Ended { id, exit } => {
-            pod.exits_being_recorded = pod.exits_being_recorded.saturating_sub(1);
+            // It may be recorded twice at once, and the other recording goes on.
+            if let Some(done) = pod.exits_being_recorded.iter().position(|recorded| *recorded == id) {
+                pod.exits_being_recorded.swap_remove(done);
+            }
             exited(pod, &id, 0, exit, now);
         }
         Outcome::OutOfMemorySurvived { index, id, kills } => {

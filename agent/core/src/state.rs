@@ -21,6 +21,7 @@ use crate::backoff;
 use crate::storage::{self, StorageWatch};
 pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
+use limpet_model::container::ContainerId;
 use limpet_model::image_name::normalize;
 use limpet_model::object::{PodObjects, mounted};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
@@ -189,8 +190,8 @@ pub struct PodState {
     pub volumes: VolumesState,
     /// The limits of its cgroup.
     pub cgroup: CgroupState,
-    /// How many exits are being recorded on its containers.
-    pub exits_being_recorded: usize,
+    /// The instances whose exit is known and being recorded on them.
+    pub exits_being_recorded: Vec<ContainerId>,
     /// Signals that have not been answered.
     pub signals_being_sent: u32,
     /// When its use of the disk is measured; `None`: it has no limit there.
@@ -208,7 +209,7 @@ impl PodState {
             objects: Arc::new(PodObjects::unknown(&record)),
             volumes: VolumesState::default(),
             cgroup: CgroupState::default(),
-            exits_being_recorded: 0,
+            exits_being_recorded: Vec::new(),
             signals_being_sent: 0,
             storage: storage::measured(record.spec()).map(|_| Box::default()),
             record,

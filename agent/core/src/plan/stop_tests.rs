@@ -166,13 +166,15 @@ fn a_late_answer_is_not_about_the_successor() {
 fn a_pod_is_not_torn_down_while_an_exit_is_being_recorded() {
     let now = Instant::now();
     let mut pod = running();
-    pod.exits_being_recorded = 1;
+    let id = pod.containers[0].instance.as_ref().unwrap().id.clone();
+    // Two report it.
+    pod.exits_being_recorded = vec![id.clone(); 2];
     pod.end(GRACE, at(now));
-    // containerd's state is read before the recording is answered.
-    let slot = &mut pod.containers[0];
-    let id = slot.instance.as_ref().unwrap().id.clone();
-    slot.instance.as_mut().unwrap().end(exit(143), at(now));
-    assert_eq!(plan(&pod, READY, now), Step::Wait(None));
-    apply(&mut pod, Outcome::Ended { id, exit: exit(143) }, at(now));
+    // containerd's state is read before the recordings are answered.
+    pod.containers[0].instance.as_mut().unwrap().end(exit(143), at(now));
+    for _ in 0..2 {
+        assert_eq!(plan(&pod, READY, now), Step::Wait(None));
+        apply(&mut pod, Outcome::Ended { id: id.clone(), exit: exit(143) }, at(now));
+    }
     assert_eq!(plan(&pod, READY, now), Step::Do(vec![Action::TearDown]));
 }

@@ -80,7 +80,7 @@ impl PodState {
     pub fn is_updating(&self) -> bool {
         self.cgroup.setting.is_some()
             || self.volumes.writing.is_some()
-            || self.exits_being_recorded > 0
+            || !self.exits_being_recorded.is_empty()
             || self.signals_being_sent > 0
             || self.is_resizing()
     }

@@ -78,7 +78,7 @@ impl PodWorker {
             return;
         };
         let exit = observed_exit(code, at);
-        pod.exits_being_recorded += 1;
+        pod.exits_being_recorded.push(instance.id.clone());
         let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
         let id = instance.id.clone();
         self.jobs.spawn(async move {
