@@ -45,7 +45,11 @@ impl World {
         let end = self.ends.get(pod.record.uid.as_str()).filter(|_| cause == KillCause::PodEnds);
         let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else { return (now + grace, now + grace) };
         let (first, known) = (end.first + grace, end.known + grace);
+        // One that was begun for an edit is carried through when the pod ends.
+        let stopping = slot.stopping().zip(pod.ends_since);
+        let begun_before = stopping.is_some_and(|(stopping, ends_since)| stopping.began < ends_since);
         if now < first
+            && !begun_before
             && let Some(other) = self.ends_before(pod, slot)
         {
             let what = format!("sidecar {}/{} is stopped while {other} runs", pod.record.key, slot.name);
