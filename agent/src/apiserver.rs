@@ -9,6 +9,7 @@
 //! `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own go to
 //! [`crate::source::api`], a source like the others, and so does what they refer to (`references`); `pods` reports on them.
 
+mod claims;
 mod events;
 mod facts;
 mod follow;

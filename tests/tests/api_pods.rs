@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
+        joining(case!(claims_are_directories_of_the_node)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
@@ -201,6 +202,93 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
     wait_reported(node, &cluster, "later")?;
     let now = wait_reported(node, &cluster, "web")?;
     ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
+    Ok(())
+}
+
+/// Makes the claim, of that owner if there is one. Its path.
+fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
+    let owners = owner.map(|pod| {
+        let metadata = &pod["metadata"];
+        json!({ "apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"] })
+    });
+    let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": name, "ownerReferences": owners.into_iter().collect::<Vec<_>>() },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } }, "storageClassName": "" },
+    });
+    cluster.create(claims, &claim)?;
+    Ok(format!("{claims}/{name}"))
+}
+
+/// Binds the claim to a new volume of that source, as a cluster's controller does.
+fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<()> {
+    let found = cluster.get(claim)?.context("no claim")?;
+    let spec = json!({
+        "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Mi" }, "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
+            "name": found["metadata"]["name"], "uid": found["metadata"]["uid"] },
+    });
+    let document = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume }, "spec": with(spec, source.clone()) });
+    cluster.create("/api/v1/persistentvolumes", &document)?;
+    cluster.patch(claim, &json!({ "spec": { "volumeName": volume } }))?;
+    cluster.patch(&format!("{claim}/status"), &json!({ "status": { "phase": "Bound" } }))
+}
+
+fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let name = format!("data-{}", node.name());
+    let (data, scratch) = (node.dir().join("data"), node.dir().join("scratch"));
+    std::fs::create_dir(&scratch)?;
+    let main = with(
+        shell("main", &format!("echo run >> /data/runs; {IDLE}")),
+        json!({ "volumeMounts": [
+            { "name": "data", "mountPath": "/data" }, { "name": "again", "mountPath": "/again" },
+            { "name": "scratch", "mountPath": "/scratch" },
+        ] }),
+    );
+    let template =
+        json!({ "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } } });
+    let volumes = json!([
+        { "name": "data", "persistentVolumeClaim": { "claimName": name } },
+        { "name": "again", "persistentVolumeClaim": { "claimName": name, "readOnly": true } },
+        { "name": "scratch", "ephemeral": { "volumeClaimTemplate": template } },
+    ]);
+    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
+    node.wait_event(&format!("persistentvolumeclaim \"{name}\" not found"))?;
+    let claimed = claim(&cluster, &name, None)?;
+    node.wait_event(&format!("PVC {name} is not bound"))?;
+    let host_path = json!({ "hostPath": { "path": data, "type": "DirectoryOrCreate" } });
+    bind(&cluster, &claimed, &format!("pv-{}", node.name()), &host_path)?;
+    let web = cluster.get(&path(node, "web"))?.context("no pod")?;
+    let scratched = claim(&cluster, &format!("{}-scratch", node.full_name("web")), Some(&web))?;
+    let anywhere = json!({ "key": "kubernetes.io/hostname", "operator": "Exists" });
+    let local = json!({
+        "local": { "path": scratch },
+        "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [anywhere] }] } },
+    });
+    bind(&cluster, &scratched, &format!("scratch-{}", node.name()), &local)?;
+    let before = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
+    node.exec("web", "main", &["sh", "-c", "echo 1 > /scratch/file"])?;
+    ensure!(node.exec("web", "main", &["cat", "/again/runs"])? == "run\n");
+    ensure!(node.exec("web", "main", &["sh", "-c", "echo 1 > /again/file"]).is_err(), "written to a read-only volume");
+    ensure!(std::fs::read_to_string(scratch.join("file"))? == "1\n");
+    // A start without an apiserver knows the volumes.
+    cluster.stop()?;
+    node.agent.kill();
+    node.agent.start()?;
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == before);
+    process::signal_pid(task.context("no task")?.pid, Signal::KILL);
+    wait::until_true(wait::SOON, "a second run", || {
+        std::fs::read_to_string(data.join("runs")).is_ok_and(|runs| runs == "run\nrun\n")
+    })?;
+    cluster.start()?;
+    wait_reported(node, &cluster, "web")?;
+    cluster.delete(&path(node, "web"))?;
+    wait_deleted(node, &cluster, "web")?;
+    ensure!(data.join("runs").exists() && scratch.join("file").exists(), "the volumes are the cluster's to clear");
     Ok(())
 }
 

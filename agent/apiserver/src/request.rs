@@ -31,6 +31,10 @@ pub enum Resource {
     Secrets(String),
     /// All Services of a namespace.
     Services(String),
+    /// One PersistentVolumeClaim: namespace and name.
+    PersistentVolumeClaim(String, String),
+    /// One PersistentVolume.
+    PersistentVolume(String),
     /// The tokens of a service account: namespace and name.
     ServiceAccountToken(String, String),
     /// All Events of a namespace.
@@ -51,6 +55,8 @@ impl Resource {
             Self::ConfigMaps(_) => "configmaps",
             Self::Secrets(_) => "secrets",
             Self::Services(_) => "services",
+            Self::PersistentVolumeClaim(..) => "persistentvolumeclaims",
+            Self::PersistentVolume(_) => "persistentvolumes",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
         }
@@ -73,6 +79,10 @@ impl Resource {
             Self::ConfigMaps(namespace) => format!("/api/v1/namespaces/{namespace}/configmaps"),
             Self::Secrets(namespace) => format!("/api/v1/namespaces/{namespace}/secrets"),
             Self::Services(namespace) => format!("/api/v1/namespaces/{namespace}/services"),
+            Self::PersistentVolumeClaim(namespace, name) => {
+                format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
+            }
+            Self::PersistentVolume(name) => format!("/api/v1/persistentvolumes/{name}"),
             Self::ServiceAccountToken(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token")
             }

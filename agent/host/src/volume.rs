@@ -142,6 +142,14 @@ pub enum VolumeError {
         /// The key.
         key: String,
     },
+    /// The volume of a claim is not to be had; kubelet's message.
+    #[error("MountVolume.SetUp failed for volume {volume:?} : {reason}")]
+    Claim {
+        /// The volume's name.
+        volume: String,
+        /// Why.
+        reason: String,
+    },
     /// A container mounts a volume the pod does not have.
     #[error("container {container:?} mounts volume {volume:?}, which the pod does not have")]
     NoSuchVolume {
@@ -297,11 +305,12 @@ impl Volumes {
     pub fn mounts(
         &self,
         pod: &PodRecord,
+        objects: &PodObjects,
         container: &Container,
         container_id: &str,
         progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
-        mounts::of(pod, container, container_id, &self.settings.pod_dir(&pod.uid), progress)
+        mounts::of(pod, objects, container, container_id, &self.settings.pod_dir(&pod.uid), progress)
     }
 
     /// Where an image volume is to be mounted; [`Self::prepare`] makes the directory.

@@ -1,10 +1,11 @@
 //! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and what an
-//! apiserver has for its own: tokens and the addresses of Services.
+//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes.
 //!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
 //! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
 //! printed, and erased when the last owner drops them. Faults name fields and keys, never values.
 
+pub mod claim;
 mod decode;
 mod pod_objects;
 mod record;

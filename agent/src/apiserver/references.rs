@@ -1,4 +1,5 @@
-//! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, and asks for their tokens.
+//! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, asks for their
+//! tokens, reads what their claims are bound to.
 //!
 //! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
 //! object at a time, so each is watched by its name.
@@ -14,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use super::claims;
 use super::follow::{Followed, Update, follow};
 use super::link::Link;
 use crate::source::api;
@@ -56,6 +58,7 @@ pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api
                     match key.kind {
                         ObjectKind::ServiceAccountToken => keep_token(&link, &desired, &key, &source).await,
                         ObjectKind::ServiceVariables => follow_services(link, &key, &source).await,
+                        ObjectKind::VolumeClaim => claims::resolve(&link, &desired, &key, &source).await,
                         ObjectKind::ConfigMap => follow_object(link, &key, Resource::ConfigMaps, &source).await,
                         ObjectKind::Secret => follow_object(link, &key, Resource::Secrets, &source).await,
                     }

@@ -288,7 +288,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
         last_good: view.last_good.map(Time),
         next_retry: view.next_retry.map(Time),
         pods: snapshot.pods.len(),
-        objects: snapshot.objects.keys().filter(|key| key.kind.is_of_api()).count(),
+        objects: snapshot.objects.keys().filter(|key| key.kind.is_local()).count(),
         missing: desired.missing_objects(view.kind).map(missing_object).collect(),
         rejected: snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)).collect(),
         remark: None,

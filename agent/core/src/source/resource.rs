@@ -20,6 +20,7 @@ impl Resource {
             Self::Object(ObjectKind::Secret) => "secrets",
             Self::Object(ObjectKind::ServiceAccountToken) => "serviceaccounts/token",
             Self::Object(ObjectKind::ServiceVariables) => "services",
+            Self::Object(ObjectKind::VolumeClaim) => "persistentvolumeclaims",
         }
     }
 

@@ -5,9 +5,11 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::HostPathVolumeSource;
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 
 use super::{VolumeError, files};
+use limpet_model::object::{ObjectKind, PodObjects, claim};
+use limpet_model::pod::PodRecord;
 
 /// `hostPath.type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,26 @@ pub(super) struct HostPath {
 }
 
 impl HostPath {
+    /// The path of the node that `volume` is, by itself or by its claim, and whether it is read-only for containers;
+    /// `None`: it is of another kind.
+    pub(super) fn find(
+        volume: &Volume,
+        pod: &PodRecord,
+        objects: &PodObjects,
+    ) -> Result<Option<(Self, bool)>, VolumeError> {
+        if let Some(source) = &volume.host_path {
+            return Self::of(&volume.name, source).map(|found| Some((found, false)));
+        }
+        let Some(name) = claim::name(pod, volume) else { return Ok(None) };
+        let kind = ObjectKind::VolumeClaim;
+        let object = objects.get(kind, &name);
+        let object = object.ok_or_else(|| VolumeError::NoObject { volume: volume.name.clone(), kind, name })?;
+        let source = claim::source(object);
+        let source = source.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
+        let read_only = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only);
+        Self::of(&volume.name, &source).map(|found| Some((found, read_only == Some(true))))
+    }
+
     pub(super) fn of(volume: &str, source: &HostPathVolumeSource) -> Result<Self, VolumeError> {
         let kind = match source.type_.as_deref().unwrap_or_default() {
             "" => HostPathType::Unset,

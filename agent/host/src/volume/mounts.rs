@@ -9,9 +9,11 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
+use super::host_path::HostPath;
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, preparation, read_only, resolver, termination};
 use crate::blocking::Progress;
+use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
 
 /// The path of the termination message in the container, unless it names another.
@@ -21,6 +23,7 @@ const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 /// its mounts.
 pub(super) fn of(
     pod: &PodRecord,
+    objects: &PodObjects,
     container: &Container,
     container_id: &str,
     pod_dir: &Path,
@@ -28,7 +31,7 @@ pub(super) fn of(
 ) -> Result<Vec<Mount>, VolumeError> {
     let mut mounts = Vec::new();
     for (index, wanted) in container.volume_mounts.iter().flatten().enumerate() {
-        mounts.push(volume_mount(pod, container, wanted, index, pod_dir, progress)?);
+        mounts.push(volume_mount(pod, objects, container, wanted, index, pod_dir, progress)?);
     }
     progress.at(pod_dir);
     let read_only_root =
@@ -56,6 +59,7 @@ fn add_file(mounts: &mut Vec<Mount>, container_path: PathBuf, host_path: PathBuf
 
 fn volume_mount(
     pod: &PodRecord,
+    objects: &PodObjects,
     container: &Container,
     wanted: &VolumeMount,
     index: usize,
@@ -68,8 +72,15 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
-    preparation::ensure_host_path(volume, progress)?;
-    let (path, only_read) = preparation::location(volume, pod_dir)?;
+    let (path, only_read) = match HostPath::find(volume, pod, objects)? {
+        Some((host_path, only_read)) => {
+            // Below `/run`, say, it may have been removed since the pod's first container started.
+            progress.at(&host_path.path);
+            host_path.set_up()?;
+            (host_path.path, only_read)
+        }
+        None => preparation::location(volume, pod_dir)?,
+    };
     let sub_path = wanted.sub_path.as_deref().unwrap_or_default();
     let read_only_below = matches!(wanted.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"));
     let host_path = if sub_path.is_empty() && !read_only_below {
@@ -136,6 +147,9 @@ fn absolute(path: &str) -> PathBuf {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+
+    use limpet_model::object::claim;
     use serde_json::json;
 
     use super::super::tests::record;
@@ -149,14 +163,35 @@ mod tests {
             {"name": "conf", "hostPath": {"path": dir.path().join("conf")}},
             {"name": "map", "configMap": {"name": "x"}},
             {"name": "disk", "nfs": {"server": "x", "path": "/"}},
+            {"name": "claimed", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "archive", "persistentVolumeClaim": {"claimName": "data", "readOnly": true}},
+            {"name": "far", "persistentVolumeClaim": {"claimName": "far"}},
+            {"name": "lost", "persistentVolumeClaim": {"claimName": "lost"}},
         ]}));
         let container: Container = serde_json::from_value(container).unwrap();
-        let mounts = of(&pod, &container, "id", dir.path(), &Progress::new(dir.path()))?;
+        let mounts = of(&pod, &claims(dir.path()), &container, "id", dir.path(), &Progress::new(dir.path()))?;
         let text = |path: &Path| path.strip_prefix(dir.path()).unwrap_or(path).display().to_string();
         let row = |mount: &Mount| {
             (text(&mount.container_path), text(&mount.host_path), if mount.read_only { "ro" } else { "rw" })
         };
         Ok(mounts.iter().map(row).collect())
+    }
+
+    /// What the claim `data` stands for, and one that no pod can have.
+    fn claims(dir: &Path) -> PodObjects {
+        let pod = record(json!({"volumes": [
+            {"name": "a", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "b", "persistentVolumeClaim": {"claimName": "far"}},
+        ]}));
+        let claim = serde_json::from_value(json!({"metadata": {"uid": "c"}})).unwrap();
+        let spec = json!({"claimRef": {"uid": "c"}, "hostPath": {"path": dir.join("claimed")}});
+        let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
+        PodObjects::of(&pod, |key| {
+            Some(Arc::new(match &*key.name {
+                "data" => claim::record(key.clone(), "", &claim, &volume).unwrap(),
+                _ => claim::refusal(key.clone(), "", "PVC far is not bound".to_owned()),
+            }))
+        })
     }
 
     fn rows(rows: &[(&str, &str, &'static str)]) -> Vec<(String, String, &'static str)> {
@@ -206,6 +241,20 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_is_the_path_of_its_volume() {
+        let container = |volume: &str| json!({"name": "c", "volumeMounts": [{"name": volume, "mountPath": "/data"}]});
+        let mount = |volume: &str| list(container(volume)).unwrap()[0].clone();
+        assert_eq!(mount("claimed"), ("/data".to_owned(), "claimed".to_owned(), "rw"));
+        assert_eq!(mount("archive"), ("/data".to_owned(), "claimed".to_owned(), "ro"));
+        let error = |volume: &str| list(container(volume)).unwrap_err().to_string();
+        assert_eq!(error("far"), "MountVolume.SetUp failed for volume \"far\" : PVC far is not bound");
+        assert_eq!(
+            error("lost"),
+            "MountVolume.SetUp failed for volume \"lost\" : persistentvolumeclaim \"lost\" not found"
+        );
+    }
+
+    #[test]
     fn a_host_path_that_is_missing_again_is_made_or_refused_by_its_type() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/app");
@@ -214,7 +263,7 @@ mod tests {
             let pod = record(json!({"volumes": [{"name": "conf", "hostPath": {"path": path, "type": kind}}]}));
             let mount = json!({"name": "c", "volumeMounts": [{"name": "conf", "mountPath": "/conf"}]});
             let container: Container = serde_json::from_value(mount).unwrap();
-            let mounted = of(&pod, &container, "id", dir.path(), &Progress::new(dir.path()));
+            let mounted = of(&pod, &claims(dir.path()), &container, "id", dir.path(), &Progress::new(dir.path()));
             assert_eq!((mounted.is_ok(), path.exists()), (made, made), "{kind:?} {mounted:?}");
             std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         }
@@ -235,7 +284,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, image, configMap, secret, projected or downwardAPI",
+                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI or a persistentVolumeClaim",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

@@ -118,8 +118,8 @@ impl VolumeKind {
         if let Some(source) = &volume.empty_dir {
             return EmptyDir::of(pod_dir, &volume.name, source, fs_group).map(Self::EmptyDir);
         }
-        if let Some(source) = &volume.host_path {
-            return HostPath::of(&volume.name, source).map(Self::HostPath);
+        if let Some((host_path, _)) = HostPath::find(volume, sources.pod, sources.objects)? {
+            return Ok(Self::HostPath(host_path));
         }
         if volume.image.is_some() {
             return Ok(Self::Image(image::path(pod_dir, &volume.name)));
@@ -128,21 +128,10 @@ impl VolumeKind {
     }
 }
 
-/// Checks a hostPath volume again, and creates its path where the type asks for it: below `/run`, say, it may have been
-/// removed since the pod's first container started. Other volumes stay as they are.
-pub(super) fn ensure_host_path(volume: &Volume, progress: &Progress) -> Result<(), VolumeError> {
-    let Some(source) = &volume.host_path else { return Ok(()) };
-    progress.at(Path::new(&source.path));
-    HostPath::of(&volume.name, source)?.set_up()
-}
-
-/// A volume's path on the node, and whether it is read-only for containers.
+/// A volume's path below `pod_dir`, and whether it is read-only for containers.
 pub(super) fn location(volume: &Volume, pod_dir: &Path) -> Result<(PathBuf, bool), VolumeError> {
     if volume.empty_dir.is_some() {
         return Ok((EmptyDir::path(pod_dir, &volume.name), false));
-    }
-    if let Some(source) = &volume.host_path {
-        return HostPath::of(&volume.name, source).map(|host_path| (host_path.path, false));
     }
     if volume.image.is_some() {
         return Ok((image::path(pod_dir, &volume.name), true));
@@ -191,7 +180,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, image, configMap, secret, projected or downwardAPI",
+            "{} is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI or a persistentVolumeClaim",
             kind(volume)
         ),
     }

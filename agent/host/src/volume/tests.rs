@@ -247,6 +247,7 @@ async fn a_sub_path_is_bound_and_stays_within_its_volume() {
         ]});
         node.volumes.mounts(
             &record(spec.clone()),
+            &PodObjects::default(),
             &serde_json::from_value(container).unwrap(),
             "id",
             &Progress::new(&node.pod_dir()),

@@ -116,9 +116,9 @@ mod tests {
     #[test]
     fn what_the_node_does_not_support_is_refused_by_name() {
         let mut pod = stored();
-        pod["spec"]["volumes"][0] = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+        pod["spec"]["volumes"][0] = json!({"name": "data", "csi": {"driver": "disk.example.com"}});
         let faults = read(&pod, "edge1").unwrap_err();
-        assert_eq!(faults[0].path, "spec.volumes[0].persistentVolumeClaim");
+        assert_eq!(faults[0].path, "spec.volumes[0].csi");
         // One that is only for debugging does not keep the others from running.
         pod = stored();
         pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "busybox"}]);

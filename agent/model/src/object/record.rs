@@ -23,6 +23,8 @@ pub enum ObjectKind {
     ServiceAccountToken,
     /// The variables of a namespace's Services, which no object of the API has either. See [`super::service`].
     ServiceVariables,
+    /// A `v1 PersistentVolumeClaim` with the volume that it is bound to. See [`super::claim`].
+    VolumeClaim,
 }
 
 impl ObjectKind {
@@ -33,6 +35,7 @@ impl ObjectKind {
             Self::Secret => "Secret",
             Self::ServiceAccountToken => "ServiceAccountToken",
             Self::ServiceVariables => "ServiceVariables",
+            Self::VolumeClaim => "PersistentVolumeClaim",
         }
     }
 
@@ -43,11 +46,12 @@ impl ObjectKind {
             Self::Secret => "secret",
             Self::ServiceAccountToken => "service account token",
             Self::ServiceVariables => "service variables",
+            Self::VolumeClaim => "persistentvolumeclaim",
         }
     }
 
-    /// Whether it is a kind of the API, which a manifest may define.
-    pub fn is_of_api(self) -> bool {
+    /// Whether a manifest may define one.
+    pub fn is_local(self) -> bool {
         matches!(self, Self::ConfigMap | Self::Secret)
     }
 
@@ -128,7 +132,7 @@ impl ObjectRecord {
         Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, ..self.clone() }
     }
 
-    /// Decodes an object of a kind that the API does not have, stored as [`Self::manifest`].
+    /// Decodes an object of a kind that no manifest defines, stored as [`Self::manifest`].
     ///
     /// # Errors
     /// It was stored otherwise.
@@ -165,7 +169,7 @@ impl ObjectRecord {
         match self.key.kind {
             ObjectKind::ConfigMap => manifest["binaryData"] = Value::Object(binary),
             ObjectKind::Secret => manifest["type"] = Value::String(self.secret_type.to_string()),
-            ObjectKind::ServiceAccountToken | ObjectKind::ServiceVariables => {}
+            ObjectKind::ServiceAccountToken | ObjectKind::ServiceVariables | ObjectKind::VolumeClaim => {}
         }
         Arc::from(Zeroizing::new(manifest.to_string().into_bytes()).as_slice())
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 
 use crate::object::token::TokenDemand;
-use crate::object::{ObjectKey, ObjectKind, service};
+use crate::object::{ObjectKey, ObjectKind, claim, service};
 use crate::pod::PodRecord;
 
 /// Every object the pod uses: environment, volumes, pull secrets. All but the apiserver's own Service are in its namespace.
@@ -82,6 +82,9 @@ fn of_container(container: &Container, add: &mut impl FnMut(ObjectKind, &str)) {
 fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
     if let Some(map) = &volume.config_map {
         add(ObjectKind::ConfigMap, &map.name);
+    }
+    if let Some(name) = claim::name(pod, volume) {
+        add(ObjectKind::VolumeClaim, &name);
     }
     if let Some(secret) = &volume.secret {
         add(ObjectKind::Secret, secret.secret_name.as_deref().unwrap_or_default());

@@ -85,8 +85,6 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
 
 /// Those of them that are not supported for a Pod from an apiserver either.
 const APISERVER_NOT_YET: &[&str] = &[
-    "spec.volumes[].persistentVolumeClaim",
-    "spec.volumes[].ephemeral",
     "spec.volumes[].projected.sources[].clusterTrustBundle",
     "spec.volumes[].projected.sources[].podCertificate",
     "spec.resourceClaims",

@@ -37,10 +37,14 @@ fn kind(volume: &Volume) -> String {
     if let Some(image) = &volume.image {
         return format!("Image {}", image.reference.as_deref().unwrap_or_default());
     }
+    if let Some(claim) = &volume.persistent_volume_claim {
+        let access = if claim.read_only == Some(true) { ", read-only" } else { "" };
+        return format!("PersistentVolumeClaim {}{access}", claim.claim_name);
+    }
     let kind = match volume {
         Volume { projected: Some(_), .. } => "Projected",
         Volume { downward_api: Some(_), .. } => "DownwardAPI",
-        Volume { persistent_volume_claim: Some(_), .. } => "PersistentVolumeClaim",
+        Volume { ephemeral: Some(_), .. } => "Ephemeral",
         _ => "other",
     };
     kind.to_owned()

@@ -227,7 +227,7 @@ impl ContainerdExecutor {
                 objects: &objects,
             };
             let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
-            let mounts = volumes.mounts(&record, &expanded, id.as_str(), progress);
+            let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), progress);
             let mounts = mounts.map_err(|error| error.to_string())?;
             input.mounts = &mounts;
             let spec = spec::build(&input).map_err(|error| error.to_string())?;

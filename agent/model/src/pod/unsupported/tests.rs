@@ -102,7 +102,7 @@ fn fields_only_an_apiserver_serves_are_rejected_with_the_reason() {
         ]
     );
     assert_eq!(of(SourceKind::Api, Reason::NeedsApiserver), Vec::<String>::new());
-    assert_eq!(of(SourceKind::Api, Reason::Unsupported), ["spec.volumes[0].persistentVolumeClaim"]);
+    assert_eq!(of(SourceKind::Api, Reason::Unsupported), Vec::<String>::new());
 }
 
 /// Every field of the Pod API's central objects is supported, rejected, or known to have no effect.

@@ -1,0 +1,183 @@
+//! PersistentVolumeClaims as pods use them: the path on this node that a claim's volume stands for.
+//!
+//! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Volumes
+//! whose data is on the node are supported: `hostPath` and `local`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, PersistentVolume, PersistentVolumeClaim, Volume};
+
+use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
+use crate::pod::PodRecord;
+
+/// The entry with the volume's name.
+const VOLUME: &str = "volume";
+/// The entry with the volume's `hostPath`, as JSON.
+const SOURCE: &str = "hostPath";
+/// The entry that says why the pod cannot have the volume.
+const REFUSED: &str = "refused";
+
+/// What is to be done about a claim.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// It is bound to the PersistentVolume of that name, which is to be read next.
+    Read(String),
+    /// It is not bound yet, which has to be waited for; the sentence says so.
+    Wait(String),
+    /// It is of no use to the pod, for that reason.
+    Refuse(String),
+}
+
+/// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it.
+pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
+    if volume.ephemeral.is_some() {
+        return Some(format!("{}-{}", pod.key.name(), volume.name));
+    }
+    volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone())
+}
+
+/// The next step with a claim as the apiserver has it; kubelet's conditions and messages.
+pub fn step(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volume) -> Step {
+    let metadata = &claim.metadata;
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let owned = || metadata.owner_references.iter().flatten().any(|owner| owner.uid == pod.uid.as_str());
+    if volume.ephemeral.is_some() && !owned() {
+        return Step::Refuse(format!("PVC {}/{name} was not created for the pod", pod.key.namespace()));
+    }
+    if metadata.deletion_timestamp.is_some() {
+        return Step::Wait(format!("PVC {name} is being deleted"));
+    }
+    let spec = claim.spec.clone().unwrap_or_default();
+    if spec.volume_mode.as_deref() == Some("Block") {
+        return Step::Refuse(format!("PVC {name} has volumeMode Block, which is not supported"));
+    }
+    let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+    match spec.volume_name.filter(|volume| bound && !volume.is_empty()) {
+        Some(volume) => Step::Read(volume),
+        None => Step::Wait(format!("PVC {name} is not bound")),
+    }
+}
+
+/// The object for a claim and the PersistentVolume that it is bound to.
+///
+/// # Errors
+/// The volume is not the claim's: it may become so.
+pub fn record(
+    key: ObjectKey,
+    origin: &str,
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+) -> Result<ObjectRecord, String> {
+    let name = volume.metadata.name.clone().unwrap_or_default();
+    let spec = volume.spec.clone().unwrap_or_default();
+    let owner = spec.claim_ref.as_ref().and_then(|claim| claim.uid.as_deref());
+    if owner != claim.metadata.uid.as_deref() {
+        return Err(format!("PV {name} is not bound to PVC {}", key.name));
+    }
+    let source = match (spec.host_path, spec.local) {
+        (Some(source), _) => source,
+        // A device would have to be mounted first.
+        (_, Some(local)) => HostPathVolumeSource { path: local.path, type_: Some("Directory".to_owned()) },
+        _ => return Ok(refusal(key, origin, format!("PV {name} is neither hostPath nor local; use one of these"))),
+    };
+    let source = serde_json::to_string(&source).map_err(|error| error.to_string())?;
+    Ok(object(key, origin, [(VOLUME, name), (SOURCE, source)]))
+}
+
+/// The object for a claim that no pod can use here.
+pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
+    object(key, origin, [(REFUSED, why)])
+}
+
+fn object<const N: usize>(key: ObjectKey, origin: &str, entries: [(&str, String); N]) -> ObjectRecord {
+    let entry = |text: String| Entry { bytes: SecretBytes::new(text.into_bytes()), binary: false };
+    ObjectRecord {
+        key,
+        origin: Arc::from(origin),
+        immutable: false,
+        secret_type: Arc::from(""),
+        data: entries.into_iter().map(|(name, text)| (name.to_owned(), entry(text))).collect::<BTreeMap<_, _>>(),
+    }
+}
+
+/// The path on the node that a claim's object stands for.
+///
+/// # Errors
+/// Why there is none.
+pub fn source(object: &ObjectRecord) -> Result<HostPathVolumeSource, String> {
+    let text = |name: &str| object.data.get(name).and_then(|entry| entry.bytes.expose_text());
+    if let Some(why) = text(REFUSED) {
+        return Err(why.to_owned());
+    }
+    let source = text(SOURCE).unwrap_or_default();
+    serde_json::from_str(source).map_err(|error| format!("{}: {error}", object.key))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::object::ObjectKind;
+    use crate::source::SourceKind;
+
+    fn pod() -> PodRecord {
+        let pod = json!({"metadata": {"name": "web", "namespace": "n", "uid": "u-1"}, "spec": {
+            "containers": [{"name": "c", "image": "i"}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "tmp", "ephemeral": {}}],
+        }});
+        crate::manifest::restore(pod.to_string().as_bytes(), "apiserver", SourceKind::Api, "node").unwrap()
+    }
+
+    fn claim(change: Value) -> PersistentVolumeClaim {
+        let mut claim = json!({"metadata": {"name": "data", "uid": "c-1"}, "spec": {"volumeName": "pv"},
+            "status": {"phase": "Bound"}});
+        for (field, value) in change.as_object().unwrap() {
+            claim[field] = value.clone();
+        }
+        serde_json::from_value(claim).unwrap()
+    }
+
+    #[test]
+    fn a_claim_is_read_on_once_it_is_bound_and_never_for_a_block_device() {
+        let pod = pod();
+        let volumes = pod.spec().volumes.clone().unwrap();
+        let of = |volume: usize, change: Value| step(&claim(change), &pod, &volumes[volume]);
+        assert_eq!(of(0, json!({})), Step::Read("pv".to_owned()));
+        assert_eq!(of(0, json!({"status": {"phase": "Pending"}})), Step::Wait("PVC data is not bound".to_owned()));
+        assert_eq!(of(0, json!({"spec": {}})), Step::Wait("PVC data is not bound".to_owned()));
+        let deleted = json!({"metadata": {"name": "data", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        assert_eq!(of(0, deleted), Step::Wait("PVC data is being deleted".to_owned()));
+        let block = json!({"spec": {"volumeName": "pv", "volumeMode": "Block"}});
+        assert!(matches!(of(0, block), Step::Refuse(why) if why.contains("volumeMode Block")));
+        let others = json!({"metadata": {"name": "web-tmp", "ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
+            "name": "web", "uid": "u-0"}]}});
+        assert_eq!(of(1, others), Step::Refuse("PVC n/web-tmp was not created for the pod".to_owned()));
+        assert_eq!(name(&pod, &volumes[1]).as_deref(), Some("web-tmp"));
+    }
+
+    #[test]
+    fn a_volume_on_the_node_is_a_path_and_every_other_is_refused_by_name() {
+        let key = || ObjectKey::new(ObjectKind::VolumeClaim, "n", "data");
+        let of = |spec: Value, uid: &str| {
+            let mut volume = json!({"metadata": {"name": "pv"}, "spec": spec});
+            volume["spec"]["claimRef"] = json!({"uid": uid});
+            record(key(), "apiserver", &claim(json!({})), &serde_json::from_value(volume).unwrap())
+        };
+        let path = |spec: Value| {
+            let record = of(spec, "c-1").unwrap();
+            let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
+            assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
+            source(&record).map(|source| (source.path, source.type_.unwrap_or_default()))
+        };
+        let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
+        assert_eq!(path(host), Ok(("/srv/a".to_owned(), "DirectoryOrCreate".to_owned())));
+        assert_eq!(path(json!({"local": {"path": "/mnt/b"}})), Ok(("/mnt/b".to_owned(), "Directory".to_owned())));
+        let nfs = json!({"nfs": {"server": "s", "path": "/"}});
+        assert_eq!(path(nfs), Err("PV pv is neither hostPath nor local; use one of these".to_owned()));
+        let foreign = of(json!({"hostPath": {"path": "/srv/a"}}), "c-2");
+        assert_eq!(foreign, Err("PV pv is not bound to PVC data".to_owned()));
+    }
+}

@@ -1,0 +1,85 @@
+//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to.
+//!
+//! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is asked for again.
+//! One that was is not: as long as a pod refers to it, it stays bound to its volume.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::link::Link;
+use crate::source::api;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::merge::Desired;
+use limpet_model::manifest::api::ORIGIN;
+use limpet_model::object::claim::{self, Step};
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
+
+/// Reads the claim until the path that it stands for is known.
+pub(super) async fn resolve(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+    let known = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    if known.is_some_and(|known| claim::source(&known).is_ok()) {
+        return;
+    }
+    let mut failures = 0;
+    loop {
+        link.online().await;
+        let Some(pod) = user(desired, key) else { return };
+        let asked = match look_up(link, key, &pod).await {
+            Ok(object) => {
+                let found = object.as_ref().is_some_and(|object| claim::source(object).is_ok());
+                let _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await;
+                if found {
+                    return;
+                }
+                None
+            }
+            Err(error) => {
+                if failures == 0 {
+                    tracing::warn!(claim = %key, %error, "the claim's volume cannot be read");
+                }
+                error.retry_after()
+            }
+        };
+        failures += 1;
+        if link.pause(failures, asked).await {
+            failures = 0;
+        }
+    }
+}
+
+/// A pod that refers to the claim.
+fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
+    let desired = desired.load();
+    let pods = desired.demand(SourceKind::Api);
+    desired.pods.get(pods.get(key)?.get_min()?).cloned()
+}
+
+/// The object of the claim as it is now; `None`: there is no such claim.
+async fn look_up(link: &Link, key: &ObjectKey, pod: &PodRecord) -> Result<Option<ObjectRecord>, RequestError> {
+    let resource = Resource::PersistentVolumeClaim(key.namespace.to_string(), key.name.to_string());
+    let claim: PersistentVolumeClaim = match link.send(Request::get(resource)).await {
+        Ok(value) => decoded(value)?,
+        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let volumes = pod.spec().volumes.iter().flatten();
+    let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(&*key.name));
+    let Some(user) = users.next() else { return Ok(None) };
+    let refusal = |why| Ok(Some(claim::refusal(key.clone(), ORIGIN, why)));
+    match claim::step(&claim, pod, user) {
+        Step::Read(name) => {
+            let volume: PersistentVolume = decoded(link.send(Request::get(Resource::PersistentVolume(name))).await?)?;
+            claim::record(key.clone(), ORIGIN, &claim, &volume).map_or_else(refusal, |record| Ok(Some(record)))
+        }
+        Step::Wait(why) | Step::Refuse(why) => refusal(why),
+    }
+}
+
+fn decoded<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, RequestError> {
+    serde_json::from_value(value).map_err(|error| RequestError::Unreadable(error.to_string()))
+}
