@@ -11,6 +11,7 @@ mod limits;
 mod memory;
 mod oom;
 mod systemd;
+pub mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -36,6 +36,8 @@ pub struct Space {
     pub capacity: u64,
     /// Bytes that can still be written without root's reserve.
     pub available: u64,
+    /// Bytes that can still be written with it.
+    pub free: u64,
     /// All inodes; zero where the file system makes them as needed.
     pub inodes: u64,
     /// Inodes that are not used.
@@ -53,6 +55,7 @@ pub fn space(path: &Path) -> std::io::Result<Space> {
     Ok(Space {
         capacity: found.f_blocks * found.f_frsize,
         available: found.f_bavail * found.f_frsize,
+        free: found.f_bfree * found.f_frsize,
         inodes: found.f_files,
         inodes_free: found.f_ffree,
         device: stat(path)?.st_dev,

@@ -1,0 +1,205 @@
+//! The kernel's counters in `/proc`: memory, network interfaces, the time that tasks waited. Read when somebody asks.
+
+use std::fs;
+use std::path::Path;
+
+use jiff::Timestamp;
+
+use crate::process;
+use limpet_model::container::ContainerId;
+
+/// Clock ticks per second in `/proc` and in cgroups: 100 in the ABI of every architecture the agent is built for.
+pub const USER_HZ: u64 = 100;
+
+/// The node's memory and swap space, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// All memory.
+    pub total: u64,
+    /// All swap space.
+    pub swap_total: u64,
+    /// Swap space that is not in use.
+    pub swap_free: u64,
+    /// Memory set aside as huge pages.
+    pub huge_pages: u64,
+}
+
+impl MemoryInfo {
+    /// What `/proc/meminfo` says now.
+    pub fn read() -> Option<Self> {
+        parse_memory(&fs::read_to_string("/proc/meminfo").ok()?)
+    }
+}
+
+fn parse_memory(text: &str) -> Option<MemoryInfo> {
+    let bytes = |name: &str| -> Option<u64> {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1_024)
+    };
+    let swap_total = bytes("SwapTotal").unwrap_or_default();
+    Some(MemoryInfo {
+        total: bytes("MemTotal")?,
+        swap_total,
+        swap_free: bytes("SwapFree").unwrap_or_default().min(swap_total),
+        huge_pages: bytes("Hugetlb").unwrap_or_default(),
+    })
+}
+
+/// When the node booted, by today's clock.
+pub fn boot_time() -> Option<Timestamp> {
+    parse_boot_time(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+fn parse_boot_time(stat: &str) -> Option<Timestamp> {
+    let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Timestamp::from_second(seconds).ok()
+}
+
+/// How long tasks have waited for something (PSI).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Stalls {
+    /// Some of them waited.
+    pub some: Stall,
+    /// All of them waited.
+    pub full: Stall,
+}
+
+/// One kind of waiting.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Stall {
+    /// Microseconds, since the beginning.
+    pub total: u64,
+    /// Percent of the last 10 s.
+    pub avg10: f64,
+    /// Percent of the last 60 s.
+    pub avg60: f64,
+    /// Percent of the last 300 s.
+    pub avg300: f64,
+}
+
+impl Stalls {
+    /// What a file of pressure says; `None`: there is none, or the kernel does not count.
+    pub fn read(file: &Path) -> Option<Self> {
+        parse_stalls(&fs::read_to_string(file).ok()?)
+    }
+}
+
+fn parse_stalls(text: &str) -> Option<Stalls> {
+    let of = |kind: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
+        let value = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        let average = |name: &str| value(name)?.parse::<f64>().ok();
+        let total = value("total")?.trim().parse().ok()?;
+        Some(Stall { total, avg10: average("avg10")?, avg60: average("avg60")?, avg300: average("avg300")? })
+    };
+    // Older kernels have no `full` line for the CPU.
+    Some(Stalls { some: of("some")?, full: of("full").unwrap_or_default() })
+}
+
+/// A network interface's counters.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// What it has received.
+    pub received: Traffic,
+    /// What it has sent.
+    pub sent: Traffic,
+}
+
+/// Counters of one direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets.
+    pub packets: u64,
+    /// Errors.
+    pub errors: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+}
+
+/// The beginnings of the names of interfaces that kubelet leaves out: loopback, and the node's ends of containers' links.
+const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+
+/// The interfaces of the agent's network.
+pub fn own_interfaces() -> Option<Vec<Interface>> {
+    Some(parse_interfaces(&fs::read_to_string("/proc/self/net/dev").ok()?))
+}
+
+/// The interfaces of the network in which a container's process runs; `None` also when the process has ended.
+pub fn interfaces_of(pid: u32, container: &ContainerId) -> Option<Vec<Interface>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
+    // Not another process that has got the number of one that has ended.
+    process::is_in_container(pid, container).then(|| parse_interfaces(&text))
+}
+
+fn parse_interfaces(text: &str) -> Vec<Interface> {
+    let interface = |line: &str| {
+        let (name, counters) = line.split_once(':')?;
+        let name = name.trim();
+        let counters: Vec<u64> = counters.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
+        let traffic = |of: &[u64]| match of {
+            [bytes, packets, errors, dropped, ..] => {
+                Some(Traffic { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
+            }
+            _ => None,
+        };
+        let (received, sent) = (traffic(counters.get(..8)?)?, traffic(counters.get(8..)?)?);
+        Some(Interface { name: name.to_owned(), received, sent })
+    };
+    let shown = |one: &Interface| !LEFT_OUT.iter().any(|prefix| one.name.to_ascii_lowercase().starts_with(prefix));
+    text.lines().filter_map(interface).filter(shown).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_in_bytes() {
+        let text = "MemTotal:       4000 kB\nMemFree:  7 kB\nSwapTotal:      10 kB\nSwapFree:        4 kB\nHugetlb:  2048 kB\n";
+        let expected = MemoryInfo { total: 4_096_000, swap_total: 10_240, swap_free: 4_096, huge_pages: 2_097_152 };
+        assert_eq!(parse_memory(text), Some(expected));
+        let small = MemoryInfo { total: 1_024, ..MemoryInfo::default() };
+        assert_eq!(parse_memory("MemTotal: 1 kB\n"), Some(small), "a kernel without swap and huge pages");
+        assert_eq!(parse_memory(""), None);
+    }
+
+    #[test]
+    fn the_boot_has_a_time() {
+        assert_eq!(parse_boot_time("cpu 1 2\nbtime 1700000000\n"), Some(Timestamp::constant(1_700_000_000, 0)));
+        assert_eq!(parse_boot_time("cpu 1 2\n"), None);
+    }
+
+    #[test]
+    fn pressure_has_two_lines_or_one() {
+        let some = "some avg10=1.50 avg60=0.30 avg300=0.07 total=1234\n";
+        let full = "full avg10=0.00 avg60=0.00 avg300=0.01 total=99\n";
+        let waited = Stall { total: 1_234, avg10: 1.5, avg60: 0.3, avg300: 0.07 };
+        let both = Stalls { some: waited, full: Stall { total: 99, avg300: 0.01, ..Stall::default() } };
+        assert_eq!(parse_stalls(&format!("{some}{full}")), Some(both));
+        assert_eq!(parse_stalls(some), Some(Stalls { some: waited, full: Stall::default() }));
+        assert_eq!(parse_stalls(""), None);
+    }
+
+    #[test]
+    fn interfaces_have_both_directions_and_loopback_is_left_out() {
+        let text = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo: 9 9 0 0 0 0 0 0 9 9 0 0 0 0 0 0
+  eth0:1500 10 1 2 0 0 0 0 700 7 3 4 0 0 0 0
+vethab: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
+";
+        let eth0 = Interface {
+            name: "eth0".to_owned(),
+            received: Traffic { bytes: 1_500, packets: 10, errors: 1, dropped: 2 },
+            sent: Traffic { bytes: 700, packets: 7, errors: 3, dropped: 4 },
+        };
+        assert_eq!(parse_interfaces(text), [eth0]);
+        assert_eq!(parse_interfaces("eth0: 1 2 3\n"), []);
+    }
+}
