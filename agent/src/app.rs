@@ -45,6 +45,7 @@ use crate::source::push;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
+use crate::usage::{Meter, NodeReader};
 use crate::worker::WorkerContext;
 use crate::worker::node_claims::NodeClaims;
 use crate::worker::supervisor::{Intake, Supervisor};
@@ -169,6 +170,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observer,
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
+        meter: Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() })),
         health: shared.health.clone(),
     };
     let exec =

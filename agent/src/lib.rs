@@ -24,5 +24,6 @@ pub mod server;
 pub mod source;
 pub mod status;
 pub mod store;
+pub mod usage;
 pub mod watch;
 pub mod worker;

@@ -1,7 +1,8 @@
 //! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line; and kubelet's
 //! routes on the network.
 //!
-//! Handlers read snapshots and render them, or pass a push to the push source; none takes a lock or calls containerd.
+//! Handlers read snapshots and render them, pass a push to the push source, or have the kernel's counters read
+//! ([`crate::usage`]); none waits for a pod or calls containerd.
 //! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
 //! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
 //! A connection costs one task; the number of connections, request size and request time are bounded.
@@ -21,6 +22,7 @@ use crate::config::Config;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
 use crate::status::metrics::Metrics;
+use crate::usage::Meter;
 use limpet_core::merge::Desired;
 use limpet_core::status::observed::Observed;
 use limpet_model::attribution::WatchObserver;
@@ -43,8 +45,10 @@ pub mod logs;
 mod pods;
 mod routes;
 pub mod sources;
+mod stats;
 mod status_error;
 mod tls;
+pub mod usage;
 mod view;
 mod watch;
 
@@ -79,6 +83,8 @@ pub struct ServerState {
     pub cluster: Option<Link>,
     /// Counters, for `/metrics`.
     pub metrics: Metrics,
+    /// Measures what the node and its pods use.
+    pub meter: Meter,
     /// Whether the agent is alive and ready.
     pub health: Health,
 }
@@ -182,7 +188,7 @@ pub async fn serve_health(listener: TcpListener, state: ServerState, stop: Cance
     connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
 }
 
-/// Serves pods, health and metrics on `readOnlyPort` until `stop`.
+/// Serves pods, figures, health and metrics on `readOnlyPort` until `stop`.
 pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: CancellationToken) {
     let app = kubelet::read_only().with_state(state).into_router();
     connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;

@@ -63,6 +63,8 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
     ensure!(log == "hello from inside\n", "{log}");
     let frames = cluster.exec(&node.full_name("web"), &["echo", "from", "outside"])?;
     ensure!(frames.contains("101 Switching Protocols") && frames.contains("from outside"), "{frames}");
+    let summary = cluster.get(&format!("{}/proxy/stats/summary", node_path(node)))?.context("no summary")?;
+    ensure!(summary["pods"][0]["podRef"]["name"] == node.full_name("web"), "{summary}");
     Ok(())
 }
 

@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::claim::Port;
-use limpet_tests::manifest::{pod, shell};
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::{TestNode, case, cgroup, process, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
         case!(callers_by_their_certificates).on(|node| node.agent = false),
         case!(ports_without_certificates).on(|node| node.agent = false),
+        case!(figures_are_those_of_the_cgroups).on(|node| (node.agent, node.cni) = (false, true)),
     ])
 }
 
@@ -85,7 +86,10 @@ fn callers_by_their_certificates(node: &mut TestNode) -> Result<()> {
     let (status, text) = get(&url(&logs), Some(&apiserver))?;
     ensure!((status, &*text) == (200, "hello from inside\n"), "{status}: {text}");
 
-    for path in ["/pods", &logs, "/metrics", "/healthz", "/none"] {
+    for path in ["/stats/summary", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"] {
+        ensure!(get(&url(path), Some(&apiserver))?.0 == 200, "{path} is not served");
+    }
+    for path in ["/pods", &logs, "/metrics", "/metrics/resource", "/stats/summary", "/healthz", "/none"] {
         let (status, body) = get(&url(path), None)?;
         ensure!(status == 401 && body.contains("a client certificate is needed"), "{path}: {status}: {body}");
         let (status, body) = get(&url(path), Some(&other_node))?;
@@ -113,16 +117,131 @@ fn ports_without_certificates(node: &mut TestNode) -> Result<()> {
     let table = [
         (&read_only, "/pods", 200),
         (&read_only, "/metrics", 200),
+        (&read_only, "/stats/summary", 200),
+        (&read_only, "/metrics/resource", 200),
         (&read_only, "/healthz", 200),
         (&read_only, "/configz", 404),
         (&read_only, "/containerLogs/default/web/main", 404),
         (&health, "/healthz", 200),
         (&health, "/pods", 404),
         (&health, "/metrics", 404),
+        (&health, "/stats/summary", 404),
     ];
     for (port, path, expected) in table {
         let (status, body) = status(port, path)?;
         ensure!(status == expected, "{path}: {status} instead of {expected}: {body}");
     }
     Ok(())
+}
+
+/// Bytes that the pod `hold` keeps in a variable of its shell.
+const HELD: u64 = 24 << 20;
+
+/// A pod that burns CPU and one that holds memory have the figures that their cgroups' files have.
+fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
+    let port = Port::claim()?;
+    let keys = format!("address: 127.0.0.1\nreadOnlyPort: {}", port.number);
+    node.agent.reconfigure(|settings| settings.kubelet.extend(keys.lines().map(str::to_owned)))?;
+    node.agent.start()?;
+    let limit = json!({ "resources": { "limits": { "memory": "128Mi" } } });
+    node.apply(&pod("burn", json!({ "hostNetwork": false, "containers": [shell("main", "while :; do :; done")] })))?;
+    let script = format!("x=$(head -c {HELD} /dev/zero | tr '\\0' x); echo ${{#x}}; {IDLE}");
+    node.apply(&pod("hold", json!({ "containers": [with(shell("main", &script), limit)] })))?;
+    let burn = cgroup::main_process(node, &node.wait_running("burn")?)?;
+    let hold = cgroup::main_process(node, &node.wait_running("hold")?)?;
+    node.wait_logged("hold", "main", &HELD.to_string())?;
+
+    let page = |path: &str| {
+        let (status, body) = get(&format!("http://127.0.0.1:{}{path}", port.number), None)?;
+        ensure!(status == 200, "{path}: {status}: {body}");
+        Ok(body)
+    };
+    let summary =
+        |query: &str| -> Result<Value> { Ok(serde_json::from_str(&page(&format!("/stats/summary{query}"))?)?) };
+
+    // One reading says nothing of the use in between; the counters are between those of the file before and after.
+    let (before, first, after) = (spent(burn)?, summary("")?, spent(burn)?);
+    let main = &of_pod(node, &first, "burn")["containers"][0];
+    between(before, main["cpu"]["usageCoreNanoSeconds"].as_u64(), after)?;
+    ensure!(main["cpu"]["usageNanoCores"].is_null() && main["name"] == "main", "{main}");
+    let traffic = &of_pod(node, &first, "burn")["network"];
+    ensure!(traffic["name"] == "eth0" && traffic["rxBytes"].is_u64(), "{traffic}");
+    ensure!(of_pod(node, &first, "hold")["network"].is_null(), "the node's network is not the pod's");
+    let rates = wait::until(wait::SOON, "the use between two requests", || {
+        let now = summary("?only_cpu_and_memory=true").ok()?;
+        let rate = |pod: &str| of_pod(node, &now, pod)["cpu"]["usageNanoCores"].as_u64();
+        Some((rate("burn")?, rate("hold")?))
+    })?;
+    ensure!(rates.0 > rates.1, "{rates:?}");
+
+    let held = &of_pod(node, &first, "hold")["containers"][0]["memory"];
+    let (rss, working_set) = (held["rssBytes"].as_u64(), held["workingSetBytes"].as_u64());
+    let in_file = statistic(hold, "total_rss", "anon")?;
+    // The kernel counts pages in batches.
+    between(in_file.saturating_sub(2 << 20), rss, in_file + (2 << 20)).with_context(|| held.to_string())?;
+    ensure!(rss >= Some(HELD) && working_set >= rss, "{held}");
+    ensure!(held["availableBytes"].as_u64() == working_set.map(|used| (128 << 20) - used), "{held}");
+    let node_memory = &first["node"]["memory"];
+    ensure!(
+        node_memory["workingSetBytes"].as_u64() > working_set && first["node"]["fs"]["usedBytes"].is_u64(),
+        "{first}"
+    );
+
+    // metrics-server's page.
+    let (before, metrics, after) = (spent(burn)?, page("/metrics/resource")?, spent(burn)?);
+    let seconds = series(&metrics, &format!("container_cpu_usage_seconds_total{}", labels(node, "burn")))?;
+    between(before, Some((seconds * 1e9) as u64), after + 1_000)?;
+    let bytes = series(&metrics, &format!("container_memory_working_set_bytes{}", labels(node, "hold")))?;
+    ensure!(bytes >= HELD as f64 && metrics.contains("\nresource_scrape_error 0\n"), "{metrics}");
+    let cadvisor = page("/metrics/cadvisor")?;
+    ensure!(cadvisor.contains("container_network_receive_bytes_total{interface=\"eth0\""), "{cadvisor}");
+
+    // What is gone has no figures.
+    node.remove("burn")?;
+    node.wait_gone("burn")?;
+    ensure!(
+        of_pod(node, &summary("")?, "burn").is_null() && !page("/metrics/resource")?.contains("pod=\"burn"),
+        "kept"
+    );
+    Ok(())
+}
+
+/// The nanoseconds of CPU time in the file of a process' cgroup.
+fn spent(pid: u32) -> Result<u64> {
+    let text = cgroup::value(pid, "cpuacct", "cpuacct.usage", "cpu.stat")?;
+    match text.lines().find_map(|line| line.strip_prefix("usage_usec ")) {
+        Some(microseconds) => Ok(microseconds.parse::<u64>()? * 1_000),
+        None => Ok(text.parse()?),
+    }
+}
+
+/// A line of the `memory.stat` of a process' cgroup.
+fn statistic(pid: u32, v1: &str, v2: &str) -> Result<u64> {
+    let text = cgroup::value(pid, "memory", "memory.stat", "memory.stat")?;
+    let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    Ok(of(v1).or_else(|| of(v2)).with_context(|| text.clone())?.parse()?)
+}
+
+fn between(low: u64, value: Option<u64>, high: u64) -> Result<()> {
+    ensure!(value.is_some_and(|value| (low..=high).contains(&value)), "{value:?} is not in {low}..={high}");
+    Ok(())
+}
+
+fn of_pod(node: &TestNode, summary: &Value, pod: &str) -> Value {
+    let name = node.full_name(pod);
+    let pods = summary["pods"].as_array().into_iter().flatten();
+    pods.into_iter().find(|pod| pod["podRef"]["name"] == name).cloned().unwrap_or_default()
+}
+
+fn labels(node: &TestNode, pod: &str) -> String {
+    format!("{{container=\"main\",namespace=\"default\",pod=\"{}\"}} ", node.full_name(pod))
+}
+
+/// The value of a series, whose name, labels and space are `start`.
+fn series(page: &str, start: &str) -> Result<f64> {
+    let line =
+        page.lines().find_map(|line| line.strip_prefix(start)).with_context(|| format!("no {start} in {page}"))?;
+    let (value, time) = line.split_once(' ').context("without a time")?;
+    ensure!(time.parse::<u64>().is_ok(), "{line}");
+    Ok(value.parse()?)
 }

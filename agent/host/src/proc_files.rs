@@ -45,6 +45,27 @@ fn parse_memory(text: &str) -> Option<MemoryInfo> {
     })
 }
 
+/// The node's process ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessIds {
+    /// How many there may be: the lower one of the kernel's two limits.
+    pub limit: u64,
+    /// How many processes and threads there are.
+    pub used: u64,
+}
+
+impl ProcessIds {
+    /// What the kernel says now.
+    pub fn read() -> Option<Self> {
+        let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
+        let limit = limits.into_iter().filter_map(number).min()?;
+        let load = fs::read_to_string("/proc/loadavg").ok()?;
+        let used = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;
+        Some(Self { limit, used })
+    }
+}
+
 /// When the node booted, by today's clock.
 pub fn boot_time() -> Option<Timestamp> {
     parse_boot_time(&fs::read_to_string("/proc/stat").ok()?)

@@ -1,12 +1,12 @@
 //! Measures what is left of the node: memory, disks, process ids.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use limpet_containerd::image::Images;
 use limpet_core::eviction::{Observation, Observations, Signal};
 use limpet_host::cgroup::Cgroups;
 use limpet_host::file_system::Space;
+use limpet_host::proc_files::ProcessIds;
 use limpet_host::{blocking, file_system};
 
 /// Measures the node.
@@ -86,14 +86,10 @@ pub fn add_disk(seen: &mut Observations, space: Option<Space>, [bytes, inodes]: 
     }
 }
 
-/// Process ids, as kubelet counts them: the lower one of the kernel's two limits, and the processes and threads there are.
+/// Process ids, as kubelet counts them.
 pub fn pids() -> Option<Observation> {
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
-    let capacity = limits.into_iter().filter_map(number).min()?;
-    let load = fs::read_to_string("/proc/loadavg").ok()?;
-    let tasks: u64 = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;
-    Some(Observation { available: capacity.saturating_sub(tasks), capacity })
+    let ProcessIds { limit, used } = ProcessIds::read()?;
+    Some(Observation { available: limit.saturating_sub(used), capacity: limit })
 }
 
 async fn space(path: &Path) -> Option<Space> {

@@ -32,6 +32,8 @@ pub(super) enum Subresource {
     Healthz,
     /// `nodes/metrics`.
     Metrics,
+    /// `nodes/stats`.
+    Stats,
     /// `nodes/pods`.
     Pods,
     /// `nodes/configz`.
@@ -60,7 +62,7 @@ pub(super) enum Refusal {
     #[error("this address serves health and metrics alone")]
     Anonymous,
     /// The read-only port serves what can be read without harm.
-    #[error("readOnlyPort serves pods, health and metrics alone")]
+    #[error("readOnlyPort serves pods, figures, health and metrics alone")]
     ReadOnly,
     /// No client certificate.
     #[error("a client certificate is needed, of an authority in authentication.x509.clientCAFile")]
@@ -77,7 +79,7 @@ pub(super) fn authorize(caller: &Caller, permission: Option<Permission>) -> Resu
         (Caller::Anonymous, None | Some(Permission::Nodes(Subresource::Healthz | Subresource::Metrics))) => Ok(()),
         (Caller::Anonymous, Some(_)) => Err(Refusal::Anonymous),
         (Caller::ReadOnly, None | Some(Permission::Nodes(Subresource::Healthz | Subresource::Metrics))) => Ok(()),
-        (Caller::ReadOnly, Some(Permission::Nodes(Subresource::Pods))) => Ok(()),
+        (Caller::ReadOnly, Some(Permission::Nodes(Subresource::Pods | Subresource::Stats))) => Ok(()),
         (Caller::ReadOnly, Some(_)) => Err(Refusal::ReadOnly),
         (Caller::Unauthenticated, _) => Err(Refusal::Unauthenticated),
         (Caller::User(user), None | Some(Permission::Nodes(_))) if user.admitted => Ok(()),
@@ -130,10 +132,10 @@ mod tests {
     use super::super::caller::tests::{pod, root};
     use super::*;
     use Permission::{Nodes, Read, Write};
-    use Subresource::{Configz, Healthz, Metrics, Pods, Proxy};
+    use Subresource::{Configz, Healthz, Metrics, Pods, Proxy, Stats};
 
-    const PERMISSIONS: [Permission; 7] =
-        [Nodes(Healthz), Nodes(Metrics), Nodes(Pods), Nodes(Configz), Nodes(Proxy), Read, Write];
+    const PERMISSIONS: [Permission; 8] =
+        [Nodes(Healthz), Nodes(Metrics), Nodes(Stats), Nodes(Pods), Nodes(Configz), Nodes(Proxy), Read, Write];
 
     #[test]
     fn a_local_process_may_everything_or_nothing() {
@@ -173,7 +175,7 @@ mod tests {
             assert_eq!(authorize(&user(false), Some(permission)), Err(Refusal::NotAdmitted), "{permission:?}");
             let nobody = authorize(&Caller::Unauthenticated, Some(permission));
             assert_eq!(nobody, Err(Refusal::Unauthenticated), "{permission:?}");
-            let read = matches!(permission, Nodes(Healthz | Metrics | Pods));
+            let read = matches!(permission, Nodes(Healthz | Metrics | Stats | Pods));
             let read_only = if read { Ok(()) } else { Err(Refusal::ReadOnly) };
             assert_eq!(authorize(&Caller::ReadOnly, Some(permission)), read_only, "{permission:?}");
         }

@@ -1,11 +1,11 @@
 //! kubelet's routes: what a network listener may serve, besides the local socket.
 
 use super::authorization::Permission::Nodes;
-use super::authorization::Subresource::{Configz, Healthz, Metrics, Pods};
+use super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Stats};
 use super::exec::{self, ExecState};
 use super::logs::{self, LogState};
 use super::routes::Routes;
-use super::{ServerState, configz, health, pods};
+use super::{ServerState, configz, health, pods, stats};
 
 /// kubelet's routes. Only [`routes`] makes them, so limpet's own routes are not among them.
 #[derive(Clone)]
@@ -19,11 +19,20 @@ pub fn routes(state: ServerState, logs: LogState, exec: ExecState) -> KubeletRou
 
 /// What `readOnlyPort` serves.
 pub(super) fn read_only() -> Routes<ServerState> {
-    observability().get("/pods", Nodes(Pods), pods::pod_list).get("/pods/", Nodes(Pods), pods::pod_list).get(
-        "/runningpods/",
-        Nodes(Pods),
-        pods::running_pods,
-    )
+    figures()
+        .merge(observability())
+        .get("/pods", Nodes(Pods), pods::pod_list)
+        .get("/pods/", Nodes(Pods), pods::pod_list)
+        .get("/runningpods/", Nodes(Pods), pods::running_pods)
+}
+
+/// What the node and its pods use.
+fn figures() -> Routes<ServerState> {
+    Routes::default()
+        .get("/stats/summary", Nodes(Stats), stats::summary)
+        .get("/metrics/resource", Nodes(Metrics), stats::resource)
+        .get("/metrics/cadvisor", Nodes(Metrics), stats::cadvisor)
+        .get("/metrics/probes", Nodes(Metrics), stats::probes)
 }
 
 /// Health and metrics, which any user of the machine may read on `metricsAddress`.

@@ -4,7 +4,7 @@ use super::authorization::Permission::Read;
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::routes::Routes;
-use super::{ServerState, api, events, pods};
+use super::{ServerState, api, events, pods, usage};
 use crate::status::POD_API;
 
 /// limpet's own routes.
@@ -18,6 +18,7 @@ pub fn routes(state: ServerState, diff: DiffState, images: ImagesState) -> Local
         .get("/limpet/v1/pods/{namespace}/{name}/describe", Read, pods::describe)
         .get("/limpet/v1/pods/{namespace}/{name}/history", Read, pods::history)
         .get("/limpet/v1/events", Read, events::events)
+        .get("/limpet/v1/usage", Read, usage::usage)
         .get("/limpet/v1/sources", Read, pods::sources)
         .get("/limpet/v1/version", Read, version);
     LocalRoutes(own.with_state(state).merge(diff::routes(diff)).merge(images::routes(images)))

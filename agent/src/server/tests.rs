@@ -86,6 +86,7 @@ fn fixture(name: &str) -> Fixture {
         events: Events::default(),
         metrics: Metrics::new("edge1"),
         observer: Arc::new(()),
+        meter: super::stats::tests::meter(),
         pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_last_good }).0,
         health,
     };

@@ -354,14 +354,14 @@ impl Metrics {
     ) -> String {
         self.take_pods(pods);
         self.take_sources(sources);
-        let mut page = String::new();
-        if text::encode(&mut page, &self.registry).is_err() {
-            // Writing to a String cannot fail; if an encoder rejects a value, the missing EOF marks the scrape as
-            // failed.
-            page.clear();
-            let _ = writeln!(page, "# a metric could not be encoded");
-        }
-        page
+        encode(&self.registry)
+    }
+
+    /// The results of probes alone, in the same format.
+    pub fn render_probes(&self) -> String {
+        let mut probes = Registry::default();
+        self.probes.register(&mut probes);
+        encode(&probes)
     }
 
     fn take_pods(&self, observed: &ObservedPods) {
@@ -410,6 +410,16 @@ impl Metrics {
         self.desired_pods.get_or_create(&StaticLabel { r#static: Static::No }).set(of_apiserver);
         self.rejected.set(rejected);
     }
+}
+
+fn encode(registry: &Registry) -> String {
+    let mut page = String::new();
+    if text::encode(&mut page, registry).is_err() {
+        // Writing to a String cannot fail; if an encoder rejects a value, the missing EOF marks the scrape as failed.
+        page.clear();
+        let _ = writeln!(page, "# a metric could not be encoded");
+    }
+    page
 }
 
 /// The state of a container that exists; `None` before it was created.

@@ -1,7 +1,7 @@
 //! Every route of each listener with its permission: a new route is added here, and its permission with it.
 
 use super::super::authorization::Permission::{self, Nodes, Read, Write};
-use super::super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Proxy};
+use super::super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Proxy, Stats};
 use super::super::caller::tests::{pod, root};
 use super::super::caller::{Caller, Origin};
 use super::super::routes::Routes;
@@ -29,6 +29,13 @@ const OBSERVABILITY: [(&str, &str, Permission); 6] = [
 const PODS: [(&str, &str, Permission); 3] =
     [("GET", "/pods", Nodes(Pods)), ("GET", "/pods/", Nodes(Pods)), ("GET", "/runningpods/", Nodes(Pods))];
 
+const FIGURES: [(&str, &str, Permission); 4] = [
+    ("GET", "/stats/summary", Nodes(Stats)),
+    ("GET", "/metrics/resource", Nodes(Metrics)),
+    ("GET", "/metrics/cadvisor", Nodes(Metrics)),
+    ("GET", "/metrics/probes", Nodes(Metrics)),
+];
+
 const KUBELET: [(&str, &str, Permission); 4] = [
     ("GET", "/configz", Nodes(Configz)),
     ("GET", "/containerLogs/{namespace}/{pod}/{container}", Nodes(Proxy)),
@@ -36,7 +43,7 @@ const KUBELET: [(&str, &str, Permission); 4] = [
     ("POST", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 30] = [
+const LOCAL: [(&str, &str, Permission); 31] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -57,6 +64,7 @@ const LOCAL: [(&str, &str, Permission); 30] = [
     ("GET", "/limpet/v1/pods/{namespace}/{name}/describe", Read),
     ("GET", "/limpet/v1/pods/{namespace}/{name}/history", Read),
     ("GET", "/limpet/v1/events", Read),
+    ("GET", "/limpet/v1/usage", Read),
     ("GET", "/limpet/v1/sources", Read),
     ("GET", "/limpet/v1/version", Read),
     ("GET", "/limpet/v1/diff", Read),
@@ -86,8 +94,8 @@ async fn every_route_has_the_permission_of_this_table() {
     let (kubelet, local) = all_routes(&fixture.state);
     assert_eq!(declared(&kubelet::observability()), sorted(OBSERVABILITY.to_vec()));
     assert_eq!(declared(&kubelet::health()), sorted(OBSERVABILITY[..5].to_vec()));
-    assert_eq!(declared(&kubelet::read_only()), sorted([&OBSERVABILITY[..], &PODS].concat()));
-    assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &PODS, &KUBELET].concat()));
+    assert_eq!(declared(&kubelet::read_only()), sorted([&OBSERVABILITY[..], &PODS, &FIGURES].concat()));
+    assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET].concat()));
     assert_eq!(declared(&local.0), sorted(LOCAL.to_vec()));
     let own = |path: &str| path.starts_with("/limpet/") || path.starts_with("/api/");
     assert!(kubelet.0.declared.iter().all(|(_, path, permission)| !own(path) && matches!(permission, Nodes(_))));
@@ -99,7 +107,7 @@ async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serv
     let fixture = fixture("refused");
     let (kubelet, local) = all_routes(&fixture.state);
     let app = kubelet.0.merge(local.0).into_router();
-    let routes = [&OBSERVABILITY[..], &PODS, &KUBELET, &LOCAL].concat();
+    let routes = [&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET, &LOCAL].concat();
     let status = async |caller: Caller, method: &str, path: &str| {
         let path = path.replace(['{', '}'], "");
         let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();

@@ -67,7 +67,8 @@ pub(super) struct ProbeCounters(Family<Labels, Counter>);
 
 impl ProbeCounters {
     pub(super) fn register(&self, all: &mut Registry) {
-        all.register("prober_probe", "Probes of containers by result", self.0.clone());
+        let help = "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result";
+        all.register("prober_probe", help, self.0.clone());
     }
 
     pub(super) fn count(&self, pod: &PodRecord, container: &str, kind: ProbeKind, result: ProbeResult) {

@@ -1,0 +1,164 @@
+//! kubelet's Summary (`stats.k8s.io/v1alpha1`): a pure function of one reading.
+//!
+//! What is not known is left out: what images and volumes take is not, because finding out means walking directories.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Value, json};
+
+use crate::usage::rates::NanoCores;
+use crate::usage::{ContainerUsage, NodeUsage, PodUsage};
+use limpet_host::cgroup::usage::GroupUsage;
+use limpet_host::file_system::Space;
+use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls};
+
+/// The interface whose counters are a pod's own in kubelet's Summary.
+const DEFAULT_INTERFACE: &str = "eth0";
+
+/// The document.
+pub(super) fn summary(node_name: &str, usage: &NodeUsage, rates: &NanoCores) -> Value {
+    let all_pods = usage.all_pods.as_ref().map(|group| of_container("pods", None, group, rates));
+    let node = object([
+        ("nodeName", json!(node_name)),
+        ("startTime", time(usage.booted)),
+        ("systemContainers", json!(all_pods.map(|pods| [pods]))),
+        ("cpu", cpu(&usage.group, rates)),
+        ("memory", memory(&usage.group, usage.huge_pages)),
+        ("swap", swap(&usage.group)),
+        ("io", io(&usage.group)),
+        ("network", network(usage.interfaces.as_deref(), &usage.group)),
+        ("fs", disk(usage.disk, &usage.group)),
+        ("rlimit", process_ids(usage.process_ids, &usage.group)),
+    ]);
+    json!({ "node": node, "pods": usage.pods.iter().map(|pod| of_pod(pod, rates)).collect::<Vec<_>>() })
+}
+
+fn of_pod(pod: &PodUsage, rates: &NanoCores) -> Value {
+    let key = &pod.record.key;
+    let container = |one: &ContainerUsage| of_container(&one.name, one.started, &one.group, rates);
+    let processes: Option<u64> = pod.containers.iter().map(|container| container.group.processes).sum();
+    let group = pod.group.as_ref();
+    let of_group = |value: fn(&GroupUsage) -> Value| group.map_or(Value::Null, value);
+    object([
+        ("podRef", json!({ "name": key.name(), "namespace": key.namespace(), "uid": pod.record.uid.as_str() })),
+        ("startTime", time(pod.started)),
+        ("containers", pod.containers.iter().map(container).collect()),
+        ("cpu", group.map_or(Value::Null, |group| cpu(group, rates))),
+        ("memory", of_group(|group| memory(group, 0))),
+        ("swap", of_group(swap)),
+        ("io", of_group(io)),
+        ("network", group.map_or(Value::Null, |group| network(pod.interfaces.as_deref(), group))),
+        ("process_stats", processes.map_or(Value::Null, |count| json!({ "process_count": count }))),
+    ])
+}
+
+fn of_container(name: &str, started: Option<Timestamp>, group: &GroupUsage, rates: &NanoCores) -> Value {
+    object([
+        ("name", json!(name)),
+        ("startTime", time(started)),
+        ("cpu", cpu(group, rates)),
+        ("memory", memory(group, 0)),
+        ("swap", swap(group)),
+        ("io", io(group)),
+    ])
+}
+
+fn cpu(group: &GroupUsage, rates: &NanoCores) -> Value {
+    let Some(cpu) = &group.cpu else { return Value::Null };
+    object([
+        ("time", taken(group)),
+        ("usageNanoCores", json!(rates.get(&group.path))),
+        ("usageCoreNanoSeconds", json!(cpu.total)),
+        ("psi", psi(group.pressure.cpu)),
+    ])
+}
+
+/// `set_aside`: bytes of the limit that no process can have, because they are huge pages.
+fn memory(group: &GroupUsage, set_aside: u64) -> Value {
+    let Some(memory) = &group.memory else { return Value::Null };
+    let available = memory.limit.map(|limit| limit.saturating_sub(memory.working_set).saturating_sub(set_aside));
+    object([
+        ("time", taken(group)),
+        ("availableBytes", json!(available)),
+        ("usageBytes", json!(memory.usage)),
+        ("workingSetBytes", json!(memory.working_set)),
+        ("rssBytes", json!(memory.rss)),
+        ("pageFaults", json!(memory.page_faults)),
+        ("majorPageFaults", json!(memory.major_page_faults)),
+        ("psi", psi(group.pressure.memory)),
+    ])
+}
+
+fn swap(group: &GroupUsage) -> Value {
+    let Some(swap) = group.swap else { return Value::Null };
+    object([
+        ("time", taken(group)),
+        ("swapAvailableBytes", json!(swap.limit.map(|limit| limit.saturating_sub(swap.usage)))),
+        ("swapUsageBytes", json!(swap.usage)),
+    ])
+}
+
+fn io(group: &GroupUsage) -> Value {
+    match group.pressure.io {
+        Some(stalls) => object([("time", taken(group)), ("psi", psi(Some(stalls)))]),
+        None => Value::Null,
+    }
+}
+
+/// kubelet passes on the kernel's microseconds.
+fn psi(stalls: Option<Stalls>) -> Value {
+    let of = |stall: Stall| json!({ "total": stall.total, "avg10": stall.avg10, "avg60": stall.avg60, "avg300": stall.avg300 });
+    stalls.map_or(Value::Null, |stalls| json!({ "full": of(stalls.full), "some": of(stalls.some) }))
+}
+
+fn network(interfaces: Option<&[Interface]>, group: &GroupUsage) -> Value {
+    let Some(interfaces) = interfaces else { return Value::Null };
+    let counters = |one: &Interface| {
+        json!({
+            "name": one.name,
+            "rxBytes": one.received.bytes, "rxErrors": one.received.errors,
+            "txBytes": one.sent.bytes, "txErrors": one.sent.errors,
+        })
+    };
+    let own = interfaces.iter().find(|one| one.name == DEFAULT_INTERFACE).map(counters);
+    // kubelet's default interface has a name even when there is none.
+    let mut network = own.unwrap_or_else(|| json!({ "name": "" }));
+    network["time"] = taken(group);
+    if !interfaces.is_empty() {
+        network["interfaces"] = interfaces.iter().map(counters).collect();
+    }
+    network
+}
+
+fn disk(space: Option<Space>, group: &GroupUsage) -> Value {
+    let Some(space) = space else { return Value::Null };
+    // A file system that makes inodes as it needs them has none to count.
+    let inodes = |count: u64| if space.inodes > 0 { json!(count) } else { Value::Null };
+    object([
+        ("time", taken(group)),
+        ("availableBytes", json!(space.available)),
+        ("capacityBytes", json!(space.capacity)),
+        ("usedBytes", json!(space.capacity.saturating_sub(space.free))),
+        ("inodesFree", inodes(space.inodes_free)),
+        ("inodes", inodes(space.inodes)),
+        ("inodesUsed", inodes(space.inodes.saturating_sub(space.inodes_free))),
+    ])
+}
+
+fn process_ids(ids: Option<ProcessIds>, group: &GroupUsage) -> Value {
+    ids.map_or(Value::Null, |ids| json!({ "time": taken(group), "maxpid": ids.limit, "curproc": ids.used }))
+}
+
+fn taken(group: &GroupUsage) -> Value {
+    time(Some(group.taken.at))
+}
+
+fn time(time: Option<Timestamp>) -> Value {
+    json!(time.map(Time))
+}
+
+/// The fields that have a value. `startTime` stays without one, as in kubelet.
+fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    let present = |(name, value): &(&str, Value)| !value.is_null() || *name == "startTime";
+    fields.into_iter().filter(present).map(|(name, value)| (name.to_owned(), value)).collect()
+}

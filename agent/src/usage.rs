@@ -1,0 +1,209 @@
+//! What the node, its pods and their containers use: read from the kernel when somebody asks, and at no other time.
+//!
+//! Nothing is sampled. The one thing kept between two requests is each group's last reading ([`rates`]), which the first
+//! request brings: CPU use is a difference of two.
+
+pub mod rates;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+
+use limpet_core::status::observed::{ObservedContainer, ObservedPod, ObservedPods};
+use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::cgroup::Cgroups;
+use limpet_host::cgroup::usage::{Depth, Group, GroupUsage};
+use limpet_host::file_system::{self, Space};
+use limpet_host::proc_files::{Interface, MemoryInfo, ProcessIds, boot_time, interfaces_of, own_interfaces};
+use limpet_model::container::ContainerId;
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::qos::QosClass;
+use rates::{NanoCores, Rates};
+
+/// What the node and its running pods have used.
+#[derive(Debug, Clone, Default)]
+pub struct NodeUsage {
+    /// When the node booted.
+    pub booted: Option<Timestamp>,
+    /// Bytes of memory set aside as huge pages.
+    pub huge_pages: u64,
+    /// All processes of the node.
+    pub group: GroupUsage,
+    /// All pods together.
+    pub all_pods: Option<GroupUsage>,
+    /// The groups above burstable and best-effort pods; of a whole reading.
+    pub levels: Vec<GroupUsage>,
+    /// The node's network; of a whole reading.
+    pub interfaces: Option<Vec<Interface>>,
+    /// The file system of the agent's root directory; of a whole reading.
+    pub disk: Option<Space>,
+    /// Process ids; of a whole reading.
+    pub process_ids: Option<ProcessIds>,
+    /// The pods that have a running container.
+    pub pods: Vec<PodUsage>,
+}
+
+/// What a pod has used.
+#[derive(Debug, Clone)]
+pub struct PodUsage {
+    /// The pod.
+    pub record: Arc<PodRecord>,
+    /// When it was started.
+    pub started: Option<Timestamp>,
+    /// Its cgroup, with all its containers.
+    pub group: Option<GroupUsage>,
+    /// Its network, if that is not the node's; of a whole reading.
+    pub interfaces: Option<Vec<Interface>>,
+    /// Its running containers.
+    pub containers: Vec<ContainerUsage>,
+}
+
+/// What a running container has used.
+#[derive(Debug, Clone)]
+pub struct ContainerUsage {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its id in containerd.
+    pub id: String,
+    /// The image as its status names it.
+    pub image: String,
+    /// When it was started.
+    pub started: Option<Timestamp>,
+    /// Its cgroup.
+    pub group: GroupUsage,
+}
+
+impl NodeUsage {
+    /// Every group that was read.
+    pub fn groups(&self) -> impl Iterator<Item = &GroupUsage> {
+        let pods = self
+            .pods
+            .iter()
+            .flat_map(|pod| pod.group.iter().chain(pod.containers.iter().map(|container| &container.group)));
+        [&self.group].into_iter().chain(&self.all_pods).chain(&self.levels).chain(pods)
+    }
+}
+
+/// Reads usage.
+pub trait ReadUsage: fmt::Debug + Send + Sync {
+    /// Reads that of the node and of these pods.
+    fn read(&self, pods: Arc<ObservedPods>, depth: Depth) -> BoxFuture<'_, io::Result<NodeUsage>>;
+}
+
+/// Measures usage for whoever asks. Clones share the last readings.
+#[derive(Debug, Clone)]
+pub struct Meter {
+    reader: Arc<dyn ReadUsage>,
+    rates: Arc<Mutex<Rates>>,
+}
+
+impl Meter {
+    /// A meter that has read nothing yet.
+    pub fn new(reader: Arc<dyn ReadUsage>) -> Self {
+        Self { reader, rates: Arc::default() }
+    }
+
+    /// What was used until now.
+    ///
+    /// # Errors
+    /// The kernel's files do not answer.
+    pub async fn usage(&self, pods: Arc<ObservedPods>, depth: Depth) -> io::Result<NodeUsage> {
+        self.reader.read(pods, depth).await
+    }
+
+    /// The same with the CPU use since the last call.
+    ///
+    /// # Errors
+    /// The kernel's files do not answer.
+    pub async fn usage_and_rates(&self, pods: Arc<ObservedPods>, depth: Depth) -> io::Result<(NodeUsage, NanoCores)> {
+        let usage = self.reader.read(pods, depth).await?;
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        let nano_cores = rates.advance(&usage);
+        Ok((usage, nano_cores))
+    }
+}
+
+/// Reads the usage of this node.
+#[derive(Debug)]
+pub struct NodeReader {
+    /// The pods' cgroups.
+    pub cgroups: Cgroups,
+    /// The agent's root directory: kubelet's nodefs.
+    pub root: PathBuf,
+}
+
+impl ReadUsage for NodeReader {
+    fn read(&self, pods: Arc<ObservedPods>, depth: Depth) -> BoxFuture<'_, io::Result<NodeUsage>> {
+        Box::pin(async move {
+            let cgroups = self.cgroups.clone();
+            // One reading at a time, on one thread. Eviction, which has another subject, waits for none.
+            let mut usage =
+                blocking::run(PathBuf::from("/sys/fs"), DEADLINE, move |_| node(&cgroups, &pods, depth)).await?;
+            if depth == Depth::Whole {
+                let root = self.root.clone();
+                let space = blocking::run(root.clone(), DEADLINE, move |_| file_system::space(&root)).await;
+                usage.disk = space.and_then(|space| space).ok();
+            }
+            Ok(usage)
+        })
+    }
+}
+
+fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth) -> NodeUsage {
+    let whole = depth == Depth::Whole;
+    let level = |class| cgroups.usage(Group::Level(class), depth);
+    let levels = [QosClass::Burstable, QosClass::BestEffort].into_iter().filter(|_| whole).filter_map(level);
+    NodeUsage {
+        booted: boot_time(),
+        huge_pages: MemoryInfo::read().unwrap_or_default().huge_pages,
+        group: cgroups.usage(Group::Node, depth).unwrap_or_default(),
+        all_pods: level(QosClass::Guaranteed),
+        levels: levels.collect(),
+        interfaces: whole.then(own_interfaces).flatten(),
+        disk: None,
+        process_ids: whole.then(ProcessIds::read).flatten(),
+        pods: pods.pods.values().filter_map(|pod| of_pod(cgroups, pod, depth)).collect(),
+    }
+}
+
+fn of_pod(cgroups: &Cgroups, pod: &ObservedPod, depth: Depth) -> Option<PodUsage> {
+    let uid = &pod.record.uid;
+    let running = || pod.containers.iter().filter_map(|(name, one)| Some((name, one, one.pid?)));
+    let container = |(name, one, _): (&String, &ObservedContainer, u32)| {
+        let status = status_of(&pod.status, name);
+        Some(ContainerUsage {
+            name: name.clone(),
+            id: one.id.clone(),
+            image: status.map(|status| status.image.clone()).unwrap_or_default(),
+            started: status.and_then(started),
+            group: cgroups.usage(Group::Container(uid, &one.id), depth)?,
+        })
+    };
+    let containers: Vec<ContainerUsage> = running().filter_map(container).collect();
+    if containers.is_empty() {
+        return None;
+    }
+    let own_network = depth == Depth::Whole && pod.record.spec().host_network != Some(true);
+    let mut processes = running().filter(|_| own_network);
+    Some(PodUsage {
+        started: pod.status.start_time.as_ref().map(|time| time.0),
+        group: cgroups.usage(Group::Pod(uid), depth),
+        interfaces: processes.find_map(|(_, one, pid)| interfaces_of(pid, &ContainerId::new(one.id.as_str()))),
+        record: Arc::clone(&pod.record),
+        containers,
+    })
+}
+
+fn status_of<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses);
+    all.chain(&status.ephemeral_container_statuses).flatten().find(|status| status.name == name)
+}
+
+fn started(status: &ContainerStatus) -> Option<Timestamp> {
+    Some(status.state.as_ref()?.running.as_ref()?.started_at.as_ref()?.0)
+}
