@@ -35,6 +35,7 @@ mod screen;
 mod sources;
 mod table;
 pub mod target;
+mod top;
 pub mod validate;
 mod version;
 
@@ -73,6 +74,8 @@ enum Command {
     /// List the pods of this node
     #[command(visible_aliases = ["ps", "get"], aliases = ["pod", "po"])]
     Pods(pods::PodsArgs),
+    /// Show what pods and containers use
+    Top(top::TopArgs),
     /// Show the details of one pod
     Describe(describe::DescribeArgs),
     /// Print a container's log
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Command::Completion(args) => completion::run(&args, screen),
         Command::Doctor(args) => block_on(doctor::run(args, socket, screen)),
         Command::Pods(args) => block_on(pods::run(&client, args, screen)),
+        Command::Top(args) => block_on(top::run(&client, args, screen)),
         Command::Describe(args) => block_on(describe::run(&client, args, screen)),
         Command::Logs(args) => block_on(logs::run(&client, args)),
         Command::Exec(args) => block_on(exec::run(&client, args)),

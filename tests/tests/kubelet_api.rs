@@ -196,6 +196,20 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
     let cadvisor = page("/metrics/cadvisor")?;
     ensure!(cadvisor.contains("container_network_receive_bytes_total{interface=\"eth0\""), "{cadvisor}");
 
+    // limpet top.
+    let table = node.agent.cli(&["top"])?.success()?;
+    let row = |pod: &str| {
+        let name = node.full_name(pod);
+        let line = table.lines().find(|line| line.starts_with(&name)).with_context(|| format!("no {name}: {table}"))?;
+        let mut cells = line.split_whitespace().skip(1);
+        let cpu = cells.next().and_then(|cell| cell.strip_suffix('m')?.parse::<u64>().ok());
+        let memory = cells.next().and_then(|cell| cell.strip_suffix("Mi")?.parse::<u64>().ok());
+        cpu.zip(memory).with_context(|| line.to_owned())
+    };
+    ensure!(row("burn")?.0 > row("hold")?.0 && row("hold")?.1 >= HELD >> 20, "{table}");
+    let list: Value = serde_json::from_str(&node.agent.cli(&["top", "containers", "-o", "json"])?.success()?)?;
+    ensure!(list["kind"] == "PodMetricsList" && list["items"].as_array().is_some_and(|pods| pods.len() == 2), "{list}");
+
     // What is gone has no figures.
     node.remove("burn")?;
     node.wait_gone("burn")?;
