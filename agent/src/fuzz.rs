@@ -1,6 +1,7 @@
 //! The functions of the fuzz targets in `agent/fuzz`, whose seeds the tests replay: they feed bytes to a decoder and
 //! check properties that must hold for any input.
 
+use crate::server::spdy::frame;
 use crate::source::http;
 use crate::store;
 use limpet_model::manifest;
@@ -43,6 +44,14 @@ pub fn record(bytes: &[u8]) {
     store::check_record(bytes);
 }
 
+/// Any bytes as frames of a SPDY connection: the same ones however they arrive, and bounded.
+///
+/// # Panics
+/// When that does not hold.
+pub fn spdy(bytes: &[u8]) {
+    frame::check(bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -64,5 +73,6 @@ mod tests {
         replay("manifest", super::manifest);
         replay("record", super::record);
         replay("answer", super::answer);
+        replay("spdy", super::spdy);
     }
 }

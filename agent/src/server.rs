@@ -45,6 +45,7 @@ pub mod logs;
 mod pods;
 mod routes;
 pub mod sources;
+pub mod spdy;
 mod stats;
 mod status_error;
 mod tls;

@@ -1,0 +1,363 @@
+//! One SPDY connection: streams that are read and written over it, in either role.
+//!
+//! In: bytes of the peer; [`Handle::open`]. Out: [`Stream`]s that the peer opens. The driver that [`connection`] returns
+//! reads and writes; when it ends, or is dropped, every stream is at its end. What has been received and not read yet is
+//! bounded for the whole connection: beyond it the connection is not read, so a slow reader holds up its peer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::frame::{Decoder, Encoder, Frame, MAX_DATA, Status};
+use super::headers::Headers;
+
+/// The most streams that are open at once: 128 forwarded connections.
+pub const MAX_STREAMS: usize = 256;
+/// How long a connection may be silent, as kubelet's `streamingConnectionIdleTimeout`.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
+/// The most bytes of a connection that are received and not yet read.
+const MAX_UNREAD: usize = 256 << 10;
+/// What a piece of data counts at least: it takes memory besides its bytes.
+const MIN_PIECE: usize = 512;
+/// The pieces that a stream can have unread, with its end: all that the connection can.
+const PIECES: usize = MAX_UNREAD / MIN_PIECE + 1;
+/// Frames that wait for a slow peer; their senders wait with them.
+const FRAMES: usize = 8;
+/// Streams that wait to be taken.
+const ACCEPTED: usize = 8;
+/// The bytes that are read, and written, at once.
+const BUFFER: usize = 32 << 10;
+
+/// Which side of a connection this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Takes streams.
+    Server,
+    /// Opens streams.
+    Client,
+}
+
+/// The connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the connection has ended")]
+pub struct Ended;
+
+/// The streams of a connection.
+#[derive(Debug)]
+pub struct Handle {
+    accepted: mpsc::Receiver<Stream>,
+    opens: mpsc::Sender<Open>,
+    frames: mpsc::Sender<Frame>,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub struct Stream {
+    /// Its number.
+    pub id: u32,
+    /// Its headers.
+    pub headers: Headers,
+    /// What the peer sends. Dropped, further data is thrown away.
+    pub input: Input,
+    /// What is sent to the peer.
+    pub output: Output,
+    /// Cancelled when the peer resets the stream.
+    pub reset: CancellationToken,
+}
+
+/// The data that the peer sends on a stream.
+#[derive(Debug)]
+pub struct Input(mpsc::Receiver<Piece>);
+
+/// The data that is sent on a stream. Dropped, the stream stays open: see [`Output::finish`].
+#[derive(Debug)]
+pub struct Output {
+    id: u32,
+    frames: mpsc::Sender<Frame>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Data(Bytes, #[allow(dead_code, reason = "gives its part of the connection's bound back")] OwnedSemaphorePermit),
+    End,
+}
+
+/// A stream that the client side is to open.
+#[derive(Debug)]
+struct Open {
+    headers: Headers,
+    to: oneshot::Sender<Stream>,
+}
+
+impl Handle {
+    /// The next stream that the peer opens; `None`: the connection has ended. Cancel safe.
+    pub async fn accept(&mut self) -> Option<Stream> {
+        self.accepted.recv().await
+    }
+
+    /// Opens a stream; only a client may. Does not wait for the peer to take it.
+    ///
+    /// # Errors
+    /// The connection has ended, or has too many streams.
+    pub async fn open(&self, headers: Headers) -> Result<Stream, Ended> {
+        let (to, opened) = oneshot::channel();
+        self.opens.send(Open { headers, to }).await.map_err(|_| Ended)?;
+        opened.await.map_err(|_| Ended)
+    }
+
+    /// Ends the connection once everything is sent that streams have sent before: the driver then ends.
+    pub async fn close(&self) {
+        // Without a driver it has ended.
+        let _ = self.frames.send(Frame::GoAway { last: 0 }).await;
+    }
+}
+
+impl Input {
+    /// The next data; `None`: the peer sends no more, or has reset the stream, or the connection has ended. Cancel safe.
+    pub async fn read(&mut self) -> Option<Bytes> {
+        match self.0.recv().await {
+            Some(Piece::Data(data, _)) => Some(data),
+            Some(Piece::End) | None => {
+                self.0.close();
+                None
+            }
+        }
+    }
+}
+
+impl Output {
+    /// Sends data; waits while the peer does not read.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn write(&self, mut data: Bytes) -> Result<(), Ended> {
+        while !data.is_empty() {
+            let data = data.split_to(data.len().min(MAX_DATA));
+            self.send(Frame::Data { id: self.id, data, fin: false }).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the peer that nothing more is sent.
+    pub async fn finish(&self) {
+        // A connection that has ended tells it as well.
+        let _ = self.send(Frame::Data { id: self.id, data: Bytes::new(), fin: true }).await;
+    }
+
+    /// Ends the stream in both directions.
+    pub async fn reset(&self, status: Status) {
+        // A connection that has ended tells it as well.
+        let _ = self.send(Frame::Reset { id: self.id, status: status as u32 }).await;
+    }
+
+    async fn send(&self, frame: Frame) -> Result<(), Ended> {
+        self.frames.send(frame).await.map_err(|_| Ended)
+    }
+}
+
+/// A connection over `io`, and the driver that must run for it to live. It ends when the peer disconnects or breaks the
+/// protocol, after [`Handle::close`], and when nothing was sent or received for `idle`.
+pub fn connection(io: impl AsyncRead + AsyncWrite, role: Role, idle: Duration) -> (Handle, impl Future<Output = ()>) {
+    let (frames, queue) = mpsc::channel(FRAMES);
+    let (accept, accepted) = mpsc::channel(ACCEPTED);
+    let (opens, open) = mpsc::channel(1);
+    let handle = Handle { accepted, opens, frames: frames.clone() };
+    let streams =
+        Streams { role, frames, accept, open: HashMap::new(), last: 0, unread: Arc::new(Semaphore::new(MAX_UNREAD)) };
+    let driver = async move {
+        let (reader, writer) = tokio::io::split(io);
+        let active = watch::Sender::new(Instant::now());
+        tokio::select! {
+            () = read(reader, streams, open, &active) => {}
+            () = write(writer, queue, &active) => {}
+            () = silent(&active, idle) => tracing::debug!("a connection was silent for too long"),
+        }
+    };
+    (handle, driver)
+}
+
+/// Resolves when nothing has happened for `idle`.
+async fn silent(active: &watch::Sender<Instant>, idle: Duration) {
+    loop {
+        let last = *active.borrow();
+        sleep_until(last + idle).await;
+        if *active.borrow() == last {
+            return;
+        }
+    }
+}
+
+/// Reads frames until the peer disconnects or breaks the protocol, and opens streams.
+async fn read(
+    mut reader: impl AsyncRead + Unpin,
+    mut streams: Streams,
+    mut opens: mpsc::Receiver<Open>,
+    active: &watch::Sender<Instant>,
+) {
+    let mut decoder = Decoder::default();
+    let mut input = BytesMut::new();
+    loop {
+        input.reserve(BUFFER);
+        let count = tokio::select! {
+            count = reader.read_buf(&mut input) => count,
+            Some(open) = opens.recv() => {
+                streams.open(open).await;
+                continue;
+            }
+        };
+        if !count.is_ok_and(|count| count > 0) {
+            return;
+        }
+        active.send_replace(Instant::now());
+        loop {
+            match decoder.next(&mut input) {
+                Ok(Some(frame)) => streams.receive(frame).await,
+                Ok(None) => break,
+                Err(error) => return tracing::debug!(%error, "a SPDY connection ends"),
+            }
+        }
+    }
+}
+
+/// Writes frames until one says that the connection ends, or the peer has disconnected.
+async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Frame>, active: &watch::Sender<Instant>) {
+    let (mut encoder, mut output) = (Encoder::default(), BytesMut::new());
+    while let Some(frame) = queue.recv().await {
+        let mut next = Some(frame);
+        let mut last = false;
+        while let Some(frame) = next {
+            last |= matches!(frame, Frame::GoAway { .. });
+            encoder.write(&frame, &mut output);
+            next = if output.len() < BUFFER && !last { queue.try_recv().ok() } else { None };
+        }
+        if writer.write_all(&output).await.is_err() || writer.flush().await.is_err() {
+            return;
+        }
+        active.send_replace(Instant::now());
+        output.clear();
+        if last {
+            // A peer that has disconnected need not be told.
+            let _ = writer.shutdown().await;
+            return;
+        }
+    }
+}
+
+/// The open streams, as the reader has them.
+struct Streams {
+    role: Role,
+    frames: mpsc::Sender<Frame>,
+    accept: mpsc::Sender<Stream>,
+    open: HashMap<u32, Entry>,
+    /// The stream that was opened last.
+    last: u32,
+    unread: Arc<Semaphore>,
+}
+
+struct Entry {
+    pieces: mpsc::Sender<Piece>,
+    reset: CancellationToken,
+}
+
+impl Streams {
+    async fn receive(&mut self, frame: Frame) {
+        match frame {
+            Frame::Open { id, headers, fin } => self.opened(id, headers, fin).await,
+            Frame::Data { id, data, fin } => {
+                self.data(id, data).await;
+                self.end(id, fin).await;
+            }
+            Frame::Reply { id, fin, .. } | Frame::Headers { id, fin, .. } => self.end(id, fin).await,
+            Frame::Reset { id, .. } => {
+                if let Some(entry) = self.open.remove(&id) {
+                    entry.reset.cancel();
+                }
+            }
+            // A peer's own pings have its numbers: odd ones are a client's.
+            Frame::Ping(id) if (id % 2 == 1) == (self.role == Role::Server) => self.send(Frame::Ping(id)).await,
+            Frame::Ping(_) | Frame::GoAway { .. } | Frame::Other => {}
+        }
+    }
+
+    /// Takes a stream that the peer opens.
+    async fn opened(&mut self, id: u32, headers: Headers, fin: bool) {
+        let refusal = if self.role != Role::Server || id.is_multiple_of(2) || id <= self.last {
+            Some(Status::Protocol)
+        } else {
+            self.last = id;
+            self.is_full().then_some(Status::Refused)
+        };
+        if let Some(status) = refusal {
+            return self.send(Frame::Reset { id, status: status as u32 }).await;
+        }
+        let stream = self.insert(id, headers);
+        self.send(Frame::Reply { id, headers: Headers::default(), fin: false }).await;
+        self.end(id, fin).await;
+        if self.accept.send(stream).await.is_err() {
+            self.send(Frame::Reset { id, status: Status::Refused as u32 }).await;
+        }
+    }
+
+    /// Opens a stream to the peer; too many, or a server's, get none.
+    async fn open(&mut self, open: Open) {
+        if self.role != Role::Client || self.is_full() {
+            return;
+        }
+        let id = if self.last == 0 { 1 } else { self.last + 2 };
+        self.last = id;
+        let stream = self.insert(id, open.headers.clone());
+        self.send(Frame::Open { id, headers: open.headers, fin: false }).await;
+        // Whoever has asked may be gone; the stream is then thrown away with its data.
+        let _ = open.to.send(stream);
+    }
+
+    /// Whether no further stream may be open. Streams that nobody has any more are forgotten first.
+    fn is_full(&mut self) -> bool {
+        self.open.retain(|_, entry| !entry.pieces.is_closed());
+        self.open.len() >= MAX_STREAMS
+    }
+
+    fn insert(&mut self, id: u32, headers: Headers) -> Stream {
+        let (pieces, input) = mpsc::channel(PIECES);
+        let reset = CancellationToken::new();
+        self.open.insert(id, Entry { pieces, reset: reset.clone() });
+        Stream { id, headers, input: Input(input), output: Output { id, frames: self.frames.clone() }, reset }
+    }
+
+    /// Hands data to its stream; waits while too much is unread.
+    async fn data(&mut self, id: u32, data: Bytes) {
+        let Some(entry) = self.open.get(&id).filter(|_| !data.is_empty()) else { return };
+        // No piece is longer than MAX_DATA, so it fits.
+        let size = data.len().max(MIN_PIECE) as u32;
+        let permit = tokio::select! {
+            permit = Arc::clone(&self.unread).acquire_many_owned(size) => permit,
+            () = entry.pieces.closed() => return,
+        };
+        if let Ok(permit) = permit {
+            // A stream that is not read any more loses it.
+            let _ = entry.pieces.send(Piece::Data(data, permit)).await;
+        }
+    }
+
+    async fn end(&mut self, id: u32, fin: bool) {
+        if let Some(entry) = self.open.get(&id).filter(|_| fin) {
+            // As above.
+            let _ = entry.pieces.send(Piece::End).await;
+        }
+    }
+
+    async fn send(&self, frame: Frame) {
+        // The writer ends only with the connection.
+        let _ = self.frames.send(frame).await;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
