@@ -39,6 +39,7 @@ use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::ExecState;
 use crate::server::images::ImagesState;
 use crate::server::logs::LogState;
+use crate::server::port_forward::PortForwardState;
 use crate::server::{self, ServerState, Sources};
 use crate::server::{Health, Heartbeat};
 use crate::source::push;
@@ -183,7 +184,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observed: shared.observed.clone(),
         has_image: has_image(executor.images.clone()),
     };
-    let kubelet = server::kubelet::routes(state.clone(), LogState::observed(shared.observed.clone()), exec);
+    let ports = PortForwardState::new(shared.observed.clone(), executor.sandboxes.clone(), stop.clone());
+    let kubelet = server::kubelet::routes(state.clone(), LogState::observed(shared.observed.clone()), exec, ports);
     let local = server::local::routes(state.clone(), diff, images);
     start_listeners(&shared, &state, kubelet.clone());
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));

@@ -43,6 +43,7 @@ pub mod kubelet;
 pub mod local;
 pub mod logs;
 mod pods;
+pub mod port_forward;
 mod routes;
 pub mod sources;
 pub mod spdy;

@@ -15,6 +15,7 @@ pub mod node_network;
 pub mod orphan_processes;
 pub mod path_watch;
 pub mod peer;
+pub mod pod_port;
 pub mod proc_files;
 pub mod process;
 pub mod process_cgroup;

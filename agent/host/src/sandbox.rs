@@ -145,11 +145,16 @@ pub struct Sandboxes {
 }
 
 impl Sandboxes {
+    /// The sandboxes below `run_dir`, for those who only look; [`Self::open`] is for those who make them.
+    pub fn below(run_dir: &Path) -> Self {
+        Self { dir: run_dir.join("sandboxes").into() }
+    }
+
     /// Makes `<run_dir>/sandboxes` a mount point with private propagation, so that pins do not leak into other mount
     /// namespaces (where they would keep a removed pod's namespaces alive). Idempotent. An agent that may not mount logs an
     /// error and goes on: it still manages the running pods.
     pub async fn open(run_dir: &Path) -> Result<Self, SandboxError> {
-        let dir: Arc<Path> = run_dir.join("sandboxes").into();
+        let Self { dir } = Self::below(run_dir);
         let made = dir.clone();
         blocking(move || {
             make_dir(&made)?;
@@ -246,6 +251,11 @@ impl Sandboxes {
             Ok(found)
         })
         .await
+    }
+
+    /// Where the network namespace of a pod is pinned that has one of its own and a sandbox.
+    pub fn network(&self, uid: &PodUid) -> PathBuf {
+        self.pod_dir(uid).join("net")
     }
 
     fn pod_dir(&self, uid: &PodUid) -> PathBuf {

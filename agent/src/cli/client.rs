@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::error::CliError;
+use crate::server::spdy::upgrade::{PROTOCOL, SPDY};
 
 /// The limit of a response that is read whole: 10,000 pods fit in.
 const MAX_RESPONSE: usize = 256 << 20;
@@ -108,7 +109,16 @@ impl SocketClient {
             (SEC_WEBSOCKET_KEY, &key),
             (SEC_WEBSOCKET_PROTOCOL, subprotocol),
         ];
-        let response = self.send(Request::get(path), &headers, Bytes::new()).await?;
+        self.switched(path, self.send(Request::get(path), &headers, Bytes::new()).await?).await
+    }
+
+    /// POSTs to `path` for a SPDY connection with that protocol and returns the raw stream after the handshake.
+    pub async fn upgrade_spdy(&self, path: &str, protocol: &str) -> Result<TokioIo<Upgraded>, CliError> {
+        let headers = [(CONNECTION, "Upgrade"), (UPGRADE, SPDY), (PROTOCOL, protocol)];
+        self.switched(path, self.send(Request::post(path), &headers, Bytes::new()).await?).await
+    }
+
+    async fn switched(&self, path: &str, response: Response<Incoming>) -> Result<TokioIo<Upgraded>, CliError> {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return match self.accepted(response).await {
                 Ok(_) => Err(bad_response(path, &"no upgrade")),

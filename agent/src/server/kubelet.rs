@@ -4,6 +4,7 @@ use super::authorization::Permission::Nodes;
 use super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Stats};
 use super::exec::{self, ExecState};
 use super::logs::{self, LogState};
+use super::port_forward::{self, PortForwardState};
 use super::routes::Routes;
 use super::{ServerState, configz, health, pods, stats};
 
@@ -12,9 +13,10 @@ use super::{ServerState, configz, health, pods, stats};
 pub struct KubeletRoutes(pub(super) Routes);
 
 /// All of kubelet's routes that limpet has.
-pub fn routes(state: ServerState, logs: LogState, exec: ExecState) -> KubeletRoutes {
+pub fn routes(state: ServerState, logs: LogState, exec: ExecState, ports: PortForwardState) -> KubeletRoutes {
     let own = read_only().get("/configz", Nodes(Configz), configz::configz);
-    KubeletRoutes(own.with_state(state).merge(logs::routes(logs)).merge(exec::routes(exec)))
+    let streams = exec::routes(exec).merge(port_forward::routes(ports));
+    KubeletRoutes(own.with_state(state).merge(logs::routes(logs)).merge(streams))
 }
 
 /// What `readOnlyPort` serves.

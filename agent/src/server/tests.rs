@@ -15,6 +15,7 @@ use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocum
 use super::exec::ExecState;
 use super::images::ImagesState;
 use super::logs::LogState;
+use super::port_forward::PortForwardState;
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::image_gc::KnownPods;
@@ -26,6 +27,7 @@ use limpet_core::fixtures::observed;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Decoder, Health as SourceHealth, Rejection, SourceSnapshot};
 use limpet_core::status::observed::ObservedPod;
+use limpet_host::sandbox::Sandboxes;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
@@ -106,6 +108,11 @@ fn no_images() -> ImagesConfig {
     }
 }
 
+/// Forwards ports, if there were sandboxes.
+fn no_networks(state: &ServerState) -> PortForwardState {
+    PortForwardState::new(state.observed.clone(), Sandboxes::below(Path::new("/nonexistent")), CancellationToken::new())
+}
+
 /// kubelet's routes and limpet's own, with a containerd that does not exist.
 fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
     let exec = ExecState::observed(
@@ -122,7 +129,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         observed: state.observed.clone(),
         has_image: Arc::new(|_| Box::pin(async { None })),
     };
-    let kubelet = kubelet::routes(state.clone(), LogState::observed(state.observed.clone()), exec);
+    let kubelet = kubelet::routes(state.clone(), LogState::observed(state.observed.clone()), exec, no_networks(state));
     let images = ImagesState {
         images: Images::new(Client::new(std::path::Path::new("/nonexistent")), no_images()),
         pods: Arc::new(KnownPods {

@@ -1,0 +1,66 @@
+//! One client: takes its streams in pairs and forwards each, until the client, the pod or the agent ends.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Role, Stream, connection};
+use super::super::spdy::frame::Status;
+use super::forward::forward;
+use super::pairs::Pairs;
+use super::{Place, PortForwardState, Target};
+
+/// How long a client may take to receive the last frames.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Serves a client over `io`. All its connections end with this call.
+pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: PortForwardState, target: Target, _place: Place) {
+    let (mut streams, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
+    let mut driver = std::pin::pin!(driver);
+    tokio::select! {
+        () = &mut driver => return,
+        () = pair_up(&mut streams, &state, &target) => {}
+        () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "forwarding ends with its pod"),
+        () = state.stop.cancelled() => {}
+    }
+    let close = async { tokio::join!(streams.close(), driver) };
+    // A client that reads nothing is not waited for.
+    let _ = timeout(CLOSE_TIMEOUT, close).await;
+}
+
+/// Forwards each pair of streams in a task of its own; returns when the connection has ended.
+async fn pair_up(streams: &mut Handle, state: &PortForwardState, target: &Target) {
+    let mut forwards = JoinSet::new();
+    let mut pairs = Pairs::<Stream>::default();
+    loop {
+        let deadline = pairs.deadline();
+        let waited = async {
+            match deadline {
+                Some(deadline) => sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        let stream = tokio::select! {
+            stream = streams.accept() => stream,
+            Some(_) = forwards.join_next() => continue,
+            () = waited => {
+                for stream in pairs.expired(Instant::now()) {
+                    stream.output.reset(Status::Cancel).await;
+                }
+                continue;
+            }
+        };
+        let Some(stream) = stream else { return };
+        let (id, headers) = (stream.id, stream.headers.clone());
+        match pairs.add(id, &headers, stream, Instant::now()) {
+            Ok(Some(pair)) => {
+                let connected = (state.connect)(target, pair.port);
+                forwards.spawn(forward(pair, connected, target.clone()));
+            }
+            Ok(None) => {}
+            Err(stream) => stream.output.reset(Status::Refused).await,
+        }
+    }
+}
