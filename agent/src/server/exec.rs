@@ -1,20 +1,24 @@
-//! kubelet's `/exec`: a command in a container over a WebSocket, in Kubernetes' remotecommand protocol, which both
+//! kubelet's `/exec`: a command in a container over a WebSocket or SPDY, in Kubernetes' remotecommand protocol, which both
 //! `limpet exec` and kubectl (through an apiserver) use.
 
 mod session;
+mod spdy;
+mod websocket;
 mod wire;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::{Path, Query, State};
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio_util::sync::CancellationToken;
 
 use super::authorization::{Permission, Subresource};
 use super::routes::Routes;
+use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::PodKey;
@@ -86,19 +90,15 @@ impl ExecState {
 /// The server must serve connections with upgrades.
 pub(super) fn routes(state: ExecState) -> Routes {
     let (path, permission) = ("/exec/{namespace}/{pod}/{container}", Permission::Nodes(Subresource::Proxy));
-    Routes::default().get(path, permission, exec).post(path, permission, spdy).with_state(state)
-}
-
-/// SPDY, which old clients request with POST, is not supported; kubectl falls back to it only from WebSockets.
-async fn spdy() -> Response {
-    (StatusCode::BAD_REQUEST, "only WebSockets are supported: v5.channel.k8s.io, v4.channel.k8s.io\n").into_response()
+    Routes::default().get(path, permission, exec).post(path, permission, exec).with_state(state)
 }
 
 async fn exec(
     State(state): State<ExecState>,
     Path((namespace, pod, container)): Path<(String, String, String)>,
     Query(query): Query<Vec<(String, String)>>,
-    upgrade: WebSocketUpgrade,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    mut request: Request,
 ) -> Response {
     let bad_request = |message: String| (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response();
     let command = match Command::parse(&query) {
@@ -110,11 +110,20 @@ async fn exec(
         Ok(container) => container,
         Err(error) => return error.into_response(),
     };
-    let upgrade = upgrade.protocols([PROTOCOL_V5, PROTOCOL_V4]).max_message_size(MAX_MESSAGE);
+    if is_requested(request.headers()) {
+        return match negotiate(&mut request, &[PROTOCOL_V4]) {
+            Ok(upgrade) => upgrade.on_upgrade(move |io| spdy::serve(io, state, container, command)),
+            Err(refused) => *refused,
+        };
+    }
+    let upgrade = match upgrade {
+        Ok(upgrade) => upgrade.protocols([PROTOCOL_V5, PROTOCOL_V4]).max_message_size(MAX_MESSAGE),
+        Err(rejection) => return rejection.into_response(),
+    };
     if upgrade.selected_protocol().is_none() {
         return bad_request(format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
     }
-    upgrade.on_upgrade(move |socket| session::serve(socket, state, container, command))
+    upgrade.on_upgrade(move |socket| websocket::serve(socket, state, container, command))
 }
 
 #[cfg(test)]

@@ -1,38 +1,54 @@
-//! One command over one WebSocket: connects the process's streams with the client's messages until either side ends.
+//! One command for one client: connects the process's streams with what the client sends and receives, until either side
+//! ends. How that looks on the wire is [`super::websocket`]'s and [`super::spdy`]'s.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
-use futures_util::stream::SplitSink;
-use futures_util::{Sink, SinkExt, Stream, StreamExt};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
 use super::ExecState;
-use super::wire::{Channel, Command, PROTOCOL_V5, Streams, exit_status, failure_status, parse_size};
+use super::wire::{Channel, Command, Streams, exit_status, failure_status};
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
-/// The largest message with output, in bytes.
+/// The most output that is sent at once, in bytes.
 const CHUNK: usize = 32 << 10;
 /// Messages queued for a slow client; when the queue is full, the process has to wait.
-const QUEUE: usize = 4;
-/// How often an idle connection is pinged, to detect a client that has disappeared.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const QUEUE: usize = 4;
 /// An exited process may have left its output open in child processes: after this long without output, it is not
 /// waited for.
 const OUTPUT_IDLE: Duration = Duration::from_secs(1);
 /// How long a client may take to receive the last messages.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs `command` in `container` and serves it until it exits, the client disconnects or the agent stops. The process
-/// does not outlive this call.
-pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String, command: Command) {
-    let closable = socket.protocol().is_some_and(|protocol| protocol == PROTOCOL_V5);
-    let (sink, stream) = socket.split();
-    let (messages, queue) = mpsc::channel(QUEUE);
+/// What a client sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Incoming {
+    /// Input of the process.
+    Stdin(Bytes),
+    /// The end of its input.
+    StdinEnd,
+    /// The size of its terminal: width and height in characters.
+    Size(u16, u16),
+}
+
+/// What is sent to a client on a channel: output, or the status as the last message.
+pub(super) type Outgoing = (Channel, Bytes);
+
+/// Runs `command` in `container` for a client, whose messages `writer` sends, until it exits, the client disconnects or
+/// the agent stops. The process does not outlive this call.
+pub(super) async fn serve(
+    client: impl Stream<Item = Incoming> + Unpin,
+    messages: mpsc::Sender<Outgoing>,
+    writer: impl Future<Output = ()>,
+    state: ExecState,
+    container: String,
+    command: Command,
+) {
     let request = ExecRequest {
         container_id: container,
         command: command.arguments,
@@ -42,15 +58,15 @@ pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String
     let session = start(&state.client, &state.fifo_dir, request);
     let work = async {
         let status = match session.await {
-            Ok(session) => run(session, stream, command.streams, closable, &messages).await,
+            Ok(session) => run(session, client, command.streams, &messages).await,
             Err(error) => Some(start_failure(&error, &messages).await),
         };
         if let Some(status) = status {
-            send(&messages, Channel::Error, &status).await;
+            send(&messages, Channel::Error, status.into()).await;
         }
         drop(messages);
     };
-    let mut writer = std::pin::pin!(write(sink, queue));
+    let mut writer = std::pin::pin!(writer);
     tokio::select! {
         () = work => drop(timeout(CLOSE_TIMEOUT, writer).await),
         () = &mut writer => {}
@@ -61,21 +77,11 @@ pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String
 /// Serves a running process; returns its status, or `None` when the client has disconnected.
 async fn run(
     session: ExecSession,
-    stream: impl Stream<Item = Result<Message, axum::Error>> + Unpin,
+    client: impl Stream<Item = Incoming> + Unpin,
     streams: Streams,
-    closable: bool,
-    messages: &mpsc::Sender<Message>,
+    messages: &mpsc::Sender<Outgoing>,
 ) -> Option<Vec<u8>> {
     let ExecSession { stdin, stdout, stderr, control, mut exit } = session;
-    // An empty message tells the client that it is connected, as kubelet's does.
-    let first = if streams.stdout {
-        Channel::Stdout
-    } else if streams.stderr {
-        Channel::Stderr
-    } else {
-        Channel::Error
-    };
-    send(messages, first, b"").await;
     let activity = Activity::default();
     let output = async {
         let stderr = async {
@@ -106,15 +112,15 @@ async fn run(
             Ok(code) => exit_status(code),
             Err(error) => failure_status(&error.to_string()),
         }),
-        () = receive(stream, stdin, &control, closable) => None,
+        () = receive(client, stdin, &control) => None,
     }
 }
 
 /// A command that could not be started fails as in a shell: a message on stderr, and exit code 126 or 127.
-async fn start_failure(error: &ExecError, messages: &mpsc::Sender<Message>) -> Vec<u8> {
+async fn start_failure(error: &ExecError, messages: &mpsc::Sender<Outgoing>) -> Vec<u8> {
     match error {
         ExecError::NotStarted { exit_code, message } => {
-            send(messages, Channel::Stderr, format!("{message}\r\n").as_bytes()).await;
+            send(messages, Channel::Stderr, format!("{message}\r\n").into()).await;
             exit_status(*exit_code)
         }
         _ => failure_status(&format!("error executing command in container: {error}")),
@@ -122,41 +128,28 @@ async fn start_failure(error: &ExecError, messages: &mpsc::Sender<Message>) -> V
 }
 
 /// Passes on the client's input and terminal sizes; returns when the client has disconnected.
-async fn receive(
-    mut stream: impl Stream<Item = Result<Message, axum::Error>> + Unpin,
-    mut stdin: Option<Sender>,
-    control: &ExecControl,
-    closable: bool,
-) {
-    while let Some(Ok(message)) = stream.next().await {
-        let data = match &message {
-            Message::Binary(data) => data.as_ref(),
-            Message::Text(text) => text.as_bytes(),
-            Message::Close(_) => return,
-            Message::Ping(_) | Message::Pong(_) => continue,
-        };
-        match Channel::split(data) {
-            Some((Channel::Stdin, data)) => {
+async fn receive(mut client: impl Stream<Item = Incoming> + Unpin, mut stdin: Option<Sender>, control: &ExecControl) {
+    while let Some(message) = client.next().await {
+        match message {
+            Incoming::Stdin(data) => {
                 if let Some(pipe) = &mut stdin
-                    && pipe.write_all(data).await.is_err()
+                    && pipe.write_all(&data).await.is_err()
                 {
                     stdin = None;
                 }
             }
-            Some((Channel::Close, [0])) if closable && stdin.take().is_some() => {
-                if let Err(error) = control.close_stdin().await {
+            Incoming::StdinEnd => {
+                if stdin.take().is_some()
+                    && let Err(error) = control.close_stdin().await
+                {
                     tracing::debug!(%error, "cannot close the stdin of a command");
                 }
             }
-            Some((Channel::Resize, data)) => {
-                if let Some((width, height)) = parse_size(data)
-                    && let Err(error) = control.resize(width, height).await
-                {
+            Incoming::Size(width, height) => {
+                if let Err(error) = control.resize(width, height).await {
                     tracing::debug!(%error, "cannot resize a terminal");
                 }
             }
-            // Not for a client to send; kubelet ignores them too.
-            _ => {}
         }
     }
 }
@@ -167,14 +160,14 @@ async fn pump(
     mut stream: impl AsyncRead + Unpin,
     channel: Channel,
     forward: bool,
-    messages: &mpsc::Sender<Message>,
+    messages: &mpsc::Sender<Outgoing>,
     activity: &Activity,
 ) {
     let mut buffer = vec![0; CHUNK];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
         activity.begin();
         if forward {
-            send(messages, channel, &buffer[..count]).await;
+            send(messages, channel, Bytes::copy_from_slice(&buffer[..count])).await;
         }
         activity.end();
     }
@@ -205,30 +198,7 @@ impl Activity {
     }
 }
 
-async fn send(messages: &mpsc::Sender<Message>, channel: Channel, data: &[u8]) {
+async fn send(messages: &mpsc::Sender<Outgoing>, channel: Channel, data: Bytes) {
     // The writer stops first only if the connection is lost, and then everything stops.
-    let _ = messages.send(Message::Binary(channel.message(data).into())).await;
-}
-
-/// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>) {
-    let mut ping = interval(PING_INTERVAL);
-    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let message = tokio::select! {
-            message = queue.recv() => message,
-            _ = ping.tick() => Some(Message::Ping(Default::default())),
-        };
-        let Some(message) = message else { break };
-        if sink.send(message).await.is_err() {
-            return;
-        }
-    }
-    close(sink).await;
-}
-
-async fn close(mut sink: impl Sink<Message> + Unpin) {
-    let normal = CloseFrame { code: close_code::NORMAL, reason: "".into() };
-    // A client that has disconnected needs no close message.
-    let _ = sink.send(Message::Close(Some(normal))).await;
+    let _ = messages.send((channel, data)).await;
 }

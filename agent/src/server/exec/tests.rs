@@ -11,6 +11,8 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::super::caller::tests::for_host;
+use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Input, Role as SpdyRole, Stream, connection};
+use super::super::spdy::headers::Headers;
 use super::*;
 use crate::cli::client::SocketClient;
 use crate::cli::error::CliError;
@@ -136,6 +138,67 @@ async fn remotecommand_protocol_carries_streams_and_exit_codes() {
     let script = "command=sh&command=-c&command=sleep+4+%26+echo+done&output=1";
     let socket = node.connect(script, PROTOCOL_V5).await.unwrap();
     assert_eq!(socket.finish().await, ("done\n".to_owned(), String::new(), Ok(0)));
+    node.container.all_cleaned_up().await;
+}
+
+/// A client of SPDY, as an apiserver is one, with the streams of those names.
+async fn spdy<const COUNT: usize>(node: &Node, query: &str, kinds: [&str; COUNT]) -> (Handle, [Stream; COUNT]) {
+    let io = node.client.upgrade_spdy(&format!("/exec/default/web-edge1/app?{query}"), PROTOCOL_V4).await.unwrap();
+    let (client, driver) = connection(io, SpdyRole::Client, IDLE_TIMEOUT);
+    tokio::spawn(driver);
+    let open = kinds.map(|kind| client.open(Headers::of(&[("streamtype", kind)])));
+    let streams: Vec<_> = futures_util::future::try_join_all(open).await.unwrap();
+    (client, streams.try_into().unwrap())
+}
+
+async fn text(input: &mut Input) -> String {
+    let mut data = Vec::new();
+    while let Some(piece) = input.read().await {
+        data.extend_from_slice(&piece);
+    }
+    String::from_utf8(data).unwrap()
+}
+
+#[tokio::test]
+async fn remotecommand_over_spdy_carries_streams_and_exit_codes() {
+    let Some(node) = Node::start().await else { return };
+    let query = "command=sh&command=-c&command=echo+out;+echo+err+%3E%262;+exit+3&output=1&error=1";
+    let (_client, [mut error, mut out, mut err]) = spdy(&node, query, ["error", "stdout", "stderr"]).await;
+    let (out, err, status) = tokio::join!(text(&mut out.input), text(&mut err.input), text(&mut error.input));
+    assert_eq!((&*out, &*err, parse_status(status.as_bytes())), ("out\n", "err\n", Ok(3)));
+
+    // Stdin and its end, and output larger than all buffers.
+    let query = "command=cat&input=1&output=1";
+    let (_client, [mut error, stdin, mut out]) = spdy(&node, query, ["error", "stdin", "stdout"]).await;
+    let input = "0123456789abcde\n".repeat(64 << 10);
+    let send = async {
+        stdin.output.write(input.clone().into()).await.unwrap();
+        stdin.output.finish().await;
+    };
+    let (out, status, ()) = tokio::join!(text(&mut out.input), text(&mut error.input), send);
+    assert!(out == input, "{} bytes", out.len());
+    assert_eq!(parse_status(status.as_bytes()), Ok(0));
+
+    // A terminal and its size.
+    let query = "command=sh&command=-c&command=read+go;+stty+size&input=1&output=1&error=1&tty=1";
+    let (_client, [_error, stdin, mut out, resize]) = spdy(&node, query, ["error", "stdin", "stdout", "resize"]).await;
+    resize.output.write([size_message(100, 30), b"\n".to_vec()].concat().into()).await.unwrap();
+    stdin.output.write("go\r".into()).await.unwrap();
+    let out = text(&mut out.input).await;
+    assert!(out.starts_with("go\r\n") && out.ends_with("\r\n"), "{out}");
+    node.container.all_cleaned_up().await;
+}
+
+#[tokio::test]
+async fn a_process_is_killed_with_its_spdy_client() {
+    let Some(node) = Node::start().await else { return };
+    let query = form_urlencoded::Serializer::new("output=1".to_owned())
+        .extend_pairs(["sh", "-c", &node.container.endless()].map(|word| ("command", word)))
+        .finish();
+    let (client, [_error, mut out]) = spdy(&node, &query, ["error", "stdout"]).await;
+    let said = out.input.read().await.unwrap();
+    assert!(said.starts_with(b"ready"), "{said:?}");
+    client.close().await;
     node.container.all_cleaned_up().await;
 }
 

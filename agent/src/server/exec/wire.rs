@@ -1,13 +1,13 @@
-//! Kubernetes' remotecommand protocol: the encoding of the WebSocket messages. Server and client share it; no I/O.
+//! Kubernetes' remotecommand protocol: the encoding of the messages. Server and client share it; no I/O.
 //!
-//! A message is one byte for the channel, then data. Version 5 adds a message that closes a channel; version 4 has
-//! none.
+//! Over a WebSocket a message is one byte for the channel, then data. Version 5 adds a message that closes a channel;
+//! version 4 has none.
 
 use serde_json::{Value, json};
 
 /// The current protocol.
 pub const PROTOCOL_V5: &str = "v5.channel.k8s.io";
-/// The previous version: stdin cannot be closed.
+/// The previous version: over a WebSocket stdin cannot be closed.
 pub const PROTOCOL_V4: &str = "v4.channel.k8s.io";
 
 /// The channel of a message.

@@ -1,0 +1,137 @@
+//! A command over SPDY, as apiservers before 1.36 ask nodes for it: a stream for the status, one for each of the process's
+//! streams and one for the sizes of a terminal.
+
+use std::time::Duration;
+
+use futures_util::{Stream as Messages, StreamExt as _, stream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Input, Output, Role, Stream, connection};
+use super::super::spdy::frame::Status;
+use super::ExecState;
+use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE};
+use super::wire::{Channel, Command, parse_size};
+
+/// How long a client may take to open its streams, as in kubelet.
+const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
+/// The header that says what a stream is for.
+const STREAM_TYPE: &str = "streamtype";
+/// The longest message with a terminal's size.
+const MAX_SIZE: usize = 256;
+
+/// Runs `command` for the client over `io`.
+pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: ExecState, container: String, command: Command) {
+    let (mut streams, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
+    let mut driver = std::pin::pin!(driver);
+    let work = async {
+        if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, &command)).await {
+            let (messages, queue) = mpsc::channel(QUEUE);
+            let (client, outputs) = attached.split();
+            session::serve(client, messages, write(outputs, queue), state, container, command).await;
+        }
+        streams.close().await;
+    };
+    tokio::select! {
+        () = work => drop(timeout(CLOSE_TIMEOUT, driver).await),
+        () = &mut driver => {}
+    }
+}
+
+/// The streams that the client has opened.
+#[derive(Default)]
+struct Attached(Vec<(Channel, Stream)>);
+
+impl Attached {
+    /// Takes the streams that `command` needs; `None`: the client has disconnected.
+    async fn accept(streams: &mut Handle, command: &Command) -> Option<Self> {
+        let mut missing = wanted(command);
+        let mut attached = Self::default();
+        while !missing.is_empty() {
+            let stream = streams.accept().await?;
+            let kind = stream.headers.get(STREAM_TYPE).unwrap_or_default();
+            match missing.iter().position(|(name, _)| *name == kind) {
+                Some(found) => attached.0.push((missing.swap_remove(found).1, stream)),
+                None => stream.output.reset(Status::Refused).await,
+            }
+        }
+        Some(attached)
+    }
+
+    /// What the client sends, and where it receives.
+    fn split(self) -> (impl Messages<Item = Incoming> + Unpin, Vec<(Channel, Output)>) {
+        let (mut stdin, mut sizes, mut outputs) = (None, None, Vec::new());
+        for (channel, stream) in self.0 {
+            match channel {
+                Channel::Stdin => stdin = Some(stream.input),
+                Channel::Resize => sizes = Some(stream.input),
+                _ => {}
+            }
+            outputs.push((channel, stream.output));
+        }
+        let stdin = stream::iter(stdin).flat_map(stdin_of);
+        let sizes = stream::iter(sizes).flat_map(sizes_of);
+        // A client may end each stream for itself; that it has disconnected is told by the connection.
+        (stream::select(stdin, sizes).chain(stream::pending()).boxed(), outputs)
+    }
+}
+
+/// The streams that a client has to open, by name.
+fn wanted(command: &Command) -> Vec<(&'static str, Channel)> {
+    let all = [
+        ("error", Channel::Error, true),
+        ("stdin", Channel::Stdin, command.streams.stdin),
+        ("stdout", Channel::Stdout, command.streams.stdout),
+        ("stderr", Channel::Stderr, command.streams.stderr),
+        ("resize", Channel::Resize, command.tty),
+    ];
+    all.into_iter().filter(|(_, _, wanted)| *wanted).map(|(name, channel, _)| (name, channel)).collect()
+}
+
+fn stdin_of(input: Input) -> impl Messages<Item = Incoming> {
+    stream::unfold(Some(input), async |input| {
+        let mut input = input?;
+        match input.read().await {
+            Some(data) => Some((Incoming::Stdin(data), Some(input))),
+            None => Some((Incoming::StdinEnd, None)),
+        }
+    })
+    .boxed()
+}
+
+/// The sizes of a terminal, one in each line.
+fn sizes_of(input: Input) -> impl Messages<Item = Incoming> {
+    stream::unfold((input, Vec::new()), async |(mut input, mut line)| {
+        loop {
+            if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+                let size = parse_size(&line[..end]);
+                line.drain(..=end);
+                match size {
+                    Some((width, height)) => return Some((Incoming::Size(width, height), (input, line))),
+                    None => continue,
+                }
+            }
+            if line.len() > MAX_SIZE {
+                line.clear();
+            }
+            line.extend_from_slice(&input.read().await?);
+        }
+    })
+    .boxed()
+}
+
+/// Sends queued messages, and the ends of all streams after them; returns early when the client has disconnected.
+async fn write(outputs: Vec<(Channel, Output)>, mut queue: mpsc::Receiver<Outgoing>) {
+    while let Some((channel, data)) = queue.recv().await {
+        let output = outputs.iter().find(|(own, _)| *own == channel);
+        if let Some((_, output)) = output
+            && output.write(data).await.is_err()
+        {
+            return;
+        }
+    }
+    for (_, output) in outputs {
+        output.finish().await;
+    }
+}

@@ -1,0 +1,77 @@
+//! A command over a WebSocket: one byte for the channel, then data ([`super::wire`]).
+
+use std::future::ready;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
+use futures_util::stream::SplitSink;
+use futures_util::{Sink, SinkExt, Stream, StreamExt};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::ExecState;
+use super::session::{self, Incoming, Outgoing, QUEUE};
+use super::wire::{Channel, Command, PROTOCOL_V5, parse_size};
+
+/// How often an idle connection is pinged, to detect a client that has disappeared.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Runs `command` for the client of `socket`.
+pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String, command: Command) {
+    let closable = socket.protocol().is_some_and(|protocol| protocol == PROTOCOL_V5);
+    let (sink, stream) = socket.split();
+    let (messages, queue) = mpsc::channel(QUEUE);
+    // An empty message tells the client that it is connected, as kubelet's does.
+    let first = match (command.streams.stdout, command.streams.stderr) {
+        (true, _) => Channel::Stdout,
+        (false, true) => Channel::Stderr,
+        (false, false) => Channel::Error,
+    };
+    // The queue is empty, and its other end is in this function.
+    let _ = messages.send((first, Bytes::new())).await;
+    let client = Box::pin(incoming(stream, closable));
+    session::serve(client, messages, write(sink, queue), state, container, command).await;
+}
+
+/// What the client sends, until it disconnects.
+fn incoming(stream: impl Stream<Item = Result<Message, axum::Error>>, closable: bool) -> impl Stream<Item = Incoming> {
+    let open = stream.take_while(|message| ready(!matches!(message, Err(_) | Ok(Message::Close(_)))));
+    open.filter_map(move |message| {
+        let data = match message {
+            Ok(Message::Binary(data)) => data,
+            Ok(Message::Text(text)) => text.into(),
+            _ => return ready(None),
+        };
+        ready(match Channel::split(&data) {
+            Some((Channel::Stdin, _)) => Some(Incoming::Stdin(data.slice(1..))),
+            Some((Channel::Close, [0])) if closable => Some(Incoming::StdinEnd),
+            Some((Channel::Resize, size)) => parse_size(size).map(|(width, height)| Incoming::Size(width, height)),
+            // Not for a client to send; kubelet ignores them too.
+            _ => None,
+        })
+    })
+}
+
+/// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
+async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Outgoing>) {
+    let mut ping = interval(PING_INTERVAL);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let message = tokio::select! {
+            message = queue.recv() => message.map(|(channel, data)| Message::Binary(channel.message(&data).into())),
+            _ = ping.tick() => Some(Message::Ping(Default::default())),
+        };
+        let Some(message) = message else { break };
+        if sink.send(message).await.is_err() {
+            return;
+        }
+    }
+    close(sink).await;
+}
+
+async fn close(mut sink: impl Sink<Message> + Unpin) {
+    let normal = CloseFrame { code: close_code::NORMAL, reason: "".into() };
+    // A client that has disconnected needs no close message.
+    let _ = sink.send(Message::Close(Some(normal))).await;
+}
