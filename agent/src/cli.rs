@@ -30,6 +30,7 @@ pub mod logs;
 mod output;
 mod pod_status;
 mod pods;
+mod port_forward;
 pub mod run;
 mod screen;
 mod sources;
@@ -82,6 +83,8 @@ enum Command {
     Logs(logs::LogsArgs),
     /// Run a command in a container
     Exec(exec::ExecArgs),
+    /// Forward ports of this machine to a pod
+    PortForward(port_forward::PortForwardArgs),
     /// List this node's events
     Events(events::EventsArgs),
     /// Show the changes of a pod's manifest and who made them
@@ -128,6 +131,7 @@ pub fn main() -> ExitCode {
         Command::Describe(args) => block_on(describe::run(&client, args, screen)),
         Command::Logs(args) => block_on(logs::run(&client, args)),
         Command::Exec(args) => block_on(exec::run(&client, args)),
+        Command::PortForward(args) => block_on(port_forward::run(&client, args)),
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
