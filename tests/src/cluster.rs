@@ -207,6 +207,18 @@ impl Cluster {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// `program`, a kubectl, as the administrator.
+    pub fn kubectl(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.arg("--kubeconfig=/dev/null").arg(format!("--server=https://127.0.0.1:{}", self.port.number));
+        for (flag, name) in
+            [("certificate-authority", "ca.crt"), ("client-certificate", "admin.crt"), ("client-key", "admin.key")]
+        {
+            command.arg(format!("--{flag}={}", self.dir.join(name).display()));
+        }
+        command
+    }
+
     /// What is at `path`; `None` when there is nothing.
     pub fn get(&self, path: &str) -> Result<Option<Value>> {
         match self.request("GET", path, None)? {

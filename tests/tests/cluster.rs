@@ -5,9 +5,10 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
+use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::{TestNode, case, process, suite, tools, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
+        joining(case!(kubectl_forwards_ports_and_runs_commands)),
     ]);
     cluster::end();
     code
@@ -46,16 +48,7 @@ impl Drop for NodeAddress {
 /// As `kubectl logs` and `kubectl exec` ask for them: the apiserver asks the node's port, with its certificate.
 fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<()> {
     let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
-    node.agent.reconfigure(|settings| {
-        let authority = cluster.authority();
-        settings.kubelet.push(format!("port: {}", port.number));
-        settings.kubelet.push(format!("authentication: {{x509: {{clientCAFile: {}}}}}", authority.display()));
-        settings.limpet.push(format!("serverAllowedNames: [{}]", cluster::KUBELET_CLIENT));
-    })?;
-    join(node, &cluster, &[])?;
-    wait_node(node, &cluster, "the port of its API", |found| {
-        found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
-    })?;
+    join_with_api(node, &cluster, &port)?;
     let script = "echo hello from inside; trap 'exit 0' TERM; sleep 100000 & wait";
     node.apply(&pod("web", json!({ "containers": [shell("main", script)] })))?;
     wait_true(node, &cluster, "web")?;
@@ -65,6 +58,58 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
     ensure!(frames.contains("101 Switching Protocols") && frames.contains("from outside"), "{frames}");
     let summary = cluster.get(&format!("{}/proxy/stats/summary", node_path(node)))?.context("no summary")?;
     ensure!(summary["pods"][0]["podRef"]["name"] == node.full_name("web"), "{summary}");
+    Ok(())
+}
+
+/// Joins, with kubelet's API for the apiserver.
+fn join_with_api(node: &mut TestNode, cluster: &Cluster, port: &Port) -> Result<()> {
+    node.agent.reconfigure(|settings| {
+        let authority = cluster.authority();
+        settings.kubelet.push(format!("port: {}", port.number));
+        settings.kubelet.push(format!("authentication: {{x509: {{clientCAFile: {}}}}}", authority.display()));
+        settings.limpet.push(format!("serverAllowedNames: [{}]", cluster::KUBELET_CLIENT));
+    })?;
+    join(node, cluster, &[])?;
+    wait_node(node, cluster, "the port of its API", |found| {
+        found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
+    })
+    .map(drop)
+}
+
+/// kubectl asks by WebSocket, or as before 1.31 by SPDY; the apiserver passes either on.
+fn kubectl_forwards_ports_and_runs_commands(node: &mut TestNode) -> Result<()> {
+    let Some(program) = tools::on_path("kubectl") else {
+        println!("skipped: no kubectl here");
+        return Ok(());
+    };
+    let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    join_with_api(node, &cluster, &port)?;
+    node.apply(&forwarded::server("web"))?;
+    wait_true(node, &cluster, "web")?;
+    node.wait_logged("web", "main", "serves")?;
+    let web = node.full_name("web");
+    for websockets in ["true", "false"] {
+        let kubectl = || {
+            let mut command = cluster.kubectl(&program);
+            command.env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets);
+            command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets);
+            command
+        };
+        let log = node.dir().join(format!("port-forward-{websockets}.log"));
+        let served = format!(":{}", forwarded::PORT);
+        let forwarded = Forwarded::start(
+            kubectl().args(["port-forward", "--address=127.0.0.1", &format!("pod/{web}"), &served]),
+            &log,
+        )?;
+        forwarded.check(node, "web")?;
+
+        let exec = ["exec", "-i", &web, "-c", "main", "--", "sh", "-c", "cat; echo err >&2; exit 7"];
+        let input = b"in and out\n".repeat(10_000);
+        let output = process::run(kubectl().args(exec), &input)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.stdout == input, "{} bytes, WebSockets {websockets}: {said}", output.stdout.len());
+        ensure!(said.starts_with("err\n") && output.status.code() == Some(7), "{}: {said}", output.status);
+    }
     Ok(())
 }
 

@@ -5,7 +5,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::claim::Port;
+use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::process::Daemon;
 use limpet_tests::{TestNode, case, cgroup, process, suite, wait};
 use serde_json::{Value, json};
 
@@ -14,6 +16,7 @@ fn main() -> ExitCode {
         case!(callers_by_their_certificates).on(|node| node.agent = false),
         case!(ports_without_certificates).on(|node| node.agent = false),
         case!(figures_are_those_of_the_cgroups).on(|node| (node.agent, node.cni) = (false, true)),
+        case!(limpet_forwards_ports_of_a_pod_until_it_ends).on(|node| node.cni = true),
     ])
 }
 
@@ -89,7 +92,8 @@ fn callers_by_their_certificates(node: &mut TestNode) -> Result<()> {
     for path in ["/stats/summary", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"] {
         ensure!(get(&url(path), Some(&apiserver))?.0 == 200, "{path} is not served");
     }
-    for path in ["/pods", &logs, "/metrics", "/metrics/resource", "/stats/summary", "/healthz", "/none"] {
+    let ports = format!("/portForward/default/{}", node.full_name("web"));
+    for path in ["/pods", &logs, &ports, "/metrics", "/metrics/resource", "/stats/summary", "/healthz", "/none"] {
         let (status, body) = get(&url(path), None)?;
         ensure!(status == 401 && body.contains("a client certificate is needed"), "{path}: {status}: {body}");
         let (status, body) = get(&url(path), Some(&other_node))?;
@@ -122,6 +126,7 @@ fn ports_without_certificates(node: &mut TestNode) -> Result<()> {
         (&read_only, "/healthz", 200),
         (&read_only, "/configz", 404),
         (&read_only, "/containerLogs/default/web/main", 404),
+        (&read_only, "/portForward/default/web", 404),
         (&health, "/healthz", 200),
         (&health, "/pods", 404),
         (&health, "/metrics", 404),
@@ -258,4 +263,29 @@ fn series(page: &str, start: &str) -> Result<f64> {
     let (value, time) = line.split_once(' ').context("without a time")?;
     ensure!(time.parse::<u64>().is_ok(), "{line}");
     Ok(value.parse()?)
+}
+
+fn limpet_forwards_ports_of_a_pod_until_it_ends(node: &mut TestNode) -> Result<()> {
+    node.apply(&forwarded::server("web"))?;
+    node.wait_logged("web", "main", "serves")?;
+    let forward = |ports: &str| node.agent.cli_command(&["port-forward", "web", ports, "--address", "127.0.0.1"]);
+    let log = node.dir().join("port-forward.log");
+    let forwarded = Forwarded::start(&mut forward(&format!(":{}", forwarded::PORT))?, &log)?;
+    forwarded.check(node, "web")?;
+
+    // A port that nobody serves: said, and the others work on.
+    let log = node.dir().join("port-forward-nobody.log");
+    let nobody = Port::claim()?;
+    let unserved = Daemon::start(&mut forward(&format!("{}:81", nobody.number))?, &log)?;
+    let address = format!("127.0.0.1:{}", nobody.number);
+    wait::until(wait::SOON, "the forwarded port", || std::net::TcpStream::connect(&address).ok())?;
+    let said = format!("error: an error occurred forwarding {} -> 81: error forwarding port 81 to pod", nobody.number);
+    wait::until_true(wait::SOON, "the error", || unserved.log().contains(&said))?;
+    forwarded.check(node, "web")?;
+
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(wait::SOON, "the end of both", || {
+        [forwarded.log(), unserved.log()].iter().all(|log| log.ends_with("error: lost connection to pod\n"))
+    })
 }
