@@ -23,7 +23,8 @@ pub fn run(flags: &RunFlags) -> ExitCode {
         Err(error) => return fail(&error, error.exit_code()),
     };
     // One thread: an idle agent has one stack and wakes one thread.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = match builder.enable_all().thread_stack_size(memory::THREAD_STACK).build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error, 1),
     };
