@@ -61,6 +61,9 @@ pub(crate) fn lacks(options: &NodeOptions) -> Option<&'static str> {
     if options.cluster && (tools::kube_apiserver().is_none() || tools::etcd().is_none()) {
         return Some("no kube-apiserver or no etcd; run: cargo xtask apiserver");
     }
+    if options.cluster && tools::on_path("kubectl").is_none() {
+        return Some("no kubectl; run: cargo xtask test");
+    }
     (options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
 }
 

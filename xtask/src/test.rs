@@ -59,10 +59,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Packages that the tests alone need, and the program by which each is known. A test whose program is missing fails.
-const TOOLS: [(&str, &str); 6] = [
+const TOOLS: [(&str, &str); 7] = [
     ("dbus", "dbus-daemon"),
     ("e2fsprogs", "mkfs.ext4"),
     ("iproute2", "ip"),
+    ("kubernetes-client", "kubectl"),
     ("openssl", "openssl"),
     ("vim", "vim"),
     ("zstd", "zstd"),
