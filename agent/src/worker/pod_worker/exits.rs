@@ -20,6 +20,10 @@ impl PodWorker {
     /// A process has exited without a TaskExit event; `answer` is containerd's view of its task.
     pub(super) fn missed_exit(&mut self, (id, pid): ProcessKey, answer: Answer) {
         let now = self.context.executor.now();
+        if self.current.as_ref().is_some_and(|pod| pod.exits_being_recorded.contains(&id)) {
+            // It was not missed: containerd takes long to record it.
+            return;
+        }
         match answer {
             Ok(Some(Task::Stopped { code, at })) => {
                 tracing::warn!(pod = %self.key, container = %id, "missed TaskExit event");
