@@ -7,7 +7,7 @@ pub mod rates;
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use limpet_core::status::observed::{ObservedContainer, ObservedPod, ObservedPods};
-use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::blocking::{self, DEADLINE, Progress};
 use limpet_host::cgroup::Cgroups;
 use limpet_host::cgroup::usage::{Depth, Group, GroupUsage};
 use limpet_host::file_system::{self, Space};
@@ -142,8 +142,10 @@ impl ReadUsage for NodeReader {
         Box::pin(async move {
             let cgroups = self.cgroups.clone();
             // One reading at a time, on one thread. Eviction, which has another subject, waits for none.
-            let mut usage =
-                blocking::run(PathBuf::from("/sys/fs"), DEADLINE, move |_| node(&cgroups, &pods, depth)).await?;
+            let mut usage = blocking::run(PathBuf::from("/sys/fs"), DEADLINE, move |progress| {
+                node(&cgroups, &pods, depth, progress)
+            })
+            .await?;
             if depth == Depth::Whole {
                 let root = self.root.clone();
                 let space = blocking::run(root.clone(), DEADLINE, move |_| file_system::space(&root)).await;
@@ -154,9 +156,14 @@ impl ReadUsage for NodeReader {
     }
 }
 
-fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth) -> NodeUsage {
+fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth, progress: &Progress) -> NodeUsage {
     let whole = depth == Depth::Whole;
     let level = |class| cgroups.usage(Group::Level(class), depth);
+    let each = |pod: &Arc<ObservedPod>| {
+        // A slow machine may take long for many pods.
+        progress.at(Path::new("/sys/fs"));
+        of_pod(cgroups, pod, depth)
+    };
     let levels = [QosClass::Burstable, QosClass::BestEffort].into_iter().filter(|_| whole).filter_map(level);
     NodeUsage {
         booted: boot_time(),
@@ -167,7 +174,7 @@ fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth) -> NodeUsage {
         interfaces: whole.then(own_interfaces).flatten(),
         disk: None,
         process_ids: whole.then(ProcessIds::read).flatten(),
-        pods: pods.pods.values().filter_map(|pod| of_pod(cgroups, pod, depth)).collect(),
+        pods: pods.pods.values().filter_map(each).collect(),
     }
 }
 
