@@ -29,14 +29,28 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: ExecState, con
         if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, &command)).await {
             let (messages, queue) = mpsc::channel(QUEUE);
             let (client, outputs) = attached.split();
-            session::serve(client, messages, write(outputs, queue), state, container, command).await;
+            let session = session::serve(client, messages, write(outputs, queue), state, container, command);
+            tokio::select! {
+                () = session => {}
+                () = refuse(&mut streams) => {}
+            }
         }
-        streams.close().await;
     };
     tokio::select! {
-        () = work => drop(timeout(CLOSE_TIMEOUT, driver).await),
-        () = &mut driver => {}
+        () = work => {}
+        () = &mut driver => return,
     }
+    // A client that reads nothing is not waited for.
+    let _ = timeout(CLOSE_TIMEOUT, async { tokio::join!(streams.close(), driver) }).await;
+}
+
+/// Refuses all further streams, without end.
+async fn refuse(streams: &mut Handle) {
+    while let Some(stream) = streams.accept().await {
+        stream.output.reset(Status::Refused).await;
+    }
+    // The connection has ended, which its driver says.
+    std::future::pending().await
 }
 
 /// The streams that the client has opened.

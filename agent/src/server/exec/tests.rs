@@ -180,12 +180,12 @@ async fn remotecommand_over_spdy_carries_streams_and_exit_codes() {
     assert_eq!(parse_status(status.as_bytes()), Ok(0));
 
     // A terminal and its size.
-    let query = "command=sh&command=-c&command=read+go;+stty+size&input=1&output=1&error=1&tty=1";
-    let (_client, [_error, stdin, mut out, resize]) = spdy(&node, query, ["error", "stdin", "stdout", "resize"]).await;
+    let query = "command=sh&command=-c&command=until+%5B+%22%24%28stty+size%29%22+%3D+%2230+100%22+%5D;+do+sleep+0.1;\
+                 +done;+echo+sized&input=1&output=1&error=1&tty=1";
+    let (_client, [_error, _stdin, mut out, resize]) = spdy(&node, query, ["error", "stdin", "stdout", "resize"]).await;
     resize.output.write([size_message(100, 30), b"\n".to_vec()].concat().into()).await.unwrap();
-    stdin.output.write("go\r".into()).await.unwrap();
     let out = text(&mut out.input).await;
-    assert!(out.starts_with("go\r\n") && out.ends_with("\r\n"), "{out}");
+    assert!(out.ends_with("sized\r\n"), "{out}");
     node.container.all_cleaned_up().await;
 }
 

@@ -11,6 +11,9 @@ use super::{PORT, REQUEST_ID, STREAM_TYPE};
 /// How long the first stream of a pair waits for the second, as in kubelet.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The longest number of a request that is taken; clients count from 0.
+const MAX_REQUEST_ID: usize = 64;
+
 /// The two streams of a forwarded connection, and the port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pair<T> {
@@ -61,6 +64,9 @@ impl<T> Pairs<T> {
             Kind::Error => id.to_string(),
             Kind::Data => id.saturating_sub(2).to_string(),
         };
+        if headers.get(REQUEST_ID).is_some_and(|request| request.len() > MAX_REQUEST_ID) {
+            return Err(stream);
+        }
         let pair = headers.get(REQUEST_ID).map_or_else(number, str::to_owned);
         match self.0.remove(&pair) {
             Some(other) if other.kind == kind => {
@@ -125,6 +131,7 @@ mod tests {
             headers("data", "65536", Some("0")),
             headers("data", "-1", Some("0")),
             headers("data", "", Some("0")),
+            headers("data", "80", Some(&"0".repeat(65))),
             Headers::default(),
         ] {
             assert_eq!(pairs.add(1, &bad, 1, now), Err(1), "{bad:?}");

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::frame::{Decoder, Encoder, Frame, MAX_DATA, Status};
@@ -21,6 +21,8 @@ use super::headers::Headers;
 pub const MAX_STREAMS: usize = 256;
 /// How long a connection may be silent, as kubelet's `streamingConnectionIdleTimeout`.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
+/// How often a peer is asked for an answer, so that one that has gone is noticed while nothing else is read or written.
+const PING: Duration = Duration::from_secs(30);
 /// The most bytes of a connection that are received and not yet read.
 const MAX_UNREAD: usize = 256 << 10;
 /// What a piece of data counts at least: it takes memory besides its bytes.
@@ -111,7 +113,8 @@ impl Handle {
         opened.await.map_err(|_| Ended)
     }
 
-    /// Ends the connection once everything is sent that streams have sent before: the driver then ends.
+    /// Ends the connection once everything is sent that streams have sent before: the driver ends when the peer has
+    /// received it and closes its side.
     pub async fn close(&self) {
         // Without a driver it has ended.
         let _ = self.frames.send(Frame::GoAway { last: 0 }).await;
@@ -162,12 +165,13 @@ impl Output {
 }
 
 /// A connection over `io`, and the driver that must run for it to live. It ends when the peer disconnects or breaks the
-/// protocol, after [`Handle::close`], and when nothing was sent or received for `idle`.
+/// protocol, after [`Handle::close`], and when nothing but pings was sent or received for `idle`.
 pub fn connection(io: impl AsyncRead + AsyncWrite, role: Role, idle: Duration) -> (Handle, impl Future<Output = ()>) {
     let (frames, queue) = mpsc::channel(FRAMES);
     let (accept, accepted) = mpsc::channel(ACCEPTED);
     let (opens, open) = mpsc::channel(1);
     let handle = Handle { accepted, opens, frames: frames.clone() };
+    let pings = frames.clone();
     let streams =
         Streams { role, frames, accept, open: HashMap::new(), last: 0, unread: Arc::new(Semaphore::new(MAX_UNREAD)) };
     let driver = async move {
@@ -176,10 +180,22 @@ pub fn connection(io: impl AsyncRead + AsyncWrite, role: Role, idle: Duration) -
         tokio::select! {
             () = read(reader, streams, open, &active) => {}
             () = write(writer, queue, &active) => {}
+            () = ping(&pings, role) => {}
             () = silent(&active, idle) => tracing::debug!("a connection was silent for too long"),
         }
     };
     (handle, driver)
+}
+
+/// Sends pings, without end.
+async fn ping(frames: &mpsc::Sender<Frame>, role: Role) {
+    let mut id = if role == Role::Server { 2 } else { 1 };
+    loop {
+        sleep(PING).await;
+        // The writer ends only with the connection.
+        let _ = frames.send(Frame::Ping(id)).await;
+        id = id.wrapping_add(2);
+    }
 }
 
 /// Resolves when nothing has happened for `idle`.
@@ -214,10 +230,14 @@ async fn read(
         if !count.is_ok_and(|count| count > 0) {
             return;
         }
-        active.send_replace(Instant::now());
         loop {
             match decoder.next(&mut input) {
-                Ok(Some(frame)) => streams.receive(frame).await,
+                Ok(Some(frame)) => {
+                    if frame.is_use() {
+                        active.send_replace(Instant::now());
+                    }
+                    streams.receive(frame).await;
+                }
                 Ok(None) => break,
                 Err(error) => return tracing::debug!(%error, "a SPDY connection ends"),
             }
@@ -225,13 +245,14 @@ async fn read(
     }
 }
 
-/// Writes frames until one says that the connection ends, or the peer has disconnected.
+/// Writes frames until the peer has disconnected; none after the one that says that the connection ends.
 async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Frame>, active: &watch::Sender<Instant>) {
     let (mut encoder, mut output) = (Encoder::default(), BytesMut::new());
     while let Some(frame) = queue.recv().await {
         let mut next = Some(frame);
-        let mut last = false;
+        let (mut last, mut used) = (false, false);
         while let Some(frame) = next {
+            used |= frame.is_use();
             last |= matches!(frame, Frame::GoAway { .. });
             encoder.write(&frame, &mut output);
             next = if output.len() < BUFFER && !last { queue.try_recv().ok() } else { None };
@@ -239,12 +260,15 @@ async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Fr
         if writer.write_all(&output).await.is_err() || writer.flush().await.is_err() {
             return;
         }
-        active.send_replace(Instant::now());
+        if used {
+            active.send_replace(Instant::now());
+        }
         output.clear();
         if last {
             // A peer that has disconnected need not be told.
             let _ = writer.shutdown().await;
-            return;
+            // Closing now would throw away what the peer has not received yet: the reader ends at the peer's own end.
+            return std::future::pending().await;
         }
     }
 }
@@ -263,6 +287,8 @@ struct Streams {
 struct Entry {
     pieces: mpsc::Sender<Piece>,
     reset: CancellationToken,
+    /// The peer has said that it sends nothing more.
+    ended: bool,
 }
 
 impl Streams {
@@ -326,13 +352,13 @@ impl Streams {
     fn insert(&mut self, id: u32, headers: Headers) -> Stream {
         let (pieces, input) = mpsc::channel(PIECES);
         let reset = CancellationToken::new();
-        self.open.insert(id, Entry { pieces, reset: reset.clone() });
+        self.open.insert(id, Entry { pieces, reset: reset.clone(), ended: false });
         Stream { id, headers, input: Input(input), output: Output { id, frames: self.frames.clone() }, reset }
     }
 
     /// Hands data to its stream; waits while too much is unread.
     async fn data(&mut self, id: u32, data: Bytes) {
-        let Some(entry) = self.open.get(&id).filter(|_| !data.is_empty()) else { return };
+        let Some(entry) = self.open.get(&id).filter(|entry| !entry.ended && !data.is_empty()) else { return };
         // No piece is longer than MAX_DATA, so it fits.
         let size = data.len().max(MIN_PIECE) as u32;
         let permit = tokio::select! {
@@ -346,7 +372,8 @@ impl Streams {
     }
 
     async fn end(&mut self, id: u32, fin: bool) {
-        if let Some(entry) = self.open.get(&id).filter(|_| fin) {
+        if let Some(entry) = self.open.get_mut(&id).filter(|entry| fin && !entry.ended) {
+            entry.ended = true;
             // As above.
             let _ = entry.pieces.send(Piece::End).await;
         }

@@ -58,7 +58,7 @@ pub enum Frame {
         /// A [`Status`], or another number.
         status: u32,
     },
-    /// `PING`, which whose sender did not send first sends back.
+    /// `PING`: whoever receives one that it did not begin sends it back.
     Ping(u32),
     /// `GOAWAY`: the sender takes no more streams.
     GoAway {
@@ -85,6 +85,13 @@ pub enum Frame {
         /// Whether it is the last.
         fin: bool,
     },
+}
+
+impl Frame {
+    /// Whether it shows that the connection is in use: it is about a stream.
+    pub fn is_use(&self) -> bool {
+        !matches!(self, Self::Ping(_) | Self::GoAway { .. } | Self::Other)
+    }
 }
 
 /// Why a connection cannot be read any further.

@@ -89,6 +89,21 @@ async fn a_stream_that_is_not_read_holds_its_peer_up_and_one_that_is_dropped_doe
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_is_gone_is_noticed_while_its_data_stands_unread() {
+    let (near, far) = duplex(1 << 10);
+    let (mut server, driver) = connection(near, Role::Server, IDLE_TIMEOUT);
+    let served = tokio::spawn(driver);
+    let (client, driver) = connection(far, Role::Client, IDLE_TIMEOUT);
+    let peer = tokio::spawn(driver);
+    let stream = client.open(Headers::default()).await.unwrap();
+    let _unread = server.accept().await.unwrap();
+    let chunk = Bytes::from(vec![0; MAX_DATA]);
+    while tokio::time::timeout(Duration::from_secs(1), stream.output.write(chunk.clone())).await.is_ok() {}
+    peer.abort();
+    tokio::time::timeout(2 * PING, served).await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn there_are_no_more_streams_than_allowed_and_those_that_ended_do_not_count() {
     let (mut server, client) = pair();
@@ -130,12 +145,16 @@ async fn a_silent_connection_ends_and_an_active_one_does_not() {
     let (io, mut peer) = duplex(1 << 16);
     let (mut server, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
     let driver = tokio::spawn(driver);
-    for _ in 0..3 {
+    let mut encoder = Encoder::default();
+    for id in [1, 3, 5] {
         tokio::time::sleep(IDLE_TIMEOUT / 2).await;
-        peer.write_all(&[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1]).await.unwrap();
-        peer.read_exact(&mut [0; 12]).await.unwrap();
+        let mut output = BytesMut::new();
+        encoder.write(&Frame::Open { id, headers: Headers::default(), fin: false }, &mut output);
+        peer.write_all(&output).await.unwrap();
+        server.accept().await.unwrap();
     }
     assert!(!driver.is_finished());
+    // The pings that go on are no use of it.
     assert!(server.accept().await.is_none());
     driver.await.unwrap();
 }
