@@ -14,6 +14,7 @@ pub mod image_name;
 pub mod lifecycle;
 pub mod manifest;
 pub mod node;
+pub mod node_selector;
 pub mod object;
 pub mod pod;
 pub mod probe;

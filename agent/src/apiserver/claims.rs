@@ -1,11 +1,11 @@
 //! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to.
 //!
 //! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is asked for again.
-//! One that was is not: as long as a pod refers to it, it stays bound to its volume.
+//! One that was is not: as long as the pod refers to it, it stays bound to its volume.
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -14,6 +14,7 @@ use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
+use limpet_model::node_selector;
 use limpet_model::object::claim::{self, Step};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
@@ -52,7 +53,7 @@ pub(super) async fn resolve(link: &Link, desired: &Desired, key: &ObjectKey, sou
     }
 }
 
-/// A pod that refers to the claim.
+/// The pod that refers to the claim.
 fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     let desired = desired.load();
     let pods = desired.demand(SourceKind::Api);
@@ -61,23 +62,37 @@ fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
 
 /// The object of the claim as it is now; `None`: there is no such claim.
 async fn look_up(link: &Link, key: &ObjectKey, pod: &PodRecord) -> Result<Option<ObjectRecord>, RequestError> {
-    let resource = Resource::PersistentVolumeClaim(key.namespace.to_string(), key.name.to_string());
+    let name = claim::of_object(&key.name);
+    let resource = Resource::PersistentVolumeClaim(key.namespace.to_string(), name.to_owned());
     let claim: PersistentVolumeClaim = match link.send(Request::get(resource)).await {
         Ok(value) => decoded(value)?,
         Err(error) if error.is_not_found() => return Ok(None),
         Err(error) => return Err(error),
     };
     let volumes = pod.spec().volumes.iter().flatten();
-    let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(&*key.name));
+    let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(name));
     let Some(user) = users.next() else { return Ok(None) };
     let refusal = |why| Ok(Some(claim::refusal(key.clone(), ORIGIN, why)));
     match claim::step(&claim, pod, user) {
         Step::Read(name) => {
             let volume: PersistentVolume = decoded(link.send(Request::get(Resource::PersistentVolume(name))).await?)?;
+            if !is_for_node(link, &volume, pod).await? {
+                let volume = volume.metadata.name.unwrap_or_default();
+                return refusal(format!("PV {volume} is not for this node: no matching NodeSelectorTerms"));
+            }
             claim::record(key.clone(), ORIGIN, &claim, &volume).map_or_else(refusal, |record| Ok(Some(record)))
         }
         Step::Wait(why) | Step::Refuse(why) => refusal(why),
     }
+}
+
+/// Whether the volume's node affinity, if it has one, names the pod's node.
+async fn is_for_node(link: &Link, volume: &PersistentVolume, pod: &PodRecord) -> Result<bool, RequestError> {
+    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let Some(wanted) = affinity.and_then(|affinity| affinity.required.as_ref()) else { return Ok(true) };
+    let name = pod.spec().node_name.clone().unwrap_or_default();
+    let node: Node = decoded(link.send(Request::get(Resource::Node(name.clone()))).await?)?;
+    Ok(node_selector::matches(wanted, &name, &node.metadata.labels.unwrap_or_default()))
 }
 
 fn decoded<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, RequestError> {

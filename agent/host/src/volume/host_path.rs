@@ -44,9 +44,9 @@ impl HostPath {
         if let Some(source) = &volume.host_path {
             return Self::of(&volume.name, source).map(|found| Some((found, false)));
         }
-        let Some(name) = claim::name(pod, volume) else { return Ok(None) };
-        let kind = ObjectKind::VolumeClaim;
-        let object = objects.get(kind, &name);
+        let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
+        let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
+        let object = objects.get(kind, &object);
         let object = object.ok_or_else(|| VolumeError::NoObject { volume: volume.name.clone(), kind, name })?;
         let source = claim::source(object);
         let source = source.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;

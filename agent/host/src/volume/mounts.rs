@@ -187,7 +187,7 @@ mod tests {
         let spec = json!({"claimRef": {"uid": "c"}, "hostPath": {"path": dir.join("claimed")}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
         PodObjects::of(&pod, |key| {
-            Some(Arc::new(match &*key.name {
+            Some(Arc::new(match claim::of_object(&key.name) {
                 "data" => claim::record(key.clone(), "", &claim, &volume).unwrap(),
                 _ => claim::refusal(key.clone(), "", "PVC far is not bound".to_owned()),
             }))
@@ -284,7 +284,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI or a persistentVolumeClaim",
+                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

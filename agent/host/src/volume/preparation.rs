@@ -180,7 +180,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI or a persistentVolumeClaim",
+            "{} is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             kind(volume)
         ),
     }

@@ -37,6 +37,17 @@ pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
     volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone())
 }
 
+/// The name of the object with what the volume's claim is bound to: each pod has its own, so that its successor under the
+/// same name, which may have another claim of the same name, gets nothing of it.
+pub fn object_name(pod: &PodRecord, volume: &Volume) -> Option<String> {
+    Some(format!("{}@{}", name(pod, volume)?, pod.uid))
+}
+
+/// The name of the claim that the object of that name is about.
+pub fn of_object(object: &str) -> &str {
+    object.split_once('@').map_or(object, |(claim, _)| claim)
+}
+
 /// The next step with a claim as the apiserver has it; kubelet's conditions and messages.
 pub fn step(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volume) -> Step {
     let metadata = &claim.metadata;
@@ -73,7 +84,7 @@ pub fn record(
     let spec = volume.spec.clone().unwrap_or_default();
     let owner = spec.claim_ref.as_ref().and_then(|claim| claim.uid.as_deref());
     if owner != claim.metadata.uid.as_deref() {
-        return Err(format!("PV {name} is not bound to PVC {}", key.name));
+        return Err(format!("PV {name} is not bound to PVC {}", of_object(&key.name)));
     }
     let source = match (spec.host_path, spec.local) {
         (Some(source), _) => source,
@@ -81,6 +92,9 @@ pub fn record(
         (_, Some(local)) => HostPathVolumeSource { path: local.path, type_: Some("Directory".to_owned()) },
         _ => return Ok(refusal(key, origin, format!("PV {name} is neither hostPath nor local; use one of these"))),
     };
+    if !source.path.starts_with('/') || source.path.split('/').any(|part| part == "..") {
+        return Ok(refusal(key, origin, format!("PV {name} has a path that is not absolute: {}", source.path)));
+    }
     let source = serde_json::to_string(&source).map_err(|error| error.to_string())?;
     Ok(object(key, origin, [(VOLUME, name), (SOURCE, source)]))
 }
@@ -155,12 +169,13 @@ mod tests {
         let others = json!({"metadata": {"name": "web-tmp", "ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
             "name": "web", "uid": "u-0"}]}});
         assert_eq!(of(1, others), Step::Refuse("PVC n/web-tmp was not created for the pod".to_owned()));
-        assert_eq!(name(&pod, &volumes[1]).as_deref(), Some("web-tmp"));
+        assert_eq!(object_name(&pod, &volumes[1]).as_deref(), Some("web-tmp@u-1"));
+        assert_eq!((of_object("web-tmp@u-1"), of_object("data")), ("web-tmp", "data"));
     }
 
     #[test]
     fn a_volume_on_the_node_is_a_path_and_every_other_is_refused_by_name() {
-        let key = || ObjectKey::new(ObjectKind::VolumeClaim, "n", "data");
+        let key = || ObjectKey::new(ObjectKind::VolumeClaim, "n", "data@u-1");
         let of = |spec: Value, uid: &str| {
             let mut volume = json!({"metadata": {"name": "pv"}, "spec": spec});
             volume["spec"]["claimRef"] = json!({"uid": uid});
@@ -175,6 +190,8 @@ mod tests {
         let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
         assert_eq!(path(host), Ok(("/srv/a".to_owned(), "DirectoryOrCreate".to_owned())));
         assert_eq!(path(json!({"local": {"path": "/mnt/b"}})), Ok(("/mnt/b".to_owned(), "Directory".to_owned())));
+        let relative = json!({"hostPath": {"path": "/srv/../etc"}});
+        assert_eq!(path(relative), Err("PV pv has a path that is not absolute: /srv/../etc".to_owned()));
         let nfs = json!({"nfs": {"server": "s", "path": "/"}});
         assert_eq!(path(nfs), Err("PV pv is neither hostPath nor local; use one of these".to_owned()));
         let foreign = of(json!({"hostPath": {"path": "/srv/a"}}), "c-2");

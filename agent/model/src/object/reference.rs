@@ -83,7 +83,7 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
     if let Some(map) = &volume.config_map {
         add(ObjectKind::ConfigMap, &map.name);
     }
-    if let Some(name) = claim::name(pod, volume) {
+    if let Some(name) = claim::object_name(pod, volume) {
         add(ObjectKind::VolumeClaim, &name);
     }
     if let Some(secret) = &volume.secret {
