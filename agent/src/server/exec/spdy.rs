@@ -86,7 +86,7 @@ impl Attached {
         }
         let stdin = stream::iter(stdin).flat_map(stdin_of);
         let sizes = stream::iter(sizes).flat_map(sizes_of);
-        // A client may end each stream for itself; that it has disconnected is told by the connection.
+        // A client may end each stream for itself; the driver ends when it has disconnected.
         (stream::select(stdin, sizes).chain(stream::pending()).boxed(), outputs)
     }
 }

@@ -147,15 +147,15 @@ impl Output {
         Ok(())
     }
 
-    /// Tells the peer that nothing more is sent.
+    /// Sends the end of the stream.
     pub async fn finish(&self) {
-        // A connection that has ended tells it as well.
+        // Fails only when the connection has ended.
         let _ = self.send(Frame::Data { id: self.id, data: Bytes::new(), fin: true }).await;
     }
 
     /// Ends the stream in both directions.
     pub async fn reset(&self, status: Status) {
-        // A connection that has ended tells it as well.
+        // Fails only when the connection has ended.
         let _ = self.send(Frame::Reset { id: self.id, status: status as u32 }).await;
     }
 
@@ -265,7 +265,7 @@ async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Fr
         }
         output.clear();
         if last {
-            // A peer that has disconnected need not be told.
+            // Fails only when the peer has disconnected.
             let _ = writer.shutdown().await;
             // Closing now would throw away what the peer has not received yet: the reader ends at the peer's own end.
             return std::future::pending().await;

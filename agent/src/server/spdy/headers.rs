@@ -20,7 +20,7 @@ const WINDOW: usize = 32 << 10;
 const ZLIB_HEAD: [u8; 2] = [0x78, 0xbb];
 /// The bit of zlib's second byte that says that the checksum of a dictionary follows.
 const ZLIB_DICTIONARY: u8 = 0x20;
-/// The end of a block that an inflater hands on at once: zlib's sync flush.
+/// The end of a block that is inflated at once: zlib's sync flush.
 const SYNC_FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 
 /// Why a header block cannot be read.
