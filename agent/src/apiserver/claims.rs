@@ -15,8 +15,7 @@ use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::node_selector;
-use limpet_model::object::claim::{self, Step};
-use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::object::{ObjectKey, ObjectRecord, claim};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
@@ -72,18 +71,20 @@ async fn look_up(link: &Link, key: &ObjectKey, pod: &PodRecord) -> Result<Option
     let volumes = pod.spec().volumes.iter().flatten();
     let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(name));
     let Some(user) = users.next() else { return Ok(None) };
-    let refusal = |why| Ok(Some(claim::refusal(key.clone(), ORIGIN, why)));
-    match claim::step(&claim, pod, user) {
-        Step::Read(name) => {
+    let found = match claim::volume_name(&claim, pod, user) {
+        Ok(name) => {
             let volume: PersistentVolume = decoded(link.send(Request::get(Resource::PersistentVolume(name))).await?)?;
-            if !is_for_node(link, &volume, pod).await? {
-                let volume = volume.metadata.name.unwrap_or_default();
-                return refusal(format!("PV {volume} is not for this node: no matching NodeSelectorTerms"));
+            match is_for_node(link, &volume, pod).await? {
+                true => claim::record(key.clone(), ORIGIN, &claim, &volume),
+                false => {
+                    let volume = volume.metadata.name.unwrap_or_default();
+                    Err(format!("PV {volume} is not for this node: no matching NodeSelectorTerms"))
+                }
             }
-            claim::record(key.clone(), ORIGIN, &claim, &volume).map_or_else(refusal, |record| Ok(Some(record)))
         }
-        Step::Wait(why) | Step::Refuse(why) => refusal(why),
-    }
+        Err(why) => Err(why),
+    };
+    Ok(Some(found.unwrap_or_else(|why| claim::refusal(key.clone(), ORIGIN, why))))
 }
 
 /// Whether the volume's node affinity, if it has one, names the pod's node.

@@ -3,31 +3,15 @@
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Volumes
 //! whose data is on the node are supported: `hostPath` and `local`.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, PersistentVolume, PersistentVolumeClaim, Volume};
 
-use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
+use crate::object::{ObjectKey, ObjectRecord};
 use crate::pod::PodRecord;
 
-/// The entry with the volume's name.
-const VOLUME: &str = "volume";
 /// The entry with the volume's `hostPath`, as JSON.
 const SOURCE: &str = "hostPath";
 /// The entry that says why the pod cannot have the volume.
 const REFUSED: &str = "refused";
-
-/// What is to be done about a claim.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Step {
-    /// It is bound to the PersistentVolume of that name, which is to be read next.
-    Read(String),
-    /// It is not bound yet, which has to be waited for; the sentence says so.
-    Wait(String),
-    /// It is of no use to the pod, for that reason.
-    Refuse(String),
-}
 
 /// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it.
 pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
@@ -48,32 +32,33 @@ pub fn of_object(object: &str) -> &str {
     object.split_once('@').map_or(object, |(claim, _)| claim)
 }
 
-/// The next step with a claim as the apiserver has it; kubelet's conditions and messages.
-pub fn step(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volume) -> Step {
+/// The name of the PersistentVolume that a claim is bound to, by kubelet's conditions.
+///
+/// # Errors
+/// The pod cannot have it, or not yet; kubelet's message.
+pub fn volume_name(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volume) -> Result<String, String> {
     let metadata = &claim.metadata;
     let name = metadata.name.as_deref().unwrap_or_default();
     let owned = || metadata.owner_references.iter().flatten().any(|owner| owner.uid == pod.uid.as_str());
     if volume.ephemeral.is_some() && !owned() {
-        return Step::Refuse(format!("PVC {}/{name} was not created for the pod", pod.key.namespace()));
+        return Err(format!("PVC {}/{name} was not created for the pod", pod.key.namespace()));
     }
     if metadata.deletion_timestamp.is_some() {
-        return Step::Wait(format!("PVC {name} is being deleted"));
+        return Err(format!("PVC {name} is being deleted"));
     }
     let spec = claim.spec.clone().unwrap_or_default();
     if spec.volume_mode.as_deref() == Some("Block") {
-        return Step::Refuse(format!("PVC {name} has volumeMode Block, which is not supported"));
+        return Err(format!("PVC {name} has volumeMode Block, which is not supported"));
     }
     let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
-    match spec.volume_name.filter(|volume| bound && !volume.is_empty()) {
-        Some(volume) => Step::Read(volume),
-        None => Step::Wait(format!("PVC {name} is not bound")),
-    }
+    let volume = spec.volume_name.filter(|volume| bound && !volume.is_empty());
+    volume.ok_or_else(|| format!("PVC {name} is not bound"))
 }
 
 /// The object for a claim and the PersistentVolume that it is bound to.
 ///
 /// # Errors
-/// The volume is not the claim's: it may become so.
+/// Why the pod cannot use that volume.
 pub fn record(
     key: ObjectKey,
     origin: &str,
@@ -90,29 +75,18 @@ pub fn record(
         (Some(source), _) => source,
         // A device would have to be mounted first.
         (_, Some(local)) => HostPathVolumeSource { path: local.path, type_: Some("Directory".to_owned()) },
-        _ => return Ok(refusal(key, origin, format!("PV {name} is neither hostPath nor local; use one of these"))),
+        _ => return Err(format!("PV {name} is neither hostPath nor local; use one of these")),
     };
     if !source.path.starts_with('/') || source.path.split('/').any(|part| part == "..") {
-        return Ok(refusal(key, origin, format!("PV {name} has a path that is not absolute: {}", source.path)));
+        return Err(format!("PV {name} has a path that is not absolute: {}", source.path));
     }
     let source = serde_json::to_string(&source).map_err(|error| error.to_string())?;
-    Ok(object(key, origin, [(VOLUME, name), (SOURCE, source)]))
+    Ok(ObjectRecord::of_texts(key, origin, [(SOURCE, source)]))
 }
 
 /// The object for a claim that no pod can use here.
 pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
-    object(key, origin, [(REFUSED, why)])
-}
-
-fn object<const N: usize>(key: ObjectKey, origin: &str, entries: [(&str, String); N]) -> ObjectRecord {
-    let entry = |text: String| Entry { bytes: SecretBytes::new(text.into_bytes()), binary: false };
-    ObjectRecord {
-        key,
-        origin: Arc::from(origin),
-        immutable: false,
-        secret_type: Arc::from(""),
-        data: entries.into_iter().map(|(name, text)| (name.to_owned(), entry(text))).collect::<BTreeMap<_, _>>(),
-    }
+    ObjectRecord::of_texts(key, origin, [(REFUSED, why)])
 }
 
 /// The path on the node that a claim's object stands for.
@@ -158,17 +132,17 @@ mod tests {
     fn a_claim_is_read_on_once_it_is_bound_and_never_for_a_block_device() {
         let pod = pod();
         let volumes = pod.spec().volumes.clone().unwrap();
-        let of = |volume: usize, change: Value| step(&claim(change), &pod, &volumes[volume]);
-        assert_eq!(of(0, json!({})), Step::Read("pv".to_owned()));
-        assert_eq!(of(0, json!({"status": {"phase": "Pending"}})), Step::Wait("PVC data is not bound".to_owned()));
-        assert_eq!(of(0, json!({"spec": {}})), Step::Wait("PVC data is not bound".to_owned()));
+        let of = |volume: usize, change: Value| volume_name(&claim(change), &pod, &volumes[volume]);
+        assert_eq!(of(0, json!({})), Ok("pv".to_owned()));
+        assert_eq!(of(0, json!({"status": {"phase": "Pending"}})), Err("PVC data is not bound".to_owned()));
+        assert_eq!(of(0, json!({"spec": {}})), Err("PVC data is not bound".to_owned()));
         let deleted = json!({"metadata": {"name": "data", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
-        assert_eq!(of(0, deleted), Step::Wait("PVC data is being deleted".to_owned()));
+        assert_eq!(of(0, deleted), Err("PVC data is being deleted".to_owned()));
         let block = json!({"spec": {"volumeName": "pv", "volumeMode": "Block"}});
-        assert!(matches!(of(0, block), Step::Refuse(why) if why.contains("volumeMode Block")));
+        assert!(matches!(of(0, block), Err(why) if why.contains("volumeMode Block")));
         let others = json!({"metadata": {"name": "web-tmp", "ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
             "name": "web", "uid": "u-0"}]}});
-        assert_eq!(of(1, others), Step::Refuse("PVC n/web-tmp was not created for the pod".to_owned()));
+        assert_eq!(of(1, others), Err("PVC n/web-tmp was not created for the pod".to_owned()));
         assert_eq!(object_name(&pod, &volumes[1]).as_deref(), Some("web-tmp@u-1"));
         assert_eq!((of_object("web-tmp@u-1"), of_object("data")), ("web-tmp", "data"));
     }
@@ -182,7 +156,7 @@ mod tests {
             record(key(), "apiserver", &claim(json!({})), &serde_json::from_value(volume).unwrap())
         };
         let path = |spec: Value| {
-            let record = of(spec, "c-1").unwrap();
+            let record = of(spec, "c-1")?;
             let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
             assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
             source(&record).map(|source| (source.path, source.type_.unwrap_or_default()))

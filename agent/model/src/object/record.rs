@@ -111,6 +111,22 @@ pub struct ObjectRecord {
 }
 
 impl ObjectRecord {
+    /// An object of a kind that no manifest defines, with these texts.
+    pub(super) fn of_texts<K: Into<String>>(
+        key: ObjectKey,
+        origin: &str,
+        texts: impl IntoIterator<Item = (K, String)>,
+    ) -> Self {
+        let entry = |text: String| Entry { bytes: SecretBytes::new(text.into_bytes()), binary: false };
+        Self {
+            key,
+            origin: Arc::from(origin),
+            immutable: false,
+            secret_type: Arc::from(""),
+            data: texts.into_iter().map(|(name, text)| (name.into(), entry(text))).collect(),
+        }
+    }
+
     /// Whether `other` gives pods the same values.
     pub fn same_content(&self, other: &Self) -> bool {
         self.data == other.data && self.secret_type == other.secret_type

@@ -3,11 +3,10 @@
 //! Kept as an object that a pod's environment refers to: read at the start of a container, and never a reason for one.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
-use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
+use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::PodRecord;
 use crate::source::SourceKind;
 
@@ -28,14 +27,7 @@ pub(super) fn references(pod: &PodRecord) -> impl Iterator<Item = ObjectKey> {
 
 /// The Services as an object.
 pub fn record<'a>(key: ObjectKey, origin: &str, services: impl IntoIterator<Item = &'a Service>) -> ObjectRecord {
-    let entry = |text: String| Entry { bytes: SecretBytes::new(text.into_bytes()), binary: false };
-    ObjectRecord {
-        key,
-        origin: Arc::from(origin),
-        immutable: false,
-        secret_type: Arc::from(""),
-        data: variables(services).into_iter().map(|(name, value)| (name, entry(value))).collect(),
-    }
+    ObjectRecord::of_texts(key, origin, variables(services))
 }
 
 /// The variables of these Services. One without an address of its own has none.

@@ -3,12 +3,10 @@
 //! A token is bound to one pod, so its name holds all that a request for it needs. Like a Secret it is written into
 //! volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ServiceAccountTokenProjection;
 
-use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
+use crate::object::{ObjectKey, ObjectRecord, SecretBytes};
 use crate::pod::PodRecord;
 
 /// The key of the token itself among the object's data.
@@ -66,15 +64,7 @@ impl TokenDemand {
 
 /// An issued token as an object.
 pub fn record(key: ObjectKey, origin: &str, token: String, expires: Timestamp, issued: Timestamp) -> ObjectRecord {
-    let entry = |text: String| Entry { bytes: SecretBytes::new(text.into_bytes()), binary: false };
-    let data = [(VALUE, token), (EXPIRY, expires.to_string()), (ISSUED, issued.to_string())];
-    ObjectRecord {
-        key,
-        origin: Arc::from(origin),
-        immutable: false,
-        secret_type: Arc::from(""),
-        data: data.into_iter().map(|(name, text)| (name.to_owned(), entry(text))).collect(),
-    }
+    ObjectRecord::of_texts(key, origin, [(VALUE, token), (EXPIRY, expires.to_string()), (ISSUED, issued.to_string())])
 }
 
 /// The token itself.
