@@ -36,8 +36,9 @@ use crate::node::NodeLock;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
 use crate::server::diff::{DiffState, HasImage};
-use crate::server::exec::ExecState;
+use crate::server::exec::{AttachState, ExecState};
 use crate::server::images::ImagesState;
+use crate::server::kubelet::StreamStates;
 use crate::server::logs::LogState;
 use crate::server::port_forward::PortForwardState;
 use crate::server::{self, ServerState, Sources};
@@ -174,8 +175,6 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         meter: Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() })),
         health: shared.health.clone(),
     };
-    let exec =
-        ExecState::observed(shared.backends.client.clone(), config.exec_dir(), shared.observed.clone(), stop.clone());
     let diff = DiffState {
         node_name,
         manifest_path: config.manifest_path.clone(),
@@ -184,8 +183,19 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observed: shared.observed.clone(),
         has_image: has_image(executor.images.clone()),
     };
-    let ports = PortForwardState::new(shared.observed.clone(), executor.sandboxes.clone(), stop.clone());
-    let kubelet = server::kubelet::routes(state.clone(), LogState::observed(shared.observed.clone()), exec, ports);
+    let (client, observed) = (&shared.backends.client, &shared.observed);
+    let streams = StreamStates {
+        logs: LogState::observed(observed.clone()),
+        exec: ExecState::observed(client.clone(), config.exec_dir(), observed.clone(), stop.clone()),
+        attach: AttachState {
+            client: client.clone(),
+            attach_dir: config.attach_dir(),
+            observed: observed.clone(),
+            stop: stop.clone(),
+        },
+        ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), stop.clone()),
+    };
+    let kubelet = server::kubelet::routes(state.clone(), streams);
     let local = server::local::routes(state.clone(), diff, images);
     start_listeners(&shared, &state, kubelet.clone());
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));

@@ -14,6 +14,7 @@ use clap_complete::CompleteEnv;
 
 mod age;
 mod apply;
+mod attach;
 pub mod client;
 pub mod completion;
 mod delete;
@@ -83,6 +84,8 @@ enum Command {
     Logs(logs::LogsArgs),
     /// Run a command in a container
     Exec(exec::ExecArgs),
+    /// Connect to the output and the input of a running container
+    Attach(attach::AttachArgs),
     /// Forward ports of this machine to a pod
     PortForward(port_forward::PortForwardArgs),
     /// List this node's events
@@ -131,6 +134,7 @@ pub fn main() -> ExitCode {
         Command::Describe(args) => block_on(describe::run(&client, args, screen)),
         Command::Logs(args) => block_on(logs::run(&client, args)),
         Command::Exec(args) => block_on(exec::run(&client, args)),
+        Command::Attach(args) => block_on(attach::run(&client, args, screen)),
         Command::PortForward(args) => block_on(port_forward::run(&client, args)),
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),

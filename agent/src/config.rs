@@ -235,6 +235,11 @@ impl Config {
         self.run_dir.join("exec")
     }
 
+    /// The directory of the terminals that clients attach to.
+    pub fn attach_dir(&self) -> PathBuf {
+        self.run_dir.join("attach")
+    }
+
     /// A pod's own directory below the root: volumes, network result, termination messages.
     pub fn pod_dir(&self, uid: &limpet_model::pod::PodUid) -> PathBuf {
         self.root_dir.join("pods").join(uid.as_str())

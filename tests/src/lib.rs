@@ -29,6 +29,7 @@ pub mod process;
 pub mod registry;
 pub mod suite;
 pub mod sweep;
+pub mod terminal;
 pub mod tools;
 pub mod vm;
 pub mod wait;

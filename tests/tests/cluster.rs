@@ -8,6 +8,7 @@ use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, 
 use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
+use limpet_tests::terminal::Terminal;
 use limpet_tests::{TestNode, case, process, suite, tools, wait};
 use serde_json::{Value, json};
 
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
-        joining(case!(kubectl_forwards_ports_and_runs_commands)),
+        joining(case!(kubectl_forwards_ports_runs_commands_and_attaches)),
     ]);
     cluster::end();
     code
@@ -77,14 +78,17 @@ fn join_with_api(node: &mut TestNode, cluster: &Cluster, port: &Port) -> Result<
 }
 
 /// kubectl asks by WebSocket, or as before 1.31 by SPDY; the apiserver passes either on.
-fn kubectl_forwards_ports_and_runs_commands(node: &mut TestNode) -> Result<()> {
+fn kubectl_forwards_ports_runs_commands_and_attaches(node: &mut TestNode) -> Result<()> {
     let program = tools::on_path("kubectl").context("no kubectl")?;
     let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port)?;
     node.apply(&forwarded::server("web"))?;
     wait_true(node, &cluster, "web")?;
     node.wait_logged("web", "main", "serves")?;
-    let web = node.full_name("web");
+    let (web, shell_pod) = (node.full_name("web"), node.full_name("shell"));
+    let terminal = json!({ "command": ["/bin/sh"], "stdin": true, "tty": true });
+    node.apply(&pod("shell", json!({ "containers": [with(shell("main", ""), terminal)] })))?;
+    wait_true(node, &cluster, "shell")?;
     for websockets in ["true", "false"] {
         let kubectl = || {
             let mut command = cluster.kubectl(&program);
@@ -106,6 +110,17 @@ fn kubectl_forwards_ports_and_runs_commands(node: &mut TestNode) -> Result<()> {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.stdout == input, "{} bytes, WebSockets {websockets}: {said}", output.stdout.len());
         ensure!(said.starts_with("err\n") && output.status.code() == Some(7), "{}: {said}", output.status);
+
+        let shown = node.dir().join(format!("attach-{websockets}.shown"));
+        let mut attach = kubectl();
+        attach.args(["attach", "-i", &shell_pod]);
+        let mut attached = Terminal::piped(attach, &shown)?;
+        wait::until_true(wait::SOON, "the shell's answer", || {
+            attached.write("echo $((40 + 2))-here\n").is_ok() && attached.shown().contains("42-here")
+        })
+        .with_context(|| attached.shown())?;
+        attached.end_input();
+        attached.wait_end()?;
     }
     Ok(())
 }

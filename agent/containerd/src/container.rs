@@ -27,6 +27,7 @@ use prost_types::Any;
 use tonic::Code;
 
 use self::runtime::RuntimeClass;
+use super::attach::AttachPoint;
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record;
@@ -47,6 +48,19 @@ pub struct ContainersConfig {
     pub runtime_binary: Option<PathBuf>,
     /// The systemd cgroup driver is in use.
     pub systemd_cgroup: bool,
+    /// The directory of containers' terminals.
+    pub attach_dir: PathBuf,
+}
+
+/// Where the streams of a container's process go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskStreams {
+    /// Its logger: [`crate::log::writer::uri`].
+    pub log_uri: String,
+    /// It has a terminal.
+    pub tty: bool,
+    /// The FIFO of its input.
+    pub stdin: Option<PathBuf>,
 }
 
 /// The root file system for a new container.
@@ -227,22 +241,27 @@ impl Containers {
         created.map(|_| ()).map_err(|status| RuntimeError::of("Containers.Create", new.id.as_str(), status))
     }
 
+    /// The place where clients attach to the container.
+    pub fn attach_point(&self, id: &ContainerId) -> AttachPoint {
+        AttachPoint::new(&self.config.attach_dir, id.as_str())
+    }
+
     /// Creates the task: the shim mounts the root file system, starts the logger and calls `runc create`.
     /// Returns the first process's id.
     pub async fn create_task(
         &self,
         id: &ContainerId,
         rootfs: Vec<SnapshotMount>,
-        log_uri: &str,
-        terminal: bool,
+        streams: &TaskStreams,
     ) -> Result<u32, RuntimeError> {
         let message = CreateTaskRequest {
             container_id: id.to_string(),
             rootfs,
-            stdout: log_uri.to_owned(),
+            stdin: streams.stdin.as_ref().map(|fifo| fifo.to_string_lossy().into_owned()).unwrap_or_default(),
+            stdout: streams.log_uri.clone(),
             // A terminal has one stream only.
-            stderr: if terminal { String::new() } else { log_uri.to_owned() },
-            terminal,
+            stderr: if streams.tty { String::new() } else { streams.log_uri.clone() },
+            terminal: streams.tty,
             ..CreateTaskRequest::default()
         };
         self.tasks()
@@ -334,9 +353,10 @@ impl Containers {
         Ok(())
     }
 
-    /// Removes a container whose process has exited: task, record, snapshot.
+    /// Removes a container whose process has exited: task, terminal, record, snapshot.
     pub async fn remove(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.delete_task(id).await?;
+        self.attach_point(id).remove();
         self.delete_container(id).await?;
         self.remove_snapshot(id).await
     }

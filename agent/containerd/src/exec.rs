@@ -112,7 +112,7 @@ pub struct ExecSession {
     pub exit: ExecExit,
 }
 
-/// Names one process in one container.
+/// Names one process in one container; without an id, the container's own.
 #[derive(Debug, Clone)]
 pub struct ExecControl {
     client: Client,
@@ -203,6 +203,11 @@ impl ExecExit {
 }
 
 impl ExecControl {
+    /// Controls the container's own process.
+    pub fn of_container(client: &Client, container: &str) -> Self {
+        Self { client: client.clone(), container: container.to_owned(), id: String::new() }
+    }
+
     /// Closes the process's input, after the sender has been dropped.
     ///
     /// # Errors

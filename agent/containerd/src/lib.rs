@@ -2,6 +2,7 @@
 //!
 //! Without policy: the worker decides, this crate executes. Calls, their order and their pitfalls: `docs/containerd.md`.
 
+pub mod attach;
 pub mod client;
 pub mod container;
 pub mod error;

@@ -1,6 +1,6 @@
 //! `limpet exec`: runs a command in a container, attached to the user's terminal.
 
-mod stream;
+pub(super) mod stream;
 mod terminal;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -55,7 +55,8 @@ pub async fn run(client: &SocketClient, args: ExecArgs) -> Result<u8, CliError> 
     Ok(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-fn query(command: &[String], stdin: bool, tty: bool) -> String {
+/// The query of a command, or without one of an attachment.
+pub(super) fn query(command: &[String], stdin: bool, tty: bool) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     query.extend_pairs(command.iter().map(|word| ("command", word)));
     for (name, set) in [("input", stdin), ("output", true), ("error", !tty), ("tty", tty)] {
@@ -98,7 +99,7 @@ mod tests {
             let query = query(&arguments, stdin, tty);
             let pairs: Vec<_> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
             let command = Command::parse(&pairs).unwrap();
-            assert_eq!((command.arguments.as_slice(), command.tty), (&arguments[..], tty));
+            assert_eq!((command.arguments.as_slice(), command.streams.tty), (&arguments[..], tty));
             assert_eq!((command.streams.stdin, command.streams.stdout, command.streams.stderr), (stdin, true, !tty));
         }
     }

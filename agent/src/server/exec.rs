@@ -1,6 +1,7 @@
-//! kubelet's `/exec`: a command in a container over a WebSocket or SPDY, in Kubernetes' remotecommand protocol, which both
-//! `limpet exec` and kubectl (through an apiserver) use.
+//! kubelet's `/exec` and `/attach`: a command in a container, or the container's own process, over a WebSocket or SPDY, in
+//! Kubernetes' remotecommand protocol, which both limpet's command line and kubectl (through an apiserver) use.
 
+mod attach;
 mod session;
 mod spdy;
 mod websocket;
@@ -16,19 +17,22 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio_util::sync::CancellationToken;
 
+use self::session::{Process, Session};
 use super::authorization::{Permission, Subresource};
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;
+use limpet_containerd::exec::ExecRequest;
 use limpet_core::status::observed::Observed;
 use limpet_model::pod::PodKey;
 
+pub use attach::AttachState;
 pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Streams, parse_status, size as size_message};
 
 /// The largest message accepted from a client; kubectl's are 32 KiB.
 const MAX_MESSAGE: usize = 1 << 20;
 
-/// The container to run a command in.
+/// The container to run a command in, or to attach to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecTarget {
     /// The pod.
@@ -37,7 +41,7 @@ pub struct ExecTarget {
     pub container: String,
 }
 
-/// Why a command cannot run, with kubelet's messages.
+/// Why that is not possible, with kubelet's messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExecLookupError {
     /// There is no such pod.
@@ -93,26 +97,65 @@ pub(super) fn routes(state: ExecState) -> Routes {
     Routes::default().get(path, permission, exec).post(path, permission, exec).with_state(state)
 }
 
+/// kubelet's `/attach/{namespace}/{pod}/{container}`.
+///
+/// The server must serve connections with upgrades.
+pub(super) fn attach_routes(state: AttachState) -> Routes {
+    let (path, permission) = ("/attach/{namespace}/{pod}/{container}", Permission::Nodes(Subresource::Proxy));
+    Routes::default().get(path, permission, attach).post(path, permission, attach).with_state(state)
+}
+
+/// The WebSocket of a request, or why it has none.
+type MaybeWebSocket = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
+
 async fn exec(
     State(state): State<ExecState>,
     Path((namespace, pod, container)): Path<(String, String, String)>,
     Query(query): Query<Vec<(String, String)>>,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-    mut request: Request,
+    upgrade: MaybeWebSocket,
+    request: Request,
 ) -> Response {
-    let bad_request = |message: String| (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response();
-    let command = match Command::parse(&query) {
+    let Command { arguments: command, streams } = match Command::parse(&query) {
         Ok(command) => command,
-        Err(message) => return bad_request(message),
+        Err(message) => return bad_request(&message),
     };
     let target = ExecTarget { pod: PodKey::new(namespace, pod), container };
-    let container = match (state.lookup)(&target) {
+    let container_id = match (state.lookup)(&target) {
         Ok(container) => container,
         Err(error) => return error.into_response(),
     };
+    let ExecState { client, fifo_dir, stop, .. } = state;
+    let command = ExecRequest { container_id, command, tty: streams.tty, stdin: streams.stdin };
+    let process = Process::Command { client, fifo_dir, request: command };
+    connect(Session { process, streams, stop }, upgrade, request)
+}
+
+async fn attach(
+    State(state): State<AttachState>,
+    Path((namespace, pod, container)): Path<(String, String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
+    upgrade: MaybeWebSocket,
+    request: Request,
+) -> Response {
+    let streams = match Streams::parse(&query) {
+        Ok(streams) => streams,
+        Err(message) => return bad_request(&message),
+    };
+    let target = ExecTarget { pod: PodKey::new(namespace, pod), container };
+    match state.attachment(&target) {
+        Ok(attachment) => {
+            let process = Process::Container(attachment);
+            connect(Session { process, streams, stop: state.stop }, upgrade, request)
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Serves the session over what the client asks for: SPDY or a WebSocket.
+fn connect(session: Session, upgrade: MaybeWebSocket, mut request: Request) -> Response {
     if is_requested(request.headers()) {
         return match negotiate(&mut request, &[PROTOCOL_V4]) {
-            Ok(upgrade) => upgrade.on_upgrade(move |io| spdy::serve(io, state, container, command)),
+            Ok(upgrade) => upgrade.on_upgrade(move |io| spdy::serve(io, session)),
             Err(refused) => *refused,
         };
     }
@@ -121,9 +164,13 @@ async fn exec(
         Err(rejection) => return rejection.into_response(),
     };
     if upgrade.selected_protocol().is_none() {
-        return bad_request(format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
+        return bad_request(&format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
     }
-    upgrade.on_upgrade(move |socket| websocket::serve(socket, state, container, command))
+    upgrade.on_upgrade(move |socket| websocket::serve(socket, session))
+}
+
+fn bad_request(message: &str) -> Response {
+    (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response()
 }
 
 #[cfg(test)]

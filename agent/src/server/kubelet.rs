@@ -2,7 +2,7 @@
 
 use super::authorization::Permission::Nodes;
 use super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Stats};
-use super::exec::{self, ExecState};
+use super::exec::{self, AttachState, ExecState};
 use super::logs::{self, LogState};
 use super::port_forward::{self, PortForwardState};
 use super::routes::Routes;
@@ -12,11 +12,28 @@ use super::{ServerState, configz, health, pods, stats};
 #[derive(Clone)]
 pub struct KubeletRoutes(pub(super) Routes);
 
+/// What the routes need that connect a client with a container.
+#[derive(Clone)]
+pub struct StreamStates {
+    /// `/containerLogs`.
+    pub logs: LogState,
+    /// `/exec`.
+    pub exec: ExecState,
+    /// `/attach`.
+    pub attach: AttachState,
+    /// `/portForward`.
+    pub ports: PortForwardState,
+}
+
 /// All of kubelet's routes that limpet has.
-pub fn routes(state: ServerState, logs: LogState, exec: ExecState, ports: PortForwardState) -> KubeletRoutes {
+pub fn routes(state: ServerState, streams: StreamStates) -> KubeletRoutes {
     let own = read_only().get("/configz", Nodes(Configz), configz::configz);
-    let streams = exec::routes(exec).merge(port_forward::routes(ports));
-    KubeletRoutes(own.with_state(state).merge(logs::routes(logs)).merge(streams))
+    let StreamStates { logs, exec, attach, ports } = streams;
+    let streams = logs::routes(logs)
+        .merge(exec::routes(exec))
+        .merge(exec::attach_routes(attach))
+        .merge(port_forward::routes(ports));
+    KubeletRoutes(own.with_state(state).merge(streams))
 }
 
 /// What `readOnlyPort` serves.

@@ -221,7 +221,7 @@ fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
 }
 
 /// Waits for one container to exit for as long as its log is read.
-fn finished(observed: Observed, target: LogTarget, id: String) -> watch::Receiver<bool> {
+pub(super) fn finished(observed: Observed, target: LogTarget, id: String) -> watch::Receiver<bool> {
     let runs = move |observed: &Observed| {
         let pods = observed.load();
         let container = pods.pods.get(&target.pod).and_then(|pod| pod.containers.get(&target.container));

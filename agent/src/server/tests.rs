@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use super::diff::DiffState;
 use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
-use super::exec::ExecState;
+use super::exec::{AttachState, ExecState};
 use super::images::ImagesState;
+use super::kubelet::StreamStates;
 use super::logs::LogState;
 use super::port_forward::PortForwardState;
 use super::*;
@@ -115,12 +116,14 @@ fn no_networks(state: &ServerState) -> PortForwardState {
 
 /// kubelet's routes and limpet's own, with a containerd that does not exist.
 fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
-    let exec = ExecState::observed(
-        Client::with_deadline(Path::new("/nonexistent"), Duration::from_secs(1)),
-        "/nonexistent".into(),
-        state.observed.clone(),
-        CancellationToken::new(),
-    );
+    let client = Client::with_deadline(Path::new("/nonexistent"), Duration::from_secs(1));
+    let (observed, stop) = (state.observed.clone(), CancellationToken::new());
+    let streams = StreamStates {
+        logs: LogState::observed(observed.clone()),
+        exec: ExecState::observed(client.clone(), "/nonexistent".into(), observed.clone(), stop.clone()),
+        attach: AttachState { client, attach_dir: "/nonexistent".into(), observed, stop },
+        ports: no_networks(state),
+    };
     let diff = DiffState {
         node_name: Arc::clone(&state.node_name),
         manifest_path: None,
@@ -129,7 +132,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         observed: state.observed.clone(),
         has_image: Arc::new(|_| Box::pin(async { None })),
     };
-    let kubelet = kubelet::routes(state.clone(), LogState::observed(state.observed.clone()), exec, no_networks(state));
+    let kubelet = kubelet::routes(state.clone(), streams);
     let images = ImagesState {
         images: Images::new(Client::new(std::path::Path::new("/nonexistent")), no_images()),
         pods: Arc::new(KnownPods {

@@ -69,6 +69,7 @@ mod tests {
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: Some("/usr/bin/runc".into()),
             systemd_cgroup: true,
+            attach_dir: PathBuf::new(),
         };
         let class = |runtime: &str, binary: Option<&str>, config: Option<&str>| RuntimeClass {
             runtime: runtime.to_owned(),

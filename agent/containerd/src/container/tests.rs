@@ -9,7 +9,12 @@ use super::*;
 use crate::fixtures::TestContainer;
 
 fn config() -> ContainersConfig {
-    ContainersConfig { snapshotter: "overlayfs".into(), runtime_binary: None, systemd_cgroup: false }
+    ContainersConfig {
+        snapshotter: "overlayfs".into(),
+        runtime_binary: None,
+        systemd_cgroup: false,
+        attach_dir: "/nonexistent".into(),
+    }
 }
 
 fn identity(container: &str) -> ContainerIdentity {

@@ -6,6 +6,7 @@
 //! because SIGPIPE kills a process that writes to a pipe without a reader.
 
 mod file;
+mod followers;
 mod stamp;
 
 use std::ffi::{OsStr, OsString};
@@ -21,7 +22,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use self::file::LogFile;
+use self::followers::Followers;
 use self::stamp::{STAMP_LENGTH, Stamp};
+use crate::attach::AttachPoint;
 use crate::log::LogRotation;
 
 /// The first argument that makes the executable a logger.
@@ -44,27 +47,41 @@ pub struct WriterConfig {
     pub rotation: LogRotation,
     /// The log's newest file, absolute.
     pub path: PathBuf,
+    /// The directory of the container's terminal, absolute; `None`: nobody can attach to it.
+    pub terminal: Option<PathBuf>,
 }
 
 impl WriterConfig {
-    /// Parses `<max size>:<max files>:<path>`; `None` when it is invalid.
+    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes; `None` when it is
+    /// invalid.
     pub fn parse(value: &OsStr) -> Option<Self> {
-        let mut parts = value.as_bytes().splitn(3, |byte| *byte == b':');
-        let max_size = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
-        let max_files = std::str::from_utf8(parts.next()?).ok()?.parse().ok()?;
-        let path = PathBuf::from(OsStr::from_bytes(parts.next()?));
-        path.is_absolute().then_some(Self { rotation: LogRotation { max_size, max_files }, path })
+        let mut parts = value.as_bytes().splitn(4, |byte| *byte == b':');
+        let mut next = || parts.next();
+        let max_size = number(next()?)?;
+        let max_files = number(next()?)?;
+        let length = number(next()?)?;
+        let (terminal, path) = next()?.split_at_checked(length)?;
+        let absolute = |bytes| Some(PathBuf::from(OsStr::from_bytes(bytes))).filter(|path| path.is_absolute());
+        let terminal = if terminal.is_empty() { None } else { Some(absolute(terminal)?) };
+        Some(Self { rotation: LogRotation { max_size, max_files }, path: absolute(path)?, terminal })
     }
 }
 
-/// The URI for a task's stdout and stderr in containerd, so that `executable` logs to `log_path`.
+fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The URI for a task's stdout and stderr in containerd, so that `executable` logs to `log_path`, and passes output on to those who
+/// are attached at `terminal`.
 ///
 /// It has only one query parameter: the shim converts parameters to arguments in random order.
-pub fn uri(executable: &Path, rotation: LogRotation, log_path: &Path) -> String {
+pub fn uri(executable: &Path, rotation: LogRotation, log_path: &Path, terminal: Option<&AttachPoint>) -> String {
     let mut uri = String::from("binary://");
     escape(&mut uri, executable.as_os_str().as_bytes());
+    let terminal = terminal.map(|terminal| terminal.directory().as_os_str().as_bytes()).unwrap_or_default();
     // Writing to a String cannot fail.
-    let _ = write!(uri, "?{ARGUMENT}={}:{}:", rotation.max_size, rotation.max_files);
+    let _ = write!(uri, "?{ARGUMENT}={}:{}:{}:", rotation.max_size, rotation.max_files, terminal.len());
+    escape(&mut uri, terminal);
     escape(&mut uri, log_path.as_os_str().as_bytes());
     uri
 }
@@ -96,7 +113,9 @@ pub fn invoked() -> Option<OsString> {
 /// 1 when it was not started by a shim.
 pub fn main(value: &OsStr) -> ExitCode {
     let Some(config) = WriterConfig::parse(value) else {
-        eprintln!("limpet logger: expected <max size>:<max files>:<path>; it is started by containerd");
+        eprintln!(
+            "limpet logger: expected <max size>:<max files>:<length>:<terminal><path>; it is started by containerd"
+        );
         return ExitCode::from(2);
     };
     block_signals();
@@ -145,6 +164,7 @@ fn block_signals() {
 /// Writes the output of both streams until both are closed; calls `ready` once the file is open, with whether another
 /// process holds its lock.
 pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl FnOnce(bool)) {
+    let mut followers = config.terminal.as_deref().map(Followers::listen).unwrap_or_default();
     let mut log = Log {
         file: LogFile::open(config.path, config.rotation),
         lines: Vec::with_capacity(OUTPUT),
@@ -152,29 +172,41 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     };
     let mut streams = [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")];
     ready(log.file.is_contended());
-    while let Some(readable) = wait(&streams, log.file.has_losses()) {
+    while let Some(readable) = wait(&streams, &followers, log.file.has_losses()) {
         log.stamp = Stamp::now();
-        for (stream, readable) in streams.iter_mut().zip(readable) {
+        for (stream, readable) in streams.iter_mut().zip(readable.streams) {
             if readable {
-                stream.read();
+                followers.pass_on(stream.read());
                 stream.cut(&mut log);
             }
         }
         log.flush();
+        if readable.listener {
+            followers.accept();
+        }
     }
 }
 
-/// Waits until streams are readable or closed, and returns which; `None` once both are closed.
-fn wait(streams: &[Stream; 2], retry: bool) -> Option<[bool; 2]> {
-    let mut polls: Vec<_> =
-        streams.iter().filter_map(|stream| stream.pipe.as_ref()).map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
+/// What there is to do.
+struct Readable {
+    streams: [bool; 2],
+    listener: bool,
+}
+
+/// Waits until streams are readable or closed, or a client connects; `None` once both streams are closed.
+fn wait(streams: &[Stream; 2], followers: &Followers, retry: bool) -> Option<Readable> {
+    let pipes = streams.iter().filter_map(|stream| stream.pipe.as_ref());
+    let mut polls: Vec<_> = pipes.map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
     if polls.is_empty() {
         return None;
     }
-    // An error is an interrupted call, and then no stream is readable.
+    polls.extend(followers.listener().map(|listener| PollFd::new(listener, PollFlags::IN)));
+    // An error is an interrupted call, and then nothing is readable.
     let _ = rustix::event::poll(&mut polls, retry.then_some(&RETRY));
     let mut readable = polls.iter().map(|poll| !poll.revents().is_empty());
-    Some(streams.each_ref().map(|stream| stream.pipe.is_some() && readable.next().unwrap_or(false)))
+    let mut next = || readable.next().unwrap_or(false);
+    let streams = streams.each_ref().map(|stream| stream.pipe.is_some() && next());
+    Some(Readable { streams, listener: next() })
 }
 
 /// One of the container's output streams, with its incomplete line.
@@ -191,15 +223,18 @@ impl Stream {
         Self { pipe: Some(pipe), name, buffer: vec![0; INPUT], filled: 0 }
     }
 
-    /// Reads once. The buffer always has space: `cut` leaves at most one part in it.
-    fn read(&mut self) {
-        let Some(pipe) = &self.pipe else { return };
-        match rustix::io::read(pipe, &mut self.buffer[self.filled..]) {
-            Ok(0) => self.pipe = None,
-            Ok(count) => self.filled += count,
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => self.pipe = None,
+    /// Reads once, and returns what was read. The buffer always has space: `cut` leaves at most one part in it.
+    fn read(&mut self) -> &[u8] {
+        let start = self.filled;
+        if let Some(pipe) = &self.pipe {
+            match rustix::io::read(pipe, &mut self.buffer[start..]) {
+                Ok(0) => self.pipe = None,
+                Ok(count) => self.filled += count,
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => self.pipe = None,
+            }
         }
+        &self.buffer[start..self.filled]
     }
 
     /// Passes on whole lines, and parts of a line that is too long; at the end of the stream also the rest.

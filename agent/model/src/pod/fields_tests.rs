@@ -18,6 +18,8 @@ const PARTS: &[(&str, &str)] = &[
 ];
 
 const WORKS: &str = "works";
+/// Works beside another field, by a check of its own.
+const STDIN: &str = "spec.C.stdin";
 
 const INTRODUCTION: &str = "# Fields of a Pod
 
@@ -96,13 +98,15 @@ fn verdict(field: &str) -> String {
         return match used {
             Used::Always => "refused".to_owned(),
             Used::Filled => "refused unless empty".to_owned(),
-            Used::True => "`true` is refused".to_owned(),
             Used::False => "`false` is refused".to_owned(),
             Used::Unless(texts) => format!("refused unless {}", texts.map_join()),
         };
     }
     if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
         return format!("needs an apiserver: {what}");
+    }
+    if field == STDIN {
+        return "`true` needs `tty`".to_owned();
     }
     if NOT_ON_LINUX.contains(&field) {
         return "no effect on Linux".to_owned();

@@ -16,15 +16,13 @@ pub(super) enum Used {
     Always,
     /// Unless it is an empty map, which asks for nothing.
     Filled,
-    /// Unless it is `false`.
-    True,
     /// Only when it is `false`.
     False,
     /// Unless it is one of these.
     Unless(&'static [&'static str]),
 }
 
-use Used::{Always, False, Filled, True, Unless};
+use Used::{Always, False, Filled, Unless};
 
 /// Fields limpet does not act on yet. `C` stands for every container and init container.
 pub(super) const REFUSED: &[(&str, Used)] = &[
@@ -35,8 +33,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.restartPolicyRules[].action", Unless(&["Restart"])),
-    ("spec.C.stdin", True),
-    ("spec.C.stdinOnce", True),
     ("spec.ephemeralContainers", Always),
     ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),
@@ -123,12 +119,20 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
+    let stdin = select(manifest, "spec.C").into_iter().filter_map(stdin_without_tty);
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
-    let mut faults: Vec<Fault> =
-        lacking.chain(not_yet).chain(refused).chain(rates).chain(huge).chain(silent).chain(elsewhere).collect();
+    let mut faults: Vec<Fault> = lacking
+        .chain(not_yet)
+        .chain(refused)
+        .chain(stdin)
+        .chain(rates)
+        .chain(huge)
+        .chain(silent)
+        .chain(elsewhere)
+        .collect();
     faults.dedup_by(|a, b| a.path == b.path);
     faults
 }
@@ -151,6 +155,17 @@ fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
+}
+
+/// The input of a container, which it can have with a terminal alone: containerd's shim gives a process whose output goes to a
+/// logger no other.
+fn stdin_without_tty((path, container): (String, &Value)) -> Option<Fault> {
+    let asks = |field: &str| container.get(field) == Some(&Value::Bool(true));
+    (asks("stdin") && !asks("tty")).then(|| {
+        Fault::error(super::yaml::join(&path, "stdin"), "is supported with a terminal only")
+            .with_remedy("add tty: true, or remove the field")
+            .because(Reason::Unsupported)
+    })
 }
 
 /// Bandwidth annotations that are no rate, or that have no effect because the pod shares the node's network.
@@ -191,7 +206,6 @@ fn is_used(value: &Value, used: Used) -> bool {
         && match used {
             Always => true,
             Filled => !value.as_object().is_some_and(|fields| fields.values().all(Value::is_null)),
-            True => value != &Value::Bool(false),
             False => value == &Value::Bool(false),
             Unless(texts) => !value.as_str().is_some_and(|text| texts.contains(&text)),
         }

@@ -1,4 +1,4 @@
-//! The client side of a command's WebSocket: sends input and terminal sizes, receives output and the exit code.
+//! The client side of a WebSocket of `limpet exec` or `limpet attach`: sends input and terminal sizes, receives output and the exit code.
 
 use std::io::{self, Read as _};
 
@@ -18,8 +18,8 @@ const CHUNK: usize = 32 << 10;
 /// Messages of input waiting to be sent.
 const QUEUE: usize = 4;
 
-/// Serves the command on `connection` until it exits; returns its exit code.
-pub(super) async fn run(
+/// Serves `connection` until the command exits; returns its exit code. That of an attachment is 0.
+pub(in crate::cli) async fn run(
     connection: impl AsyncRead + AsyncWrite + Unpin,
     stdin: bool,
     tty: bool,

@@ -97,6 +97,7 @@ impl ContainerdExecutor {
             snapshotter: config.snapshotter.clone(),
             runtime_binary: config.runtime_binary.clone(),
             systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
+            attach_dir: config.attach_dir(),
         };
         Ok(Self {
             containers: Containers::new(client.clone(), containers),

@@ -1,6 +1,7 @@
 //! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
 
 mod failed;
+mod streams;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::clock;
 use crate::status::event::EventType;
 use crate::status::metrics::ContainerType;
 use limpet_containerd::client::calling;
-use limpet_containerd::container::{NewContainer, Rootfs};
+use limpet_containerd::container::{NewContainer, Rootfs, TaskStreams};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
@@ -174,15 +175,10 @@ impl ContainerdExecutor {
             spec,
         };
         self.containers.create(&new).await.map_err(refused)?;
-        let terminal = start.container.tty.unwrap_or(false);
-        let log_uri =
-            limpet_containerd::log::writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start));
+        let streams = self.streams(start)?;
         // The container holds its snapshot now: the lease goes back while the shim works.
-        let ((), (), created) = tokio::join!(
-            self.release_lease(lease),
-            self.create_link(start),
-            self.create_task(start, rootfs, &log_uri, terminal)
-        );
+        let ((), (), created) =
+            tokio::join!(self.release_lease(lease), self.create_link(start), self.create_task(start, rootfs, &streams));
         let pid = created?;
         let created = began.elapsed();
         self.containers.start_task(&start.id).await.map_err(run_error)?;
@@ -262,15 +258,14 @@ impl ContainerdExecutor {
         &self,
         start: &Start<'_>,
         rootfs: Vec<SnapshotMount>,
-        log_uri: &str,
-        terminal: bool,
+        streams: &TaskStreams,
     ) -> Result<u32, StartFailure> {
-        let first = self.containers.create_task(&start.id, rootfs.clone(), log_uri, terminal).await;
+        let first = self.containers.create_task(&start.id, rootfs.clone(), streams).await;
         match first {
             Err(RuntimeError::Refused { message, .. }) if is_lost_mount(&message) => {
                 tracing::debug!(container = %start.id, message, "task is created once more");
                 self.containers.delete_task(&start.id).await.map_err(run_error)?;
-                self.containers.create_task(&start.id, rootfs, log_uri, terminal).await.map_err(run_error)
+                self.containers.create_task(&start.id, rootfs, streams).await.map_err(run_error)
             }
             // A shim that was broken off in the middle of a start may never answer again. With nothing else of the pod
             // below it (its containers start side by side), it is ended: the next start is to have another one.
@@ -282,21 +277,6 @@ impl ContainerdExecutor {
             }
             other => other.map_err(run_error),
         }
-    }
-
-    fn log_path(&self, start: &Start<'_>) -> std::path::PathBuf {
-        self.logs.log_path(&start.pod.record, &start.slot.name, start.attempt)
-    }
-
-    async fn create_link(&self, start: &Start<'_>) {
-        let (record, name) = (Arc::clone(&start.pod.record), start.slot.name.clone());
-        let (id, attempt) = (start.id.clone(), start.attempt);
-        self.on_logs(&start.pod.record.uid, move |logs| {
-            if let Err(error) = logs.create_link(&record, &name, id.as_str(), attempt) {
-                tracing::warn!(pod = %record.key, container = name, %error, "no log link");
-            }
-        })
-        .await;
     }
 
     fn identity(&self, start: &Start<'_>) -> ContainerIdentity {

@@ -1,6 +1,7 @@
-//! One command for one client: connects the process's streams with what the client sends and receives, until either side
-//! ends. How that looks on the wire is [`super::websocket`]'s and [`super::spdy`]'s.
+//! One client and one process, a command of its own or a container's: connects the process's streams with what the client
+//! sends and receives, until either side ends. How that looks on the wire is [`super::websocket`]'s and [`super::spdy`]'s.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -10,9 +11,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::Sender;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
-use super::ExecState;
-use super::wire::{Channel, Command, Streams, exit_status, failure_status};
+use super::attach::Attachment;
+use super::wire::{Channel, Streams, exit_status, failure_status};
+use limpet_containerd::client::Client;
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
 /// The most output that is sent at once, in bytes.
@@ -39,27 +42,39 @@ pub(super) enum Incoming {
 /// What is sent to a client on a channel: output, or the status as the last message.
 pub(super) type Outgoing = (Channel, Bytes);
 
-/// Runs `command` in `container` for a client, whose messages `writer` sends, until it exits, the client disconnects or
-/// the agent stops. The process does not outlive this call.
+/// What a client is connected with.
+pub(super) struct Session {
+    pub(super) process: Process,
+    pub(super) streams: Streams,
+    /// Cancelled when the agent stops.
+    pub(super) stop: CancellationToken,
+}
+
+/// Whose streams they are.
+pub(super) enum Process {
+    /// A command that is run for this client and does not outlive its session.
+    Command { client: Client, fifo_dir: PathBuf, request: ExecRequest },
+    /// A container's own process, which does.
+    Container(Attachment),
+}
+
+/// Serves a client, whose messages `writer` sends, until the process exits, the client disconnects or the agent stops.
 pub(super) async fn serve(
     client: impl Stream<Item = Incoming> + Unpin,
     messages: mpsc::Sender<Outgoing>,
     writer: impl Future<Output = ()>,
-    state: ExecState,
-    container: String,
-    command: Command,
+    session: Session,
 ) {
-    let request = ExecRequest {
-        container_id: container,
-        command: command.arguments,
-        tty: command.tty,
-        stdin: command.streams.stdin,
-    };
-    let session = start(&state.client, &state.fifo_dir, request);
+    let Session { process, streams, stop } = session;
     let work = async {
-        let status = match session.await {
-            Ok(session) => run(session, client, command.streams, &messages).await,
-            Err(error) => Some(start_failure(&error, &messages).await),
+        let status = match process {
+            Process::Command { client: runtime, fifo_dir, request } => {
+                match start(&runtime, &fifo_dir, request).await {
+                    Ok(session) => run(session, client, streams, &messages).await,
+                    Err(error) => Some(start_failure(&error, &messages).await),
+                }
+            }
+            Process::Container(attachment) => attachment.serve(client, streams, &messages).await,
         };
         if let Some(status) = status {
             send(&messages, Channel::Error, status.into()).await;
@@ -70,7 +85,7 @@ pub(super) async fn serve(
     tokio::select! {
         () = work => drop(timeout(CLOSE_TIMEOUT, writer).await),
         () = &mut writer => {}
-        () = state.stop.cancelled() => {}
+        () = stop.cancelled() => {}
     }
 }
 
@@ -156,7 +171,7 @@ async fn receive(mut client: impl Stream<Item = Incoming> + Unpin, mut stdin: Op
 
 /// Reads one of the process's streams to its end. Streams the client did not ask for are drained: the process must not
 /// block.
-async fn pump(
+pub(super) async fn pump(
     mut stream: impl AsyncRead + Unpin,
     channel: Channel,
     forward: bool,
@@ -175,7 +190,7 @@ async fn pump(
 
 /// Whether output is read, or is waiting for the client.
 #[derive(Debug, Default)]
-struct Activity {
+pub(super) struct Activity {
     reads: AtomicU64,
     sending: AtomicUsize,
     checked: AtomicU64,
@@ -198,7 +213,7 @@ impl Activity {
     }
 }
 
-async fn send(messages: &mpsc::Sender<Outgoing>, channel: Channel, data: Bytes) {
+pub(super) async fn send(messages: &mpsc::Sender<Outgoing>, channel: Channel, data: Bytes) {
     // The writer stops first only if the connection is lost, and then everything stops.
     let _ = messages.send((channel, data)).await;
 }

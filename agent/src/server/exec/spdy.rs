@@ -10,9 +10,8 @@ use tokio::time::timeout;
 
 use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Input, Output, Role, Stream, connection};
 use super::super::spdy::frame::Status;
-use super::ExecState;
-use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE};
-use super::wire::{Channel, Command, parse_size};
+use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE, Session};
+use super::wire::{Channel, Streams, parse_size};
 
 /// How long a client may take to open its streams, as in kubelet.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -21,15 +20,15 @@ const STREAM_TYPE: &str = "streamtype";
 /// The longest message with a terminal's size.
 const MAX_SIZE: usize = 256;
 
-/// Runs `command` for the client over `io`.
-pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: ExecState, container: String, command: Command) {
+/// Serves the client over `io`.
+pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, session: Session) {
     let (mut streams, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
     let mut driver = std::pin::pin!(driver);
     let work = async {
-        if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, &command)).await {
+        if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, session.streams)).await {
             let (messages, queue) = mpsc::channel(QUEUE);
             let (client, outputs) = attached.split();
-            let session = session::serve(client, messages, write(outputs, queue), state, container, command);
+            let session = session::serve(client, messages, write(outputs, queue), session);
             tokio::select! {
                 () = session => {}
                 () = refuse(&mut streams) => {}
@@ -58,9 +57,9 @@ async fn refuse(streams: &mut Handle) {
 struct Attached(Vec<(Channel, Stream)>);
 
 impl Attached {
-    /// Takes the streams that `command` needs; `None`: the client has disconnected.
-    async fn accept(streams: &mut Handle, command: &Command) -> Option<Self> {
-        let mut missing = wanted(command);
+    /// Takes the streams that are asked for; `None`: the client has disconnected.
+    async fn accept(streams: &mut Handle, asked: Streams) -> Option<Self> {
+        let mut missing = wanted(asked);
         let mut attached = Self::default();
         while !missing.is_empty() {
             let stream = streams.accept().await?;
@@ -92,13 +91,13 @@ impl Attached {
 }
 
 /// The streams that a client has to open, by name.
-fn wanted(command: &Command) -> Vec<(&'static str, Channel)> {
+fn wanted(asked: Streams) -> Vec<(&'static str, Channel)> {
     let all = [
         ("error", Channel::Error, true),
-        ("stdin", Channel::Stdin, command.streams.stdin),
-        ("stdout", Channel::Stdout, command.streams.stdout),
-        ("stderr", Channel::Stderr, command.streams.stderr),
-        ("resize", Channel::Resize, command.tty),
+        ("stdin", Channel::Stdin, asked.stdin),
+        ("stdout", Channel::Stdout, asked.stdout),
+        ("stderr", Channel::Stderr, asked.stderr),
+        ("resize", Channel::Resize, asked.tty),
     ];
     all.into_iter().filter(|(_, _, wanted)| *wanted).map(|(name, channel, _)| (name, channel)).collect()
 }

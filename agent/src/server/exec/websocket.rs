@@ -10,20 +10,19 @@ use futures_util::{Sink, SinkExt, Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::ExecState;
-use super::session::{self, Incoming, Outgoing, QUEUE};
-use super::wire::{Channel, Command, PROTOCOL_V5, parse_size};
+use super::session::{self, Incoming, Outgoing, QUEUE, Session};
+use super::wire::{Channel, PROTOCOL_V5, parse_size};
 
 /// How often an idle connection is pinged, to detect a client that has disappeared.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Runs `command` for the client of `socket`.
-pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String, command: Command) {
+/// Serves the client of `socket`.
+pub(super) async fn serve(socket: WebSocket, session: Session) {
     let closable = socket.protocol().is_some_and(|protocol| protocol == PROTOCOL_V5);
     let (sink, stream) = socket.split();
     let (messages, queue) = mpsc::channel(QUEUE);
     // An empty message tells the client that it is connected, as kubelet's does.
-    let first = match (command.streams.stdout, command.streams.stderr) {
+    let first = match (session.streams.stdout, session.streams.stderr) {
         (true, _) => Channel::Stdout,
         (false, true) => Channel::Stderr,
         (false, false) => Channel::Error,
@@ -31,7 +30,7 @@ pub(super) async fn serve(socket: WebSocket, state: ExecState, container: String
     // The queue is empty, and its other end is in this function.
     let _ = messages.send((first, Bytes::new())).await;
     let client = Box::pin(incoming(stream, closable));
-    session::serve(client, messages, write(sink, queue), state, container, command).await;
+    session::serve(client, messages, write(sink, queue), session).await;
 }
 
 /// What the client sends, until it disconnects.

@@ -51,6 +51,32 @@ pub struct Streams {
     pub stdout: bool,
     /// Stderr; never with a terminal.
     pub stderr: bool,
+    /// The process has a terminal, and the client sends its size.
+    pub tty: bool,
+}
+
+impl Streams {
+    /// Parses kubelet's query: `input`, `output`, `error` and `tty` as `1`. The apiserver's names of the streams are accepted too.
+    ///
+    /// # Errors
+    /// kubelet's message when none is named.
+    pub fn parse(query: &[(String, String)]) -> Result<Self, String> {
+        let flag = |names: [&'static str; 2]| {
+            let mut set = query.iter().filter(|(key, _)| names.contains(&key.as_str()));
+            set.any(|(_, value)| matches!(value.as_str(), "1" | "true"))
+        };
+        let tty = flag(["tty", "tty"]);
+        let streams = Self {
+            stdin: flag(["input", "stdin"]),
+            stdout: flag(["output", "stdout"]),
+            stderr: flag(["error", "stderr"]) && !tty,
+            tty,
+        };
+        match streams.stdin || streams.stdout || streams.stderr {
+            true => Ok(streams),
+            false => Err("you must specify at least 1 of stdin, stdout, stderr".to_owned()),
+        }
+    }
 }
 
 /// A request to run a command.
@@ -58,37 +84,23 @@ pub struct Streams {
 pub struct Command {
     /// The program and its arguments.
     pub arguments: Vec<String>,
-    /// Whether to allocate a terminal.
-    pub tty: bool,
     /// The attached streams.
     pub streams: Streams,
 }
 
 impl Command {
-    /// Parses kubelet's query: `command` for each argument, `input`, `output`, `error` and `tty` as `1`. The
-    /// apiserver's names of the streams are accepted too.
+    /// Parses kubelet's query: `command` for each argument, and the streams.
     ///
     /// # Errors
     /// kubelet's message for what is missing.
     pub fn parse(query: &[(String, String)]) -> Result<Self, String> {
-        let values = |name: &'static str| query.iter().filter(move |(key, _)| key == name).map(|(_, value)| value);
-        let flag = |names: [&'static str; 2]| {
-            names.into_iter().flat_map(values).any(|value| matches!(value.as_str(), "1" | "true"))
-        };
-        let tty = flag(["tty", "tty"]);
-        let streams = Streams {
-            stdin: flag(["input", "stdin"]),
-            stdout: flag(["output", "stdout"]),
-            stderr: flag(["error", "stderr"]) && !tty,
-        };
-        if !(streams.stdin || streams.stdout || streams.stderr) {
-            return Err("you must specify at least 1 of stdin, stdout, stderr".to_owned());
-        }
-        let arguments: Vec<_> = values("command").cloned().collect();
+        let streams = Streams::parse(query)?;
+        let arguments = query.iter().filter(|(key, _)| key == "command").map(|(_, value)| value.clone());
+        let arguments: Vec<_> = arguments.collect();
         if arguments.is_empty() {
             return Err("you must specify a command".to_owned());
         }
-        Ok(Self { arguments, tty, streams })
+        Ok(Self { arguments, streams })
     }
 }
 
@@ -162,9 +174,9 @@ mod tests {
     fn queries_of_kubelet_and_apiserver_are_parsed() {
         let command = Command::parse(&query("command=sh&command=-c&command=a+b%26&input=1&output=1&error=1")).unwrap();
         assert_eq!(command.arguments, ["sh", "-c", "a b&"]);
-        assert_eq!((command.tty, command.streams), (false, Streams { stdin: true, stdout: true, stderr: true }));
+        assert_eq!(command.streams, Streams { stdin: true, stdout: true, stderr: true, tty: false });
         let command = Command::parse(&query("command=sh&stdin=true&stdout=true&stderr=true&tty=true")).unwrap();
-        assert_eq!((command.tty, command.streams), (true, Streams { stdin: true, stdout: true, stderr: false }));
+        assert_eq!(command.streams, Streams { stdin: true, stdout: true, stderr: false, tty: true });
         for (text, expected) in [
             ("command=ls", "you must specify at least 1 of stdin, stdout, stderr"),
             ("command=ls&output=0", "you must specify at least 1 of stdin, stdout, stderr"),

@@ -36,11 +36,13 @@ const FIGURES: [(&str, &str, Permission); 4] = [
     ("GET", "/metrics/probes", Nodes(Metrics)),
 ];
 
-const KUBELET: [(&str, &str, Permission); 8] = [
+const KUBELET: [(&str, &str, Permission); 10] = [
     ("GET", "/configz", Nodes(Configz)),
     ("GET", "/containerLogs/{namespace}/{pod}/{container}", Nodes(Proxy)),
     ("GET", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
     ("POST", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
+    ("GET", "/attach/{namespace}/{pod}/{container}", Nodes(Proxy)),
+    ("POST", "/attach/{namespace}/{pod}/{container}", Nodes(Proxy)),
     ("GET", "/portForward/{namespace}/{pod}", Nodes(Proxy)),
     ("POST", "/portForward/{namespace}/{pod}", Nodes(Proxy)),
     ("GET", "/portForward/{namespace}/{pod}/{uid}", Nodes(Proxy)),

@@ -144,7 +144,8 @@ async fn following_through_many_rotations_loses_no_line_and_stops_with_the_conta
     let (out_reader, mut stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
     // Enough files that none is removed before it is read.
-    let config = WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 1_000 }, path: log.path() };
+    let config =
+        WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 1_000 }, path: log.path(), terminal: None };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
         std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
@@ -172,7 +173,8 @@ async fn following_reads_lines_written_after_the_container_has_finished() {
     let log = Log::new(&[]);
     let (out_reader, mut stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
-    let config = WriterConfig { rotation: LogRotation { max_size: 1 << 20, max_files: 2 }, path: log.path() };
+    let config =
+        WriterConfig { rotation: LogRotation { max_size: 1 << 20, max_files: 2 }, path: log.path(), terminal: None };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
         std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));

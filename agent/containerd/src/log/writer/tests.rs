@@ -1,8 +1,9 @@
 //! Tests of the logger as containerd uses it: two pipes in, a log file out.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::JoinHandle;
 
@@ -19,9 +20,13 @@ struct Logger {
 
 impl Logger {
     fn start(path: &Path, max_size: u64, max_files: u32) -> Self {
+        Self::with_terminal(path, max_size, max_files, None)
+    }
+
+    fn with_terminal(path: &Path, max_size: u64, max_files: u32, terminal: Option<PathBuf>) -> Self {
         let (out_reader, stdout) = std::io::pipe().unwrap();
         let (err_reader, stderr) = std::io::pipe().unwrap();
-        let config = WriterConfig { rotation: LogRotation { max_size, max_files }, path: path.to_owned() };
+        let config = WriterConfig { rotation: LogRotation { max_size, max_files }, path: path.to_owned(), terminal };
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread =
             std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
@@ -63,21 +68,26 @@ fn rotated(directory: &Path) -> Vec<String> {
 #[test]
 fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
     let rotation = LogRotation { max_size: 10 << 20, max_files: 5 };
-    let uri = uri(Path::new("/usr/bin/limpet"), rotation, Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"));
-    assert_eq!(
-        uri,
-        "binary:///usr/bin/limpet?logger=10485760:5:/var/log/pods/a_b_c/d%20e%2Bf%26g%3B%25%23%3F%3D%C3%A9/0.log"
-    );
+    let of = |terminal: Option<&AttachPoint>| {
+        uri(Path::new("/usr/bin/limpet"), rotation, Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"), terminal)
+    };
+    let log = "/var/log/pods/a_b_c/d%20e%2Bf%26g%3B%25%23%3F%3D%C3%A9/0.log";
+    assert_eq!(of(None), format!("binary:///usr/bin/limpet?logger=10485760:5:0:{log}"));
+    let terminal = AttachPoint::new(Path::new("/run/é"), "c1");
+    assert_eq!(of(Some(&terminal)), format!("binary:///usr/bin/limpet?logger=10485760:5:10:/run/%C3%A9/c1{log}"));
 }
 
 #[test]
 fn the_configuration_is_parsed_from_the_uri() {
     let rotation = LogRotation { max_size: 7, max_files: 2 };
-    assert_eq!(
-        WriterConfig::parse(OsStr::new("7:2:/a:b/0.log")),
-        Some(WriterConfig { rotation, path: "/a:b/0.log".into() })
-    );
-    for bad in ["", "7", "7:2", "7:2:relative", "x:2:/a", "7:-1:/a", "7:2:"] {
+    let config = |terminal: Option<&str>| {
+        Some(WriterConfig { rotation, path: "/a:b/0.log".into(), terminal: terminal.map(PathBuf::from) })
+    };
+    assert_eq!(WriterConfig::parse(OsStr::new("7:2:0:/a:b/0.log")), config(None));
+    assert_eq!(WriterConfig::parse(OsStr::new("7:2:6:/run:1/a:b/0.log")), config(Some("/run:1")));
+    for bad in
+        ["", "7", "7:2", "7:2:/a", "7:2:0:relative", "7:2:3:run/a", "7:2:9:/a", "x:2:0:/a", "7:-1:0:/a", "7:2:0:"]
+    {
         assert_eq!(WriterConfig::parse(OsStr::new(bad)), None, "{bad}");
     }
 }
@@ -95,6 +105,37 @@ fn cri_lines_and_the_last_partial_one_are_written() {
     let texts: Vec<_> = out.into_iter().map(|(_, _, text)| text).collect();
     assert_eq!(texts, [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
     assert_eq!(err, [("stderr".to_owned(), "F".to_owned(), b"oops".to_vec())]);
+}
+
+#[test]
+fn clients_see_output_as_it_comes_and_hold_up_nothing_once_they_are_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let terminal = directory.path().join("a".repeat(120));
+    fs::create_dir(&terminal).unwrap();
+    let path = directory.path().join("0.log");
+    let mut logger = Logger::with_terminal(&path, 1 << 20, 5, Some(terminal.clone()));
+    let connect = || {
+        let (_directory, socket) = crate::attach::socket(&terminal).unwrap();
+        UnixStream::connect(socket).unwrap()
+    };
+    let gone: Vec<_> = (0..20).map(|_| connect()).collect();
+    drop(gone);
+    let mut client = connect();
+    let mut byte = [0];
+    // Not before it has been accepted: the logger drops those that have gone with the first output.
+    while client.set_nonblocking(true).is_ok() && client.read(&mut byte).is_err() {
+        logger.stdout.write_all(b"?").unwrap();
+    }
+    client.set_nonblocking(false).unwrap();
+    logger.stdout.write_all(b"$ ").unwrap();
+    let mut shown = Vec::new();
+    while !shown.ends_with(b"$ ") {
+        client.read_exact(&mut byte).unwrap();
+        shown.push(byte[0]);
+    }
+    logger.finish();
+    assert_eq!(client.read(&mut byte).unwrap(), 0, "the end");
+    assert!(entries(&path)[0].2.ends_with(b"?$ "));
 }
 
 #[test]

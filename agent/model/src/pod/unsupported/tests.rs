@@ -16,6 +16,7 @@ fn unsupported_fields_are_rejected_by_name() {
         "containers": [
             {"name": "r", "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}, {"action": "RestartAllContainers"}]},
             {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
+            {"name": "t", "stdin": true, "stdinOnce": true, "tty": true},
             {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
              "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
         ],
@@ -28,7 +29,7 @@ fn unsupported_fields_are_rejected_by_name() {
         [
             "spec.containers[0].restartPolicyRules[1].action",
             "spec.containers[1].stdin",
-            "spec.containers[2].resources.limits.hugepages-2Mi",
+            "spec.containers[3].resources.limits.hugepages-2Mi",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",
         ]
     );
@@ -159,6 +160,8 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.startupProbe",
         "spec.C.terminationMessagePath",
         "spec.C.terminationMessagePolicy",
+        "spec.C.stdin",
+        "spec.C.stdinOnce",
         "spec.C.tty",
         "spec.C.volumeMounts",
         "spec.C.workingDir",

@@ -1,0 +1,40 @@
+//! Where a container's output goes, and where its input comes from.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use limpet_containerd::container::TaskStreams;
+use limpet_containerd::log::writer;
+
+use super::failed::{StartFailure, config_error};
+use super::{ContainerdExecutor, Start};
+
+impl ContainerdExecutor {
+    /// The logger, and for a container with a terminal the place where clients attach.
+    pub(super) fn streams(&self, start: &Start<'_>) -> Result<TaskStreams, StartFailure> {
+        let (tty, stdin) = (start.container.tty.unwrap_or(false), start.container.stdin.unwrap_or(false));
+        let terminal = tty.then(|| self.containers.attach_point(&start.id));
+        if let Some(terminal) = &terminal {
+            let made = terminal.make(stdin);
+            made.map_err(|error| config_error(format!("make the terminal of {}: {error}", start.id)))?;
+        }
+        let log_uri = writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start), terminal.as_ref());
+        let stdin = terminal.filter(|_| stdin).map(|terminal| terminal.stdin());
+        Ok(TaskStreams { log_uri, tty, stdin })
+    }
+
+    pub(super) fn log_path(&self, start: &Start<'_>) -> PathBuf {
+        self.logs.log_path(&start.pod.record, &start.slot.name, start.attempt)
+    }
+
+    pub(super) async fn create_link(&self, start: &Start<'_>) {
+        let (record, name) = (Arc::clone(&start.pod.record), start.slot.name.clone());
+        let (id, attempt) = (start.id.clone(), start.attempt);
+        self.on_logs(&start.pod.record.uid, move |logs| {
+            if let Err(error) = logs.create_link(&record, &name, id.as_str(), attempt) {
+                tracing::warn!(pod = %record.key, container = name, %error, "no log link");
+            }
+        })
+        .await;
+    }
+}
