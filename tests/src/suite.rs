@@ -82,6 +82,9 @@ macro_rules! case {
     };
 }
 
+/// Cases at once for each CPU: most of their time they wait for graces, pauses and probes.
+const CASES_PER_CPU: usize = 2;
+
 /// Runs the cases as `cargo test` runs tests, with its arguments and its output.
 pub fn run(cases: impl IntoIterator<Item = Case>) -> ExitCode {
     run_with(cases, [])
@@ -89,7 +92,9 @@ pub fn run(cases: impl IntoIterator<Item = Case>) -> ExitCode {
 
 /// The same with tests that want no node.
 pub fn run_with(cases: impl IntoIterator<Item = Case>, others: impl IntoIterator<Item = Trial>) -> ExitCode {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(cpus * CASES_PER_CPU);
     if tools::is_root() && !arguments.list {
         sweep();
         wait::end_on_signal();

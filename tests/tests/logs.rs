@@ -131,7 +131,7 @@ fn logger(node: &TestNode, id: &str, number: u32) -> Result<Child> {
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)?;
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$0\" logger \"$1\" 3<>\"$2\" 4<>\"$2\" 5>\"$3\""]).arg(agent::program()?);
-    command.arg(format!("1000000:2:{}", node.dir().join("one.log").display())).args([&pipe, &ready]);
+    command.arg(format!("1000000:2:0:{}", node.dir().join("one.log").display())).args([&pipe, &ready]);
     let logger = command.env("CONTAINER_ID", id).spawn()?;
     wait::until_true(wait::SOON, "the logger", || fs::read(&ready).is_ok_and(|said| said == b"1"))?;
     Ok(logger)

@@ -7,11 +7,13 @@
 mod verdict;
 
 use std::fs;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use limpet_tests::process::{self, Daemon, tail};
 use limpet_tests::sweep::{self, Machines};
 use limpet_tests::{tools, vm, wait};
@@ -43,7 +45,7 @@ struct Kernel {
     skips: &'static [Skip],
 }
 
-const KERNELS: [Kernel; 4] = [
+static KERNELS: [Kernel; 4] = [
     Kernel {
         // Its default order of security modules leaves BPF out.
         options: "lsm=lockdown,yama,apparmor,bpf",
@@ -69,7 +71,7 @@ const BOOTS: usize = 3;
 /// What the first process says before anything else: what happens from then on may be its doing.
 const BEGUN: &str = "the first process runs";
 
-/// Boots all that are asked for, one after the other.
+/// Boots all that are asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let unknown = arguments.kernels.iter().find(|name| KERNELS.iter().all(|kernel| kernel.name != **name));
     if let Some(unknown) = unknown {
@@ -94,7 +96,7 @@ pub(crate) fn everyday() -> Result<()> {
     }
 }
 
-fn boot_all<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Result<()> {
+fn boot_all(kernels: impl Iterator<Item = &'static Kernel>) -> Result<()> {
     if let Some(obstacle) = vm_image::obstacle()? {
         bail!("{obstacle}");
     }
@@ -103,23 +105,44 @@ fn boot_all<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Result<()> {
         apt::install(&["qemu-system-x86"])?;
     }
     let programs = Programs { kernels: static_test()?, agent: agent_tests()? };
+    // One after the other: the package manager locks its directory.
+    let images: Vec<_> = kernels.map(|kernel| (kernel, image(kernel))).collect();
     let work = Machines::Kernels.dir();
-    let mut failed = Vec::new();
-    for kernel in kernels {
+    // Two at once: a machine keeps one core busy.
+    let failed: Vec<_> = images.chunks(2).flat_map(|pair| boot_side_by_side(pair, &programs, &work)).collect();
+    fs::remove_dir_all(&work).ok();
+    ensure!(failed.is_empty(), "failed in {}", failed.join(", "));
+    Ok(())
+}
+
+/// Boots these, each in a directory of its own, and returns the names of those that failed.
+fn boot_side_by_side(
+    images: &[(&'static Kernel, Result<PathBuf>)],
+    programs: &Programs,
+    work: &Path,
+) -> Vec<&'static str> {
+    let run = |(kernel, image): &(&'static Kernel, Result<PathBuf>)| {
+        let image = image.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+        let (start, work) = (Instant::now(), work.join(kernel.name));
         fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
-        let start = Instant::now();
-        let outcome = image(kernel).and_then(|image| boot(kernel, &image, &programs, &work));
-        fs::remove_dir_all(&work).ok();
+        let summary = boot(kernel, image, programs, &work)?;
+        Ok(format!("{summary}, in {:.0} s", start.elapsed().as_secs_f64()))
+    };
+    let ended: Vec<Result<String>> = thread::scope(|scope| {
+        let machines: Vec<_> = images.iter().map(|image| scope.spawn(move || run(image))).collect();
+        machines.into_iter().map(|machine| machine.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let mut failed = Vec::new();
+    for ((kernel, _), outcome) in images.iter().zip(ended) {
         match outcome {
-            Ok(summary) => println!("kernel {}: {summary}, in {:.0} s", kernel.name, start.elapsed().as_secs_f64()),
+            Ok(summary) => println!("kernel {}: {summary}", kernel.name),
             Err(error) => {
                 println!("kernel {}: FAILED: {error:#}", kernel.name);
                 failed.push(kernel.name);
             }
         }
     }
-    ensure!(failed.is_empty(), "failed in {}", failed.join(", "));
-    Ok(())
+    failed
 }
 
 /// The kernel, from the cache or from Debian.
