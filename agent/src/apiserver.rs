@@ -21,12 +21,14 @@ mod pods;
 mod references;
 mod split;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::node::capacity::Capacity;
 use crate::source::api;
 use crate::status::event::Events;
 use follow::{Followed, follow};
@@ -59,6 +61,10 @@ pub struct Inputs {
     pub sources: Vec<SourceKind>,
     /// The node's events.
     pub events: Events,
+    /// What the node has, and what of it is for pods.
+    pub capacity: Capacity,
+    /// The labels of the Node object, wherever they change.
+    pub labels: watch::Sender<BTreeMap<String, String>>,
     /// The node's state.
     pub node_state: watch::Receiver<NodeState>,
     /// Whether pods can be attached to a network.
@@ -83,13 +89,14 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
     let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: false };
     let lease_duration = inputs.config.cluster.lease_duration;
     // The description reads files and disks; it is made once, before the first request.
-    let description = facts::describe(&inputs.config, &inputs.facts).await;
+    let description = facts::describe(&inputs.config, &inputs.facts, &inputs.capacity).await;
     let keeper = node::Keeper {
         link: link.clone(),
         register: inputs.config.cluster.register,
         every: inputs.config.cluster.report_every,
         description,
         seen,
+        labels: inputs.labels,
         node_state: inputs.node_state,
         network: inputs.network,
         containerd: inputs.containerd,

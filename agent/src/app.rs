@@ -33,6 +33,8 @@ use crate::lifecycle::followed::Followed;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::merge_loop;
 use crate::node::NodeLock;
+use crate::node::capacity::Capacity;
+use crate::node::facts::architecture;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
 use crate::server::diff::{DiffState, HasImage};
@@ -49,7 +51,7 @@ use crate::status::metrics::Metrics;
 use crate::store::Store;
 use crate::usage::{Meter, NodeReader};
 use crate::worker::WorkerContext;
-use crate::worker::node_claims::NodeClaims;
+use crate::worker::node_claims::{NodeClaims, NodeOffer};
 use crate::worker::supervisor::{Intake, Supervisor};
 use cluster::join_cluster;
 pub use error::AppError;
@@ -57,6 +59,7 @@ use limpet_containerd::event_stream;
 use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
+use limpet_core::node_object::initial_labels;
 use limpet_core::node_state::{NodeNetwork, NodeState};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::Decoder;
@@ -153,10 +156,12 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (sources, api_updates) = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
+    let capacity = Capacity::measure(&config, &facts).await;
+    let claims = Arc::new(node_claims(&config, &facts, &capacity));
     let (evictor, shortages) = evictor(&shared, &executor, &sources);
-    let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages);
+    let node_state = supervise(&shared, &executor, &claims, &sources, heartbeat, offer, shortages);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
-    let cluster = join_cluster(&shared, facts, own, node_state, api_updates);
+    let cluster = join_cluster(&shared, (facts, capacity), &claims, own, node_state, api_updates);
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     shared.tasks.spawn(evictor.run(stop.clone()));
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
@@ -363,14 +368,26 @@ fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
     }
 }
 
+/// What the node has for its pods; nobody has any of it yet.
+fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity) -> NodeClaims {
+    let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
+    let offer = NodeOffer {
+        node_name: node.name.clone(),
+        exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
+        allocatable: Some(capacity.offer()),
+    };
+    NodeClaims::new(offer, initial_labels(&node.name, architecture(), &config.cluster.labels))
+}
+
 /// Starts the core: merge, lifecycle, supervisor.
 fn supervise(
     shared: &Shared,
     executor: &Arc<ContainerdExecutor>,
+    claims: &Arc<NodeClaims>,
     sources: &[Arc<Published>],
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
-    Shortages { pressure, evictions }: Shortages,
+    Shortages { pressure, orders, evictions }: Shortages,
 ) -> watch::Receiver<NodeState> {
     let followed: Arc<Followed> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
@@ -385,14 +402,13 @@ fn supervise(
     shared.tasks.spawn(lifecycle::memory::release_after_bursts(Arc::clone(&followed), stop.clone()));
     let kinds = sources.iter().map(|source| source.kind()).collect();
     let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
-    let exclusive = executor.config.devices.iter().filter(|(_, device)| device.exclusive);
-    let node_claims = NodeClaims::new(exclusive.map(|(name, _)| name.clone()).collect());
     let context = WorkerContext {
         executor: Arc::clone(executor) as Arc<dyn Executor>,
         reporter: Arc::clone(&executor.reporter),
         probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
         followed,
-        node_claims: Arc::new(node_claims),
+        node_claims: Arc::clone(claims),
+        evictions: orders,
     };
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());

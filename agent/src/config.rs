@@ -31,6 +31,7 @@ use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::Device;
+use limpet_model::pod::requests::Requests;
 use limpet_model::pod::{Fault, PodKey};
 
 /// A setting without effect, and why.
@@ -71,6 +72,15 @@ impl Default for GuardSettings {
     }
 }
 
+/// What of the node is not for pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// `kubeReserved`: for containerd and this agent.
+    pub kube: Requests,
+    /// `systemReserved`: for everything else.
+    pub system: Requests,
+}
+
 /// The agent's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -100,6 +110,8 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// `maxPods`.
     pub max_pods: u32,
+    /// `kubeReserved` and `systemReserved`: what of the node is not for pods.
+    pub reserved: Reserved,
     /// `volumeStatsAggPeriod`: how often a pod with a limit on its use of the disk is measured.
     pub volume_stats_period: Duration,
     /// `runtimeRequestTimeout`: the timeout of calls to containerd.
@@ -180,6 +192,7 @@ impl Default for Config {
             cgroup_root: "/".into(),
             pod_pids_limit: None,
             max_pods: 110,
+            reserved: Reserved::default(),
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
             seccomp_default: false,

@@ -3,6 +3,7 @@
 //! capabilities; its resolver.
 
 pub mod capabilities;
+pub mod capacity;
 pub mod facts;
 pub mod guard;
 pub mod name;

@@ -11,6 +11,7 @@ use crate::status::event::EventType;
 use crate::status::event::Events;
 use crate::status::metrics::MergeChange;
 use crate::status::metrics::Metrics;
+use limpet_core::admission::NODE_AFFINITY;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
@@ -25,8 +26,9 @@ use limpet_model::container::ContainerId;
 use limpet_model::node::Pressure;
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
+use limpet_model::pod::requests::Resource;
 use limpet_model::pod::{PodKey, PodRecord, Role};
-use limpet_model::verdict::{EVICTED, PodVerdict};
+use limpet_model::verdict::{EVICTED, PREEMPTING, PodVerdict};
 use std::path::PathBuf;
 
 /// Where pods and the runtime are reported: for readers, people and machines.
@@ -111,9 +113,10 @@ impl Reporter {
 
     /// The node is short of what the pod takes, and ends it.
     pub fn report_eviction(&self, pod: &PodState, verdict: &PodVerdict) {
-        let message = verdict.message.clone();
-        tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, message, "pod evicted");
-        self.event(pod, None, EventType::Warning, EVICTED, message);
+        let (message, reason) = (verdict.message.clone(), &*verdict.reason);
+        let reason = [EVICTED, PREEMPTING].into_iter().find(|one| *one == reason).unwrap_or(EVICTED);
+        tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, reason, message, "pod evicted");
+        self.event(pod, None, EventType::Warning, reason, message);
     }
 
     /// What the pod was ended for is over: it runs again.
@@ -160,10 +163,11 @@ impl Reporter {
         }
     }
 
-    /// The pod waits for ports or devices of the node that another one has.
-    pub fn report_claim_wait(&self, pod: &PodState, verdict: &PodVerdict) {
-        // kubelet's reasons when admission finds ports taken, and devices.
-        let reason = if verdict.reason == NODE_PORTS { NODE_PORTS } else { "UnexpectedAdmissionError" };
+    /// The node does not take the pod, now or at all.
+    pub fn report_claim(&self, pod: &PodState, verdict: &PodVerdict) {
+        // kubelet's reason where a device is not to be had.
+        let mut reasons = Resource::ALL.into_iter().map(Resource::out_of).chain([NODE_PORTS, NODE_AFFINITY]);
+        let reason = reasons.find(|reason| *reason == verdict.reason).unwrap_or("UnexpectedAdmissionError");
         self.report_wait(pod, None, reason, verdict.message.clone());
     }
 

@@ -16,8 +16,10 @@ use std::sync::Arc;
 use crate::executor::Executor;
 use crate::lifecycle::followed::Followed;
 use crate::reporter::Reporter;
+use inbox::EvictionOrder;
 use limpet_core::probe::ProbeGrid;
 use node_claims::NodeClaims;
+use tokio::sync::mpsc;
 
 /// What every worker works with. Clones share it.
 #[derive(Debug, Clone)]
@@ -30,6 +32,8 @@ pub struct WorkerContext {
     pub probe_grid: ProbeGrid,
     /// The processes that BPF programs report on.
     pub followed: Arc<Followed>,
-    /// Which pod has which ports and exclusive devices of the node.
+    /// Which pod has what of the node.
     pub node_claims: Arc<NodeClaims>,
+    /// To the supervisor: pods that have to end so that another one can start.
+    pub evictions: mpsc::Sender<EvictionOrder>,
 }

@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
         joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
+        joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),
     ]);
     cluster::end();
     code
@@ -408,4 +409,42 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
     let now = node.wait_running("both")?;
     ensure!(container_id(&now, "main")? == container_id(&own, "main")?, "restarted");
     Ok(())
+}
+
+fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &["--system-reserved=cpu=250m", "--node-labels=site=lab"])?;
+    let of_node = format!("/api/v1/nodes/{}", node.name());
+    let cores = std::thread::available_parallelism()?.get();
+    let found = wait_at(&cluster, &of_node, "its allocatable resources", |found| {
+        found["status"]["allocatable"]["cpu"] == format!("{}m", cores * 1_000 - 250)
+    })?;
+    ensure!(found["status"]["capacity"]["cpu"] == cores.to_string(), "{found}");
+    let asks = |name: &str, milli: usize| {
+        let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
+        pod(name, json!({ "containers": [with(shell("main", IDLE), resources)] }))
+    };
+    let refused = |pod: &str, reason: &str| {
+        wait_at(&cluster, &path(node, pod), reason, |found| {
+            found["status"]["phase"] == "Failed" && found["status"]["reason"] == reason
+        })
+    };
+    create(node, &cluster, &asks("runs", cores * 1_000 - 500))?;
+    wait_reported(node, &cluster, "runs")?;
+    create(node, &cluster, &asks("second", 500))?;
+    let found = refused("second", "OutOfcpu")?;
+    let message = found["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("Pod was rejected: Node didn't have enough resource: cpu"), "{found}");
+    let selects = |zone: &str| json!({ "spec": { "nodeSelector": { "site": zone } } });
+    create(node, &cluster, &with(simple("elsewhere", IDLE), selects("roof")))?;
+    refused("elsewhere", "NodeAffinity")?;
+    create(node, &cluster, &with(simple("here", IDLE), selects("lab")))?;
+    node.wait_running("here")?;
+
+    node.apply(&asks("critical", 500))?;
+    node.wait_running("critical")?;
+    let found = refused("runs", "Preempting")?;
+    ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
+    node.wait_event("Preempted in order to admit critical pod")
 }

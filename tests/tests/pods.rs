@@ -29,6 +29,8 @@ fn main() -> ExitCode {
         case!(the_pods_cgroup_follows_an_edit_of_resources),
         case!(another_qos_class_makes_a_new_pod),
         case!(a_host_path_that_was_removed_is_made_again),
+        case!(a_pod_starts_once_the_node_has_what_it_requests_and_selects)
+            .on(|node| node.kubelet = vec!["kubeReserved: {cpu: 250m}".to_owned()]),
     ])
 }
 
@@ -301,5 +303,44 @@ fn limits_are_the_cgroups(node: &mut TestNode) -> Result<()> {
     let directory = format!("/{}/kubepods/burstable/pod{uid}/{id}", node.cgroup());
     let scope = format!("-kubepods-burstable-pod{uid}.slice/limpet-{id}.scope");
     ensure!(place.contains(&directory) || place.contains(&scope), "neither {directory} nor {scope} is in {place}");
+    Ok(())
+}
+
+fn a_pod_starts_once_the_node_has_what_it_requests_and_selects(node: &mut TestNode) -> Result<()> {
+    let cores = std::thread::available_parallelism()?.get();
+    let all_but = |milli: usize| cores * 1_000 - 250 - milli;
+    let asks = |name: &str, milli: usize| {
+        let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
+        pod(name, json!({ "containers": [with(shell("main", IDLE), resources)] }))
+    };
+    node.apply(&asks("large", all_but(100)))?;
+    node.wait_running("large")?;
+    node.apply(&asks("fits", 100))?;
+    let fits = node.wait_running("fits")?;
+    node.apply(&asks("waits", 100))?;
+    let waits = node.wait_pod("waits", "waiting", |pod| pod["status"]["reason"] == "OutOfcpu")?;
+    let why = format!("cpu, requested: 100, used: {}, capacity: {}", all_but(0), all_but(0));
+    let message = waits["status"]["message"].as_str().unwrap_or_default();
+    ensure!(waits["status"]["phase"] == "Pending" && message.contains(&why), "{waits}");
+    node.wait_event(&why)?;
+    // What runs is left alone, also by an edit that asks for more than there is; who waits is known after a restart.
+    node.apply(&asks("fits", 150))?;
+    node.wait_pod("fits", "edited", |pod| pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "150m")?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_pod("waits", "waiting", |pod| pod["status"]["reason"] == "OutOfcpu")?;
+    ensure!(container_id(&node.wait_running("fits")?, "main")? == container_id(&fits, "main")?);
+    node.remove("large")?;
+    node.wait_running("waits")?;
+
+    let selects = |value: &str| {
+        let selector = json!({ "nodeSelector": { "kubernetes.io/os": value } });
+        pod("selects", with(json!({ "containers": [shell("main", IDLE)] }), selector))
+    };
+    node.apply(&selects("windows"))?;
+    let waits = node.wait_pod("selects", "waiting", |pod| pod["status"]["reason"] == "NodeAffinity")?;
+    ensure!(waits["status"]["phase"] == "Pending", "{waits}");
+    node.apply(&selects("linux"))?;
+    node.wait_running("selects")?;
     Ok(())
 }

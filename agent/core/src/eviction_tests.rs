@@ -1,19 +1,16 @@
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::rank::{Candidate, message, order};
 use super::*;
 use crate::eviction::admission;
-use crate::fixtures::{READY, instance, now as fixture_now, ready};
+use crate::fixtures::{READY, instance, now as fixture_now, ready, record_of as record};
 use crate::node_state::NodeState;
 use crate::plan::{Action, Step, plan};
 use crate::state::{PodState, SandboxState};
 use crate::status::generate::generate;
-use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
 
@@ -162,11 +159,6 @@ proptest! {
             }
         }
     }
-}
-
-fn record(name: &str, source: SourceKind, spec: Value) -> Arc<PodRecord> {
-    let record = limpet_model::fixtures::record(json!({ "metadata": { "name": name }, "spec": spec }));
-    Arc::new(PodRecord { source, ..(*record).clone() })
 }
 
 fn requests(memory: &str, storage: &str, priority: i32) -> Value {

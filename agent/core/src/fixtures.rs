@@ -22,7 +22,8 @@ use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::compute_resources::pod_limits;
-use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use limpet_model::pod::requests::{Requests, Resource};
+use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid, quantity};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
@@ -50,6 +51,21 @@ pub fn now() -> Now {
 
 fn container(name: &str) -> Container {
     Container { name: name.into(), image: Some("app:1".into()), ..Container::default() }
+}
+
+/// The pod `name` of that source, with that spec.
+pub fn record_of(name: &str, source: SourceKind, spec: Value) -> Arc<PodRecord> {
+    let record = limpet_model::fixtures::record(serde_json::json!({ "metadata": { "name": name }, "spec": spec }));
+    Arc::new(PodRecord { source, ..(*record).clone() })
+}
+
+/// These amounts of processors, memory and disk.
+pub fn amounts(cpu: &str, memory: &str, disk: &str) -> Requests {
+    let mut amounts = Requests::default();
+    for (resource, text) in Resource::ALL.into_iter().zip([cpu, memory, disk]) {
+        amounts[resource] = quantity::parse(text).unwrap();
+    }
+    amounts
 }
 
 /// A pod of these containers, all of one image.

@@ -7,6 +7,7 @@
 //! reported status, and [`forecast`] predicts what other manifests would change. Towards an apiserver, [`mirror`] decides about
 //! mirror pods, [`node_object`] about the Node and its lease, [`connectivity`] about the connection.
 
+pub mod admission;
 pub mod adopt;
 pub mod api_pod;
 pub mod backoff;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::node_state::NodeState;
 use limpet_model::node::Pressure;
+use limpet_model::pod::requests::{Requests, Resource};
 
 /// The namespace of the leases of nodes.
 pub const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -48,12 +49,10 @@ pub struct NodeDescription {
     pub taints: Vec<NodeTaint>,
     /// Go's name of the architecture: `amd64`, `arm64`, `arm`, `riscv64`.
     pub architecture: &'static str,
-    /// The number of its processors.
-    pub cpus: usize,
-    /// Its memory in bytes, and what of it hard eviction keeps free.
-    pub memory: (u64, u64),
-    /// Its disk in bytes, and what of it hard eviction keeps free.
-    pub disk: (u64, u64),
+    /// Its processors, memory and disk.
+    pub capacity: Requests,
+    /// What of it is for pods.
+    pub allocatable: Requests,
     /// How many pods it may have.
     pub max_pods: u32,
     /// Where kubelet's API is served; `None`: nowhere.
@@ -78,7 +77,8 @@ pub struct NodeReport {
 pub struct SeenNode {
     /// Its UID.
     pub uid: String,
-    labels: BTreeMap<String, String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
     /// When each condition changed last, and what it is: by type.
     conditions: BTreeMap<String, (String, Option<Timestamp>)>,
 }
@@ -103,27 +103,34 @@ impl SeenNode {
 
     /// The merge patch that corrects the labels which every node has, where they differ.
     pub fn label_patch(&self, node: &NodeDescription) -> Option<Value> {
-        let wrong = own_labels(node).into_iter().filter(|(name, value)| self.labels.get(*name) != Some(value));
+        let wrong = own_labels(&node.name, node.architecture)
+            .into_iter()
+            .filter(|(name, value)| self.labels.get(*name) != Some(value));
         let wrong: BTreeMap<_, _> = wrong.collect();
         (!wrong.is_empty()).then(|| json!({ "metadata": { "labels": wrong } }))
     }
 }
 
-fn own_labels(node: &NodeDescription) -> BTreeMap<&'static str, String> {
+/// The labels that every node has.
+fn own_labels(name: &str, architecture: &str) -> BTreeMap<&'static str, String> {
     BTreeMap::from([
-        ("beta.kubernetes.io/arch", node.architecture.to_owned()),
+        ("beta.kubernetes.io/arch", architecture.to_owned()),
         ("beta.kubernetes.io/os", "linux".to_owned()),
-        ("kubernetes.io/arch", node.architecture.to_owned()),
-        ("kubernetes.io/hostname", node.name.clone()),
+        ("kubernetes.io/arch", architecture.to_owned()),
+        ("kubernetes.io/hostname", name.to_owned()),
         ("kubernetes.io/os", "linux".to_owned()),
     ])
 }
 
+/// The labels of a node whose Node object nobody has seen: those it is registered with, and those of every node.
+pub fn initial_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let own = own_labels(name, architecture).into_iter().map(|(label, value)| (label.to_owned(), value));
+    given.clone().into_iter().chain(own).collect()
+}
+
 /// The Node to create.
 pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> Value {
-    let mut labels: BTreeMap<&str, String> =
-        node.labels.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
-    labels.extend(own_labels(node));
+    let labels = initial_labels(&node.name, node.architecture, &node.labels);
     let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
     json!({
         "apiVersion": "v1",
@@ -145,11 +152,14 @@ pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode
 }
 
 fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
-    let quantities = |(memory, disk): (u64, u64)| {
+    let quantities = |amounts: Requests| {
         json!({
-            "cpu": node.cpus.to_string(),
-            "memory": format!("{}Ki", memory >> 10),
-            "ephemeral-storage": disk.to_string(),
+            "cpu": match amounts[Resource::Cpu].milli() {
+                milli if milli % 1_000 == 0 => (milli / 1_000).to_string(),
+                milli => format!("{milli}m"),
+            },
+            "memory": format!("{}Ki", amounts[Resource::Memory].units() >> 10),
+            "ephemeral-storage": amounts[Resource::EphemeralStorage].units().to_string(),
             "pods": node.max_pods.to_string(),
         })
     };
@@ -161,7 +171,6 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         .map(|address| json!({ "type": "InternalIP", "address": address.to_string() }))
         .collect();
     addresses.push(json!({ "type": "Hostname", "address": node.name }));
-    let left = |(all, kept): (u64, u64)| all.saturating_sub(kept);
     let mut info = json!(node.info);
     info["architecture"] = json!(node.architecture);
     info["operatingSystem"] = json!("linux");
@@ -172,8 +181,8 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         "addresses": addresses,
         "daemonEndpoints": endpoint,
         "declaredFeatures": node.api_port.map(|_| [WEBSOCKETS]),
-        "capacity": quantities((node.memory.0, node.disk.0)),
-        "allocatable": quantities((left(node.memory), left(node.disk))),
+        "capacity": quantities(node.capacity),
+        "allocatable": quantities(node.allocatable),
         "conditions": conditions(report, seen, now),
         "nodeInfo": info,
     })

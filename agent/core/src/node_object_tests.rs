@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::fixtures::{READY, on_network};
+use crate::fixtures::{READY, amounts, on_network};
 use crate::node_state::NodePressure;
 
 fn node() -> NodeDescription {
@@ -10,9 +10,8 @@ fn node() -> NodeDescription {
         labels: BTreeMap::from([("site".to_owned(), "lab".to_owned())]),
         taints: vec![NodeTaint { key: "edge".to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }],
         architecture: "arm64",
-        cpus: 4,
-        memory: (1 << 30, 100 << 20),
-        disk: (1_000, 100),
+        capacity: amounts("4", "1Gi", "1000"),
+        allocatable: amounts("3900m", "924Mi", "900"),
         max_pods: 110,
         api_port: Some(10_250),
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
@@ -47,7 +46,7 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
     assert_eq!(document["spec"]["taints"], json!([{ "key": "edge", "value": "", "effect": "NoSchedule" }]));
     let status = &document["status"];
     let capacity = json!({ "cpu": "4", "memory": "1048576Ki", "ephemeral-storage": "1000", "pods": "110" });
-    let allocatable = json!({ "cpu": "4", "memory": "946176Ki", "ephemeral-storage": "900", "pods": "110" });
+    let allocatable = json!({ "cpu": "3900m", "memory": "946176Ki", "ephemeral-storage": "900", "pods": "110" });
     assert_eq!((&status["capacity"], &status["allocatable"]), (&capacity, &allocatable));
     let addresses =
         json!([{ "type": "InternalIP", "address": "192.0.2.1" }, { "type": "Hostname", "address": "edge1" }]);

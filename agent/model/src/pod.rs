@@ -27,6 +27,7 @@ pub mod qos;
 pub mod quantity;
 pub mod record;
 pub mod replaceable;
+pub mod requests;
 pub mod resize;
 pub mod role;
 pub(crate) mod size;

@@ -10,6 +10,9 @@ use crate::node::Pressure;
 /// kubelet's reason for a pod that takes too much.
 pub const EVICTED: &str = "Evicted";
 
+/// kubelet's reason for a pod that ends so that a critical one can start.
+pub const PREEMPTING: &str = "Preempting";
+
 /// The phase that a verdict gives a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VerdictPhase {
@@ -69,6 +72,11 @@ impl PodVerdict {
     /// It takes more of the node than it may; its containers get a second to end.
     pub fn evicted(message: String) -> Self {
         Self::failed(EVICTED, message)
+    }
+
+    /// A critical pod needs what it has.
+    pub fn preempted() -> Self {
+        Self::failed(PREEMPTING, "Preempted in order to admit critical pod".to_owned())
     }
 
     /// The node is short of something that it takes.

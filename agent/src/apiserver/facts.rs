@@ -4,33 +4,26 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::config::Config;
+use crate::node::capacity::Capacity;
+use crate::node::facts::architecture;
 use crate::status::POD_API;
-use limpet_core::eviction::Signal;
 use limpet_core::node_object::NodeDescription;
-use limpet_host::{blocking, file_system};
+use limpet_host::blocking;
 use limpet_model::node::NodeFacts;
 
 /// Describes the node. What cannot be read stays empty.
-pub(super) async fn describe(config: &Config, facts: &NodeFacts) -> NodeDescription {
-    let root = config.root_dir.clone();
-    let look = move |_: &blocking::Progress| (file_system::space(&root).ok(), info());
-    let (space, info) = blocking::run(config.root_dir.clone(), blocking::DEADLINE, look).await.unwrap_or_default();
-    let disk = space.map_or(0, |space| space.capacity);
-    let kept = |signal: Signal, capacity: u64| {
-        let hard = config.eviction.thresholds.iter().find(|one| one.signal == signal && one.is_hard());
-        hard.map_or(0, |threshold| threshold.value.of(capacity))
-    };
+pub(super) async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
+    let look = blocking::run("/etc/os-release".into(), blocking::DEADLINE, |_| info());
     NodeDescription {
         name: facts.name.clone(),
         labels: config.cluster.labels.clone(),
         taints: config.cluster.taints.clone(),
-        architecture: go_architecture(std::env::consts::ARCH),
-        cpus: std::thread::available_parallelism().map_or(1, usize::from),
-        memory: (facts.memory_capacity, kept(Signal::MemoryAvailable, facts.memory_capacity)),
-        disk: (disk, kept(Signal::NodefsAvailable, disk)),
+        architecture: architecture(),
+        capacity: capacity.all,
+        allocatable: capacity.allocatable,
         max_pods: config.max_pods,
         api_port: config.server.api().map(|address| address.port()),
-        info,
+        info: look.await.unwrap_or_default(),
     }
 }
 
@@ -61,23 +54,12 @@ fn pretty_name(os_release: &str) -> String {
         .unwrap_or_else(|| if Path::new("/etc/os-release").exists() { "Linux".to_owned() } else { String::new() })
 }
 
-/// The architecture as Kubernetes names it.
-fn go_architecture(name: &'static str) -> &'static str {
-    match name {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        other => other,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_machine_is_described_as_kubernetes_does() {
-        assert_eq!(["x86_64", "aarch64", "arm", "riscv64"].map(go_architecture), ["amd64", "arm64", "arm", "riscv64"]);
         assert_eq!(pretty_name("ID=debian\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
         assert_eq!(system_uuid(String::new(), "m".to_owned()), "m");
         let info = info();

@@ -1,5 +1,6 @@
 //! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -46,8 +47,9 @@ pub(super) struct Keeper {
     /// `nodeStatusReportFrequency`.
     pub(super) every: Duration,
     pub(super) description: NodeDescription,
-    /// Told to the others.
+    /// For the others.
     pub(super) seen: watch::Sender<Seen>,
+    pub(super) labels: watch::Sender<BTreeMap<String, String>>,
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
     pub(super) containerd: Containerd,
@@ -109,6 +111,14 @@ impl Keeper {
                 Seen::Absent
             }
         };
+        if let Seen::Present(node) = &seen {
+            self.labels.send_if_modified(|known| {
+                *known != node.labels && {
+                    known.clone_from(&node.labels);
+                    true
+                }
+            });
+        }
         self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);
     }
 

@@ -1,12 +1,15 @@
 //! Takes part in a cluster, where a kubeconfig is given.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
 use super::Shared;
 use crate::apiserver::{self, Link};
+use crate::node::capacity::Capacity;
 use crate::source::api;
+use crate::worker::node_claims::NodeClaims;
 use limpet_core::node_state::NodeState;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
@@ -14,7 +17,8 @@ use limpet_model::source::SourceKind;
 /// Starts the connection to the cluster of the kubeconfig, if there is one. Nothing waits for it.
 pub(super) fn join_cluster(
     shared: &Shared,
-    facts: NodeFacts,
+    (facts, capacity): (NodeFacts, Capacity),
+    claims: &Arc<NodeClaims>,
     sources: Vec<SourceKind>,
     node_state: watch::Receiver<NodeState>,
     source: Option<mpsc::Sender<api::Update>>,
@@ -27,6 +31,8 @@ pub(super) fn join_cluster(
         desired: shared.desired.clone(),
         sources,
         events: shared.events.clone(),
+        capacity,
+        labels: follow_labels(shared, claims),
         node_state,
         network: shared.backends.network.subscribe(),
         containerd: shared.backends.client.clone(),
@@ -35,4 +41,17 @@ pub(super) fn join_cluster(
     };
     shared.tasks.spawn(apiserver::run(link.clone(), inputs, shared.stop.clone()));
     Some(link)
+}
+
+/// Where the labels of the Node object are to be reported: pods wait for them.
+fn follow_labels(shared: &Shared, claims: &Arc<NodeClaims>) -> watch::Sender<BTreeMap<String, String>> {
+    let (labels, mut changes) = watch::channel(BTreeMap::new());
+    let claims = Arc::clone(claims);
+    shared.tasks.spawn(async move {
+        while changes.changed().await.is_ok() {
+            let labels = changes.borrow_and_update().clone();
+            claims.set_labels(labels);
+        }
+    });
+    labels
 }

@@ -14,9 +14,14 @@ use crate::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
 
+/// How many pods may be about to be ended at once.
+const EVICTIONS: usize = 64;
+
 /// The shortages of the node that the supervisor acts on.
 pub(super) struct Shortages {
     pub(super) pressure: watch::Receiver<NodePressure>,
+    /// For the workers, whose pods may have others end.
+    pub(super) orders: mpsc::Sender<EvictionOrder>,
     pub(super) evictions: mpsc::Receiver<EvictionOrder>,
 }
 
@@ -27,7 +32,7 @@ pub(super) fn evictor(
     sources: &[Arc<Published>],
 ) -> (Evictor, Shortages) {
     let (pressure, conditions) = watch::channel(NodePressure::UNKNOWN);
-    let (orders, evictions) = mpsc::channel(1);
+    let (orders, evictions) = mpsc::channel(EVICTIONS);
     let pods = KnownPods {
         desired: shared.desired.clone(),
         slots: Arc::clone(&shared.slots),
@@ -48,9 +53,9 @@ pub(super) fn evictor(
         executor: Arc::clone(executor),
         pods: Arc::new(pods),
         pressure,
-        orders,
+        orders: orders.clone(),
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
     };
-    (evictor, Shortages { pressure: conditions, evictions })
+    (evictor, Shortages { pressure: conditions, orders, evictions })
 }

@@ -15,7 +15,7 @@ pub struct ClusterSettings {
     pub server: String,
     /// `--register-node`, `registerNode`.
     pub register: bool,
-    /// `--node-labels`.
+    /// `--node-labels`; those of a node in no cluster, too, for the selectors of its pods.
     pub labels: BTreeMap<String, String>,
     /// `--register-with-taints`, `registerWithTaints`.
     pub taints: Vec<NodeTaint>,

@@ -38,6 +38,12 @@ pub struct RunFlags {
     /// Taints the node registers with: key[=value]:effect[,key[=value]:effect...]; may be repeated
     #[arg(long, value_name = "TAINTS", value_delimiter = ',')]
     pub register_with_taints: Vec<String>,
+    /// What is kept for containerd and this agent: cpu=200m,memory=150Mi,ephemeral-storage=1Gi
+    #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
+    pub kube_reserved: Vec<String>,
+    /// What is kept for everything else on the node
+    #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
+    pub system_reserved: Vec<String>,
     /// Directory for state that survives a reboot [default: /var/lib/limpet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,

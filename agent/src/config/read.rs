@@ -5,6 +5,7 @@ mod devices;
 mod documents;
 mod eviction;
 mod image_gc;
+mod reserved;
 mod runtime_classes;
 mod server;
 
@@ -202,6 +203,7 @@ impl Judge {
             self.error(None, "--manifest-url-header", mistake);
         }
         self.cluster_flags(flags, &mut config.cluster);
+        self.reserved_flags(flags, &mut config.reserved);
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;
         }

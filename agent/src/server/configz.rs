@@ -13,6 +13,7 @@ use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
+use limpet_model::pod::requests::{Requests, Resource};
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))
@@ -75,6 +76,8 @@ fn document(config: &Config) -> Value {
             "cgroupRoot": config.cgroup_root,
             "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
             "maxPods": config.max_pods,
+            "kubeReserved": quantities(&config.reserved.kube),
+            "systemReserved": quantities(&config.reserved.system),
             "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
             "seccompDefault": config.seccomp_default,
             "containerLogMaxSize": config.log_rotation.max_size.to_string(),
@@ -126,6 +129,12 @@ fn document(config: &Config) -> Value {
         kubelet.extend(server);
     }
     document
+}
+
+/// The amounts that are not nothing, by the resource's name.
+fn quantities(requests: &Requests) -> BTreeMap<&'static str, String> {
+    let some = Resource::ALL.into_iter().filter(|resource| !requests[*resource].is_zero());
+    some.map(|resource| (resource.as_str(), requests[resource].to_string())).collect()
 }
 
 /// The settings of the listeners on the network.

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerContext;
 use super::hook_jobs::HookJobs;
 use super::inbox::Inbox;
-use super::node_claims::Hold;
+use super::node_claims::{Hold, Refused};
 use super::process_watch::ProcessWatch;
 use limpet_containerd::client::watched;
 use limpet_core::eviction::admission;
@@ -62,7 +62,7 @@ pub struct PodWorker {
     /// Probes in progress: nothing waits for them, and they end with the worker.
     probes: JoinSet<(u64, Outcome)>,
     processes: ProcessWatch,
-    /// The ports and devices of the node that the pod has, or waits for.
+    /// What the pod has of the node, or waits for.
     hold: Hold,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
@@ -283,7 +283,7 @@ impl PodWorker {
         }
     }
 
-    /// Claims the ports and devices of the node that the pod needs, or gives back what it no longer has.
+    /// Claims what the pod needs of the node, or gives back what it no longer has.
     fn settle_hold(&mut self) {
         if !self.others.is_empty() {
             // The claim of what was found covers all of it.
@@ -293,8 +293,9 @@ impl PodWorker {
         if admission::waits(pod) {
             return self.hold.give_back();
         }
-        if let Some(verdict) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
-            self.context.reporter.report_claim_wait(pod, &verdict);
+        if let Some(Refused { verdict, victims }) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
+            self.context.reporter.report_claim(pod, &verdict);
+            self.preempt(&victims);
         }
     }
 

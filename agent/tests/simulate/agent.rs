@@ -79,6 +79,7 @@ impl Agent {
             probe_grid: ProbeGrid { origin: Some(Instant::now().into_std()), slack_percent: 10 },
             followed: Arc::default(),
             node_claims: Arc::default(),
+            evictions: orders.clone(),
         };
         let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
         tasks.spawn(async move {

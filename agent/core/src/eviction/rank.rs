@@ -39,7 +39,7 @@ pub fn is_static(record: &PodRecord) -> bool {
 }
 
 /// The pod's priority. Of the classes, without an apiserver, only Kubernetes' own two are known.
-fn priority(record: &PodRecord) -> i32 {
+pub fn priority(record: &PodRecord) -> i32 {
     let by_class = match record.spec().priority_class_name.as_deref() {
         Some("system-node-critical") => CRITICAL + 1_000,
         Some("system-cluster-critical") => CRITICAL,

@@ -82,7 +82,7 @@ fn fields_that_need_an_apiserver_are_errors_and_fields_without_effect_are_warnin
         (json!({ "/spec/resourceClaims": [{ "name": "gpu" }] }), "spec.resourceClaims", false),
         (json!({ "/spec/serviceAccountName": "web" }), "spec.serviceAccountName", false),
         (json!({ "/spec/priorityClassName": "system-node-critical" }), "spec.priorityClassName", true),
-        (json!({ "/spec/priority": 0 }), "spec.priority", true),
+        (json!({ "/spec/preemptionPolicy": "Never" }), "spec.preemptionPolicy", true),
     ];
     for (edit, path, accepted) in cases {
         let read = read_on("edge1", &manifest(edit.clone()).to_string());

@@ -71,8 +71,8 @@ impl Judge {
             }
         }
         let Some(path) = flags.kubeconfig.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
-            if !flags.node_labels.is_empty() || !flags.register_with_taints.is_empty() {
-                self.warn(None, "--node-labels", "and --register-with-taints have no effect without --kubeconfig");
+            if !flags.register_with_taints.is_empty() {
+                self.warn(None, "--register-with-taints", "has no effect without --kubeconfig");
             }
             return;
         };

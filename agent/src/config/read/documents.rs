@@ -93,6 +93,8 @@ impl Judge {
         self.image_gc(map, &mut config.image_gc);
         self.eviction(map, &mut config.eviction);
         self.server(map, directory, &mut config.server);
+        config.reserved.kube = self.reserved(map, "kubeReserved");
+        config.reserved.system = self.reserved(map, "systemReserved");
         self.cluster(map, &mut config.cluster);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);

@@ -7,6 +7,9 @@ use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::is_finished;
 use limpet_core::state::Now;
+use limpet_model::pod::PodRecord;
+use limpet_model::verdict::PodVerdict;
+use tokio::sync::oneshot;
 
 use super::PodWorker;
 use crate::worker::inbox::EvictionOrder;
@@ -22,6 +25,19 @@ impl PodWorker {
         pod.fail(order.verdict);
         self.evicting = Some(order.done);
         self.abort_pulls();
+    }
+
+    /// Has other pods end so that this one can start. It is woken when what they had is free.
+    pub(super) fn preempt(&self, victims: &[Arc<PodRecord>]) {
+        for victim in victims {
+            let (done, _) = oneshot::channel();
+            let (key, uid) = (victim.key.clone(), victim.uid.clone());
+            tracing::info!(pod = %self.key, victim = %key, "a pod ends in order to admit a critical one");
+            let order = EvictionOrder { key, uid, verdict: PodVerdict::preempted(), done };
+            if self.context.evictions.try_send(order).is_err() {
+                tracing::warn!(pod = %self.key, victim = %victim.key, "too many pods are to end at once: this one does not");
+            }
+        }
     }
 
     /// Refuses a pod that has not begun while the node is short of something, and makes one anew that was ended for what it

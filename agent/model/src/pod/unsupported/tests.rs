@@ -76,11 +76,12 @@ fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
 
 #[test]
 fn fields_only_a_scheduler_reads_are_warnings() {
-    let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}});
+    let affinity = json!({"podAffinity": {}, "nodeAffinity": {}});
+    let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "affinity": affinity}});
     assert!(check(&manifest, SourceKind::Api).is_empty(), "a Pod of an apiserver was scheduled by them");
     let faults = check(&manifest, SourceKind::File);
     let found: Vec<(Severity, &str)> = faults.iter().map(|fault| (fault.severity, fault.path.as_str())).collect();
-    assert_eq!(found, [(Severity::Warning, "spec.nodeSelector"), (Severity::Warning, "spec.tolerations")]);
+    assert_eq!(found, [(Severity::Warning, "spec.affinity.podAffinity"), (Severity::Warning, "spec.tolerations")]);
 }
 
 #[test]
@@ -125,8 +126,10 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.hostname",
         "spec.hostnameOverride",
         "spec.nodeName",
+        "spec.nodeSelector",
         "spec.resources",
         "spec.overhead",
+        "spec.priority",
         "spec.restartPolicy",
         "spec.runtimeClassName",
         "spec.securityContext",

@@ -1,0 +1,98 @@
+//! `kubeReserved` and `systemReserved`: what of the node is not for pods.
+
+use super::super::tree::{Map, Position, Value};
+use super::super::{Reserved, RunFlags};
+use super::Judge;
+use limpet_model::pod::quantity;
+use limpet_model::pod::requests::{Requests, Resource};
+
+/// Process ids can be reserved in kubelet's keys, too.
+const PID: &str = "pid";
+
+impl Judge {
+    /// Reads the map `key` of KubeletConfiguration.
+    pub(super) fn reserved(&mut self, map: &Map<'_>, key: &'static str) -> Requests {
+        let mut reserved = Requests::default();
+        for entry in map.map(key) {
+            let (path, at) = (format!("{key}.{}", entry.key), Some(entry.node.position));
+            match &entry.node.value {
+                Value::Text(text) => self.reserve(&mut reserved, &entry.key, text, at, &path),
+                other => {
+                    self.error(at, &path, format!("expected text, found {}; write it in quotes", other.kind()));
+                }
+            }
+        }
+        reserved
+    }
+
+    /// Applies the flags, each of which replaces its key.
+    pub(super) fn reserved_flags(&mut self, flags: &RunFlags, reserved: &mut Reserved) {
+        if !flags.kube_reserved.is_empty() {
+            reserved.kube = self.reserved_flag(&flags.kube_reserved, "--kube-reserved");
+        }
+        if !flags.system_reserved.is_empty() {
+            reserved.system = self.reserved_flag(&flags.system_reserved, "--system-reserved");
+        }
+    }
+
+    fn reserved_flag(&mut self, texts: &[String], flag: &'static str) -> Requests {
+        let mut reserved = Requests::default();
+        for text in texts.iter().filter(|text| !text.is_empty()) {
+            match text.split_once('=') {
+                Some((name, amount)) => self.reserve(&mut reserved, name.trim(), amount.trim(), None, flag),
+                None => {
+                    self.error(None, flag, format!("{text:?} is not a resource and its amount such as memory=150Mi"))
+                }
+            }
+        }
+        reserved
+    }
+
+    fn reserve(&mut self, reserved: &mut Requests, name: &str, text: &str, at: Option<Position>, path: &str) {
+        let Some(resource) = Resource::ALL.into_iter().find(|resource| resource.as_str() == name) else {
+            if name == PID {
+                return self.warn(at, path, "has no effect: podPidsLimit bounds the processes of each pod");
+            }
+            return self.error(at, path, format!("{name:?} cannot be reserved; cpu, memory and ephemeral-storage can"));
+        };
+        match quantity::parse(text).ok().filter(|amount| *amount >= quantity::Amount::ZERO) {
+            Some(amount) => reserved[resource] = amount,
+            None => self.error(at, path, format!("{text:?} is not a quantity such as 200m or 150Mi")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{KUBELET_HEAD, load_text};
+    use super::*;
+
+    #[test]
+    fn reservations_add_up_and_a_flag_replaces_its_key() {
+        let text = format!(
+            "{KUBELET_HEAD}kubeReserved: {{cpu: 200m, memory: 100Mi}}\nsystemReserved: {{cpu: 300m, pid: '100', ephemeral-storage: 1Gi}}\n"
+        );
+        let numbers = |flags: &[&str]| {
+            let reserved = load_text(&text, flags).0.map(|config| config.reserved).unwrap_or_default();
+            let sum = reserved.kube.plus(reserved.system);
+            Resource::ALL.map(|resource| resource.number(sum[resource]))
+        };
+        assert_eq!(numbers(&[]), [500, 100 << 20, 1 << 30]);
+        assert_eq!(numbers(&["--kube-reserved=cpu=1,memory=50Mi"]), [1_300, 50 << 20, 1 << 30]);
+        assert_eq!(numbers(&["--system-reserved=memory=50Mi"]), [200, 150 << 20, 0]);
+    }
+
+    #[test]
+    fn mistakes_name_the_key_and_the_remedy() {
+        let text = format!("{KUBELET_HEAD}kubeReserved: {{gpu: '1', cpu: -1m}}\nsystemReserved: {{memory: 5}}\n");
+        let faults = load_text(&text, &["--kube-reserved=cpu"]).0.err().unwrap_or_default();
+        for expected in [
+            "kubeReserved.gpu: \"gpu\" cannot be reserved; cpu, memory and ephemeral-storage can",
+            "kubeReserved.cpu: \"-1m\" is not a quantity such as 200m or 150Mi",
+            "systemReserved.memory: expected text, found",
+            "flags: --kube-reserved: \"cpu\" is not a resource and its amount such as memory=150Mi",
+        ] {
+            assert!(faults.iter().any(|fault| fault.contains(expected)), "{expected}\n{faults:#?}");
+        }
+    }
+}

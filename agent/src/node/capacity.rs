@@ -1,0 +1,61 @@
+//! What the node has, and what of it is for pods: all but what `kubeReserved` and `systemReserved` name and what hard
+//! eviction keeps free. A Node object shows it, and admission adds up requests against it.
+
+use crate::config::Config;
+use limpet_core::eviction::Signal;
+use limpet_host::{blocking, file_system};
+use limpet_model::node::NodeFacts;
+use limpet_model::pod::quantity::Amount;
+use limpet_model::pod::requests::{Requests, Resource};
+
+/// The node's processors, memory and disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// All of it.
+    pub all: Requests,
+    /// What is for pods.
+    pub allocatable: Requests,
+}
+
+impl Capacity {
+    /// Measures the disk of `--root-dir`; one that cannot be measured counts as none.
+    pub async fn measure(config: &Config, facts: &NodeFacts) -> Self {
+        let root = config.root_dir.clone();
+        let look = blocking::run(root.clone(), blocking::DEADLINE, move |_| file_system::space(&root).ok());
+        let disk = look.await.ok().flatten().map_or(0, |space| space.capacity);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let mut all = Requests::default();
+        all[Resource::Cpu] = Amount::from_units(cpus);
+        all[Resource::Memory] = Amount::from_units(facts.memory_capacity);
+        all[Resource::EphemeralStorage] = Amount::from_units(disk);
+        Self {
+            all,
+            allocatable: all.without(config.reserved.kube).without(config.reserved.system).without(kept_free(
+                config,
+                facts.memory_capacity,
+                disk,
+            )),
+        }
+    }
+
+    /// What pods may request together; any amount of disk where it could not be measured.
+    pub fn offer(&self) -> Requests {
+        let mut offer = self.allocatable;
+        if self.all[Resource::EphemeralStorage].is_zero() {
+            offer[Resource::EphemeralStorage] = Amount::from_units(u64::MAX);
+        }
+        offer
+    }
+}
+
+/// What hard eviction keeps free.
+fn kept_free(config: &Config, memory: u64, disk: u64) -> Requests {
+    let kept = |signal: Signal, capacity: u64| {
+        let hard = config.eviction.thresholds.iter().find(|one| one.signal == signal && one.is_hard());
+        Amount::from_units(hard.map_or(0, |threshold| threshold.value.of(capacity)))
+    };
+    let mut free = Requests::default();
+    free[Resource::Memory] = kept(Signal::MemoryAvailable, memory);
+    free[Resource::EphemeralStorage] = kept(Signal::NodefsAvailable, disk);
+    free
+}

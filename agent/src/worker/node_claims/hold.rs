@@ -1,0 +1,148 @@
+//! What one pod has of the node, from its worker's point of view.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use super::{Check, Claims, NodeClaims};
+use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal};
+use limpet_core::plan::is_finished;
+use limpet_core::state::{ContainerSlot, PodState, SandboxState};
+use limpet_model::pod::host_port::NODE_PORTS;
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::verdict::PodVerdict;
+
+/// The node does not take a pod now.
+#[derive(Debug)]
+pub struct Refused {
+    /// What becomes of it.
+    pub verdict: PodVerdict,
+    /// The pods whose end would make room for it.
+    pub victims: Vec<Arc<PodRecord>>,
+}
+
+impl Refused {
+    pub(super) fn of(refusal: Refusal, record: &PodRecord) -> Self {
+        Self { verdict: refusal.verdict(record.source), victims: Vec::new() }
+    }
+}
+
+/// What a pod has until this is dropped.
+#[derive(Debug)]
+struct Claim {
+    of: Arc<NodeClaims>,
+    key: PodKey,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.of.claims().remove(&self.key);
+        self.of.wake_waiting();
+    }
+}
+
+/// What one pod has of the node.
+#[derive(Debug, Default)]
+pub struct Hold {
+    claim: Option<Claim>,
+    /// The version that has all it needs.
+    settled: Option<Arc<PodRecord>>,
+    /// Set while it waits for something.
+    waits: Option<Arc<Notify>>,
+}
+
+impl Hold {
+    /// Of a pod that was found: what its incarnations use now.
+    pub fn of_found<'a>(node: &Arc<NodeClaims>, key: &PodKey, found: impl Iterator<Item = &'a PodState>) -> Self {
+        let used = found.filter(|pod| uses_node(pod)).map(|pod| node.wanted(&pod.record)).reduce(|mut all, one| {
+            all.exclusive.extend(one.exclusive);
+            Claims { requests: all.requests.plus(one.requests), ..all }
+        });
+        let Some(used) = used.filter(|used| !used.is_empty()) else { return Self::default() };
+        if node.give(key, used, Check { exclusive: false, requests: false }).is_err() {
+            return Self::default();
+        }
+        Self { claim: Some(Claim { of: Arc::clone(node), key: key.clone() }), ..Self::default() }
+    }
+
+    /// Brings the claim in line with what the pod needs. A refusal: it begins to wait, waits for another reason, or fails.
+    pub fn settle(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &mut PodState) -> Option<Refused> {
+        let ends = pod.ending.is_some() || pod.is_failed() || is_finished(pod);
+        if ends && !uses_node(pod) {
+            self.give_back();
+        }
+        if ends || self.settled.as_ref().is_some_and(|settled| Arc::ptr_eq(settled, &pod.record)) {
+            return None;
+        }
+        // Before the look: a change after it is not missed.
+        let waits = node.wait(key);
+        match self.claim(node, key, pod) {
+            Ok(()) => {
+                self.waits = None;
+                self.settled = Some(Arc::clone(&pod.record));
+                pod.verdict.take_if(|verdict| is_claim(verdict));
+                None
+            }
+            Err(refused) => {
+                self.waits = Some(waits);
+                if refused.verdict.is_final() {
+                    pod.fail(refused.verdict.clone());
+                    return Some(refused);
+                }
+                let known = pod.verdict.as_ref() == Some(&refused.verdict);
+                pod.verdict = Some(refused.verdict.clone());
+                (!known).then_some(refused)
+            }
+        }
+    }
+
+    fn claim(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &PodState) -> Result<(), Refused> {
+        let uses = uses_node(pod);
+        if !uses {
+            node.selects(&pod.record).map_err(|refusal| Refused::of(refusal, &pod.record))?;
+        }
+        let wanted = node.wanted(&pod.record);
+        let has = self.claim.is_some().then(|| node.claims().get(key).cloned()).flatten();
+        if has.is_none() && wanted.is_empty() {
+            return Ok(());
+        }
+        // One that was found without a claim uses what it names, and an edit of the requests of one that runs counts at once.
+        let check = match &has {
+            None => Check { exclusive: !uses, requests: !uses },
+            Some(has) => {
+                Check { exclusive: wanted.grows_exclusively(has), requests: !uses && wanted.requests_more(has) }
+            }
+        };
+        node.give(key, wanted, check)?;
+        self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
+        Ok(())
+    }
+
+    /// All of it is free for others.
+    pub fn give_back(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Resolves when something changes that the pod may be waiting for.
+    pub async fn freed(&self) {
+        match &self.waits {
+            Some(waits) => waits.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Whether a pod waits because of a claim.
+pub(super) fn is_claim(verdict: &PodVerdict) -> bool {
+    let reason = &*verdict.reason;
+    !verdict.is_final() && (reason == NODE_PORTS || reason == NODE_AFFINITY || reason.starts_with(OUT_OF))
+}
+
+/// Whether something of the pod may be bound to its ports, or have its devices open.
+fn uses_node(pod: &PodState) -> bool {
+    let has_sandbox = match pod.sandbox {
+        SandboxState::Absent { .. } | SandboxState::Gone => false,
+        SandboxState::Preparing | SandboxState::Ready(_) | SandboxState::Releasing => true,
+    };
+    has_sandbox || pod.containers.iter().any(ContainerSlot::is_running)
+}

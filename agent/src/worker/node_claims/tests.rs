@@ -1,0 +1,117 @@
+use futures_util::FutureExt as _;
+use serde_json::{Value, json};
+
+use super::hold::is_claim;
+use super::*;
+use limpet_core::fixtures::{amounts, now, record_of};
+use limpet_core::state::PodState;
+use limpet_model::source::SourceKind::{self, Api, File, Push};
+
+fn pod(name: &str, source: SourceKind, resources: Value) -> Arc<PodRecord> {
+    record_of(name, source, json!({ "containers": [{ "name": "a", "resources": resources }] }))
+}
+
+fn two_cores(labels: &[(&str, &str)]) -> Arc<NodeClaims> {
+    let offer = NodeOffer {
+        node_name: "edge1".to_owned(),
+        exclusive: ["x.io/modem".to_owned()].into(),
+        allocatable: Some(amounts("2", "1Gi", "1Gi")),
+    };
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Arc::new(NodeClaims::new(offer, labels))
+}
+
+fn cpu(text: &str) -> Value {
+    json!({ "requests": { "cpu": text } })
+}
+
+/// A pod of which nothing has begun, and what it has.
+struct Candidate(PodState, Hold);
+
+impl Candidate {
+    fn new(record: &Arc<PodRecord>) -> Self {
+        Self(PodState::new(Arc::clone(record), now().wall), Hold::default())
+    }
+
+    fn settle(&mut self, node: &Arc<NodeClaims>) -> Option<Refused> {
+        let key = self.0.record.key.clone();
+        self.1.settle(node, &key, &mut self.0)
+    }
+
+    fn reason(&self) -> &str {
+        self.0.verdict.as_ref().map(|verdict| &*verdict.reason).unwrap_or_default()
+    }
+}
+
+#[test]
+fn an_exclusive_device_is_of_one_pod_and_a_claim_that_shrinks_frees_it() {
+    let node = two_cores(&[]);
+    let device = json!({ "limits": { "x.io/modem": 1, "x.io/shared": 1 } });
+    let (mut one, mut other) =
+        (Candidate::new(&pod("one", File, device.clone())), Candidate::new(&pod("other", File, device)));
+    assert_eq!(node.wanted(&one.0.record).exclusive, [Exclusive::Device("x.io/modem".to_owned())]);
+    assert!(one.settle(&node).is_none());
+    let refused = other.settle(&node).unwrap();
+    assert_eq!((&*refused.verdict.reason, refused.verdict.is_final()), ("OutOfx.io/modem", false));
+    assert!(is_claim(&refused.verdict) && refused.verdict.message.contains("pod default/one has it"), "{refused:?}");
+    assert!(other.settle(&node).is_none(), "it waits for the same reason, which is reported once");
+    assert!(other.1.freed().now_or_never().is_none());
+    one.0.record = pod("one", File, json!({}));
+    assert!(one.settle(&node).is_none());
+    assert!(other.1.freed().now_or_never().is_some());
+    assert!(other.settle(&node).is_none() && other.reason().is_empty());
+}
+
+#[test]
+fn a_pod_waits_until_the_others_leave_what_it_requests_and_one_of_the_apiserver_fails() {
+    let node = two_cores(&[]);
+    let mut first = Candidate::new(&pod("first", Push, cpu("1500m")));
+    assert!(first.settle(&node).is_none());
+    let (mut second, mut remote) =
+        (Candidate::new(&pod("second", Push, cpu("1"))), Candidate::new(&pod("remote", Api, cpu("1"))));
+    let refused = second.settle(&node).unwrap();
+    assert!(
+        refused.verdict.message.contains("cpu, requested: 1000, used: 1500, capacity: 2000; it starts"),
+        "{refused:?}"
+    );
+    let refused = remote.settle(&node).unwrap();
+    assert!(refused.verdict.is_final() && remote.0.is_failed(), "{refused:?}");
+    let mut modest = Candidate::new(&pod("modest", Push, json!({})));
+    assert!(modest.settle(&node).is_none(), "it requests nothing");
+    first.1.give_back();
+    assert!(second.1.freed().now_or_never().is_some());
+    assert!(second.settle(&node).is_none() && second.reason().is_empty());
+}
+
+#[test]
+fn a_pod_of_a_manifest_has_pods_of_the_apiserver_end_for_it() {
+    let node = two_cores(&[]);
+    let (mut remote, mut pushed) =
+        (Candidate::new(&pod("remote", Api, cpu("1"))), Candidate::new(&pod("pushed", Push, cpu("1"))));
+    assert!(remote.settle(&node).is_none() && pushed.settle(&node).is_none());
+    let mut critical = Candidate::new(&pod("critical", File, cpu("1")));
+    let names = |refused: Refused| -> Vec<String> {
+        refused.victims.iter().map(|victim| victim.key.name().to_owned()).collect()
+    };
+    assert_eq!(names(critical.settle(&node).unwrap()), ["remote"]);
+    let mut too_large = Candidate::new(&pod("too-large", File, cpu("2")));
+    assert_eq!(names(too_large.settle(&node).unwrap()), [""; 0]);
+}
+
+#[test]
+fn a_pod_waits_for_the_labels_that_it_selects() {
+    let node = two_cores(&[("zone", "a")]);
+    let selects = |zone: &str| json!({ "containers": [{ "name": "a" }], "nodeSelector": { "zone": zone } });
+    let (mut here, mut there) = (
+        Candidate::new(&record_of("here", File, selects("a"))),
+        Candidate::new(&record_of("there", File, selects("b"))),
+    );
+    assert!(here.settle(&node).is_none());
+    assert_eq!(&*there.settle(&node).unwrap().verdict.reason, "NodeAffinity");
+    node.set_labels([("zone".to_owned(), "a".to_owned())].into());
+    assert!(there.1.freed().now_or_never().is_none(), "nothing has changed");
+    node.set_labels([("zone".to_owned(), "b".to_owned())].into());
+    assert!(there.1.freed().now_or_never().is_some());
+    assert!(there.settle(&node).is_none() && there.reason().is_empty());
+    assert!(here.settle(&node).is_none(), "what it has is left alone");
+}
