@@ -72,3 +72,19 @@ pub(crate) fn executable_linked(command: &mut Command, name: &str, flags: &[&str
     let found = executables_linked(command, flags)?.into_iter().find(|target| target.name == name);
     Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path.into())
 }
+
+/// The same command in a mount namespace of its own: what others mount and unmount is not seen there.
+pub(crate) fn in_own_mount_namespace(command: &Command) -> Command {
+    let mut wrapped = Command::new("unshare");
+    wrapped.arg("--mount").arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
+        };
+    }
+    if let Some(dir) = command.get_current_dir() {
+        wrapped.current_dir(dir);
+    }
+    wrapped
+}
