@@ -19,6 +19,7 @@ mod mirrors;
 mod node;
 mod pods;
 mod references;
+mod reviews;
 mod split;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,7 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
+pub use reviews::{Access, ReviewError, Reviews, User};
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.
 const UPDATES: usize = 16;

@@ -17,7 +17,7 @@ use axum::middleware::from_fn_with_state;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
 
-use crate::apiserver::Link;
+use crate::apiserver::{Link, Reviews};
 use crate::config::Config;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
@@ -28,6 +28,7 @@ use limpet_core::status::observed::Observed;
 use limpet_model::attribution::WatchObserver;
 
 mod api;
+mod authentication;
 mod authorization;
 mod bodies;
 mod caller;
@@ -37,6 +38,8 @@ pub mod diff;
 pub mod document;
 mod events;
 pub mod exec;
+mod expiring;
+mod gate;
 pub mod health;
 pub mod images;
 pub mod kubelet;
@@ -44,6 +47,7 @@ pub mod local;
 pub mod logs;
 mod pods;
 pub mod port_forward;
+mod reviewer;
 mod routes;
 pub mod sources;
 pub mod spdy;
@@ -56,6 +60,7 @@ mod watch;
 
 pub(crate) use api::OUTCOME;
 use caller::{Caller, CallerLookup};
+use gate::Gate;
 pub use health::{Health, Heartbeat};
 use kubelet::KubeletRoutes;
 use local::LocalRoutes;
@@ -196,9 +201,11 @@ pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: Ca
     connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;
 }
 
-/// Serves kubelet's API on `port` until `stop`: to those who have a client certificate, by TLS.
+/// Serves kubelet's API on `port` until `stop`, by TLS: to those whom its gate admits.
 pub async fn serve_api(listener: TcpListener, state: &ServerState, kubelet: KubeletRoutes, stop: CancellationToken) {
-    let tls = Arc::new(Tls::new(&state.config, &state.node_name));
+    let reviews = state.cluster.clone().map(|link| Arc::new(link) as Arc<dyn Reviews>);
+    let gate = Gate::new(state.config.server.clone(), Arc::clone(&state.node_name), reviews);
+    let tls = Arc::new(Tls::new(&state.config, &state.node_name, gate));
     connection::serve(connection::Secure { listener, tls }, kubelet.0.into_router(), stop).await;
 }
 

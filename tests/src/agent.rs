@@ -199,13 +199,14 @@ impl Settings {
 }
 
 impl Settings {
-    /// What the test asks for, and neither image garbage collection nor eviction nor a health port unless it does: the
+    /// What the test asks for, and neither image garbage collection nor eviction nor a listener unless it does: the
     /// machine's disk may be as full as it is.
     fn kubelet_lines(&self) -> String {
-        let names = |key: &str| self.kubelet.iter().any(|line| line.starts_with(key));
+        let names = |key: &str| self.kubelet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with(key));
         let quiet = [
             ("imageGC", "imageGCHighThresholdPercent: 100\n"),
             // Nodes of tests run side by side.
+            ("port:", "port: 0\n"),
             ("healthzPort", "healthzPort: 0\n"),
             ("evictionHard", "evictionHard: {memory.available: 1Mi}\n"),
         ];

@@ -141,7 +141,43 @@ impl Cluster {
             ["default", "kube-node-lease"]
                 .iter()
                 .all(|name| self.get(&format!("/api/v1/namespaces/{name}")).is_ok_and(|found| found.is_some()))
+        })?;
+        self.admit_itself()
+    }
+
+    /// Lets the apiserver's own certificate use the nodes' API, as kubeadm does.
+    fn admit_itself(&self) -> Result<()> {
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        if self.get(&format!("{path}/kubeadm:cluster-admins"))?.is_some() {
+            return Ok(());
+        }
+        let group =
+            json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "kubeadm:cluster-admins" });
+        self.create(path, &cluster_role_binding("kubeadm:cluster-admins", "cluster-admin", group))?;
+        self.wait_allowed(KUBELET_CLIENT, "kubeadm:cluster-admins", "proxy")
+    }
+
+    /// Waits until the apiserver knows of a rule: the user may `get` that subresource of nodes.
+    pub fn wait_allowed(&self, user: &str, group: &str, subresource: &str) -> Result<()> {
+        let attributes = json!({ "verb": "get", "resource": "nodes", "subresource": subresource });
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": { "user": user, "groups": [group], "resourceAttributes": attributes },
+        });
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        wait::until_true(wait::SOON, "the rule", || {
+            self.ask(path, &review).is_ok_and(|it| it["status"]["allowed"] == true)
         })
+    }
+
+    /// A certificate and a key of the cluster's authority, in one file, for a client of nodes.
+    pub fn client(&self, name: &str, subject: &str) -> Result<PathBuf> {
+        certify(&self.dir, name, subject, "extendedKeyUsage=clientAuth")?;
+        let [certificate, key] = ["crt", "key"].map(|end| fs::read(self.dir.join(format!("{name}.{end}"))));
+        let pair = self.dir.join(format!("{name}.pem"));
+        fs::write(&pair, [key?, certificate?].concat())?;
+        Ok(pair)
     }
 
     /// Ends the apiserver with SIGTERM; what it keeps stays.
@@ -299,6 +335,17 @@ impl Cluster {
         let (body, code) = said.rsplit_once('\n').context("curl says no status")?;
         Ok((code.trim().parse()?, body.to_owned()))
     }
+}
+
+/// What binds a ClusterRole to somebody.
+pub fn cluster_role_binding(name: &str, role: &str, subject: Value) -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": { "name": name },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+        "subjects": [subject],
+    })
 }
 
 /// A case whose node joins the cluster by itself.

@@ -68,7 +68,6 @@ fn join_with_api(node: &mut TestNode, cluster: &Cluster, port: &Port) -> Result<
         let authority = cluster.authority();
         settings.kubelet.push(format!("port: {}", port.number));
         settings.kubelet.push(format!("authentication: {{x509: {{clientCAFile: {}}}}}", authority.display()));
-        settings.limpet.push(format!("serverAllowedNames: [{}]", cluster::KUBELET_CLIENT));
     })?;
     join(node, cluster, &[])?;
     wait_node(node, cluster, "the port of its API", |found| {

@@ -41,6 +41,10 @@ pub enum Resource {
     Events(String),
     /// One Event: namespace and name.
     Event(String, String),
+    /// Whose token this is: answered and not kept.
+    TokenReviews,
+    /// Whether a user may do something: answered and not kept.
+    SubjectAccessReviews,
 }
 
 impl Resource {
@@ -59,6 +63,8 @@ impl Resource {
             Self::PersistentVolume(_) => "persistentvolumes",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
+            Self::TokenReviews => "tokenreviews",
+            Self::SubjectAccessReviews => "subjectaccessreviews",
         }
     }
 
@@ -88,6 +94,8 @@ impl Resource {
             }
             Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
             Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),
+            Self::TokenReviews => "/apis/authentication.k8s.io/v1/tokenreviews".to_owned(),
+            Self::SubjectAccessReviews => "/apis/authorization.k8s.io/v1/subjectaccessreviews".to_owned(),
         }
     }
 }

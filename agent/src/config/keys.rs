@@ -71,17 +71,14 @@ const WATCHES: &str = "changes are seen as they happen, without a period";
 
 const AUTHENTICATION: &[Key] = &[
     supported("x509", Object(&[supported("clientCAFile", Text)])),
-    unsupported(
-        "webhook",
-        Object(&[unsupported_unless("enabled", Bool, Is(false)), unsupported("cacheTTL", Duration)]),
-    ),
+    supported("webhook", Object(&[supported("enabled", Bool), supported("cacheTTL", Duration)])),
     supported("anonymous", Object(&[supported("enabled", Bool)])),
 ];
 const AUTHORIZATION: &[Key] = &[
     supported("mode", Text),
-    unsupported(
+    supported(
         "webhook",
-        Object(&[unsupported("cacheAuthorizedTTL", Duration), unsupported("cacheUnauthorizedTTL", Duration)]),
+        Object(&[supported("cacheAuthorizedTTL", Duration), supported("cacheUnauthorizedTTL", Duration)]),
     ),
 ];
 const LOGGING: &[Key] = &[

@@ -30,7 +30,8 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// # Errors
 /// The file cannot be read, or there are errors in it or in the flags: all of them are returned.
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
-    let mut judge = Judge { origin: Arc::from("flags"), faults: Vec::new(), url: UrlParts::default() };
+    let mut judge =
+        Judge { origin: Arc::from("flags"), faults: Vec::new(), url: UrlParts::default(), tokens_wanted: false };
     let mut config = Config::default();
     if let Some(path) = &flags.config {
         let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
@@ -48,6 +49,7 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
     }
     config.manifest_url = url;
     judge.origin = file;
+    config.server.reviews = config.cluster.kubeconfig.is_some();
     judge.server_as_a_whole(&config.server);
     judge.origin = Arc::from("flags");
     if config.manifest_path.is_none() && config.manifest_url.is_none() {
@@ -73,6 +75,8 @@ struct Judge {
     origin: Arc<str>,
     faults: Vec<Fault>,
     url: UrlParts,
+    /// `authentication.webhook.enabled` is true by somebody's wish, and not by default.
+    tokens_wanted: bool,
 }
 
 impl Judge {

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// kubelet's default for `port`.
 const PORT: u16 = 10_250;
@@ -13,7 +14,8 @@ const HEALTHZ_PORT: u16 = 10_248;
 pub enum AuthorizationMode {
     /// Whoever is authenticated may use every route.
     AlwaysAllow,
-    /// An apiserver decides. Without one the names of `serverAllowedNames` may use every route, and nobody else any.
+    /// An apiserver decides, but for the names of `serverAllowedNames`: they may use every route. Without an apiserver
+    /// nobody else may use any.
     #[default]
     Webhook,
 }
@@ -49,10 +51,20 @@ pub struct ServerSettings {
     pub tls13_only: bool,
     /// `authentication.x509.clientCAFile`; `None`: nobody has a certificate that counts.
     pub client_ca: Option<PathBuf>,
-    /// `authentication.anonymous.enabled`: callers without a certificate are `system:anonymous`.
+    /// `authentication.anonymous.enabled`: callers without a certificate and a token are `system:anonymous`.
     pub anonymous: bool,
+    /// There is an apiserver to ask: `--kubeconfig`.
+    pub reviews: bool,
+    /// `authentication.webhook.enabled`: tokens are taken, where there is an apiserver to ask.
+    pub tokens: bool,
+    /// `authentication.webhook.cacheTTL`.
+    pub token_lifetime: Duration,
     /// `authorization.mode`.
     pub mode: AuthorizationMode,
+    /// `authorization.webhook.cacheAuthorizedTTL`.
+    pub allowed_lifetime: Duration,
+    /// `authorization.webhook.cacheUnauthorizedTTL`.
+    pub denied_lifetime: Duration,
     /// `serverAllowedNames`: common names of certificates, or `group:` and an organization.
     pub allowed_names: Vec<String>,
 }
@@ -70,7 +82,12 @@ impl Default for ServerSettings {
             tls13_only: false,
             client_ca: None,
             anonymous: false,
+            reviews: false,
+            tokens: true,
+            token_lifetime: Duration::from_secs(120),
             mode: AuthorizationMode::default(),
+            allowed_lifetime: Duration::from_secs(300),
+            denied_lifetime: Duration::from_secs(30),
             allowed_names: Vec::new(),
         }
     }
@@ -79,8 +96,13 @@ impl Default for ServerSettings {
 impl ServerSettings {
     /// Where kubelet's API is served; `None`: it is turned off, or nobody could be let in.
     pub fn api(&self) -> Option<SocketAddr> {
-        let anybody = self.client_ca.is_some() || self.anonymous;
+        let anybody = self.client_ca.is_some() || self.anonymous || self.takes_tokens();
         (self.enabled && anybody && self.port != 0).then(|| SocketAddr::new(self.address, self.port))
+    }
+
+    /// Whether a token may say who a caller is.
+    pub fn takes_tokens(&self) -> bool {
+        self.tokens && self.reviews
     }
 
     /// Where the read-only routes are served without authentication.
@@ -112,7 +134,11 @@ mod tests {
         assert_eq!(settings.api().map(|address| address.to_string()).as_deref(), Some("0.0.0.0:10250"));
         (settings.client_ca, settings.anonymous) = (None, true);
         assert!(settings.api().is_some());
-        settings.enabled = false;
+        (settings.anonymous, settings.reviews) = (false, true);
+        assert!(settings.api().is_some(), "tokens are taken");
+        settings.tokens = false;
+        assert_eq!(settings.api(), None);
+        (settings.tokens, settings.enabled) = (true, false);
         assert_eq!((settings.api(), settings.read_only()), (None, None));
     }
 }

@@ -1,17 +1,21 @@
-//! Who may use which route: one pure decision, taken from the caller and the route's permission before any handler runs.
+//! Who may use which route: pure decisions, taken from the caller and the route's permission before any handler runs.
 //!
-//! Users of kubelet's API on the network are admitted to all of it or to nothing, as the configuration says ([`admits`]).
 //! The permissions of kubelet's routes are kubelet's own: a subresource of `nodes`, as
-//! <https://kubernetes.io/docs/reference/access-authn-authz/kubelet-authn-authz/> lists them. limpet's own routes are for
-//! the local socket alone.
+//! <https://kubernetes.io/docs/reference/access-authn-authz/kubelet-authn-authz/> lists them. Users of kubelet's API on the
+//! network are admitted to all of it or to nothing where the configuration says so ([`Standing`]); else an apiserver
+//! decides for each route ([`super::gate`]). limpet's own routes are for the local socket alone.
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::header::{CONNECTION, HeaderValue};
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::caller::{Caller, Origin};
+use super::connection::Place;
+use super::gate::NetworkClient;
 use super::status_error::StatusError;
+use crate::apiserver::User;
 use crate::config::{AuthorizationMode, ServerSettings};
 
 /// What a route gives its caller.
@@ -38,12 +42,70 @@ pub(super) enum Subresource {
     Pods,
     /// `nodes/configz`.
     Configz,
+    /// `nodes/log`: the node's own logs.
+    Log,
+    /// `nodes/checkpoint`.
+    Checkpoint,
+    /// `nodes/statusz`.
+    Statusz,
+    /// `/flagz`, which is of `nodes/configz`.
+    Flagz,
     /// `nodes/proxy`: everything else, logs and commands of containers among it.
     Proxy,
 }
 
+impl Subresource {
+    /// The names of which a user needs one, in the order in which kubelet asks for them.
+    pub(super) fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Healthz => &["healthz", "proxy"],
+            Self::Metrics => &["metrics"],
+            Self::Stats => &["stats"],
+            Self::Pods => &["pods", "proxy"],
+            Self::Configz => &["configz", "proxy"],
+            Self::Log => &["log"],
+            Self::Checkpoint => &["checkpoint"],
+            Self::Statusz => &["statusz"],
+            Self::Flagz => &["configz"],
+            Self::Proxy => &["proxy"],
+        }
+    }
+
+    /// kubelet's subresource of a path, for those that are no route.
+    pub(super) fn of_path(path: &str) -> Self {
+        let below =
+            |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        const PATHS: [(&str, Subresource); 11] = [
+            ("/allocatedPods", Subresource::Pods),
+            ("/pods", Subresource::Pods),
+            ("/healthz", Subresource::Healthz),
+            ("/configz", Subresource::Configz),
+            ("/runningpods", Subresource::Pods),
+            ("/stats", Subresource::Stats),
+            ("/metrics", Subresource::Metrics),
+            ("/logs", Subresource::Log),
+            ("/checkpoint", Subresource::Checkpoint),
+            ("/statusz", Subresource::Statusz),
+            ("/flagz", Subresource::Flagz),
+        ];
+        PATHS.into_iter().find(|(prefix, _)| below(prefix)).map_or(Self::Proxy, |(_, subresource)| subresource)
+    }
+}
+
+/// kubelet's verb for a method; empty: it has none, and only a rule for every verb admits it.
+pub(super) fn verb(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "create",
+        Method::GET => "get",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "",
+    }
+}
+
 /// Why a caller may not use a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     /// A process of a pod, which may have got the socket by a `hostPath`.
     #[error(
@@ -64,37 +126,106 @@ pub(super) enum Refusal {
     /// The read-only port serves what can be read without harm.
     #[error("readOnlyPort serves pods, figures, health and metrics alone")]
     ReadOnly,
-    /// No client certificate.
-    #[error("a client certificate is needed, of an authority in authentication.x509.clientCAFile")]
-    Unauthenticated,
+    /// Neither a client certificate nor a token.
+    #[error("a client certificate is needed, of an authority in authentication.x509.clientCAFile{}", or_token(*.tokens))]
+    Unauthenticated {
+        /// A token would do as well.
+        tokens: bool,
+    },
+    /// A token that is nobody's, or none at all.
+    #[error("this token is not valid")]
+    InvalidToken,
+    /// The apiserver has not decided whose token it is.
+    #[error("the apiserver has not decided whose token this is: it cannot be reached, or it refused; try again")]
+    TokenNotReviewed,
     /// A user whom the configuration does not admit.
     #[error("this user is not admitted: authorization.mode is Webhook, and serverAllowedNames does not list it")]
     NotAdmitted,
+    /// A user whom the apiserver does not admit. kubelet's words.
+    #[error("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{}])", .subresources.join(" "))]
+    Forbidden {
+        /// The user's name.
+        user: String,
+        /// What it wants to do.
+        verb: &'static str,
+        /// On which of these.
+        subresources: &'static [&'static str],
+    },
+    /// The apiserver has not decided. kubelet's words.
+    #[error("Authorization error (user={user}, verb={verb}, resource=nodes, subresource={subresource})")]
+    AccessNotReviewed {
+        /// The user's name.
+        user: String,
+        /// What it wants to do.
+        verb: &'static str,
+        /// On what.
+        subresource: &'static str,
+    },
 }
 
-/// Whether `caller` may use a route with that permission; `None`: there is no such route, which it may learn.
-pub(super) fn authorize(caller: &Caller, permission: Option<Permission>) -> Result<(), Refusal> {
-    match (caller, permission) {
-        (Caller::Local { origin, .. }, _) => origin.admitted(),
-        (Caller::Anonymous, None | Some(Permission::Nodes(Subresource::Healthz | Subresource::Metrics))) => Ok(()),
-        (Caller::Anonymous, Some(_)) => Err(Refusal::Anonymous),
-        (Caller::ReadOnly, None | Some(Permission::Nodes(Subresource::Healthz | Subresource::Metrics))) => Ok(()),
-        (Caller::ReadOnly, Some(Permission::Nodes(Subresource::Pods | Subresource::Stats))) => Ok(()),
-        (Caller::ReadOnly, Some(_)) => Err(Refusal::ReadOnly),
-        (Caller::Unauthenticated, _) => Err(Refusal::Unauthenticated),
-        (Caller::User(user), None | Some(Permission::Nodes(_))) if user.admitted => Ok(()),
-        // No listener on the network has limpet's own routes.
-        (Caller::User(_), _) => Err(Refusal::NotAdmitted),
+fn or_token(tokens: bool) -> &'static str {
+    if tokens { ", or a token of the cluster's" } else { "" }
+}
+
+impl Refusal {
+    /// kubelet's answer.
+    fn status(&self) -> (StatusCode, &'static str) {
+        match self {
+            Self::Unauthenticated { .. } | Self::InvalidToken | Self::TokenNotReviewed => {
+                (StatusCode::UNAUTHORIZED, "Unauthorized")
+            }
+            Self::AccessNotReviewed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+            _ => (StatusCode::FORBIDDEN, "Forbidden"),
+        }
     }
 }
 
-/// Whether the configuration admits a user to kubelet's API.
-pub(super) fn admits(settings: &ServerSettings, name: &str, groups: &[String]) -> bool {
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (code, reason) = self.status();
+        StatusError::new(code, reason, self.to_string(), None).into_response()
+    }
+}
+
+/// Whether `caller`, who is not on the network's API, may use a route with that permission; `None`: there is no such
+/// route, which it may learn.
+pub(super) fn authorize(caller: &Caller, permission: Option<Permission>) -> Result<(), Refusal> {
+    use Subresource::{Healthz, Metrics, Pods, Stats};
+    match (caller, permission) {
+        (Caller::Local { origin, .. }, _) => origin.admitted(),
+        (Caller::Anonymous, None | Some(Permission::Nodes(Healthz | Metrics))) => Ok(()),
+        (Caller::Anonymous, Some(_)) => Err(Refusal::Anonymous),
+        (Caller::ReadOnly, None | Some(Permission::Nodes(Healthz | Metrics | Pods | Stats))) => Ok(()),
+        (Caller::ReadOnly, Some(_)) => Err(Refusal::ReadOnly),
+        // Its gate decides.
+        (Caller::Network(_), _) => Err(Refusal::NotAdmitted),
+    }
+}
+
+/// What the configuration says of a user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It may use all of kubelet's API.
+    Admitted,
+    /// It may use none of it.
+    Refused,
+    /// The apiserver decides.
+    Asked,
+}
+
+/// What the configuration says of a user of kubelet's API.
+pub(super) fn standing(settings: &ServerSettings, user: &User) -> Standing {
     let is_listed = |listed: &String| match listed.strip_prefix("group:") {
-        Some(group) => groups.iter().any(|own| own == group),
-        None => listed == name,
+        Some(group) => user.groups.iter().any(|own| own == group),
+        None => *listed == user.name,
     };
-    settings.mode == AuthorizationMode::AlwaysAllow || settings.allowed_names.iter().any(is_listed)
+    if settings.mode == AuthorizationMode::AlwaysAllow || settings.allowed_names.iter().any(is_listed) {
+        Standing::Admitted
+    } else if settings.reviews {
+        Standing::Asked
+    } else {
+        Standing::Refused
+    }
 }
 
 impl Origin {
@@ -110,32 +241,68 @@ impl Origin {
 }
 
 /// The layer of every route: the handler runs only if the caller has the route's permission.
-pub(super) async fn enforce(State(permission): State<Option<Permission>>, request: Request, next: Next) -> Response {
-    // A listener that names no caller admits nobody.
-    let decision =
-        request.extensions().get::<Caller>().map_or(Err(Refusal::Unknown), |caller| authorize(caller, permission));
+pub(super) async fn enforce(
+    State(permission): State<Option<Permission>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let decision = match request.extensions().get::<Caller>().cloned() {
+        Some(Caller::Network(client)) => return of_network(&client, permission, request, next).await,
+        Some(caller) => authorize(&caller, permission),
+        // A listener that names no caller admits nobody.
+        None => Err(Refusal::Unknown),
+    };
     match decision {
         Ok(()) => next.run(request).await,
-        Err(Refusal::Unauthenticated) => {
-            let message = Refusal::Unauthenticated.to_string();
-            StatusError::new(StatusCode::UNAUTHORIZED, "Unauthorized", message, None).into_response()
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+async fn of_network(
+    client: &NetworkClient,
+    permission: Option<Permission>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let decision = client.admit(permission, &mut request).await;
+    let place = request.extensions().get::<Place>();
+    match decision {
+        Ok(()) => {
+            place.inspect(|place| place.prove());
+            next.run(request).await
         }
-        Err(refusal) => StatusError::new(StatusCode::FORBIDDEN, "Forbidden", refusal.to_string(), None).into_response(),
+        Err(refusal) => {
+            let mut response = refusal.into_response();
+            // Whoever was never admitted has its answer once.
+            if place.is_some_and(|place| !place.is_proven()) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use super::super::caller::User;
     use super::super::caller::tests::{pod, root};
     use super::*;
     use Permission::{Nodes, Read, Write};
-    use Subresource::{Configz, Healthz, Metrics, Pods, Proxy, Stats};
+    use Subresource::{Checkpoint, Configz, Flagz, Healthz, Log, Metrics, Pods, Proxy, Stats, Statusz};
 
-    const PERMISSIONS: [Permission; 8] =
-        [Nodes(Healthz), Nodes(Metrics), Nodes(Stats), Nodes(Pods), Nodes(Configz), Nodes(Proxy), Read, Write];
+    const PERMISSIONS: [Permission; 12] = [
+        Nodes(Healthz),
+        Nodes(Metrics),
+        Nodes(Stats),
+        Nodes(Pods),
+        Nodes(Configz),
+        Nodes(Log),
+        Nodes(Checkpoint),
+        Nodes(Statusz),
+        Nodes(Flagz),
+        Nodes(Proxy),
+        Read,
+        Write,
+    ];
 
     #[test]
     fn a_local_process_may_everything_or_nothing() {
@@ -155,45 +322,80 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_listener_gives_health_and_metrics_alone() {
+    fn listeners_without_users_give_what_can_be_read_without_harm() {
         for permission in PERMISSIONS {
             let admitted = matches!(permission, Nodes(Healthz | Metrics));
             let decision = if admitted { Ok(()) } else { Err(Refusal::Anonymous) };
             assert_eq!(authorize(&Caller::Anonymous, Some(permission)), decision, "{permission:?}");
+            let read = matches!(permission, Nodes(Healthz | Metrics | Stats | Pods));
+            let read_only = if read { Ok(()) } else { Err(Refusal::ReadOnly) };
+            assert_eq!(authorize(&Caller::ReadOnly, Some(permission)), read_only, "{permission:?}");
         }
         assert_eq!(authorize(&Caller::Anonymous, None), Ok(()));
     }
 
     #[test]
-    fn the_network_gives_admitted_users_kubelets_routes_and_nobody_limpets_own() {
-        let user =
-            |admitted| Caller::User(Arc::new(User { name: "kube-apiserver".to_owned(), groups: Vec::new(), admitted }));
-        for permission in PERMISSIONS {
-            let of_kubelet = matches!(permission, Nodes(_));
-            let admitted = if of_kubelet { Ok(()) } else { Err(Refusal::NotAdmitted) };
-            assert_eq!(authorize(&user(true), Some(permission)), admitted, "{permission:?}");
-            assert_eq!(authorize(&user(false), Some(permission)), Err(Refusal::NotAdmitted), "{permission:?}");
-            let nobody = authorize(&Caller::Unauthenticated, Some(permission));
-            assert_eq!(nobody, Err(Refusal::Unauthenticated), "{permission:?}");
-            let read = matches!(permission, Nodes(Healthz | Metrics | Stats | Pods));
-            let read_only = if read { Ok(()) } else { Err(Refusal::ReadOnly) };
-            assert_eq!(authorize(&Caller::ReadOnly, Some(permission)), read_only, "{permission:?}");
+    fn paths_and_methods_are_kubelets_attributes() {
+        let table = [
+            ("/pods", "pods proxy"),
+            ("/pods/", "pods proxy"),
+            ("/pods/x", "pods proxy"),
+            ("/podsx", "proxy"),
+            ("/allocatedPods/a/b", "pods proxy"),
+            ("/runningpods/", "pods proxy"),
+            ("/runningpods", "pods proxy"),
+            ("/runningPods/", "proxy"),
+            ("/healthz", "healthz proxy"),
+            ("/healthz/log", "healthz proxy"),
+            ("/configz", "configz proxy"),
+            ("/flagz", "configz"),
+            ("/statusz", "statusz"),
+            ("/stats", "stats"),
+            ("/stats/summary", "stats"),
+            ("/statsd", "proxy"),
+            ("/metrics/cadvisor", "metrics"),
+            ("/logs/", "log"),
+            ("/logs/a/../b", "log"),
+            ("/checkpoint/a/b/c", "checkpoint"),
+            ("/exec/a/b/c", "proxy"),
+            ("/run/a/b/c", "proxy"),
+            ("/debug/pprof/", "proxy"),
+            ("/", "proxy"),
+            ("", "proxy"),
+            ("//pods", "proxy"),
+            ("/%70ods", "proxy"),
+        ];
+        for (path, names) in table {
+            assert_eq!(Subresource::of_path(path).names().join(" "), names, "{path}");
         }
-        assert_eq!(authorize(&user(true), None), Ok(()));
-        assert_eq!(authorize(&user(false), None), Err(Refusal::NotAdmitted));
-        assert_eq!(authorize(&Caller::Unauthenticated, None), Err(Refusal::Unauthenticated));
+        let verbs =
+            [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD].map(|m| verb(&m));
+        assert_eq!(verbs, ["get", "create", "update", "patch", "delete", ""]);
     }
 
     #[test]
     fn names_and_groups_are_admitted_as_listed() {
         let listed = ["kube-apiserver-kubelet-client".to_owned(), "group:edge:readers".to_owned()];
         let mut settings = ServerSettings { allowed_names: listed.to_vec(), ..ServerSettings::default() };
-        let readers = ["edge:readers".to_owned()];
-        assert!(admits(&settings, "kube-apiserver-kubelet-client", &[]) && admits(&settings, "anna", &readers));
-        assert!(!admits(&settings, "edge:readers", &[]), "a name is no group");
-        assert!(!admits(&settings, "group:edge:readers", &[]), "nor can a name look like one");
-        assert!(!admits(&settings, "system:node:other", &["system:nodes".to_owned()]));
+        let of = |settings: &ServerSettings, name: &str, groups: &[&str]| {
+            let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+            standing(settings, &User { name: name.to_owned(), groups, ..User::default() })
+        };
+        let node = ("system:node:other", &["system:nodes"][..]);
+        for (name, groups, expected) in [
+            ("kube-apiserver-kubelet-client", &[][..], Standing::Admitted),
+            ("anna", &["edge:readers"][..], Standing::Admitted),
+            // A name is no group, nor can a name look like one.
+            ("edge:readers", &[], Standing::Refused),
+            ("group:edge:readers", &[], Standing::Refused),
+            (node.0, node.1, Standing::Refused),
+        ] {
+            assert_eq!(of(&settings, name, groups), expected, "{name}");
+        }
+        settings.reviews = true;
+        assert_eq!(of(&settings, node.0, node.1), Standing::Asked);
+        assert_eq!(of(&settings, "anna", &["edge:readers"]), Standing::Admitted);
         settings.mode = AuthorizationMode::AlwaysAllow;
-        assert!(admits(&settings, "system:node:other", &[]));
+        assert_eq!(of(&settings, node.0, node.1), Standing::Admitted);
     }
 }

@@ -13,6 +13,7 @@ use axum::response::Response;
 use tokio::time::{Instant, timeout};
 
 use super::ServerState;
+use super::gate::NetworkClient;
 use crate::attribution::actor_of_process;
 use crate::config::Config;
 use crate::status::event::{EventType, Events};
@@ -44,21 +45,8 @@ pub(super) enum Caller {
     Anonymous,
     /// Whoever reaches the read-only port.
     ReadOnly,
-    /// Whoever has reached kubelet's API on the network.
-    User(Arc<User>),
-    /// Somebody without a client certificate on kubelet's API, where that is not let in.
-    Unauthenticated,
-}
-
-/// A user as Kubernetes has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct User {
-    /// The certificate's common name, or `system:anonymous`.
-    pub(super) name: String,
-    /// The certificate's organizations.
-    pub(super) groups: Vec<String>,
-    /// Whether the configuration admits it to kubelet's API.
-    pub(super) admitted: bool,
+    /// Whoever has connected to kubelet's API on the network.
+    Network(Arc<NetworkClient>),
 }
 
 /// Where a process belongs that has connected to the local socket.

@@ -1,6 +1,7 @@
 //! `/configz`: the configuration in effect, under kubelet's field names where kubelet has the field.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -139,6 +140,7 @@ fn quantities(requests: &Requests) -> BTreeMap<&'static str, String> {
 
 /// The settings of the listeners on the network.
 fn listeners(server: &ServerSettings) -> Value {
+    let seconds = |duration: Duration| format!("{}s", duration.as_secs_f64());
     json!({
         "enableServer": server.enabled,
         "address": server.address,
@@ -152,8 +154,14 @@ fn listeners(server: &ServerSettings) -> Value {
         "authentication": {
             "x509": { "clientCAFile": server.client_ca },
             "anonymous": { "enabled": server.anonymous },
-            "webhook": { "enabled": false },
+            "webhook": { "enabled": server.takes_tokens(), "cacheTTL": seconds(server.token_lifetime) },
         },
-        "authorization": { "mode": server.mode.as_str() }
+        "authorization": {
+            "mode": server.mode.as_str(),
+            "webhook": {
+                "cacheAuthorizedTTL": seconds(server.allowed_lifetime),
+                "cacheUnauthorizedTTL": seconds(server.denied_lifetime),
+            },
+        },
     })
 }

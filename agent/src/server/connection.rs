@@ -1,6 +1,7 @@
 //! Connections: how many are open at once, how long a request may take to arrive and an answer to leave, how they close.
 
 mod deadline;
+mod place;
 
 use std::io;
 use std::sync::Arc;
@@ -15,31 +16,24 @@ use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
-use super::authorization::authorize;
-use super::bodies::Turns;
-use super::caller::{Caller, CallerLookup, Origin};
+use super::caller::{Caller, CallerLookup};
 use super::tls::Tls;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
+use place::Places;
+pub(super) use place::{OpenStreams, Place};
 
-/// Open connections per listener; further ones wait in the kernel's accept queue.
-const MAX_CONNECTIONS: usize = 128;
-/// Open connections of callers who may use nothing; further ones are closed at once.
-const MAX_REFUSED: usize = 8;
-/// Open connections of pods that are obeyed: the host always gets in beside them.
-const MAX_OF_PODS: usize = 32;
 /// Bytes of a request's head, URL included.
 const MAX_HEAD: usize = 32 << 10;
 /// How long a request's head may take to arrive, and how long an idle connection stays open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client that is nobody special may read nothing of its answer.
+/// How long a client that was not admitted to anything may read nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection from the network is silent before the kernel asks whether its client is still there.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -113,26 +107,16 @@ impl Listener for Secure {
     }
 }
 
-/// How long a client may leave what is written to it unread; `None`: for ever. Those who may follow logs may pause them
-/// in a pager.
-fn write_timeout(caller: &Caller) -> Option<Duration> {
-    match caller {
-        Caller::Local { .. } => None,
-        Caller::User(user) if user.admitted => None,
-        _ => Some(WRITE_TIMEOUT),
-    }
-}
-
 /// Accepts and serves connections until `stop`, then lets open ones finish.
 pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: CancellationToken) {
     let connections = TaskTracker::new();
     let places = Places::default();
     loop {
         let accepted = async {
-            let permit = Arc::clone(&places.all).acquire_owned().await;
-            (permit, listener.accept().await)
+            let opening = places.opening().await;
+            (opening, listener.accept().await)
         };
-        let (permit, accepted) = tokio::select! {
+        let (place, accepted) = tokio::select! {
             () = stop.cancelled() => break,
             accepted = accepted => accepted,
         };
@@ -144,10 +128,11 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                         Ok(opened) => opened,
                         Err(error) => return debug!(%error, "connection refused"),
                     };
-                    let bodies = places.bodies.clone();
-                    let Some(_permit) = places.of(permit.ok(), &caller) else { return };
-                    let stream = Deadline::new(stream, write_timeout(&caller));
-                    one(stream, caller, bodies, app, stop).await;
+                    let Some(place) = places.of(place, &caller) else { return };
+                    let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone());
+                    one(stream, caller, place.clone(), places, app, stop).await;
+                    // Whoever still has the place, a stream for example, is none of these connections any more.
+                    place.leave();
                 });
             }
             Err(error) => {
@@ -163,51 +148,22 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
     connections.wait().await;
 }
 
-/// How many connections may be open: those of pods, refused or obeyed, take none of the host's places.
-#[derive(Clone)]
-struct Places {
-    all: Arc<Semaphore>,
-    refused: Arc<Semaphore>,
-    pods: Arc<Semaphore>,
-    bodies: Turns,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        let [all, refused, pods] =
-            [MAX_CONNECTIONS, MAX_REFUSED, MAX_OF_PODS].map(|most| Arc::new(Semaphore::new(most)));
-        Self { all, refused, pods, bodies: Turns::default() }
-    }
-}
-
-impl Places {
-    /// The place of a connection; `None`: too many of its kind are open.
-    fn of(self, permit: Option<OwnedSemaphorePermit>, caller: &Caller) -> Option<OwnedSemaphorePermit> {
-        match caller {
-            caller if is_refused(caller) => self.refused.try_acquire_owned().ok(),
-            Caller::Local { origin: Origin::AllowedPod(_), .. } => self.pods.try_acquire_owned().ok(),
-            _ => permit,
-        }
-    }
-}
-
-/// Whether the caller may use no route at all.
-fn is_refused(caller: &Caller) -> bool {
-    authorize(caller, None).is_err()
-}
-
 async fn one(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     caller: Caller,
-    bodies: Turns,
+    place: Place,
+    places: Places,
     app: Router,
     stop: CancellationToken,
 ) {
-    let refused = is_refused(&caller);
+    let refused = place::is_refused(&caller);
     let app = TowerToHyperService::new(app);
     let app = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(caller.clone());
-        request.extensions_mut().insert(bodies.clone());
+        let extensions = request.extensions_mut();
+        extensions.insert(caller.clone());
+        extensions.insert(place.clone());
+        extensions.insert(places.bodies.clone());
+        extensions.insert(places.streams.clone());
         app.call(request)
     });
     let connection = http1::Builder::new()

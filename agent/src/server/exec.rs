@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::session::{Process, Session};
 use super::authorization::{Permission, Subresource};
+use super::connection::OpenStreams;
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;
@@ -153,9 +154,17 @@ async fn attach(
 
 /// Serves the session over what the client asks for: SPDY or a WebSocket.
 fn connect(session: Session, upgrade: MaybeWebSocket, mut request: Request) -> Response {
+    let open = request.extensions().get::<OpenStreams>().cloned().unwrap_or_default();
+    let place = match open.enter() {
+        Ok(place) => place,
+        Err(message) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n")).into_response(),
+    };
     if is_requested(request.headers()) {
         return match negotiate(&mut request, &[PROTOCOL_V4]) {
-            Ok(upgrade) => upgrade.on_upgrade(move |io| spdy::serve(io, session)),
+            Ok(upgrade) => upgrade.on_upgrade(async move |io| {
+                let _place = place;
+                spdy::serve(io, session).await;
+            }),
             Err(refused) => *refused,
         };
     }
@@ -166,7 +175,10 @@ fn connect(session: Session, upgrade: MaybeWebSocket, mut request: Request) -> R
     if upgrade.selected_protocol().is_none() {
         return bad_request(&format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
     }
-    upgrade.on_upgrade(move |socket| websocket::serve(socket, session))
+    upgrade.on_upgrade(async move |socket| {
+        let _place = place;
+        websocket::serve(socket, session).await;
+    })
 }
 
 fn bad_request(message: &str) -> Response {

@@ -1,4 +1,4 @@
-//! TLS of kubelet's API: the node's certificate, the authorities of its clients, and who a client's certificate names.
+//! TLS of kubelet's API: the node's certificate, and the authorities of its clients.
 //!
 //! The files are looked at when a client connects, and read again when they have changed: a rotated certificate needs
 //! neither a restart nor a watch. Without `tlsCertFile` the first client has a self-signed certificate made, which stays.
@@ -17,10 +17,10 @@ use rustls::{RootCertStore, ServerConfig, version};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::authorization::admits;
-use super::caller::{Caller, User};
+use super::authentication;
+use super::caller::Caller;
+use super::gate::{Gate, NetworkClient};
 use crate::config::{Config, ServerSettings};
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
@@ -75,6 +75,7 @@ struct Loaded {
 /// The TLS of one listener.
 pub(super) struct Tls {
     settings: ServerSettings,
+    gate: Arc<Gate>,
     /// Where the self-signed certificate lies.
     pki_dir: PathBuf,
     node_name: Arc<str>,
@@ -84,9 +85,10 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    pub(super) fn new(config: &Config, node_name: &Arc<str>) -> Self {
+    pub(super) fn new(config: &Config, node_name: &Arc<str>, gate: Gate) -> Self {
         Self {
             settings: config.server.clone(),
+            gate: Arc::new(gate),
             pki_dir: config.pki_dir(),
             node_name: Arc::clone(node_name),
             loaded: Mutex::new(None),
@@ -94,7 +96,7 @@ impl Tls {
         }
     }
 
-    /// Does the handshake with a client and authenticates it.
+    /// Does the handshake with a client, and verifies its certificate if it has one.
     pub(super) async fn accept(self: Arc<Self>, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Caller)> {
         let tls = Arc::clone(&self);
         let reading = blocking::run(self.pki_dir.clone(), READ_TIMEOUT, move |_| tls.current());
@@ -105,8 +107,10 @@ impl Tls {
         };
         let stream = TlsAcceptor::from(config).accept(stream).await?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let caller = self.caller(certificate.map(AsRef::as_ref));
-        Ok((stream, caller))
+        // A certificate that names nobody is none, as in kubelet.
+        let user = certificate.and_then(|certificate| authentication::of_certificate(certificate.as_ref()));
+        let client = NetworkClient::new(user, Arc::clone(&self.gate));
+        Ok((stream, Caller::Network(Arc::new(client))))
     }
 
     fn report(&self, cause: String) -> io::Error {
@@ -116,20 +120,6 @@ impl Tls {
             *reported = Some(cause.clone());
         }
         io::Error::other(cause)
-    }
-
-    /// Who has that verified certificate.
-    fn caller(&self, certificate: Option<&[u8]>) -> Caller {
-        let (name, groups) = match certificate.map(subject) {
-            Some(Some(subject)) => subject,
-            None if self.settings.anonymous => {
-                ("system:anonymous".to_owned(), vec!["system:unauthenticated".to_owned()])
-            }
-            // A certificate that names nobody is none, as in kubelet.
-            Some(None) | None => return Caller::Unauthenticated,
-        };
-        let admitted = admits(&self.settings, &name, &groups);
-        Caller::User(Arc::new(User { name, groups, admitted }))
     }
 
     /// The configuration of what the files hold now. Blocks.
@@ -183,15 +173,6 @@ fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Ser
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let pem = |source| TlsError::Pem { path: path.to_owned(), source };
     CertificateDer::pem_file_iter(path).map_err(pem)?.collect::<Result<_, _>>().map_err(pem)
-}
-
-/// Common name and organizations of a certificate: user and groups, as Kubernetes reads them. `None`: it names nobody.
-fn subject(der: &[u8]) -> Option<(String, Vec<String>)> {
-    let (_, certificate) = X509Certificate::from_der(der).ok()?;
-    let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok().filter(|name| !name.is_empty())?;
-    let groups = subject.iter_organization().filter_map(|group| group.as_str().ok()).map(ToOwned::to_owned);
-    Some((name.to_owned(), groups.collect()))
 }
 
 #[cfg(test)]

@@ -2,10 +2,15 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use super::super::server::{AuthorizationMode, ServerSettings};
 use super::super::tree::Map;
+use super::super::url::duration;
 use super::Judge;
+
+/// What is remembered for longer is asked again all the same.
+const LONGEST_LIFETIME: Duration = Duration::from_secs(86_400);
 
 impl Judge {
     /// Applies the values of KubeletConfiguration.
@@ -44,6 +49,9 @@ impl Judge {
                 self.error(Some(at), "authorization.mode", message);
             }
         }
+        let webhook = Map { entries: authorization.map("webhook") };
+        self.lifetime(&webhook, "authorization.webhook", "cacheAuthorizedTTL", &mut server.allowed_lifetime);
+        self.lifetime(&webhook, "authorization.webhook", "cacheUnauthorizedTTL", &mut server.denied_lifetime);
     }
 
     fn authentication(&mut self, map: &Map<'_>, directory: &Path, server: &mut ServerSettings) {
@@ -54,19 +62,40 @@ impl Judge {
         if let Some((on, _)) = anonymous.bool("enabled") {
             server.anonymous = on;
         }
+        let webhook = Map { entries: map.map("webhook") };
+        if let Some((on, _)) = webhook.bool("enabled") {
+            (server.tokens, self.tokens_wanted) = (on, on);
+        }
+        self.lifetime(&webhook, "authentication.webhook", "cacheTTL", &mut server.token_lifetime);
+    }
+
+    /// How long answers are remembered; zero is kubelet's default.
+    fn lifetime(&mut self, map: &Map<'_>, parent: &str, key: &str, into: &mut Duration) {
+        match map.text(key).map(|(text, at)| (duration(text), text, at)) {
+            Some((Some(lifetime), ..)) if lifetime > LONGEST_LIFETIME => *into = LONGEST_LIFETIME,
+            Some((Some(lifetime), ..)) if !lifetime.is_zero() => *into = lifetime,
+            Some((Some(_), ..)) | None => {}
+            Some((None, text, at)) => {
+                self.error(Some(at), &format!("{parent}.{key}"), format!("{text:?} is not a duration such as 2m"));
+            }
+        }
     }
 
     /// What both documents say together.
     pub(super) fn server_as_a_whole(&mut self, server: &ServerSettings) {
+        if self.tokens_wanted && !server.reviews {
+            self.warn(None, "authentication.webhook", "has no effect without --kubeconfig: no token is taken");
+        }
         if server.api().is_none() {
             return;
         }
-        let nobody = server.mode == AuthorizationMode::Webhook && server.allowed_names.is_empty();
+        let by_review = server.mode == AuthorizationMode::Webhook;
+        let nobody = by_review && !server.reviews && server.allowed_names.is_empty();
         if nobody {
             self.warn(
                 None,
                 "authorization.mode",
-                "is Webhook, and limpet asks no apiserver: kubelet's API is refused to everybody; list names in serverAllowedNames, or set AlwaysAllow",
+                "is Webhook, and without --kubeconfig there is no apiserver to ask: kubelet's API is refused to everybody; list names in serverAllowedNames, or set AlwaysAllow",
             );
         }
         if server.anonymous && server.mode == AuthorizationMode::AlwaysAllow {

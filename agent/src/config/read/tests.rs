@@ -65,7 +65,8 @@ fn every_supported_key_has_an_effect() {
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
          tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
-         authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\nauthorization:\n  mode: AlwaysAllow\n\
+         authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
+         authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
          allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
@@ -126,7 +127,12 @@ fn every_supported_key_has_an_effect() {
             tls13_only: true,
             client_ca: Some("/ca.crt".into()),
             anonymous: true,
+            reviews: false,
+            tokens: false,
+            token_lifetime: std::time::Duration::from_secs(60),
             mode: AuthorizationMode::AlwaysAllow,
+            allowed_lifetime: std::time::Duration::from_secs(120),
+            denied_lifetime: std::time::Duration::from_secs(3),
             allowed_names: vec!["kube-apiserver".to_owned(), "group:readers".to_owned()],
         },
         eviction: super::eviction::tests::tried(),
@@ -319,9 +325,15 @@ fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
     ];
     assert_eq!(load_text(&text, &[]).0.unwrap_err(), expected);
     let text = format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{x509: {{clientCAFile: /ca.crt}}}}\n");
-    let expected = "config.yaml: authorization.mode: is Webhook, and limpet asks no apiserver: kubelet's API is refused to \
-                    everybody; list names in serverAllowedNames, or set AlwaysAllow";
+    let expected = "config.yaml: authorization.mode: is Webhook, and without --kubeconfig there is no apiserver to ask: \
+                    kubelet's API is refused to everybody; list names in serverAllowedNames, or set AlwaysAllow";
     assert_eq!(load_text(&text, &[]).1, [expected]);
+    let text =
+        format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{webhook: {{enabled: true, cacheTTL: soon}}}}\n");
+    let expected = "config.yaml:4:53: authentication.webhook.cacheTTL: \"soon\" is not a duration such as 2m";
+    assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
+    let expected = "config.yaml: authentication.webhook: has no effect without --kubeconfig: no token is taken";
+    assert_eq!(load_text(&text.replace("soon", "0s"), &[]).1, [expected]);
 }
 
 #[test]

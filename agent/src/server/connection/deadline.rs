@@ -9,27 +9,31 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// A stream whose writes fail with `TimedOut` once none has made progress for the given time. Reads wait as long as they
-/// like: the server bounds how long a request takes to arrive.
+use super::place::Place;
+
+/// A stream whose writes fail with `TimedOut` once none has made progress for the given time, as long as its client was
+/// not admitted to anything: those who may follow logs may pause them in a pager. Reads wait as long as they like: the
+/// server bounds how long a request takes to arrive.
 pub(super) struct Deadline<S> {
     stream: S,
-    timeout: Option<Duration>,
+    timeout: Duration,
+    place: Place,
     /// Since a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Deadline<S> {
-    /// `timeout`: `None` for no limit.
-    pub(super) fn new(stream: S, timeout: Option<Duration>) -> Self {
-        Self { stream, timeout, stalled: None }
+    pub(super) fn new(stream: S, timeout: Duration, place: Place) -> Self {
+        Self { stream, timeout, place, stalled: None }
     }
 
     /// The result of a write that took `result` just now.
     fn limit<T>(&mut self, result: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        let (Poll::Pending, Some(timeout)) = (&result, self.timeout) else {
+        if result.is_ready() || self.place.is_proven() {
             self.stalled = None;
             return result;
-        };
+        }
+        let timeout = self.timeout;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(timeout)));
         match stalled.as_mut().poll(context) {
             Poll::Pending => result,

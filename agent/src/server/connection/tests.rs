@@ -8,7 +8,10 @@ use tokio::task::JoinHandle;
 use super::super::authorization::{Permission, Subresource};
 use super::super::caller::Origin;
 use super::super::caller::tests::{pod, root};
+use super::super::gate::NetworkClient;
+use super::super::gate::tests::{admitting, with_token};
 use super::super::routes::Routes;
+use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_UNNAMED};
 use super::*;
 
 /// What a stream holds of an answer that is not read.
@@ -214,5 +217,50 @@ async fn hostile_bytes_end_their_own_connection_alone() {
     }
     let answer = ask(server.open(root(Origin::Host)).await).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    server.end().await;
+}
+
+fn network(client: NetworkClient) -> Caller {
+    Caller::Network(Arc::new(client))
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_of_whom_nothing_is_known_take_no_place_of_those_who_are_admitted() {
+    let server = Server::start();
+    let mut flood = Vec::new();
+    for _ in 0..MAX_CONNECTIONS * 2 {
+        flood.push(server.open(network(with_token())).await);
+    }
+    let before = tokio::time::Instant::now();
+    let answer = ask(server.open(network(admitting("admitted"))).await).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && before.elapsed() < HEAD_TIMEOUT, "{answer}");
+    for mut stream in flood.split_off(MAX_UNNAMED) {
+        assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "closed at once");
+    }
+    // Refused once, and the connection is over although the client would go on.
+    let mut first = flood.remove(0);
+    first.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    first.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer.matches("HTTP/1.1 401").count(), 1, "{answer}");
+    server.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_admitted_gives_its_place_to_the_next_and_may_read_slowly() {
+    let server = Server::start();
+    let mut open = Vec::new();
+    for _ in 0..MAX_UNNAMED * 2 {
+        let mut stream = server.open(network(with_token())).await;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\nauthorization: Bearer anna\r\n\r\n").await.unwrap();
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).await.unwrap();
+        assert_eq!(&begin, b"HTTP/1.1 200");
+        open.push(stream);
+    }
+    tokio::time::sleep(WRITE_TIMEOUT * 2).await;
+    let mut page = vec![0; PAGE];
+    open.remove(0).read_exact(&mut page).await.unwrap();
+    drop(open);
     server.end().await;
 }

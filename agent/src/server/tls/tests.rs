@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsConnector;
 
+use super::super::authorization::Standing;
 use super::*;
 use crate::config::AuthorizationMode;
 use tempfile::TempDir;
@@ -42,7 +43,8 @@ impl Server {
         config.server.client_ca = Some(dir.path().join("ca.crt"));
         config.server.allowed_names = vec!["apiserver".to_owned(), "group:readers".to_owned()];
         change(&mut config.server);
-        Self { tls: Arc::new(Tls::new(&config, &Arc::from("edge1"))), dir }
+        let gate = Gate::new(config.server.clone(), Arc::from("edge1"), None);
+        Self { tls: Arc::new(Tls::new(&config, &Arc::from("edge1"), gate)), dir }
     }
 
     fn trust(&self, authority: &Authority) {
@@ -83,8 +85,10 @@ fn client_config(server: &Path, pair: Option<Pair>) -> ClientConfig {
     }
 }
 
-fn user(caller: &Caller) -> Option<(&str, bool)> {
-    if let Caller::User(user) = caller { Some((&user.name, user.admitted)) } else { None }
+/// Whether the caller's certificate names somebody, and whether it is admitted.
+fn of(caller: &Caller) -> (bool, bool) {
+    let Caller::Network(client) = caller else { panic!("{caller:?}") };
+    (client.is_named(), client.standing() == Standing::Admitted)
 }
 
 #[tokio::test]
@@ -93,14 +97,14 @@ async fn a_certificate_names_its_user_and_only_listed_ones_are_admitted() {
     let server = Server::new(|_| {});
     server.trust(&own);
     let table = [
-        (Some(client(&own, "apiserver", "system:masters")), Some(("apiserver", true))),
-        (Some(client(&own, "anna", "readers")), Some(("anna", true))),
-        (Some(client(&own, "system:node:edge2", "system:nodes")), Some(("system:node:edge2", false))),
-        (Some(client(&own, "", "readers")), None),
-        (None, None),
+        (Some(client(&own, "apiserver", "system:masters")), (true, true)),
+        (Some(client(&own, "anna", "readers")), (true, true)),
+        (Some(client(&own, "system:node:edge2", "system:nodes")), (true, false)),
+        (Some(client(&own, "", "readers")), (false, false)),
+        (None, (false, false)),
     ];
     for (pair, expected) in table {
-        assert_eq!(user(&server.meet(pair).await.unwrap()), expected);
+        assert_eq!(of(&server.meet(pair).await.unwrap()), expected);
     }
     let refused = server.meet(Some(client(&foreign, "apiserver", "system:masters"))).await.unwrap_err();
     assert!(refused.contains("invalid peer certificate"), "{refused}");
@@ -112,7 +116,7 @@ async fn anonymous_callers_are_users_where_they_are_let_in() {
         (settings.client_ca, settings.anonymous) = (None, true);
         settings.mode = AuthorizationMode::AlwaysAllow;
     });
-    assert_eq!(user(&server.meet(None).await.unwrap()), Some(("system:anonymous", true)));
+    assert_eq!(of(&server.meet(None).await.unwrap()), (false, true));
 }
 
 #[tokio::test]

@@ -1,0 +1,193 @@
+//! Who a client of kubelet's API says it is, as kubelet reads it: the subject of its certificate, or a bearer token in the
+//! `Authorization` header or among the subprotocols of a WebSocket. Pure; whose token it is, the apiserver decides.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use sha2::{Digest as _, Sha256};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::apiserver::User;
+
+/// What a subprotocol begins with that is a token.
+const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+/// The group of everybody who is known.
+const AUTHENTICATED: &str = "system:authenticated";
+/// The group of everybody else.
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+
+/// A token as a client sends it, and what it was in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Token {
+    /// The `Authorization` header.
+    Header(String),
+    /// A subprotocol. The others remain, of which the server chooses one.
+    Subprotocol {
+        /// The token.
+        token: String,
+        /// The other subprotocols.
+        others: HeaderValue,
+    },
+}
+
+/// A token that cannot be one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+impl Token {
+    /// The tokens of a request, in the order in which kubelet tries them.
+    pub(super) fn all(headers: &HeaderMap) -> Result<Vec<Self>, Malformed> {
+        let mut tokens = Vec::new();
+        tokens.extend(bearer(headers).map(|token| Self::Header(token.to_owned())));
+        tokens.extend(of_websocket(headers)?);
+        Ok(tokens)
+    }
+
+    /// Its text.
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Self::Header(token) | Self::Subprotocol { token, .. } => token,
+        }
+    }
+
+    /// Takes it out of the request: nobody needs it any more.
+    pub(super) fn remove(self, headers: &mut HeaderMap) {
+        match self {
+            Self::Header(_) => drop(headers.remove(AUTHORIZATION)),
+            Self::Subprotocol { others, .. } => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, others)),
+        }
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, rest) = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
+    // Up to the next space. A second one before it is no token, as in kubelet.
+    let token = rest.split(' ').next()?;
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+fn of_websocket(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
+    let is_websocket = headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));
+    if !is_websocket {
+        return Ok(None);
+    }
+    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).into_iter().filter_map(|value| value.to_str().ok());
+    let protocols = values.flat_map(|value| value.split(',')).map(str::trim);
+    let (tokens, others): (Vec<_>, Vec<_>) = protocols.partition(|protocol| protocol.starts_with(TOKEN_PROTOCOL));
+    let [token] = tokens[..] else {
+        return if tokens.is_empty() { Ok(None) } else { Err(Malformed) };
+    };
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(&token[TOKEN_PROTOCOL.len()..]).map_err(|_| Malformed)?;
+    let token = String::from_utf8(bytes).map_err(|_| Malformed)?;
+    if token.is_empty() {
+        return Ok(None);
+    }
+    // The server answers with one of the others.
+    if others.is_empty() {
+        return Err(Malformed);
+    }
+    let others = HeaderValue::from_str(&others.join(",")).map_err(|_| Malformed)?;
+    Ok(Some(Token::Subprotocol { token, others }))
+}
+
+/// The user that a verified certificate names by its subject: common name and organizations. `None`: it names nobody.
+pub(super) fn of_certificate(der: &[u8]) -> Option<User> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let subject = certificate.subject();
+    let name = subject.iter_common_name().next()?.as_str().ok().filter(|name| !name.is_empty())?;
+    let groups = subject.iter_organization().filter_map(|group| group.as_str().ok()).map(ToOwned::to_owned);
+    let fingerprint = Sha256::digest(der).iter().fold("X509SHA256=".to_owned(), |mut text, byte| {
+        // Writing to a String does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    });
+    let extra = BTreeMap::from([("authentication.kubernetes.io/credential-id".to_owned(), vec![fingerprint])]);
+    Some(known(User { name: name.to_owned(), uid: String::new(), groups: groups.collect(), extra }))
+}
+
+/// The user, in the group of all users who are known.
+pub(super) fn known(mut user: User) -> User {
+    let is_in = |user: &User, group: &str| user.groups.iter().any(|own| own == group);
+    if user.name != ANONYMOUS && !is_in(&user, AUTHENTICATED) && !is_in(&user, UNAUTHENTICATED) {
+        user.groups.push(AUTHENTICATED.to_owned());
+    }
+    user
+}
+
+/// The name of those who are not known.
+const ANONYMOUS: &str = "system:anonymous";
+
+/// Whoever brings nothing.
+pub(super) fn anonymous() -> User {
+    User { name: ANONYMOUS.to_owned(), groups: vec![UNAUTHENTICATED.to_owned()], ..User::default() }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use axum::http::HeaderName;
+
+    use super::*;
+
+    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
+        pairs.iter().fold(HeaderMap::new(), |mut all, (name, value)| {
+            all.append(name, value.parse().unwrap());
+            all
+        })
+    }
+
+    #[test]
+    fn a_bearer_token_is_read_as_kubelet_reads_it() {
+        let table = [
+            ("Bearer abc", Some("abc")),
+            ("bearer abc", Some("abc")),
+            ("  BEARER abc def ", Some("abc")),
+            ("Bearer", None),
+            ("Bearer ", None),
+            ("Bearer  abc", None),
+            ("Basic abc", None),
+            ("", None),
+        ];
+        for (value, token) in table {
+            assert_eq!(bearer(&headers(&[(AUTHORIZATION, value)])), token, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_subprotocol_is_a_token_beside_another_subprotocol() {
+        let (upgrade, protocol) = ((UPGRADE, "WebSocket"), SEC_WEBSOCKET_PROTOCOL);
+        let abc = format!("{TOKEN_PROTOCOL}YWJj");
+        let token = |values: &[&str]| {
+            let protocols = values.iter().map(|value| (protocol.clone(), *value));
+            Token::all(&headers(&[upgrade.clone()].into_iter().chain(protocols).collect::<Vec<_>>()))
+        };
+        let found = token(&[&format!("v5.channel.k8s.io, {abc}"), "v4.channel.k8s.io"]).unwrap().remove(0);
+        assert_eq!(found.text(), "abc");
+        let mut kept = headers(&[(protocol.clone(), &abc)]);
+        found.remove(&mut kept);
+        assert_eq!(kept, headers(&[(protocol.clone(), "v5.channel.k8s.io,v4.channel.k8s.io")]));
+
+        assert_eq!(token(&[&abc]), Err(Malformed), "nothing is left to choose");
+        assert_eq!(token(&["v5", &abc, &abc]), Err(Malformed), "two tokens");
+        assert_eq!(token(&["v5", &format!("{TOKEN_PROTOCOL}Y!")]), Err(Malformed));
+        assert_eq!(token(&["v5", &format!("{TOKEN_PROTOCOL}_w")]), Err(Malformed), "not UTF-8");
+        assert_eq!(token(&["v5", TOKEN_PROTOCOL]), Ok(Vec::new()));
+        let plain = headers(&[(protocol, &abc)]);
+        assert_eq!(Token::all(&plain), Ok(Vec::new()), "not a WebSocket");
+    }
+
+    #[test]
+    fn those_who_are_known_are_in_a_group_together() {
+        let user = |groups: &[&str]| User {
+            name: "anna".to_owned(),
+            groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+            ..User::default()
+        };
+        assert_eq!(known(user(&["a"])).groups, ["a", AUTHENTICATED]);
+        assert_eq!(known(user(&[AUTHENTICATED])).groups, [AUTHENTICATED]);
+        assert_eq!(known(anonymous()).groups, [UNAUTHENTICATED]);
+    }
+}

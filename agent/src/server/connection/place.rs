@@ -1,0 +1,138 @@
+//! How many connections of whom may be open on a listener at once, and how many streams they may have become.
+//!
+//! A client of kubelet's API of whom nothing is known yet has a place among few others of its kind, until it is admitted
+//! to something: a flood of clients who are not takes none of the places of those who are.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::super::authorization::{Standing, authorize};
+use super::super::bodies::Turns;
+use super::super::caller::{Caller, Origin};
+
+/// Open connections per listener; further ones wait in the kernel's accept queue.
+pub(super) const MAX_CONNECTIONS: usize = 128;
+/// Open connections of callers who may use nothing; further ones are closed at once.
+pub(super) const MAX_REFUSED: usize = 8;
+/// Open connections of pods that are obeyed: the host always gets in beside them.
+pub(super) const MAX_OF_PODS: usize = 32;
+/// Open connections of clients who have a certificate, and of whom the apiserver is yet to be asked.
+const MAX_NAMED: usize = 64;
+/// Open connections of clients who are yet to bring a token.
+pub(super) const MAX_UNNAMED: usize = 16;
+/// Connections of a listener that have become streams: commands, terminals, forwarded ports.
+const MAX_STREAMS: usize = 128;
+
+/// The places of a listener.
+#[derive(Clone)]
+pub(super) struct Places {
+    all: Arc<Semaphore>,
+    refused: Arc<Semaphore>,
+    pods: Arc<Semaphore>,
+    named: Arc<Semaphore>,
+    unnamed: Arc<Semaphore>,
+    pub(super) bodies: Turns,
+    pub(super) streams: OpenStreams,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        let [all, refused, pods, named, unnamed] = [MAX_CONNECTIONS, MAX_REFUSED, MAX_OF_PODS, MAX_NAMED, MAX_UNNAMED]
+            .map(|most| Arc::new(Semaphore::new(most)));
+        Self { all, refused, pods, named, unnamed, bodies: Turns::default(), streams: OpenStreams::default() }
+    }
+}
+
+impl Places {
+    /// A place for a connection whose client is yet to be known.
+    pub(super) async fn opening(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.all).acquire_owned().await.ok()
+    }
+
+    /// The place of a connection of that caller's, instead of the one it had while it was opened; `None`: too many of its
+    /// kind are open.
+    pub(super) fn of(&self, opening: Option<OwnedSemaphorePermit>, caller: &Caller) -> Option<Place> {
+        let among = |few: &Arc<Semaphore>| Arc::clone(few).try_acquire_owned().ok();
+        let (held, proven) = match caller {
+            Caller::Network(client) => match client.standing() {
+                Standing::Admitted => (opening, true),
+                Standing::Refused => (among(&self.refused), false),
+                Standing::Asked if client.is_named() => (among(&self.named), false),
+                Standing::Asked => (among(&self.unnamed), false),
+            },
+            caller if is_refused(caller) => (among(&self.refused), false),
+            Caller::Local { origin: Origin::AllowedPod(_), .. } => (among(&self.pods), true),
+            Caller::Local { .. } => (opening, true),
+            // Nobody is anybody there.
+            Caller::Anonymous | Caller::ReadOnly => (opening, false),
+        };
+        let held = Mutex::new(Some(held?));
+        Some(Place(Arc::new(Held { held, all: Arc::clone(&self.all), proven: AtomicBool::new(proven) })))
+    }
+}
+
+/// Whether the caller may use no route at all.
+pub(super) fn is_refused(caller: &Caller) -> bool {
+    match caller {
+        Caller::Network(client) => client.standing() == Standing::Refused,
+        caller => authorize(caller, None).is_err(),
+    }
+}
+
+/// The place of one connection; an extension of each of its requests.
+#[derive(Clone)]
+pub(in crate::server) struct Place(Arc<Held>);
+
+struct Held {
+    held: Mutex<Option<OwnedSemaphorePermit>>,
+    all: Arc<Semaphore>,
+    proven: AtomicBool,
+}
+
+impl Place {
+    /// Its client is admitted to what it asks for: from now on it has a place among such clients, if there is one.
+    pub(in crate::server) fn prove(&self) {
+        if self.0.proven.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut held = self.0.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_some()
+            && let Ok(better) = Arc::clone(&self.0.all).try_acquire_owned()
+        {
+            *held = Some(better);
+        }
+    }
+
+    /// Whether its client was admitted to something.
+    pub(in crate::server) fn is_proven(&self) -> bool {
+        self.0.proven.load(Ordering::Relaxed)
+    }
+
+    /// The connection is over.
+    pub(super) fn leave(&self) {
+        *self.0.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// The places of a listener's streams; an extension of each request.
+#[derive(Clone)]
+pub(in crate::server) struct OpenStreams(Arc<Semaphore>);
+
+/// A stream's place; to be kept until it ends.
+pub(in crate::server) type StreamPlace = OwnedSemaphorePermit;
+
+impl Default for OpenStreams {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_STREAMS)))
+    }
+}
+
+impl OpenStreams {
+    /// A place for one more; the message says why there is none.
+    pub(in crate::server) fn enter(&self) -> Result<StreamPlace, String> {
+        let busy = |_| format!("{MAX_STREAMS} other streams are open on this address; try again later");
+        Arc::clone(&self.0).try_acquire_owned().map_err(busy)
+    }
+}
