@@ -17,13 +17,14 @@ use limpet_model::manifest;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attribution::Feed;
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, DebugHandlers, RunFlags};
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, Parts};
@@ -37,6 +38,7 @@ use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
+use crate::server::debug::{DebugState, SetVerbosity};
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::{AttachState, ExecState};
 use crate::server::images::ImagesState;
@@ -88,10 +90,13 @@ const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
 
 /// What the agent is composed of, once it may start.
-#[derive(Debug)]
 pub struct Prepared {
     /// The settled configuration.
     pub config: Config,
+    /// The flags it was made with.
+    pub flags: RunFlags,
+    /// Changes the verbosity of the log.
+    pub set_verbosity: Arc<SetVerbosity>,
     /// The node, its settled name included.
     pub node: NodeFacts,
     /// To be kept until the process ends.
@@ -118,7 +123,8 @@ struct Shared {
 /// # Errors
 /// What cannot be had at the start: a directory, a socket, the cgroups.
 pub async fn run(prepared: Prepared) -> Result<(), AppError> {
-    let Prepared { config, node, lock } = prepared;
+    let Prepared { config, flags, set_verbosity, node, lock } = prepared;
+    let started = Timestamp::now();
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
@@ -199,10 +205,13 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
             stop: stop.clone(),
         },
         ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), stop.clone()),
+        debug: DebugState { started, flags: Arc::new(flags.values()), set_verbosity },
     };
-    let kubelet = server::kubelet::routes(state.clone(), streams);
+    let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
+    // Root on the node has everything.
+    let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
     let local = server::local::routes(state.clone(), diff, images);
-    start_listeners(&shared, &state, kubelet.clone());
+    start_listeners(&shared, &state, on_network);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = metrics_listener {
         shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));

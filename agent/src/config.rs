@@ -2,6 +2,7 @@
 //!
 //! `Config` is validated in full before the first side effect; later code uses it without further checks.
 
+mod cipher_suites;
 mod cluster;
 mod flags;
 mod keys;
@@ -19,9 +20,9 @@ use std::time::Duration;
 use limpet_bpf::GuardMode;
 
 pub use cluster::ClusterSettings;
-pub use flags::RunFlags;
+pub use flags::{RunFlags, ServerFlags};
 pub use read::load;
-pub use server::{AuthorizationMode, ServerSettings};
+pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
 
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
@@ -240,7 +241,7 @@ impl Config {
 
     /// The directory of the self-signed certificate of kubelet's API.
     pub fn pki_dir(&self) -> PathBuf {
-        self.root_dir.join("pki")
+        self.server.certificate_dir.clone().unwrap_or_else(|| self.root_dir.join("pki"))
     }
 
     /// The directory of the FIFOs of `exec` commands.

@@ -6,6 +6,7 @@
 pub mod logging;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use crate::app::{self, Prepared};
 use crate::config::{self, RunFlags};
@@ -53,7 +54,7 @@ fn fail(error: &dyn std::error::Error, code: u8) -> ExitCode {
 /// Whatever prevents the start, with its exit code; the message is printed to stderr.
 pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
     let (config, warnings) = config::load(flags)?;
-    logging::init(config.verbosity);
+    let verbosity = logging::init(config.verbosity);
     for warning in warnings {
         tracing::warn!(%warning, "configuration");
     }
@@ -72,5 +73,6 @@ pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
         }
     }
     let node = node::facts(&config, name);
-    Ok(Prepared { config, node, lock })
+    let set_verbosity = Arc::new(move |level| verbosity.set(level));
+    Ok(Prepared { config, flags: flags.clone(), set_verbosity, node, lock })
 }

@@ -1,9 +1,17 @@
 //! The flags of `limpet run`: kubelet's flags with the same meaning.
 
+mod server;
+
 use std::path::PathBuf;
 
+use serde::Serialize;
+use serde_json::Value;
+
+pub use server::ServerFlags;
+
 /// kubelet's flags. A flag overrides the file.
-#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct RunFlags {
     /// KubeletConfiguration file; a second document in it, kind LimpetConfiguration, holds what kubelet lacks
     #[arg(long, value_name = "FILE")]
@@ -48,9 +56,33 @@ pub struct RunFlags {
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,
     /// Verbosity of the log, 0 to 10 [default: 2]
+    #[serde(rename = "v")]
     #[arg(short = 'v', long = "v", value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=10))]
     pub verbosity: Option<u8>,
     /// `--socket` or `LIMPET_SOCKET`, which every subcommand has.
     #[arg(skip)]
     pub socket: Option<PathBuf>,
+    /// Those of the listeners on the network.
+    #[serde(flatten)]
+    #[command(flatten)]
+    pub server: ServerFlags,
+}
+
+impl RunFlags {
+    /// Name and value of each flag, null for one that is not given. What may be credentials is hidden.
+    pub fn values(&self) -> Value {
+        let mut values = serde_json::to_value(self).unwrap_or_default();
+        let hide = |value: &mut Value| *value = Value::from("***");
+        if let Some(headers) =
+            values.get_mut("manifest-url-header").filter(|headers| **headers != Value::Array(Vec::new()))
+        {
+            hide(headers);
+        }
+        if let Some(url) =
+            values.get_mut("manifest-url").filter(|url| url.as_str().is_some_and(|url| url.contains(['@', '?'])))
+        {
+            hide(url);
+        }
+        values
+    }
 }

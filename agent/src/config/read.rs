@@ -19,6 +19,7 @@ use super::tree::{Entry, Map, Node, Position, Value};
 use super::url::UrlParts;
 use super::{Config, ConfigError, ConfigWarning, RunFlags};
 use limpet_model::pod::{Fault, Severity};
+use server::CertificateParts;
 
 /// The limit of the configuration file.
 const MAX_FILE: u64 = 1 << 20;
@@ -30,8 +31,13 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// # Errors
 /// The file cannot be read, or there are errors in it or in the flags: all of them are returned.
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
-    let mut judge =
-        Judge { origin: Arc::from("flags"), faults: Vec::new(), url: UrlParts::default(), tokens_wanted: false };
+    let mut judge = Judge {
+        origin: Arc::from("flags"),
+        faults: Vec::new(),
+        url: UrlParts::default(),
+        tokens_wanted: false,
+        certificate: CertificateParts::default(),
+    };
     let mut config = Config::default();
     if let Some(path) = &flags.config {
         let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
@@ -48,7 +54,8 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
         judge.error(position, key, message);
     }
     config.manifest_url = url;
-    judge.origin = file;
+    judge.origin = Arc::clone(&file);
+    judge.settle_certificate(&mut config.server);
     config.server.reviews = config.cluster.kubeconfig.is_some();
     judge.server_as_a_whole(&config.server);
     judge.origin = Arc::from("flags");
@@ -77,6 +84,8 @@ struct Judge {
     url: UrlParts,
     /// `authentication.webhook.enabled` is true by somebody's wish, and not by default.
     tokens_wanted: bool,
+    /// `tlsCertFile` and `tlsPrivateKeyFile`, of the file and of flags.
+    certificate: CertificateParts,
 }
 
 impl Judge {
@@ -208,6 +217,7 @@ impl Judge {
         }
         self.cluster_flags(flags, &mut config.cluster);
         self.reserved_flags(flags, &mut config.reserved);
+        self.server_flags(&flags.server, &mut config.server);
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;
         }

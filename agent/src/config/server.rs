@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::CipherSuite;
+
 /// kubelet's default for `port`.
 const PORT: u16 = 10_250;
 /// kubelet's default for `healthzPort`.
@@ -30,6 +32,27 @@ impl AuthorizationMode {
     }
 }
 
+/// Which of kubelet's debugging routes are served on `port`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DebugHandlers {
+    /// `enableDebuggingHandlers`: all but health, figures and pods.
+    pub enabled: bool,
+    /// `enableSystemLogHandler`: `/logs/`.
+    pub system_logs: bool,
+    /// `enableSystemLogQuery`: queries of services there.
+    pub system_log_query: bool,
+    /// `enableProfilingHandler`: `/debug/pprof/`.
+    pub profiling: bool,
+    /// `enableDebugFlagsHandler`: `/debug/flags/v`.
+    pub flags: bool,
+}
+
+impl DebugHandlers {
+    /// All of them.
+    pub const ALL: Self =
+        Self { enabled: true, system_logs: true, system_log_query: true, profiling: true, flags: true };
+}
+
 /// The listeners on the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerSettings {
@@ -47,8 +70,12 @@ pub struct ServerSettings {
     pub healthz_port: u16,
     /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// `--cert-dir`: where the self-signed certificate lies; `None`: below the root directory.
+    pub certificate_dir: Option<PathBuf>,
     /// `tlsMinVersion` is `VersionTLS13`.
     pub tls13_only: bool,
+    /// `tlsCipherSuites` of TLS 1.2; empty: all.
+    pub cipher_suites: Vec<CipherSuite>,
     /// `authentication.x509.clientCAFile`; `None`: nobody has a certificate that counts.
     pub client_ca: Option<PathBuf>,
     /// `authentication.anonymous.enabled`: callers without a certificate and a token are `system:anonymous`.
@@ -67,6 +94,8 @@ pub struct ServerSettings {
     pub denied_lifetime: Duration,
     /// `serverAllowedNames`: common names of certificates, or `group:` and an organization.
     pub allowed_names: Vec<String>,
+    /// `enableDebuggingHandlers` and the related settings.
+    pub debug: DebugHandlers,
 }
 
 impl Default for ServerSettings {
@@ -79,7 +108,9 @@ impl Default for ServerSettings {
             healthz_address: Ipv4Addr::LOCALHOST.into(),
             healthz_port: HEALTHZ_PORT,
             certificate: None,
+            certificate_dir: None,
             tls13_only: false,
+            cipher_suites: Vec::new(),
             client_ca: None,
             anonymous: false,
             reviews: false,
@@ -89,6 +120,7 @@ impl Default for ServerSettings {
             allowed_lifetime: Duration::from_secs(300),
             denied_lifetime: Duration::from_secs(30),
             allowed_names: Vec::new(),
+            debug: DebugHandlers { system_log_query: false, ..DebugHandlers::ALL },
         }
     }
 }

@@ -241,11 +241,7 @@ impl Origin {
 }
 
 /// The layer of every route: the handler runs only if the caller has the route's permission.
-pub(super) async fn enforce(
-    State(permission): State<Option<Permission>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn enforce(State(permission): State<Option<Permission>>, request: Request, next: Next) -> Response {
     let decision = match request.extensions().get::<Caller>().cloned() {
         Some(Caller::Network(client)) => return of_network(&client, permission, request, next).await,
         Some(caller) => authorize(&caller, permission),

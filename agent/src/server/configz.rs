@@ -150,6 +150,12 @@ fn listeners(server: &ServerSettings) -> Value {
         "healthzBindAddress": server.healthz_address,
         "tlsCertFile": server.certificate.as_ref().map(|(certificate, _)| certificate),
         "tlsPrivateKeyFile": server.certificate.as_ref().map(|(_, key)| key),
+        "tlsCipherSuites": server.cipher_suites.iter().filter_map(|suite| suite.as_str()).collect::<Vec<_>>(),
+        "enableDebuggingHandlers": server.debug.enabled,
+        "enableSystemLogHandler": server.debug.system_logs,
+        "enableSystemLogQuery": server.debug.system_log_query,
+        "enableProfilingHandler": server.debug.profiling,
+        "enableDebugFlagsHandler": server.debug.flags,
         "tlsMinVersion": if server.tls13_only { "VersionTLS13" } else { "VersionTLS12" },
         "authentication": {
             "x509": { "clientCAFile": server.client_ca },

@@ -15,6 +15,7 @@ use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use self::session::{Process, Session};
@@ -24,10 +25,11 @@ use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::ExecRequest;
-use limpet_core::status::observed::Observed;
+use limpet_core::status::observed::{Observed, ObservedPod, ObservedPods};
 use limpet_model::pod::PodKey;
 
 pub use attach::AttachState;
+pub(super) use session::OUTPUT_IDLE;
 pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Streams, parse_status, size as size_message};
 
 /// The largest message accepted from a client; kubectl's are 32 KiB.
@@ -38,8 +40,19 @@ const MAX_MESSAGE: usize = 1 << 20;
 pub struct ExecTarget {
     /// The pod.
     pub pod: PodKey,
+    /// Its UID, if the client gives one.
+    pub uid: Option<String>,
     /// The container's name.
     pub container: String,
+}
+
+impl ExecTarget {
+    /// The pod, if it is the one that is meant.
+    pub(super) fn find<'a>(&self, pods: &'a ObservedPods) -> Result<&'a ObservedPod, ExecLookupError> {
+        let is_meant = |pod: &&Arc<ObservedPod>| self.uid.as_deref().is_none_or(|uid| uid == pod.record.uid.as_str());
+        let found = pods.pods.get(&self.pod).filter(is_meant);
+        found.map(|pod| &**pod).ok_or_else(|| ExecLookupError::NoPod(self.pod.name().to_owned()))
+    }
 }
 
 /// Why that is not possible, with kubelet's messages.
@@ -80,7 +93,7 @@ impl ExecState {
     pub fn observed(client: Client, fifo_dir: PathBuf, observed: Observed, stop: CancellationToken) -> Self {
         let lookup = move |target: &ExecTarget| {
             let pods = observed.load();
-            let pod = pods.pods.get(&target.pod).ok_or_else(|| ExecLookupError::NoPod(target.pod.name().to_owned()))?;
+            let pod = target.find(&pods)?;
             let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
             container
                 .map(|container| container.id.clone())
@@ -90,20 +103,49 @@ impl ExecState {
     }
 }
 
-/// kubelet's `/exec/{namespace}/{pod}/{container}`.
+/// kubelet's `/exec/{namespace}/{pod}/{container}`, and the same with the pod's UID before the container.
 ///
 /// The server must serve connections with upgrades.
 pub(super) fn routes(state: ExecState) -> Routes {
-    let (path, permission) = ("/exec/{namespace}/{pod}/{container}", Permission::Nodes(Subresource::Proxy));
-    Routes::default().get(path, permission, exec).post(path, permission, exec).with_state(state)
+    let permission = Permission::Nodes(Subresource::Proxy);
+    let routes = Routes::default();
+    let routes = paths("/exec")
+        .into_iter()
+        .fold(routes, |routes, path| routes.get(&path, permission, exec).post(&path, permission, exec));
+    routes.with_state(state)
 }
 
-/// kubelet's `/attach/{namespace}/{pod}/{container}`.
+/// kubelet's `/attach`, in the same two forms.
 ///
 /// The server must serve connections with upgrades.
 pub(super) fn attach_routes(state: AttachState) -> Routes {
-    let (path, permission) = ("/attach/{namespace}/{pod}/{container}", Permission::Nodes(Subresource::Proxy));
-    Routes::default().get(path, permission, attach).post(path, permission, attach).with_state(state)
+    let permission = Permission::Nodes(Subresource::Proxy);
+    let routes = Routes::default();
+    let routes = paths("/attach")
+        .into_iter()
+        .fold(routes, |routes, path| routes.get(&path, permission, attach).post(&path, permission, attach));
+    routes.with_state(state)
+}
+
+/// The two forms of a path that names a container.
+pub(super) fn paths(first: &str) -> [String; 2] {
+    ["{namespace}/{pod}/{container}", "{namespace}/{pod}/{uid}/{container}"].map(|path| format!("{first}/{path}"))
+}
+
+/// What such a path holds.
+#[derive(Debug, Deserialize)]
+pub(super) struct ContainerPath {
+    namespace: String,
+    pod: String,
+    uid: Option<String>,
+    container: String,
+}
+
+impl From<ContainerPath> for ExecTarget {
+    fn from(path: ContainerPath) -> Self {
+        let ContainerPath { namespace, pod, uid, container } = path;
+        Self { pod: PodKey::new(namespace, pod), uid, container }
+    }
 }
 
 /// The WebSocket of a request, or why it has none.
@@ -111,7 +153,7 @@ type MaybeWebSocket = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 
 async fn exec(
     State(state): State<ExecState>,
-    Path((namespace, pod, container)): Path<(String, String, String)>,
+    Path(path): Path<ContainerPath>,
     Query(query): Query<Vec<(String, String)>>,
     upgrade: MaybeWebSocket,
     request: Request,
@@ -120,8 +162,7 @@ async fn exec(
         Ok(command) => command,
         Err(message) => return bad_request(&message),
     };
-    let target = ExecTarget { pod: PodKey::new(namespace, pod), container };
-    let container_id = match (state.lookup)(&target) {
+    let container_id = match (state.lookup)(&path.into()) {
         Ok(container) => container,
         Err(error) => return error.into_response(),
     };
@@ -133,7 +174,7 @@ async fn exec(
 
 async fn attach(
     State(state): State<AttachState>,
-    Path((namespace, pod, container)): Path<(String, String, String)>,
+    Path(path): Path<ContainerPath>,
     Query(query): Query<Vec<(String, String)>>,
     upgrade: MaybeWebSocket,
     request: Request,
@@ -142,8 +183,7 @@ async fn attach(
         Ok(streams) => streams,
         Err(message) => return bad_request(&message),
     };
-    let target = ExecTarget { pod: PodKey::new(namespace, pod), container };
-    match state.attachment(&target) {
+    match state.attachment(&path.into()) {
         Ok(attachment) => {
             let process = Process::Container(attachment);
             connect(Session { process, streams, stop: state.stop }, upgrade, request)

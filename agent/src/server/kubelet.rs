@@ -1,40 +1,77 @@
 //! kubelet's routes: what a network listener may serve, besides the local socket.
 
 use super::authorization::Permission::Nodes;
-use super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Stats};
+use super::authorization::Subresource::{Configz, Healthz, Log, Metrics, Pods, Proxy, Stats};
+use super::debug::{self, DebugState};
 use super::exec::{self, AttachState, ExecState};
 use super::logs::{self, LogState};
+use super::node_logs::{self, NodeLogState};
 use super::port_forward::{self, PortForwardState};
 use super::routes::Routes;
-use super::{ServerState, configz, health, pods, stats};
+use super::{ServerState, configz, health, pods, run, stats};
+use crate::config::DebugHandlers;
 
 /// kubelet's routes. Only [`routes`] makes them, so limpet's own routes are not among them.
 #[derive(Clone)]
 pub struct KubeletRoutes(pub(super) Routes);
 
-/// What the routes need that connect a client with a container.
+/// What kubelet's routes need besides what every handler reads.
 #[derive(Clone)]
 pub struct StreamStates {
     /// `/containerLogs`.
     pub logs: LogState,
-    /// `/exec`.
+    /// `/exec` and `/run`.
     pub exec: ExecState,
     /// `/attach`.
     pub attach: AttachState,
     /// `/portForward`.
     pub ports: PortForwardState,
+    /// What the agent says of itself.
+    pub debug: DebugState,
 }
 
-/// All of kubelet's routes that limpet has.
-pub fn routes(state: ServerState, streams: StreamStates) -> KubeletRoutes {
-    let own = read_only().get("/configz", Nodes(Configz), configz::configz);
-    let StreamStates { logs, exec, attach, ports } = streams;
+/// All of kubelet's routes that limpet has, as far as `handlers` turns them on.
+pub fn routes(state: ServerState, streams: StreamStates, handlers: &DebugHandlers) -> KubeletRoutes {
+    let own = read_only().with_state(state.clone());
+    KubeletRoutes(own.merge(if handlers.enabled { debugging(state, streams, handlers) } else { without_debugging() }))
+}
+
+/// What `enableDebuggingHandlers` turns on, and the keys beside it.
+fn debugging(state: ServerState, streams: StreamStates, handlers: &DebugHandlers) -> Routes {
+    let own = debug::checkpoints().get("/configz", Nodes(Configz), configz::configz).with_state(state);
+    let StreamStates { logs, exec, attach, ports, debug } = streams;
     let streams = logs::routes(logs)
-        .merge(exec::routes(exec))
+        .merge(exec::routes(exec.clone()))
+        .merge(run::routes(exec))
         .merge(exec::attach_routes(attach))
         .merge(port_forward::routes(ports));
-    KubeletRoutes(own.with_state(state).merge(streams))
+    let off = |path: &str, permission, why| debug::disabled(Routes::default(), path, permission, why);
+    let node_logs = match handlers.system_logs {
+        true => node_logs::routes(NodeLogState::new(LOG_DIRECTORY.into(), handlers.system_log_query)),
+        false => off("/logs/", Nodes(Log), "logs endpoint is disabled."),
+    };
+    let profiles = match handlers.profiling {
+        true => debug::profiles(),
+        false => off("/debug/pprof/", Nodes(Proxy), "profiling endpoint is disabled."),
+    };
+    let flags = match handlers.flags {
+        true => debug::flags(debug.clone()),
+        false => Routes::default().any("/debug/flags/v", Nodes(Proxy), debug::flags_disabled),
+    };
+    own.merge(streams).merge(node_logs).merge(profiles).merge(flags).merge(debug::pages(debug))
 }
+
+/// kubelet's answer where `enableDebuggingHandlers` is false.
+fn without_debugging() -> Routes {
+    const WHY: &str = "Debug endpoints are disabled.";
+    let proxied = ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/debug/pprof/"];
+    let routes =
+        proxied.iter().fold(Routes::default(), |routes, path| debug::disabled(routes, path, Nodes(Proxy), WHY));
+    debug::disabled(routes, "/logs/", Nodes(Log), WHY)
+}
+
+/// The directory of the node's logs.
+const LOG_DIRECTORY: &str = "/var/log";
 
 /// What `readOnlyPort` serves.
 pub(super) fn read_only() -> Routes<ServerState> {
@@ -64,6 +101,7 @@ pub(super) fn health() -> Routes<ServerState> {
     Routes::default()
         .get("/healthz", Nodes(Healthz), health::healthz)
         .get("/healthz/ping", Nodes(Healthz), health::ping)
+        .get("/healthz/log", Nodes(Healthz), health::ping)
         .get("/healthz/syncloop", Nodes(Healthz), health::sync_loop)
         .get("/livez", Nodes(Healthz), health::healthz)
         .get("/readyz", Nodes(Healthz), health::readyz)

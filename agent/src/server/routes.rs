@@ -47,6 +47,11 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         self.route("DELETE", path, permission, delete(handler))
     }
 
+    /// Every method.
+    pub(super) fn any<T: 'static>(self, path: &str, permission: Permission, handler: impl Handler<T, S>) -> Self {
+        self.route("*", path, permission, any(handler))
+    }
+
     #[cfg_attr(not(test), allow(unused_variables, reason = "tests list the methods"))]
     fn route(self, method: &'static str, path: &str, permission: Permission, handler: MethodRouter<S>) -> Self {
         let guarded = handler.layer(from_fn(bodies::bounded)).layer(from_fn_with_state(Some(permission), enforce));

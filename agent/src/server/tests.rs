@@ -10,6 +10,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
 use serde_json::{Value, json};
 
+use super::debug::DebugState;
 use super::diff::DiffState;
 use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use super::exec::{AttachState, ExecState};
@@ -19,6 +20,7 @@ use super::logs::LogState;
 use super::port_forward::PortForwardState;
 use super::*;
 use crate::cli::client::SocketClient;
+use crate::config::DebugHandlers;
 use crate::image_gc::KnownPods;
 use crate::source::push;
 use crate::status::event::{Event, EventType};
@@ -114,16 +116,25 @@ fn no_networks(state: &ServerState) -> PortForwardState {
     PortForwardState::new(state.observed.clone(), Sandboxes::below(Path::new("/nonexistent")), CancellationToken::new())
 }
 
-/// kubelet's routes and limpet's own, with a containerd that does not exist.
-fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
+/// What kubelet's routes need, with a containerd that does not exist.
+fn stream_states(state: &ServerState) -> StreamStates {
     let client = Client::with_deadline(Path::new("/nonexistent"), Duration::from_secs(1));
     let (observed, stop) = (state.observed.clone(), CancellationToken::new());
-    let streams = StreamStates {
+    StreamStates {
         logs: LogState::observed(observed.clone()),
         exec: ExecState::observed(client.clone(), "/nonexistent".into(), observed.clone(), stop.clone()),
         attach: AttachState { client, attach_dir: "/nonexistent".into(), observed, stop },
         ports: no_networks(state),
-    };
+        debug: DebugState {
+            started: Timestamp::UNIX_EPOCH,
+            flags: Arc::new(json!({ "port": 10_250, "kubeconfig": null })),
+            set_verbosity: Arc::new(|level| if level == 9 { Err("no".to_owned()) } else { Ok(()) }),
+        },
+    }
+}
+
+/// kubelet's routes and limpet's own, with a containerd that does not exist.
+fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
     let diff = DiffState {
         node_name: Arc::clone(&state.node_name),
         manifest_path: None,
@@ -132,7 +143,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         observed: state.observed.clone(),
         has_image: Arc::new(|_| Box::pin(async { None })),
     };
-    let kubelet = kubelet::routes(state.clone(), streams);
+    let kubelet = kubelet::routes(state.clone(), stream_states(state), &DebugHandlers::ALL);
     let images = ImagesState {
         images: Images::new(Client::new(std::path::Path::new("/nonexistent")), no_images()),
         pods: Arc::new(KnownPods {

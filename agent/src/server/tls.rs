@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig, version};
+use rustls::{RootCertStore, ServerConfig, SupportedCipherSuite, version};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -142,7 +142,14 @@ impl Tls {
 }
 
 fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut provider = rustls::crypto::ring::default_provider();
+    if !settings.cipher_suites.is_empty() {
+        // Those of TLS 1.3 are not chosen by name, as in Go.
+        let is_chosen =
+            |suite: &SupportedCipherSuite| suite.tls13().is_some() || settings.cipher_suites.contains(&suite.suite());
+        provider.cipher_suites.retain(is_chosen);
+    }
+    let provider = Arc::new(provider);
     let versions: &[_] = if settings.tls13_only { &[&version::TLS13] } else { &[&version::TLS13, &version::TLS12] };
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(versions)

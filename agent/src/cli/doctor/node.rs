@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::Finding;
 use super::runtime::{output_of, same_mount_namespace};
-use crate::config::{Config, ConfigError, RunFlags};
+use crate::config::{AuthorizationMode, Config, ConfigError, RunFlags, ServerSettings};
 use crate::node::OtherAgent;
 use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
@@ -69,10 +69,30 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         manifests(config.manifest_path.as_deref(), config.manifest_url.is_some()),
         others(crate::node::other_agent(&config.cgroup_root), config.ignore_other_agents),
     ];
+    findings.push(api(&config.server));
     findings.extend(crate::store::damaged(&config.database()).last().map(|path| damaged(path)));
     findings.extend(service(unit.as_deref().unwrap_or_default()));
     findings.extend(running(config));
     findings
+}
+
+/// Where kubelet's API is served on the network, and who decides who may use it.
+fn api(server: &ServerSettings) -> Finding {
+    let Some(address) = server.api() else {
+        return Finding::ok("kubelet's API", "not served on the network; root has it on limpet's socket");
+    };
+    let kinds = [
+        (server.client_ca.is_some(), "certificates"),
+        (server.takes_tokens(), "tokens"),
+        (server.anonymous, "nothing at all"),
+    ];
+    let callers: Vec<&str> = kinds.into_iter().filter(|(taken, _)| *taken).map(|(_, kind)| kind).collect();
+    let decision = match (server.mode, server.reviews) {
+        (AuthorizationMode::AlwaysAllow, _) => "all of them may use every route",
+        (AuthorizationMode::Webhook, true) => "the apiserver decides what they may use",
+        (AuthorizationMode::Webhook, false) => "serverAllowedNames says who may use it",
+    };
+    Finding::ok("kubelet's API", format!("{address}, to callers with {}; {decision}", callers.join(" or ")))
 }
 
 fn manifests(path: Option<&Path>, url: bool) -> Finding {
@@ -159,6 +179,19 @@ fn running(config: &Config) -> Option<Finding> {
 mod tests {
     use super::super::Level;
     use super::*;
+
+    #[test]
+    fn the_api_says_where_it_is_and_who_decides() {
+        let mut server = ServerSettings::default();
+        assert!(api(&server).text.starts_with("not served"));
+        server.reviews = true;
+        assert_eq!(api(&server).text, "0.0.0.0:10250, to callers with tokens; the apiserver decides what they may use");
+        (server.reviews, server.client_ca) = (false, Some("/ca.crt".into()));
+        assert_eq!(
+            api(&server).text,
+            "0.0.0.0:10250, to callers with certificates; serverAllowedNames says who may use it"
+        );
+    }
 
     #[test]
     fn other_agents_are_named() {

@@ -5,17 +5,34 @@ use std::io::IsTerminal;
 
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Registry;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging at kubelet's `verbosity`. A second call does nothing.
-pub fn init(verbosity: u8) {
-    let registry = tracing_subscriber::registry().with(levels(verbosity));
+/// Changes the verbosity of a log that has started.
+#[derive(Debug, Clone)]
+pub struct Verbosity(reload::Handle<Targets, Registry>);
+
+impl Verbosity {
+    /// Logs at kubelet's `verbosity` from now on.
+    ///
+    /// # Errors
+    /// The log has ended.
+    pub fn set(&self, verbosity: u8) -> Result<(), String> {
+        self.0.reload(levels(verbosity)).map_err(|error| error.to_string())
+    }
+}
+
+/// Starts logging at kubelet's `verbosity`. A second call starts nothing, and what it returns has no effect.
+pub fn init(verbosity: u8) -> Verbosity {
+    let (filter, handle) = reload::Layer::new(levels(verbosity));
+    let registry = tracing_subscriber::registry().with(filter);
     let terminal = std::io::stderr().is_terminal();
     let started = if terminal {
         let ansi = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -28,6 +45,7 @@ pub fn init(verbosity: u8) {
     if started.is_err() {
         tracing::debug!("logging has started already");
     }
+    Verbosity(handle)
 }
 
 /// The level for `--v`: 0 warnings and errors, up to 3 info, 4 and 5 debug, 6 and more trace. Libraries log from 8 on.

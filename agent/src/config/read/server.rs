@@ -1,13 +1,22 @@
 //! Evaluates the keys of the listeners on the network.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::super::ServerFlags;
+use super::super::cipher_suites::{Named, named};
 use super::super::server::{AuthorizationMode, ServerSettings};
-use super::super::tree::Map;
+use super::super::tree::{Map, Position};
 use super::super::url::duration;
 use super::Judge;
+
+/// The node's certificate and its key, and where the file names them.
+#[derive(Default)]
+pub(super) struct CertificateParts {
+    certificate: Option<(PathBuf, Option<Position>)>,
+    key: Option<(PathBuf, Option<Position>)>,
+}
 
 /// What is remembered for longer is asked again all the same.
 const LONGEST_LIFETIME: Duration = Duration::from_secs(86_400);
@@ -23,35 +32,156 @@ impl Judge {
         self.port(map, "port", &mut server.port);
         self.port(map, "readOnlyPort", &mut server.read_only_port);
         self.port(map, "healthzPort", &mut server.healthz_port);
-        let file =
-            |key| map.text(key).filter(|(path, _)| !path.is_empty()).map(|(path, at)| (directory.join(path), at));
-        match (file("tlsCertFile"), file("tlsPrivateKeyFile")) {
-            (Some((certificate, _)), Some((key, _))) => server.certificate = Some((certificate, key)),
-            (Some((_, at)), None) => self.error(Some(at), "tlsCertFile", "needs tlsPrivateKeyFile beside it"),
-            (None, Some((_, at))) => self.error(Some(at), "tlsPrivateKeyFile", "needs tlsCertFile beside it"),
-            (None, None) => {}
+        let file = |key| {
+            let named = map.text(key).filter(|(path, _)| !path.is_empty());
+            named.map(|(path, at)| (directory.join(path), Some(at)))
+        };
+        self.certificate = CertificateParts { certificate: file("tlsCertFile"), key: file("tlsPrivateKeyFile") };
+        if let Some((text, at)) = map.text("tlsMinVersion") {
+            self.min_version(text, Some(at), "tlsMinVersion", server);
         }
-        match map.text("tlsMinVersion") {
-            Some(("VersionTLS13", _)) => server.tls13_only = true,
-            // Older ones are not spoken: Go's default is 1.2 as well.
-            None | Some(("" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12", _)) => {}
-            Some((other, at)) => {
-                self.error(Some(at), "tlsMinVersion", format!("{other:?} is neither VersionTLS12 nor VersionTLS13"));
-            }
-        }
+        let suites = map.texts("tlsCipherSuites").into_iter().map(|(name, at)| (name, Some(at)));
+        self.cipher_suites(suites, "tlsCipherSuites", server);
         self.authentication(&Map { entries: map.map("authentication") }, directory, server);
         let authorization = Map { entries: map.map("authorization") };
-        match authorization.text("mode") {
-            None | Some(("" | "Webhook", _)) => {}
-            Some(("AlwaysAllow", _)) => server.mode = AuthorizationMode::AlwaysAllow,
-            Some((other, at)) => {
-                let message = format!("{other:?} is neither AlwaysAllow nor Webhook");
-                self.error(Some(at), "authorization.mode", message);
-            }
+        if let Some((text, at)) = authorization.text("mode") {
+            self.mode(text, Some(at), "authorization.mode", server);
         }
         let webhook = Map { entries: authorization.map("webhook") };
         self.lifetime(&webhook, "authorization.webhook", "cacheAuthorizedTTL", &mut server.allowed_lifetime);
         self.lifetime(&webhook, "authorization.webhook", "cacheUnauthorizedTTL", &mut server.denied_lifetime);
+        let handlers = &mut server.debug;
+        for (key, into) in [
+            ("enableDebuggingHandlers", &mut handlers.enabled),
+            ("enableSystemLogHandler", &mut handlers.system_logs),
+            ("enableSystemLogQuery", &mut handlers.system_log_query),
+            ("enableProfilingHandler", &mut handlers.profiling),
+            ("enableDebugFlagsHandler", &mut handlers.flags),
+        ] {
+            *into = map.bool(key).map_or(*into, |(on, _)| on);
+        }
+        if let Some((true, at)) = map.bool("enableSystemLogQuery").filter(|_| !server.debug.system_logs) {
+            self.error(Some(at), "enableSystemLogQuery", "needs enableSystemLogHandler");
+        }
+    }
+
+    fn mode(&mut self, text: &str, at: Option<Position>, key: &str, server: &mut ServerSettings) {
+        match text {
+            "" => {}
+            "Webhook" => server.mode = AuthorizationMode::Webhook,
+            "AlwaysAllow" => server.mode = AuthorizationMode::AlwaysAllow,
+            other => self.error(at, key, format!("{other:?} is neither AlwaysAllow nor Webhook")),
+        }
+    }
+
+    fn min_version(&mut self, text: &str, at: Option<Position>, key: &str, server: &mut ServerSettings) {
+        match text {
+            "VersionTLS13" => server.tls13_only = true,
+            // Older ones are not spoken: Go's default is 1.2 as well.
+            "" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12" => server.tls13_only = false,
+            other => self.error(at, key, format!("{other:?} is neither VersionTLS12 nor VersionTLS13")),
+        }
+    }
+
+    fn cipher_suites<'a>(
+        &mut self,
+        names: impl Iterator<Item = (&'a str, Option<Position>)>,
+        key: &str,
+        server: &mut ServerSettings,
+    ) {
+        let (mut suites, mut first, mut old) = (Vec::new(), None, Vec::new());
+        for (name, at) in names {
+            first = first.or(Some(at));
+            match named(name) {
+                Some(Named::Spoken(suite)) => suites.push(suite),
+                Some(Named::OfTls13) => {}
+                Some(Named::Old) => old.push(name),
+                None => self.error(at, key, format!("{name:?} is no cipher suite of Go's")),
+            }
+        }
+        let Some(at) = first else { return };
+        if suites.is_empty() && !old.is_empty() {
+            self.error(
+                at,
+                key,
+                format!("none of {} is spoken; name an ECDHE suite with GCM or CHACHA20", old.join(", ")),
+            );
+        } else if !old.is_empty() {
+            self.warn(at, key, format!("{} are not spoken: they are not safe", old.join(", ")));
+        }
+        server.cipher_suites = suites;
+    }
+
+    /// Applies the flags.
+    pub(super) fn server_flags(&mut self, flags: &ServerFlags, server: &mut ServerSettings) {
+        let set = |flag: Option<bool>, into: &mut bool| *into = flag.unwrap_or(*into);
+        set(flags.enable_server, &mut server.enabled);
+        set(flags.anonymous_auth, &mut server.anonymous);
+        set(flags.enable_debugging_handlers, &mut server.debug.enabled);
+        set(flags.authentication_token_webhook, &mut server.tokens);
+        set(flags.authentication_token_webhook, &mut self.tokens_wanted);
+        server.address = flags.address.unwrap_or(server.address);
+        server.healthz_address = flags.healthz_bind_address.unwrap_or(server.healthz_address);
+        for (flag, into) in [
+            (flags.port, &mut server.port),
+            (flags.read_only_port, &mut server.read_only_port),
+            (flags.healthz_port, &mut server.healthz_port),
+        ] {
+            *into = flag.unwrap_or(*into);
+        }
+        for (flag, into) in [
+            (flags.authentication_token_webhook_cache_ttl, &mut server.token_lifetime),
+            (flags.authorization_webhook_cache_authorized_ttl, &mut server.allowed_lifetime),
+            (flags.authorization_webhook_cache_unauthorized_ttl, &mut server.denied_lifetime),
+        ] {
+            *into =
+                flag.filter(|lifetime| !lifetime.is_zero()).map_or(*into, |lifetime| lifetime.min(LONGEST_LIFETIME));
+        }
+        if let Some(text) = &flags.authorization_mode {
+            self.mode(text, None, "--authorization-mode", server);
+        }
+        if let Some(text) = &flags.tls_min_version {
+            self.min_version(text, None, "--tls-min-version", server);
+        }
+        let suites = flags.tls_cipher_suites.iter().map(|name| (name.as_str(), None));
+        self.cipher_suites(suites, "--tls-cipher-suites", server);
+        self.server_files(flags, server);
+    }
+
+    fn server_files(&mut self, flags: &ServerFlags, server: &mut ServerSettings) {
+        let files = [
+            ("--client-ca-file", &flags.client_ca_file),
+            ("--cert-dir", &flags.cert_dir),
+            ("--tls-cert-file", &flags.tls_cert_file),
+            ("--tls-private-key-file", &flags.tls_private_key_file),
+        ];
+        for (name, path) in files {
+            let Some(path) = path else { continue };
+            let path = match std::path::absolute(path) {
+                Ok(path) => path,
+                Err(error) => {
+                    self.error(None, name, error.to_string());
+                    continue;
+                }
+            };
+            match name {
+                "--client-ca-file" => server.client_ca = Some(path),
+                "--cert-dir" => server.certificate_dir = Some(path),
+                "--tls-cert-file" => self.certificate.certificate = Some((path, None)),
+                _ => self.certificate.key = Some((path, None)),
+            }
+        }
+    }
+
+    /// Certificate and key go together, wherever each comes from.
+    pub(super) fn settle_certificate(&mut self, server: &mut ServerSettings) {
+        let CertificateParts { certificate, key } = std::mem::take(&mut self.certificate);
+        match (certificate, key) {
+            (Some((certificate, _)), Some((key, _))) => server.certificate = Some((certificate, key)),
+            (Some((_, at)), None) => self.error(at, "tlsCertFile", "needs tlsPrivateKeyFile beside it"),
+            (None, Some((_, at))) => self.error(at, "tlsPrivateKeyFile", "needs tlsCertFile beside it"),
+            (None, None) => {}
+        }
     }
 
     fn authentication(&mut self, map: &Map<'_>, directory: &Path, server: &mut ServerSettings) {

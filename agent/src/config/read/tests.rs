@@ -6,7 +6,7 @@ use reqwest::header::HeaderMap;
 
 use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
-use crate::config::{AuthorizationMode, GuardSettings, Reserved, ServerSettings};
+use crate::config::{AuthorizationMode, DebugHandlers, GuardSettings, Reserved, ServerSettings};
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
@@ -65,6 +65,8 @@ fn every_supported_key_has_an_effect() {
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
          tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
+         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\n\
+         enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
          allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
@@ -124,7 +126,9 @@ fn every_supported_key_has_an_effect() {
             healthz_address: "::1".parse().unwrap(),
             healthz_port: 10_348,
             certificate: Some((directory.join("node.crt"), "/node.key".into())),
+            certificate_dir: None,
             tls13_only: true,
+            cipher_suites: vec![rustls::CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256],
             client_ca: Some("/ca.crt".into()),
             anonymous: true,
             reviews: false,
@@ -134,6 +138,13 @@ fn every_supported_key_has_an_effect() {
             allowed_lifetime: std::time::Duration::from_secs(120),
             denied_lifetime: std::time::Duration::from_secs(3),
             allowed_names: vec!["kube-apiserver".to_owned(), "group:readers".to_owned()],
+            debug: DebugHandlers {
+                enabled: false,
+                system_logs: true,
+                system_log_query: true,
+                profiling: false,
+                flags: false,
+            },
         },
         eviction: super::eviction::tests::tried(),
         image_gc: ImageGcPolicy {
@@ -318,10 +329,10 @@ fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
     let expected = [
         "config.yaml:5:10: address: \"everywhere\" is not an IP address",
         "config.yaml:4:7: port: 70000 is not a port: 0 to 65535",
-        "config.yaml:6:14: tlsCertFile: needs tlsPrivateKeyFile beside it",
         "config.yaml:7:16: tlsMinVersion: \"VersionTLS14\" is neither VersionTLS12 nor VersionTLS13",
         "config.yaml:9:9: authorization.mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
         "config.yaml:13:22: serverAllowedNames: a name is empty",
+        "config.yaml:6:14: tlsCertFile: needs tlsPrivateKeyFile beside it",
     ];
     assert_eq!(load_text(&text, &[]).0.unwrap_err(), expected);
     let text = format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{x509: {{clientCAFile: /ca.crt}}}}\n");
@@ -334,6 +345,71 @@ fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
     assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
     let expected = "config.yaml: authentication.webhook: has no effect without --kubeconfig: no token is taken";
     assert_eq!(load_text(&text.replace("soon", "0s"), &[]).1, [expected]);
+}
+
+#[test]
+fn flags_of_the_server_win_over_the_file() {
+    let text = format!(
+        "{KUBELET_HEAD}staticPodPath: /m\nport: 1\nreadOnlyPort: 2\ntlsCertFile: /a.crt\ntlsMinVersion: VersionTLS13\n\
+         authentication: {{anonymous: {{enabled: true}}}}\nauthorization: {{mode: AlwaysAllow}}\n"
+    );
+    let flags = [
+        "--port=10350",
+        "--address=::1",
+        "--healthz-port=0",
+        "--healthz-bind-address=10.0.0.1",
+        "--anonymous-auth=false",
+        "--client-ca-file=/ca.crt",
+        "--authentication-token-webhook=false",
+        "--authentication-token-webhook-cache-ttl=1m",
+        "--authorization-mode=Webhook",
+        "--authorization-webhook-cache-authorized-ttl=2m",
+        "--authorization-webhook-cache-unauthorized-ttl=0s",
+        "--tls-private-key-file=/a.key",
+        "--tls-min-version=VersionTLS12",
+        "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+        "--cert-dir=/pki",
+        "--enable-server",
+        "--enable-debugging-handlers=false",
+    ];
+    let server = load_text(&text, &flags).0.unwrap().server;
+    let expected = ServerSettings {
+        address: "::1".parse().unwrap(),
+        port: 10_350,
+        read_only_port: 2,
+        healthz_address: "10.0.0.1".parse().unwrap(),
+        healthz_port: 0,
+        certificate: Some(("/a.crt".into(), "/a.key".into())),
+        certificate_dir: Some("/pki".into()),
+        cipher_suites: vec![rustls::CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256],
+        client_ca: Some("/ca.crt".into()),
+        tokens: false,
+        token_lifetime: std::time::Duration::from_secs(60),
+        allowed_lifetime: std::time::Duration::from_secs(120),
+        debug: DebugHandlers { enabled: false, ..ServerSettings::default().debug },
+        ..ServerSettings::default()
+    };
+    assert_eq!(server, expected);
+    let wrong =
+        ["--authorization-mode=RBAC", "--tls-min-version=1", "--tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"];
+    let expected = [
+        "flags: --authorization-mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
+        "flags: --tls-min-version: \"1\" is neither VersionTLS12 nor VersionTLS13",
+        "flags: --tls-cipher-suites: none of TLS_RSA_WITH_AES_128_CBC_SHA is spoken; name an ECDHE suite with GCM or CHACHA20",
+    ];
+    assert_eq!(load_text(&text.replace("tlsCertFile: /a.crt\n", ""), &wrong).0.unwrap_err(), expected);
+}
+
+#[test]
+fn values_of_flags_are_shown_and_credentials_are_not() {
+    let given =
+        ["--port=1", "--v=4", "--manifest-url-header=authorization:secret", "--manifest-url=https://a:secret@b/c"];
+    let values = flags(&given).values();
+    assert_eq!(
+        (&values["port"], &values["v"], &values["kubeconfig"]),
+        (&1.into(), &4.into(), &serde_json::Value::Null)
+    );
+    assert!(!values.to_string().contains("secret"), "{values}");
 }
 
 #[test]

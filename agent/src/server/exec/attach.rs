@@ -55,7 +55,7 @@ impl AttachState {
     /// There is no such pod, or the container does not run.
     pub(super) fn attachment(&self, target: &ExecTarget) -> Result<Attachment, ExecLookupError> {
         let pods = self.observed.load();
-        let pod = pods.pods.get(&target.pod).ok_or_else(|| ExecLookupError::NoPod(target.pod.name().to_owned()))?;
+        let pod = target.find(&pods)?;
         let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
         let container = container.ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))?;
         let spec = pod.record.spec();

@@ -24,7 +24,7 @@ const CHUNK: usize = 32 << 10;
 pub(super) const QUEUE: usize = 4;
 /// An exited process may have left its output open in child processes: after this long without output, it is not
 /// waited for.
-const OUTPUT_IDLE: Duration = Duration::from_secs(1);
+pub(in crate::server) const OUTPUT_IDLE: Duration = Duration::from_secs(1);
 /// How long a client may take to receive the last messages.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 

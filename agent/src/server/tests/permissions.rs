@@ -1,7 +1,9 @@
 //! Every route of each listener with its permission: a new route is added here, and its permission with it.
 
 use super::super::authorization::Permission::{self, Nodes, Read, Write};
-use super::super::authorization::Subresource::{Configz, Healthz, Metrics, Pods, Proxy, Stats};
+use super::super::authorization::Subresource::{
+    self, Checkpoint, Configz, Flagz, Healthz, Log, Metrics, Pods, Proxy, Stats, Statusz,
+};
 use super::super::caller::tests::{pod, root};
 use super::super::caller::{Caller, Origin};
 use super::super::routes::Routes;
@@ -17,9 +19,10 @@ use tower::ServiceExt as _;
 
 use crate::cli::error::CliError;
 
-const OBSERVABILITY: [(&str, &str, Permission); 6] = [
+const OBSERVABILITY: [(&str, &str, Permission); 7] = [
     ("GET", "/healthz", Nodes(Healthz)),
     ("GET", "/healthz/ping", Nodes(Healthz)),
+    ("GET", "/healthz/log", Nodes(Healthz)),
     ("GET", "/healthz/syncloop", Nodes(Healthz)),
     ("GET", "/livez", Nodes(Healthz)),
     ("GET", "/readyz", Nodes(Healthz)),
@@ -36,7 +39,7 @@ const FIGURES: [(&str, &str, Permission); 4] = [
     ("GET", "/metrics/probes", Nodes(Metrics)),
 ];
 
-const KUBELET: [(&str, &str, Permission); 10] = [
+const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/configz", Nodes(Configz)),
     ("GET", "/containerLogs/{namespace}/{pod}/{container}", Nodes(Proxy)),
     ("GET", "/exec/{namespace}/{pod}/{container}", Nodes(Proxy)),
@@ -47,6 +50,24 @@ const KUBELET: [(&str, &str, Permission); 10] = [
     ("POST", "/portForward/{namespace}/{pod}", Nodes(Proxy)),
     ("GET", "/portForward/{namespace}/{pod}/{uid}", Nodes(Proxy)),
     ("POST", "/portForward/{namespace}/{pod}/{uid}", Nodes(Proxy)),
+    ("GET", "/exec/{namespace}/{pod}/{uid}/{container}", Nodes(Proxy)),
+    ("POST", "/exec/{namespace}/{pod}/{uid}/{container}", Nodes(Proxy)),
+    ("GET", "/attach/{namespace}/{pod}/{uid}/{container}", Nodes(Proxy)),
+    ("POST", "/attach/{namespace}/{pod}/{uid}/{container}", Nodes(Proxy)),
+    ("POST", "/run/{namespace}/{pod}/{container}", Nodes(Proxy)),
+    ("POST", "/run/{namespace}/{pod}/{uid}/{container}", Nodes(Proxy)),
+    ("POST", "/checkpoint/{namespace}/{pod}/{container}", Nodes(Checkpoint)),
+    ("GET", "/logs", Nodes(Log)),
+    ("GET", "/logs/", Nodes(Log)),
+    ("GET", "/logs/{*path}", Nodes(Log)),
+    ("GET", "/statusz", Nodes(Statusz)),
+    ("GET", "/flagz", Nodes(Flagz)),
+    ("GET", "/debug/flags/v", Nodes(Proxy)),
+    ("POST", "/debug/flags/v", Nodes(Proxy)),
+    ("PUT", "/debug/flags/v", Nodes(Proxy)),
+    ("GET", "/debug/pprof", Nodes(Proxy)),
+    ("GET", "/debug/pprof/", Nodes(Proxy)),
+    ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
 const LOCAL: [(&str, &str, Permission); 31] = [
@@ -99,13 +120,63 @@ async fn every_route_has_the_permission_of_this_table() {
     let fixture = fixture("permissions");
     let (kubelet, local) = all_routes(&fixture.state);
     assert_eq!(declared(&kubelet::observability()), sorted(OBSERVABILITY.to_vec()));
-    assert_eq!(declared(&kubelet::health()), sorted(OBSERVABILITY[..5].to_vec()));
+    assert_eq!(declared(&kubelet::health()), sorted(OBSERVABILITY[..6].to_vec()));
     assert_eq!(declared(&kubelet::read_only()), sorted([&OBSERVABILITY[..], &PODS, &FIGURES].concat()));
     assert_eq!(declared(&kubelet.0), sorted([&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET].concat()));
     assert_eq!(declared(&local.0), sorted(LOCAL.to_vec()));
+    // kubelet's subresource for the path, but for the two that kubelet does not have.
+    for (_, path, permission) in
+        kubelet.0.declared.iter().filter(|(_, path, _)| !["/livez", "/readyz"].contains(&&**path))
+    {
+        assert_eq!(*permission, Nodes(Subresource::of_path(path)), "{path}");
+    }
     let own = |path: &str| path.starts_with("/limpet/") || path.starts_with("/api/");
     assert!(kubelet.0.declared.iter().all(|(_, path, permission)| !own(path) && matches!(permission, Nodes(_))));
     assert!(local.0.declared.iter().all(|(_, path, permission)| own(path) && matches!(permission, Read | Write)));
+}
+
+#[tokio::test]
+async fn without_debugging_handlers_what_reads_stays_and_the_rest_says_that_it_is_off() {
+    let fixture = fixture("no-debugging");
+    let off = |change: fn(&mut DebugHandlers)| {
+        let mut handlers = DebugHandlers::ALL;
+        change(&mut handlers);
+        kubelet::routes(fixture.state.clone(), stream_states(&fixture.state), &handlers).0.into_router()
+    };
+    let status = async |app: &axum::Router, path: &str| {
+        let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
+        request.extensions_mut().insert(root(Origin::Host));
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    let none = off(|handlers| handlers.enabled = false);
+    for (path, expected) in [
+        ("/pods", 200),
+        ("/healthz/log", 200),
+        ("/metrics", 200),
+        ("/exec/default/web/main", 405),
+        ("/run/default/web/main", 405),
+        ("/containerLogs/default/web/main", 405),
+        ("/logs/", 405),
+        ("/logs/syslog", 405),
+        ("/debug/pprof/", 405),
+        ("/debug/flags/v", 404),
+        ("/configz", 404),
+        ("/statusz", 404),
+        ("/checkpoint/default/web/main", 404),
+    ] {
+        assert_eq!(status(&none, path).await, expected, "{path}");
+    }
+    let some = off(|handlers| (handlers.system_logs, handlers.profiling, handlers.flags) = (false, false, false));
+    for (path, expected) in [
+        ("/logs/", 405),
+        ("/debug/pprof/cmdline", 405),
+        ("/debug/flags/v", 405),
+        ("/configz", 200),
+        ("/statusz", 200),
+        ("/flagz", 200),
+    ] {
+        assert_eq!(status(&some, path).await, expected, "{path}");
+    }
 }
 
 #[tokio::test]
@@ -115,7 +186,7 @@ async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serv
     let app = kubelet.0.merge(local.0).into_router();
     let routes = [&OBSERVABILITY[..], &PODS, &FIGURES, &KUBELET, &LOCAL].concat();
     let status = async |caller: Caller, method: &str, path: &str| {
-        let path = path.replace(['{', '}'], "");
+        let path = path.replace(['{', '}', '*'], "");
         let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
         request.extensions_mut().insert(caller);
         app.clone().oneshot(request).await.unwrap().status().as_u16()

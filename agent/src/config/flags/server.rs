@@ -1,0 +1,77 @@
+//! kubelet's flags of its HTTP server. kubelet has them all in its configuration file too.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::super::url::duration;
+
+/// kubelet's flags for the listeners on the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "kubelet's API on the network")]
+pub struct ServerFlags {
+    /// Whether --port and --read-only-port are served [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_server: Option<bool>,
+    /// Address of --port and --read-only-port [default: 0.0.0.0]
+    #[arg(long, value_name = "IP")]
+    pub address: Option<IpAddr>,
+    /// Port of kubelet's API; 0 for none [default: 10250]
+    #[arg(long, value_name = "PORT")]
+    pub port: Option<u16>,
+    /// Port of what everybody may read; 0 for none [default: 0]
+    #[arg(long, value_name = "PORT")]
+    pub read_only_port: Option<u16>,
+    /// Port of the health routes; 0 for none [default: 10248]
+    #[arg(long, value_name = "PORT")]
+    pub healthz_port: Option<u16>,
+    /// Address of --healthz-port [default: 127.0.0.1]
+    #[arg(long, value_name = "IP")]
+    pub healthz_bind_address: Option<IpAddr>,
+    /// Authorities of client certificates
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// Whether callers without a certificate and a token are system:anonymous [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub anonymous_auth: Option<bool>,
+    /// Whether the apiserver is asked whose a bearer token is [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub authentication_token_webhook: Option<bool>,
+    /// How long its answer is remembered [default: 2m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub authentication_token_webhook_cache_ttl: Option<Duration>,
+    /// AlwaysAllow, or Webhook: the apiserver is asked [default: Webhook]
+    #[arg(long, value_name = "MODE")]
+    pub authorization_mode: Option<String>,
+    /// How long it is remembered that something is allowed [default: 5m]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub authorization_webhook_cache_authorized_ttl: Option<Duration>,
+    /// How long it is remembered that something is not allowed [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub authorization_webhook_cache_unauthorized_ttl: Option<Duration>,
+    /// Certificate of the node
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Where a self-signed certificate lies, without --tls-cert-file [default: pki in --root-dir]
+    #[arg(long, value_name = "DIR")]
+    pub cert_dir: Option<PathBuf>,
+    /// VersionTLS12 or VersionTLS13 [default: VersionTLS12]
+    #[arg(long, value_name = "VERSION")]
+    pub tls_min_version: Option<String>,
+    /// Cipher suites of TLS 1.2, by Go's names [default: all that are safe]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub tls_cipher_suites: Vec<String>,
+    /// Whether logs, commands and what looks into the agent are served [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_debugging_handlers: Option<bool>,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    duration(text).ok_or_else(|| "not a duration such as 2m".to_owned())
+}
