@@ -171,9 +171,10 @@ impl Cluster {
         })
     }
 
-    /// A certificate and a key of the cluster's authority, in one file, for a client of nodes.
-    pub fn client(&self, name: &str, subject: &str) -> Result<PathBuf> {
-        certify(&self.dir, name, subject, "extendedKeyUsage=clientAuth")?;
+    /// A certificate and a key of the cluster's authority, in one file, for a client of nodes; it is valid for so many
+    /// days from now on.
+    pub fn client(&self, name: &str, subject: &str, days: i32) -> Result<PathBuf> {
+        certify_for(&self.dir, name, subject, "extendedKeyUsage=clientAuth", days)?;
         let [certificate, key] = ["crt", "key"].map(|end| fs::read(self.dir.join(format!("{name}.{end}"))));
         let pair = self.dir.join(format!("{name}.pem"));
         fs::write(&pair, [key?, certificate?].concat())?;
@@ -394,6 +395,10 @@ impl Drop for Cluster {
 
 /// A key and a certificate of the cluster's authority.
 fn certify(dir: &Path, name: &str, subject: &str, extension: &str) -> Result<()> {
+    certify_for(dir, name, subject, extension, 2)
+}
+
+fn certify_for(dir: &Path, name: &str, subject: &str, extension: &str, days: i32) -> Result<()> {
     let [key, request, certificate, extensions] = ["key", "csr", "crt", "ext"].map(|end| format!("{name}.{end}"));
     fs::write(dir.join(&extensions), extension).with_context(|| extensions.clone())?;
     openssl(
@@ -401,7 +406,8 @@ fn certify(dir: &Path, name: &str, subject: &str, extension: &str) -> Result<()>
         &["req", "-new", "-nodes", "-newkey", "rsa:2048", "-keyout", &key, "-out", &request, "-subj", subject],
     )?;
     let sign = ["x509", "-req", "-in", &request, "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"];
-    openssl(dir, &[&sign[..], &["-out", &certificate, "-days", "2", "-extfile", &extensions]].concat())
+    let days = days.to_string();
+    openssl(dir, &[&sign[..], &["-out", &certificate, "-days", &days, "-extfile", &extensions]].concat())
 }
 
 fn openssl(dir: &Path, args: &[&str]) -> Result<()> {

@@ -23,7 +23,7 @@ const MAX_NAMED: usize = 64;
 /// Open connections of clients who are yet to bring a token.
 pub(super) const MAX_UNNAMED: usize = 16;
 /// Connections of a listener that have become streams: commands, terminals, forwarded ports.
-const MAX_STREAMS: usize = 128;
+pub(super) const MAX_STREAMS: usize = 128;
 
 /// The places of a listener.
 #[derive(Clone)]

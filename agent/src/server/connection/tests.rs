@@ -11,7 +11,7 @@ use super::super::caller::tests::{pod, root};
 use super::super::gate::NetworkClient;
 use super::super::gate::tests::{admitting, with_token};
 use super::super::routes::Routes;
-use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_UNNAMED};
+use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_STREAMS, MAX_UNNAMED};
 use super::*;
 
 /// What a stream holds of an answer that is not read.
@@ -263,4 +263,14 @@ async fn a_client_that_is_admitted_gives_its_place_to_the_next_and_may_read_slow
     open.remove(0).read_exact(&mut page).await.unwrap();
     drop(open);
     server.end().await;
+}
+
+#[test]
+fn a_listener_has_so_many_streams_and_a_place_again_when_one_ends() {
+    let open = OpenStreams::default();
+    let mut places: Vec<_> = std::iter::from_fn(|| open.enter().ok()).collect();
+    assert_eq!(places.len(), MAX_STREAMS);
+    assert!(open.clone().enter().unwrap_err().contains("try again later"), "clones share the places");
+    places.pop();
+    assert!(open.enter().is_ok());
 }
