@@ -354,9 +354,17 @@ fn note(pod: &PodState) -> Option<String> {
     if let Some(retry) = pod.retry.as_ref().or(pod.volumes.retry.as_ref()) {
         return Some(retry.message.clone());
     }
-    pod.containers.iter().find_map(|slot| match (&slot.retry, &slot.image) {
+    let failing = pod.containers.iter().find_map(|slot| match (&slot.retry, &slot.image) {
         (Some(retry), _) => Some(retry.message.clone()),
         (None, ImageState::Failed(retry)) => Some(retry.message.clone()),
         _ => None,
-    })
+    });
+    failing.or_else(|| debugged_by(pod))
+}
+
+/// The ephemeral containers that run in the pod: its other columns do not show them.
+fn debugged_by(pod: &PodState) -> Option<String> {
+    let running = pod.containers.iter().filter(|slot| slot.role == Role::Ephemeral && slot.is_running());
+    let names: Vec<&str> = running.map(|slot| slot.name.as_str()).collect();
+    (!names.is_empty()).then(|| format!("debugged by {}", names.join(", ")))
 }

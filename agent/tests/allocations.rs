@@ -39,6 +39,7 @@ fn numbered(template: &PodRecord, number: usize) -> Arc<PodRecord> {
     let mut hash = template.immutable_fingerprint;
     hash.0[..8].copy_from_slice(&number.to_be_bytes());
     Arc::new(PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", format!("web-{number:05}")),
         uid: PodUid::new(format!("{hash}")),
         immutable_fingerprint: hash,

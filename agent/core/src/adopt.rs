@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::EphemeralContainer;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::container::{FoundContainer, Task};
 use limpet_model::manifest::restore;
-use limpet_model::pod::{PodRecord, PodUid};
+use limpet_model::pod::{PodRecord, PodUid, ephemeral};
 use limpet_model::process::Processes;
 
 use super::probe::Probes;
@@ -28,6 +29,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
         found.into_iter().filter(|container| container.recorded.identity.uid == pod.record.uid.as_str()).collect();
     found.sort_by_key(|container| container.recorded.identity.attempt);
     take_records(pod, &found);
+    take_ephemeral(pod, &found);
     let record = Arc::clone(&pod.record);
     for container in found {
         let identity = &container.recorded.identity;
@@ -90,6 +92,17 @@ fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
         && let Some(last) = attached.max_by_key(|container| container.recorded.state.started_at)
     {
         pod.last_addresses = last.recorded.identity.pod_ips.clone();
+    }
+}
+
+/// Adds the ephemeral containers that no source knows: `limpet debug` has added them, and they are recorded on themselves.
+fn take_ephemeral(pod: &mut PodState, found: &[FoundContainer]) {
+    let identities = found.iter().map(|container| &container.recorded.identity);
+    let unknown = identities.filter(|identity| pod.record.container(&identity.container).is_none());
+    let unknown = unknown.filter_map(|identity| ephemeral::restore(identity.ephemeral.as_ref()?));
+    let added: Vec<EphemeralContainer> = unknown.collect();
+    if !added.is_empty() {
+        pod.add_ephemeral(Arc::new(pod.record.with_ephemeral(added)));
     }
 }
 
@@ -163,7 +176,10 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         (Some(Task::Stopped { code, at }), None) => instance.end(observed_exit(code, at), now),
         (Some(Task::Created), None) => return None,
         (None, None) => {
-            state.started_at?;
+            // One that is never restarted must not run twice: its start may have been cut off before it was recorded.
+            if state.started_at.is_none() && identity.ephemeral.is_none() {
+                return None;
+            }
             // Its shim is gone, or containerd has not found it yet: a second instance must not run beside it.
             if let Some(pid) = processes.in_container(&PodUid::new(identity.uid.as_str()), &container.id) {
                 instance.life = Life::Running { pid, process: processes.open(pid), stopping: None };

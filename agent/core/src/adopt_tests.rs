@@ -44,6 +44,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
         sandbox: Some("1".into()),
         resized_at: None,
+        ephemeral: None,
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),

@@ -23,7 +23,7 @@ use limpet_model::image::LocalImage;
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::pod::requests::{Requests, Resource};
-use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid, quantity};
+use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid, ephemeral, quantity};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
@@ -92,6 +92,7 @@ pub fn version(pod: Pod) -> Arc<PodRecord> {
         source: SourceKind::File,
         origin: Arc::from("web.yaml"),
         manifest: Arc::from(manifest),
+        ephemeral: ephemeral::containers(&pod),
         pod,
     })
 }

@@ -231,7 +231,8 @@ pub fn document(wanted: &Wanted, node_name: &str, node_uid: &str, seen: &str) ->
                 { "apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": true },
             ],
         },
-        "spec": record.spec(),
+        // The apiserver takes no mirror with what `limpet debug` has added.
+        "spec": Arc::clone(record).without_added().spec(),
     })
 }
 
@@ -241,7 +242,14 @@ pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Va
         SourceKind::Api => &[RESIZE_CONDITION],
         _ => &PASSING_CONDITIONS,
     };
-    json!({ "metadata": { "uid": uid }, "status": status(&with_resources(&pod.record, &pod.status), generation, own) })
+    let mut shown = with_resources(&pod.record, &pod.status);
+    if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
+        // Of those that the apiserver's Pod has.
+        let authored = pod.record.authored_ephemeral();
+        let known: Vec<_> = ephemeral.into_iter().filter(|one| authored.contains(&one.name)).collect();
+        shown.ephemeral_container_statuses = (!known.is_empty()).then_some(known);
+    }
+    json!({ "metadata": { "uid": uid }, "status": status(&shown, generation, own) })
 }
 
 /// Every field the node owns, also those that are empty now. Conditions of others stay.

@@ -3,6 +3,7 @@
 //! Owned by the pod's worker, read by `plan` and by `status`. Everything here is plain data.
 
 mod cgroup;
+mod ephemeral;
 mod hook;
 mod resize;
 mod slot;
@@ -286,6 +287,7 @@ impl PodState {
     /// Applies a version that can be reached in place. Returns the containers whose image or resources differ; it changes
     /// no other.
     pub fn update(&mut self, record: Arc<PodRecord>) -> Vec<usize> {
+        let record = record.keeping_ephemeral(&self.record);
         let mut touched = Vec::new();
         let authored = Authored::of(&record.manifest);
         for name in PodDiff::between(&self.record, &record).touched() {
@@ -303,7 +305,7 @@ impl PodState {
             Some(_) => drop(self.storage.get_or_insert_default()),
             None => self.storage = None,
         }
-        self.record = record;
+        self.add_ephemeral(record);
         self.clear_pauses();
         touched
     }
@@ -356,8 +358,7 @@ impl PodState {
     /// Reports images imported from archives: a failed or failing pull of one of them is retried at once.
     pub fn take_images(&mut self, names: &HashSet<String>) {
         let spec = self.record.spec();
-        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-        for container in containers {
+        for container in self.record.containers() {
             let mut needed = images(spec, container).filter_map(|image| normalize(image).ok());
             if !needed.any(|name| names.contains(&name)) {
                 continue;

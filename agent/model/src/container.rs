@@ -112,6 +112,9 @@ pub struct ContainerIdentity {
     /// When it was last resized in place; `None`: it has the resources it was started with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resized_at: Option<Timestamp>,
+    /// The definition of an ephemeral container: the manifest need not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ephemeral: Option<serde_json::Value>,
 }
 
 impl ContainerIdentity {

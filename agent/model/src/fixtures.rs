@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid};
+use crate::pod::{Fingerprint, PodKey, PodRecord, PodUid, ephemeral};
 use crate::source::SourceKind;
 
 /// A pod from a manifest in JSON, with fingerprints that do not depend on it.
@@ -24,6 +24,7 @@ pub fn record(manifest: Value) -> Arc<PodRecord> {
         source: SourceKind::File,
         origin: "web.yaml".into(),
         manifest: serde_json::to_vec(&manifest).unwrap().into(),
+        ephemeral: ephemeral::containers(&pod),
         pod,
     })
 }
@@ -39,6 +40,7 @@ pub fn record_of_spec(spec: Value) -> PodRecord {
                      "labels": {"app": "web"}, "annotations": {"team/a": "b c"}},
         "spec": spec,
     });
+    let pod: Pod = serde_json::from_value(pod).unwrap();
     PodRecord {
         key: PodKey::new("shop", "web-node"),
         uid: PodUid::new("0123456789abcdef0123456789abcdef"),
@@ -47,6 +49,7 @@ pub fn record_of_spec(spec: Value) -> PodRecord {
         source: SourceKind::File,
         origin: "web.yaml".into(),
         manifest: b"{}".as_slice().into(),
-        pod: serde_json::from_value(pod).unwrap(),
+        ephemeral: ephemeral::containers(&pod),
+        pod,
     }
 }

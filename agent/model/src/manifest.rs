@@ -11,7 +11,8 @@ use serde_json::Value;
 use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::yaml::{self, Document};
 use crate::pod::{
-    Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, fingerprint, identity, size, unsupported, validate,
+    Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, ephemeral, fingerprint, identity, size, unsupported,
+    validate,
 };
 use crate::source::SourceKind;
 
@@ -215,6 +216,7 @@ fn record(
         uid,
         source,
         origin,
+        ephemeral: ephemeral::containers(&pod),
         pod,
     }
 }

@@ -14,6 +14,7 @@ pub mod device;
 pub mod diff;
 pub mod downward;
 pub mod edit;
+pub mod ephemeral;
 pub mod fault;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

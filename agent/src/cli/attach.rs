@@ -12,6 +12,7 @@ use super::exec::{query, stream};
 use super::screen::Screen;
 use super::target::{container, find};
 use crate::server::exec::PROTOCOL_V5;
+use limpet_model::pod::{PodKey, ephemeral};
 
 /// `limpet attach`.
 #[derive(Debug, clap::Args)]
@@ -41,8 +42,9 @@ pub(super) async fn run(client: &SocketClient, args: AttachArgs, screen: Screen)
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
     let name = container(&pod, args.container.as_deref())?;
     let manifest: Pod = client.get_json(&format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name)).await?;
+    let ephemeral = ephemeral::containers(&manifest);
     let spec = manifest.spec.unwrap_or_default();
-    let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten()).chain(&ephemeral);
     let Some(spec) = all.find(|container| container.name == name) else {
         return Err(CliError::Target(format!("no container {name} in pod {}", pod.name)));
     };
@@ -51,12 +53,26 @@ pub(super) async fn run(client: &SocketClient, args: AttachArgs, screen: Screen)
     if args.tty && !tty {
         screen.remark("-t has no effect: it takes -i, a terminal as standard input, and a container with one")?;
     }
+    connect(client, (&pod.key(), name), args.stdin, tty, screen).await
+}
+
+/// Connects this terminal with a running container until its process exits or standard input ends.
+///
+/// # Errors
+/// When the agent cannot be reached, or the container does not run.
+pub(super) async fn connect(
+    client: &SocketClient,
+    (pod, container): (&PodKey, &str),
+    stdin: bool,
+    tty: bool,
+    screen: Screen,
+) -> Result<u8, CliError> {
+    let path = format!("/attach/{}/{}/{container}?{}", pod.namespace(), pod.name(), query(&[], stdin, tty));
+    let connection = client.upgrade(&path, PROTOCOL_V5).await?;
     if tty {
         screen.remark("If you don't see a command prompt, try pressing enter.")?;
     }
-    let path = format!("/attach/{}/{}/{name}?{}", pod.namespace, pod.name, query(&[], args.stdin, tty));
-    let connection = client.upgrade(&path, PROTOCOL_V5).await?;
-    let code = stream::run(connection, args.stdin, tty).await?;
+    let code = stream::run(connection, stdin, tty).await?;
     Ok(u8::try_from(code).unwrap_or(u8::MAX))
 }
 

@@ -16,6 +16,7 @@ use super::pod_status::Summary;
 use super::screen::{Screen, Tone};
 use super::{age, completion, events, history, sources, target};
 use crate::server::document::DescribeDocument;
+use limpet_model::pod::ephemeral;
 use sheet::Sheet;
 
 /// Arguments of `limpet describe`.
@@ -63,9 +64,11 @@ fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> Strin
         sheet.text(&text.lines().map(|line| format!("{}\n", screen.paint(Tone::Bad, line))).collect::<String>());
     }
     sheet.list("Duplicates", &document.duplicates);
+    let ephemeral = ephemeral::containers(pod);
     for (title, containers, statuses) in [
         ("Init Containers", spec.init_containers.as_deref().unwrap_or_default(), &status.init_container_statuses),
         ("Containers", &spec.containers, &status.container_statuses),
+        ("Ephemeral Containers", &ephemeral, &status.ephemeral_container_statuses),
     ] {
         if containers.is_empty() {
             continue;

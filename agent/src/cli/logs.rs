@@ -60,7 +60,15 @@ pub async fn run(client: &SocketClient, args: LogsArgs) -> Result<u8, CliError> 
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
     let container = container(&pod, args.container.as_deref())?;
     let path = format!("/containerLogs/{}/{}/{container}?{}", pod.namespace, pod.name, query(&args));
-    let mut body = client.accepted(client.get(&path).await?).await?.into_body();
+    print(client, &path).await
+}
+
+/// Prints the log at `path` as it arrives.
+///
+/// # Errors
+/// As [`run`].
+pub(super) async fn print(client: &SocketClient, path: &str) -> Result<u8, CliError> {
+    let mut body = client.accepted(client.get(path).await?).await?.into_body();
     let mut out = std::io::stdout().lock();
     while let Some(frame) = body.frame().await {
         let frame = frame

@@ -18,6 +18,7 @@ use limpet_model::source::SourceKind;
 
 fn record(source: SourceKind, version: u8) -> Arc<PodRecord> {
     Arc::new(PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", source.as_str()),
         uid: PodUid::new(source.as_str()),
         fingerprint: Fingerprint([version; 16]),

@@ -203,13 +203,14 @@ fn resolve(observed: &Observed, target: &LogTarget) -> Result<ResolvedLog, LogLo
 }
 
 fn has_container(pod: &ObservedPod, name: &str) -> bool {
-    let spec = pod.record.spec();
-    spec.containers.iter().chain(spec.init_containers.iter().flatten()).any(|container| container.name == name)
+    pod.record.container(name).is_some()
 }
 
 /// Why a container has not started, in kubelet's message for a requested log.
 fn waiting_reason(pod: &ObservedPod, container: &str) -> String {
-    let statuses = pod.status.container_statuses.iter().chain(&pod.status.init_container_statuses).flatten();
+    let status = &pod.status;
+    let statuses = status.container_statuses.iter().chain(&status.init_container_statuses);
+    let statuses = statuses.chain(&status.ephemeral_container_statuses).flatten();
     let waiting = |status: &ContainerStatus| status.state.as_ref()?.waiting.as_ref()?.reason.clone();
     let reason = statuses.filter(|status| status.name == container).find_map(waiting);
     match reason.as_deref() {

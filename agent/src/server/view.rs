@@ -159,7 +159,9 @@ impl Row {
     pub(super) fn running(&self) -> Option<PodView<'_>> {
         let status = &self.observed.as_ref()?.status;
         let runs = |container: &&ContainerStatus| container.state.as_ref().is_some_and(|state| state.running.is_some());
-        let containers: Vec<Container> = (status.init_container_statuses.iter().chain(&status.container_statuses))
+        let lists = status.init_container_statuses.iter().chain(&status.container_statuses);
+        let containers: Vec<Container> = lists
+            .chain(&status.ephemeral_container_statuses)
             .flatten()
             .filter(runs)
             .map(|status| Container {
@@ -207,7 +209,8 @@ impl Row {
     /// The pod's names and its containers'.
     pub(super) fn names(&self, node: &str) -> PodNames {
         let spec = self.record.spec();
-        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let containers =
+            spec.containers.iter().chain(spec.init_containers.iter().flatten()).chain(&self.record.ephemeral);
         PodNames {
             namespace: self.record.key.namespace().to_owned(),
             name: self.record.key.name().to_owned(),

@@ -192,6 +192,7 @@ impl RealNode {
             stop_signal: StopSignal::default(),
             sandbox: None,
             resized_at: None,
+            ephemeral: None,
         };
         let spec = b"{}".to_vec();
         let (manifest, image) = (&record.manifest, &image.name);

@@ -37,6 +37,7 @@ fn identity(container: &str) -> ContainerIdentity {
         stop_signal: StopSignal::default(),
         sandbox: None,
         resized_at: None,
+        ephemeral: None,
     }
 }
 

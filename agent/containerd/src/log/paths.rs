@@ -207,6 +207,7 @@ mod tests {
 
     fn record(uid: &str) -> PodRecord {
         PodRecord {
+            ephemeral: Vec::new(),
             key: PodKey::new("default", "web-edge1"),
             uid: PodUid::new(uid),
             fingerprint: Fingerprint([0; 16]),

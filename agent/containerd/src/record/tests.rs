@@ -47,6 +47,7 @@ fn first_identity() -> ContainerIdentity {
         stop_signal: StopSignal::default(),
         sandbox: None,
         resized_at: None,
+        ephemeral: None,
     }
 }
 

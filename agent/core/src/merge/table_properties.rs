@@ -57,6 +57,7 @@ fn record(name: &str, version: &Version, source: SourceKind) -> Arc<PodRecord> {
     whole[0] = image;
     whole[1] = uid.map_or(9, |uid| uid);
     Arc::new(PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", name),
         uid: PodUid::new(written.unwrap_or_else(|| format!("{source}-{name}-{spec}"))),
         fingerprint: Fingerprint(whole),

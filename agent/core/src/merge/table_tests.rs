@@ -38,6 +38,7 @@ fn pod(words: &str, source: SourceKind) -> Arc<PodRecord> {
         Fingerprint(hash)
     };
     Arc::new(PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new(namespace, name),
         uid: PodUid::new(uid.unwrap_or_else(|| format!("{source}/{namespace}/{name}/{spec}"))),
         fingerprint: hash(format!("{spec} {image}")),

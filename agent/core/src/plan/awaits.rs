@@ -29,13 +29,18 @@ pub enum Awaited {
         /// The pod's source.
         source: SourceKind,
     },
+    /// The container whose processes an ephemeral container is to see.
+    Target {
+        /// Its name.
+        container: String,
+    },
 }
 
 impl Awaited {
     /// kubelet's reason for the container's waiting state.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Address { .. } => CONFIG_ERROR,
+            Self::Address { .. } | Self::Target { .. } => CONFIG_ERROR,
             Self::Object { .. } => "ContainerCreating",
         }
     }
@@ -46,6 +51,9 @@ impl fmt::Display for Awaited {
         match self {
             Self::Address { variable, field } => {
                 write!(f, "waits for the node to have an address: env {variable} refers to {field}")
+            }
+            Self::Target { container } => {
+                write!(f, "waits for container {container} to run: targetContainerName refers to it")
             }
             Self::Object { key, source } => write!(f, "waits for {key}: the source {source} has not reported it yet"),
         }
@@ -62,10 +70,12 @@ pub fn by_images(pod: &PodState) -> Option<Awaited> {
     object(pod, pull_secrets)
 }
 
-/// What the start of a container waits for: the objects and addresses in its environment.
+/// What the start of a container waits for: the objects and addresses in its environment, an ephemeral container's target.
 pub fn by_container(pod: &PodState, slot: &ContainerSlot, node: NodeState) -> Option<Awaited> {
     let container = pod.container_spec(&slot.name)?;
-    object(pod, |record| in_environment(record, container)).or_else(|| address(pod, container, node))
+    object(pod, |record| in_environment(record, container))
+        .or_else(|| address(pod, container, node))
+        .or_else(|| target(pod, slot))
 }
 
 /// The containers that are to start now and wait for an address.
@@ -84,6 +94,13 @@ fn object(pod: &PodState, of: impl FnOnce(&PodRecord) -> BTreeSet<ObjectKey>) ->
     }
     let key = pod.objects.first_unknown(of(&pod.record))?;
     Some(Awaited::Object { key, source: pod.record.source })
+}
+
+/// The target of an ephemeral container, while it does not run.
+fn target(pod: &PodState, slot: &ContainerSlot) -> Option<Awaited> {
+    let target = pod.target_of(slot)?;
+    let runs = pod.containers.iter().any(|other| other.name == target && other.is_running());
+    (!runs).then(|| Awaited::Target { container: target.to_owned() })
 }
 
 /// The first variable that refers to an address of a node without one. With `hostNetwork` the pod's are the node's.

@@ -6,6 +6,7 @@ use super::ending::{clear, stop};
 use super::{Action, KillCause, Plan, awaits, grace, hooks, probes};
 use crate::node_state::NodeState;
 use crate::state::{ContainerSlot, ImageState, Instance, Life, PodState, SandboxState};
+use limpet_model::pod::Role;
 
 /// One container's next action.
 pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: bool, node: NodeState, now: Instant) {
@@ -49,8 +50,9 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     }
     let planned = plan.actions.len();
     clear(plan, index, slot, true, now);
-    // Its next start would remove it, and that start waits for the cgroup.
-    if plan.actions.len() == planned && slot.unknown_start().is_some() && pod.cgroup_waits_for_unknown_start() {
+    // Its next start would remove it, and that start waits for the cgroup. What may have run and never runs again stays.
+    let is_removable = slot.role != Role::Ephemeral && slot.unknown_start().is_some();
+    if plan.actions.len() == planned && is_removable && pod.cgroup_waits_for_unknown_start() {
         plan.push(Action::Discard(index));
     }
 }

@@ -4,6 +4,7 @@
 //! nothing is left of containers with other limits.
 
 use super::{Busy, ContainerSlot, Life, PodState, RetryState, SandboxState};
+use limpet_model::pod::Role;
 use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
 
 /// The state of the pod's cgroup.
@@ -89,6 +90,10 @@ impl PodState {
 /// Whether something may be left of an instance with other limits: the cgroup of an exited one goes when it is reaped, a
 /// start whose answer was lost may have been of an earlier version, and so may the resize in progress.
 fn has_other_version(slot: &ContainerSlot) -> bool {
+    if slot.role == Role::Ephemeral {
+        // It has no limits, and no other version.
+        return false;
+    }
     let instances = slot.instance.iter().chain(&slot.previous).chain(&slot.stale);
     matches!(slot.busy, Some(Busy::Starting(_)))
         || slot.unknown_start().is_some()

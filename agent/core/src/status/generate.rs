@@ -130,7 +130,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         image_id: slot.instance.as_ref().map(image_id).unwrap_or_default(),
         container_id: slot.instance.as_ref().map(|instance| format!("containerd://{}", instance.id)),
         ready,
-        started: Some(slot.is_started()),
+        started: (slot.role != Role::Ephemeral).then(|| slot.is_started()),
         restart_count: slot.instance.as_ref().map_or(0, |instance| i32::try_from(instance.attempt).unwrap_or(i32::MAX)),
         state: Some(state),
         last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),

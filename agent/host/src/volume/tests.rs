@@ -22,6 +22,7 @@ pub(super) fn record(spec: serde_json::Value) -> PodRecord {
     let mut spec = spec;
     spec["containers"] = json!([]);
     PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", "web-node"),
         uid: PodUid::new("uid"),
         fingerprint: Fingerprint([0; 16]),

@@ -35,18 +35,15 @@ pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     Ok(super::record(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name))
 }
 
-/// The part of a stored Pod that a node acts on. Its ephemeral containers are not part of it, of its status only an end.
+/// The part of a stored Pod that a node acts on: of its status only an end.
 fn desired(pod: &Value) -> Value {
     let metadata: Map<String, Value> = METADATA
         .iter()
         .chain(&DELETION)
         .filter_map(|field| Some(((*field).to_owned(), pod["metadata"].get(field)?.clone())))
         .collect();
-    let mut spec = pod["spec"].clone();
-    if let Some(spec) = spec.as_object_mut() {
-        spec.remove("ephemeralContainers");
-    }
-    let mut desired = serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+    let mut desired =
+        serde_json::json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"] });
     // What has ended for good does not run again, whatever is left of it here.
     if let Some(phase) = pod["status"]["phase"].as_str().filter(|phase| is_terminal_phase(phase)) {
         desired["status"] = serde_json::json!({ "phase": phase });
@@ -119,9 +116,22 @@ mod tests {
         pod["spec"]["volumes"][0] = json!({"name": "data", "csi": {"driver": "disk.example.com"}});
         let faults = read(&pod, "edge1").unwrap_err();
         assert_eq!(faults[0].path, "spec.volumes[0].csi");
-        // One that is only for debugging does not keep the others from running.
+        // What is only for debugging keeps nothing else from running.
         pod = stored();
-        pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "busybox"}]);
+        pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "busybox", "stdin": true}]);
         assert!(read(&pod, "edge1").is_ok());
+    }
+
+    #[test]
+    fn an_ephemeral_container_is_added_in_place_and_stored() {
+        let before = read(&stored(), "edge1").unwrap();
+        let mut pod = stored();
+        pod["spec"]["ephemeralContainers"] =
+            json!([{"name": "debug", "image": "busybox", "targetContainerName": "main"}]);
+        let added = read(&pod, "edge1").unwrap();
+        assert!(added != before && before.is_same_incarnation(&added));
+        let restored = super::super::restore(&added.manifest, ORIGIN, SourceKind::Api, "edge1").unwrap();
+        assert_eq!(restored.container("debug").unwrap().image_pull_policy.as_deref(), Some("Always"));
+        assert_eq!(restored.target_of("debug"), Some("main"));
     }
 }

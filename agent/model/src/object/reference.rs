@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{Container, Volume};
 
 use crate::object::token::TokenDemand;
 use crate::object::{ObjectKey, ObjectKind, claim, service};
@@ -17,7 +17,7 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
         }
     };
     let spec = pod.spec();
-    for container in containers(spec) {
+    for container in pod.containers() {
         of_container(container, &mut add);
     }
     for volume in spec.volumes.iter().flatten() {
@@ -54,10 +54,6 @@ pub fn in_environment(pod: &PodRecord, container: &Container) -> BTreeSet<Object
 pub fn pull_secrets(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let secrets = pod.spec().image_pull_secrets.iter().flatten();
     secrets.map(|secret| ObjectKey::new(ObjectKind::Secret, pod.key.namespace(), secret.name.as_str())).collect()
-}
-
-fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
-    spec.init_containers.iter().flatten().chain(&spec.containers)
 }
 
 fn of_container(container: &Container, add: &mut impl FnMut(ObjectKind, &str)) {

@@ -4,7 +4,7 @@ mod container;
 mod resources;
 mod volume;
 
-use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, PodSpec};
+use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodSecurityContext, PodSpec};
 
 use crate::image_name;
 
@@ -15,6 +15,11 @@ pub(crate) fn default(pod: &mut Pod) {
     if let Some(annotations) = &pod.metadata.annotations {
         container::apparmor(spec, annotations);
     }
+}
+
+/// Sets the defaults of an ephemeral container.
+pub(super) fn ephemeral(one: &mut EphemeralContainer) {
+    container::ephemeral(one);
 }
 
 fn set<T>(field: &mut Option<T>, value: T) {
@@ -46,7 +51,7 @@ fn spec_defaults(spec: &mut PodSpec) {
     for one in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
         container::container(one, host_network);
     }
-    spec.ephemeral_containers.iter_mut().flatten().for_each(container::ephemeral);
+    spec.ephemeral_containers.iter_mut().flatten().for_each(ephemeral);
     spec.volumes.iter_mut().flatten().for_each(volume::volume);
     resources::of_pod(spec);
 }

@@ -75,6 +75,8 @@ impl<'a> PodDiff<'a> {
                 parts.push(Part::Metadata("uid"));
             }
             containers(old.spec(), new.spec(), (&authored.0, &authored.1), &mut parts);
+            let added = new.ephemeral.iter().filter(|one| old.container(&one.name).is_none());
+            parts.extend(added.map(|one| Part::ContainerAdded(&one.name)));
             volumes(old.spec(), new.spec(), &mut parts);
             spec(old.spec(), new.spec(), &mut parts);
             if parts.is_empty() {
@@ -246,7 +248,7 @@ fn volumes<'a>(old: &'a PodSpec, new: &'a PodSpec, parts: &mut Vec<Part<'a>>) {
 
 fn spec<'a>(old: &PodSpec, new: &PodSpec, parts: &mut Vec<Part<'a>>) {
     compare! { PodSpec: old, new => parts;
-        elsewhere: containers, init_containers, volumes;
+        elsewhere: containers, ephemeral_containers, init_containers, volumes;
         Part::GracePeriod => termination_grace_period_seconds;
         Part::ActiveDeadline => active_deadline_seconds;
         Part::Tolerations => tolerations;
@@ -269,7 +271,6 @@ fn spec<'a>(old: &PodSpec, new: &PodSpec, parts: &mut Vec<Part<'a>>) {
         Part::Spec("affinity") => affinity;
         Part::Spec("automountServiceAccountToken") => automount_service_account_token;
         Part::Spec("enableServiceLinks") => enable_service_links;
-        Part::Spec("ephemeralContainers") => ephemeral_containers;
         Part::Spec("evictionResponders") => eviction_responders;
         Part::Spec("imagePullSecrets") => image_pull_secrets;
         Part::Spec("nodeName") => node_name;

@@ -20,6 +20,8 @@ const PARTS: &[(&str, &str)] = &[
 const WORKS: &str = "works";
 /// Works beside another field, by a check of its own.
 const STDIN: &str = "spec.C.stdin";
+/// Works in a pod that runs, and in no manifest.
+const EPHEMERAL: &str = "spec.ephemeralContainers";
 
 const INTRODUCTION: &str = "# Fields of a Pod
 
@@ -107,6 +109,9 @@ fn verdict(field: &str) -> String {
     }
     if field == STDIN {
         return "`true` needs `tty`".to_owned();
+    }
+    if field == EPHEMERAL {
+        return "added to a running pod: `limpet debug`, `kubectl debug`".to_owned();
     }
     if NOT_ON_LINUX.contains(&field) {
         return "no effect on Linux".to_owned();

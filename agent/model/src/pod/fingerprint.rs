@@ -89,6 +89,8 @@ pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
 pub(super) fn is_in_place(steps: &[&str]) -> bool {
     match steps {
         ["status", ..] => true,
+        // They are only ever added, to a pod that runs.
+        ["spec", "ephemeralContainers", ..] => true,
         ["metadata", field, ..] => METADATA_IN_PLACE.contains(field),
         ["spec", list, "*", field, ..] if CONTAINER_LISTS.contains(list) => CONTAINER_IN_PLACE.contains(field),
         ["spec", field, ..] => POD_IN_PLACE.contains(field),

@@ -25,8 +25,7 @@ pub fn images<'a>(spec: &'a PodSpec, container: &'a Container) -> impl Iterator<
 /// The normalised names of all images that a pod needs.
 pub fn normalized_images(record: &PodRecord) -> impl Iterator<Item = String> {
     let spec = record.spec();
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    containers.flat_map(|container| images(spec, container)).filter_map(|image| normalize(image).ok())
+    record.containers().flat_map(|container| images(spec, container)).filter_map(|image| normalize(image).ok())
 }
 
 #[cfg(test)]

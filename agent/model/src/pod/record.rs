@@ -46,6 +46,8 @@ pub struct PodRecord {
     pub manifest: Arc<[u8]>,
     /// The defaulted Kubernetes object, with name, namespace, uid, nodeName and annotations settled.
     pub pod: Pod,
+    /// Its ephemeral containers, in the form of the others.
+    pub ephemeral: Vec<Container>,
 }
 
 impl PodRecord {
@@ -55,10 +57,15 @@ impl PodRecord {
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
     }
 
-    /// The spec of the container called `name`; an ephemeral one has none of this kind.
-    pub fn container(&self, name: &str) -> Option<&Container> {
+    /// Its containers of every role: init containers and sidecars, regular and ephemeral ones.
+    pub fn containers(&self) -> impl Iterator<Item = &Container> {
         let spec = self.spec();
-        spec.init_containers.iter().flatten().chain(&spec.containers).find(|container| container.name == name)
+        spec.init_containers.iter().flatten().chain(&spec.containers).chain(&self.ephemeral)
+    }
+
+    /// The spec of the container called `name`.
+    pub fn container(&self, name: &str) -> Option<&Container> {
+        self.containers().find(|container| container.name == name)
     }
 
     /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,

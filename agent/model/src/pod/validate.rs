@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
-use crate::pod::{FaultList, PodRecord};
+use crate::pod::{Fault, FaultList, PodRecord};
 use container::Pod;
 use field::{At, Faults, items, text};
 pub use name::{is_dns_label, is_dns_subdomain};
@@ -34,6 +34,22 @@ pub(crate) fn validate(record: &PodRecord) -> FaultList {
     metadata::metadata(record, &mut faults);
     spec(record.spec(), record.key.name(), &mut faults);
     faults.finish()
+}
+
+/// The faults of the pod's ephemeral container at that index, as one that is added to the running pod.
+pub(crate) fn added(record: &PodRecord, index: usize) -> Vec<Fault> {
+    let (spec, root) = (record.spec(), At::Root("spec"));
+    // What else is wrong with the pod was accepted before.
+    let mut others = Faults::default();
+    let volumes = volume::volumes(spec, record.key.name(), &root.field("volumes"), &mut others);
+    let claims = resources::claims(spec, &root.field("resourceClaims"), &mut others);
+    let list = root.field("ephemeralContainers");
+    let mut faults = Faults::default();
+    containers::ephemerals(&Pod { spec, volumes, claims }, &list, &mut faults);
+    let own = list.index(index).to_string();
+    let is_own =
+        |fault: &Fault| fault.path.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    faults.finish().finish().into_iter().filter(is_own).collect()
 }
 
 fn spec(spec: &PodSpec, name: &str, faults: &mut Faults) {
@@ -58,7 +74,7 @@ fn spec(spec: &PodSpec, name: &str, faults: &mut Faults) {
     scheduling::scheduling(spec, at, faults);
     across_volumes(spec, at, faults);
     if spec.ephemeral_containers.as_ref().is_some_and(|list| !list.is_empty()) {
-        faults.forbidden(&at.field("ephemeralContainers"), "cannot be set on create");
+        faults.cannot_be_created(&at.field("ephemeralContainers"), "add them to the running pod: limpet debug");
     }
 }
 

@@ -1,5 +1,6 @@
 //! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
 
+mod ephemeral;
 mod failed;
 mod streams;
 
@@ -33,6 +34,7 @@ use limpet_host::process;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded};
 use limpet_model::image::LocalImage;
+use limpet_model::pod::ephemeral::to_record as ephemeral_record;
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::stop_signal::StopSignal;
 
@@ -199,7 +201,8 @@ impl ContainerdExecutor {
     /// Its OCI spec in JSON. The files that it mounts, and the host's that the spec depends on, are accessed.
     async fn spec(&self, start: &Start<'_>, user: ProcessUser) -> Result<Vec<u8>, StartFailure> {
         let (record, container, id) = (Arc::clone(&start.pod.record), start.container.clone(), start.id.clone());
-        let (image, sandbox) = (Arc::clone(start.image), Arc::clone(start.sandbox));
+        let (image, addresses) = (Arc::clone(start.image), start.sandbox.addresses.clone());
+        let sandbox = start.joined()?;
         let (volumes, node) = (self.volumes.clone(), self.node.clone());
         let cgroups_path = self.cgroups.container_path(&record, id.as_str());
         let objects = Arc::clone(&start.pod.objects);
@@ -213,8 +216,8 @@ impl ContainerdExecutor {
                 container: &container,
                 image: &image,
                 user: &user,
-                sandbox: &sandbox.sandbox,
-                addresses: on_host.as_ref().unwrap_or(&sandbox.addresses),
+                sandbox: &sandbox,
+                addresses: on_host.as_ref().unwrap_or(&addresses),
                 node_addresses,
                 mounts: &[],
                 cgroups_path: &cgroups_path,
@@ -300,6 +303,7 @@ impl ContainerdExecutor {
             stop_signal: start.stop_signal,
             sandbox: start.sandbox.sandbox.id.clone(),
             resized_at: None,
+            ephemeral: record.ephemeral_of(&start.slot.name).and_then(ephemeral_record),
         }
     }
 

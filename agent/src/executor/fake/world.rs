@@ -17,6 +17,7 @@ use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
+use limpet_model::pod::ephemeral::to_record;
 use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::probe::ProbeRecord;
 use limpet_model::stop_signal::StopSignal;
@@ -96,6 +97,8 @@ pub struct World {
     calm: bool,
     /// What is known of hooks.
     hooks: HookLogs,
+    /// The ephemeral containers that have been started, by UID and name: none is started again.
+    ephemeral: BTreeSet<(String, String)>,
     /// What had ended of pods that were evicted, by UID and container: its version and exit code.
     evicted: BTreeMap<(String, String), (String, Option<i32>)>,
     /// How many agents there were.
@@ -135,6 +138,7 @@ impl World {
             probe_runs: 0,
             events: None,
             containers: BTreeMap::new(),
+            ephemeral: BTreeSet::new(),
             evicted: BTreeMap::new(),
             alive: BTreeMap::new(),
             ends: BTreeMap::new(),
@@ -251,6 +255,7 @@ impl World {
     /// Removes what a pod keeps beyond its containers.
     pub(super) fn remove_pod(&mut self, uid: &PodUid) {
         self.remove_sandbox(uid);
+        self.ephemeral.retain(|(of, _)| of != uid.as_str());
         self.directories.remove(uid.as_str());
     }
 
@@ -310,6 +315,7 @@ impl World {
             stop_signal: StopSignal::default(),
             sandbox: self.sandbox(&record.uid),
             resized_at: None,
+            ephemeral: record.ephemeral_of(&slot.name).and_then(to_record),
         };
         let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
         let policy = own.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();

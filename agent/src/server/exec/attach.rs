@@ -58,9 +58,7 @@ impl AttachState {
         let pod = target.find(&pods)?;
         let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
         let container = container.ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))?;
-        let spec = pod.record.spec();
-        let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-        let has_terminal = all.any(|spec| spec.name == target.container && spec.tty == Some(true));
+        let has_terminal = pod.record.container(&target.container).is_some_and(|spec| spec.tty == Some(true));
         let output = match has_terminal {
             true => Output::Terminal(AttachPoint::new(&self.attach_dir, &container.id)),
             false => {

@@ -47,6 +47,7 @@ fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord
         .enumerate()
         .for_each(|(index, byte)| hash[index % 16] ^= byte.rotate_left(u32::try_from(index).unwrap() / 16));
     PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", format!("{name}-{node}")),
         uid: PodUid::new(name),
         fingerprint: Fingerprint(hash),

@@ -52,7 +52,7 @@ impl PodWorker {
         }
         if admission::runs_again(pod, node) {
             self.context.reporter.report_pressure_over(pod);
-            let record = Arc::clone(&pod.record);
+            let record = Arc::clone(&pod.record).without_added();
             self.begin_anew(record, now);
         }
         if let Some(pod) = &mut self.current

@@ -50,6 +50,7 @@ fn edit() -> impl Strategy<Value = Edit> {
 
 fn pod(name: &str, version: u8, origin: &str) -> Arc<PodRecord> {
     Arc::new(PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", name),
         uid: PodUid::new(format!("{name}-{version}")),
         fingerprint: Fingerprint([version; 16]),

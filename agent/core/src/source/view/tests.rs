@@ -9,6 +9,7 @@ use limpet_model::source::SourceKind;
 
 fn pod(name: &str, version: u8, origin: &str) -> Arc<PodRecord> {
     Arc::new(PodRecord {
+        ephemeral: Vec::new(),
         key: PodKey::new("default", name),
         uid: PodUid::new(name),
         fingerprint: Fingerprint([version; 16]),

@@ -114,6 +114,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.activeDeadlineSeconds",
         "spec.containers",
         "spec.initContainers",
+        "spec.ephemeralContainers",
         "spec.volumes",
         "spec.dnsConfig",
         "spec.imagePullSecrets",

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, PodSpec};
 
+use crate::pod::ephemeral::as_container;
 use crate::pod::validate::container::{self, Pod};
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::{probe, restart};
@@ -112,7 +113,8 @@ fn host_ports(at: &At<'_>, one: &Container, seen: &mut BTreeSet<String>, faults:
     }
 }
 
-fn ephemerals(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
+/// Validates the ephemeral containers.
+pub(super) fn ephemerals(pod: &Pod<'_>, at: &At<'_>, faults: &mut Faults) {
     let inits = pod.spec.init_containers.iter().flatten();
     let others: BTreeSet<&str> = pod.spec.containers.iter().chain(inits).map(|one| one.name.as_str()).collect();
     let mut names = others.clone();
@@ -153,64 +155,5 @@ fn not_of_an_ephemeral(at: &At<'_>, one: &EphemeralContainer, faults: &mut Fault
                 faults.forbidden(&list.index(index).field(field), NOT_EPHEMERAL);
             }
         }
-    }
-}
-
-/// The part of an ephemeral container that it shares with the others.
-fn as_container(one: &EphemeralContainer) -> Container {
-    let EphemeralContainer {
-        args,
-        command,
-        env,
-        env_from,
-        image,
-        image_pull_policy,
-        lifecycle,
-        liveness_probe,
-        name,
-        ports,
-        readiness_probe,
-        resize_policy,
-        resources,
-        restart_policy,
-        restart_policy_rules,
-        security_context,
-        startup_probe,
-        stdin,
-        stdin_once,
-        target_container_name: _,
-        termination_message_path,
-        termination_message_policy,
-        tty,
-        volume_devices,
-        volume_mounts,
-        working_dir,
-    } = one.clone();
-    Container {
-        args,
-        command,
-        env,
-        env_from,
-        image,
-        image_pull_policy,
-        lifecycle,
-        liveness_probe,
-        name,
-        ports,
-        readiness_probe,
-        resize_policy,
-        resources,
-        restart_policy,
-        restart_policy_rules,
-        security_context,
-        startup_probe,
-        stdin,
-        stdin_once,
-        termination_message_path,
-        termination_message_policy,
-        tty,
-        volume_devices,
-        volume_mounts,
-        working_dir,
     }
 }

@@ -116,6 +116,12 @@ impl Faults {
         self.push(at, with_detail("Forbidden", detail), "");
     }
 
+    /// A field that is only added to what is there.
+    #[cfg_attr(test, track_caller)]
+    pub(super) fn cannot_be_created(&mut self, at: &At<'_>, remedy: &str) {
+        self.push(at, with_detail("Forbidden", "cannot be set on create"), remedy);
+    }
+
     /// A text longer than `limit` bytes.
     #[cfg_attr(test, track_caller)]
     pub(super) fn too_long(&mut self, at: &At<'_>, limit: usize) {

@@ -126,6 +126,9 @@ impl World {
         if self.cgroups.get(uid).is_none_or(|limits| exceeds(container_quota(pod, slot), limits)) {
             found.push(format!("{} starts above the cgroup of its pod", short(id)));
         }
+        if slot.role == Role::Ephemeral && !self.ephemeral.insert((uid.to_owned(), slot.name.clone())) {
+            found.push(format!("{}/{} is started twice", pod.record.key, slot.name));
+        }
         found.extend(self.out_of_order(pod, slot, id));
         if slot.role == Role::Main {
             found.extend(self.hooks_before(pod, slot, id));
