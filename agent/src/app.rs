@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::attribution::Feed;
 use crate::clock;
 use crate::config::{Config, DebugHandlers, RunFlags};
+use crate::debug::{self, DebugOrder};
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, Parts};
@@ -39,6 +40,7 @@ use crate::node::facts::architecture;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
 use crate::server::debug::{DebugState, SetVerbosity};
+use crate::server::debug_container::DebugContainerState;
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::{AttachState, ExecState};
 use crate::server::images::ImagesState;
@@ -107,6 +109,8 @@ pub struct Prepared {
 struct Shared {
     config: Arc<Config>,
     backends: Backends,
+    capacity: Capacity,
+    claims: Arc<NodeClaims>,
     node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
@@ -162,12 +166,11 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (sources, api_updates) = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
-    let capacity = Capacity::measure(&config, &facts).await;
-    let claims = Arc::new(node_claims(&config, &facts, &capacity));
     let (evictor, shortages) = evictor(&shared, &executor, &sources);
-    let node_state = supervise(&shared, &executor, &claims, &sources, heartbeat, offer, shortages);
+    let (debug_orders, debug) = debug::channel();
+    let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages, debug);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
-    let cluster = join_cluster(&shared, (facts, capacity), &claims, own, node_state, api_updates);
+    let cluster = join_cluster(&shared, facts, own, node_state, api_updates);
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     shared.tasks.spawn(evictor.run(stop.clone()));
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
@@ -210,7 +213,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
     // Root on the node has everything.
     let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
-    let local = server::local::routes(state.clone(), diff, images);
+    let local = server::local::routes(state.clone(), diff, images, DebugContainerState { orders: debug_orders });
     start_listeners(&shared, &state, on_network);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = metrics_listener {
@@ -281,7 +284,10 @@ async fn shared(
     health: Health,
     stop: CancellationToken,
 ) -> Shared {
+    let capacity = Capacity::measure(&config, node).await;
     Shared {
+        claims: Arc::new(node_claims(&config, node, &capacity)),
+        capacity,
         backends: Backends::open(&config, node).await,
         node_network,
         slots: Arc::default(),
@@ -392,11 +398,11 @@ fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity) -> NodeCl
 fn supervise(
     shared: &Shared,
     executor: &Arc<ContainerdExecutor>,
-    claims: &Arc<NodeClaims>,
     sources: &[Arc<Published>],
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
     Shortages { pressure, orders, evictions }: Shortages,
+    debug: mpsc::Receiver<DebugOrder>,
 ) -> watch::Receiver<NodeState> {
     let followed: Arc<Followed> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
@@ -416,13 +422,13 @@ fn supervise(
         reporter: Arc::clone(&executor.reporter),
         probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
         followed,
-        node_claims: Arc::clone(claims),
+        node_claims: Arc::clone(&shared.claims),
         evictions: orders,
     };
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());
     let node_state = supervisor.node_state();
-    let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, heartbeat };
+    let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, debug, heartbeat };
     shared.tasks.spawn(supervisor.run(intake));
     node_state
 }

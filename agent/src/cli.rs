@@ -17,6 +17,7 @@ mod apply;
 mod attach;
 pub mod client;
 pub mod completion;
+mod debug;
 mod delete;
 mod describe;
 mod diff;
@@ -86,6 +87,8 @@ enum Command {
     Exec(exec::ExecArgs),
     /// Connect to the output and the input of a running container
     Attach(attach::AttachArgs),
+    /// Add a container to a running pod, to look into it
+    Debug(debug::DebugArgs),
     /// Forward ports of this machine to a pod
     PortForward(port_forward::PortForwardArgs),
     /// List this node's events
@@ -135,6 +138,7 @@ pub fn main() -> ExitCode {
         Command::Logs(args) => block_on(logs::run(&client, args)),
         Command::Exec(args) => block_on(exec::run(&client, args)),
         Command::Attach(args) => block_on(attach::run(&client, args, screen)),
+        Command::Debug(args) => block_on(debug::run(&client, args, screen)),
         Command::PortForward(args) => block_on(port_forward::run(&client, args)),
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),

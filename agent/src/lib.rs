@@ -10,6 +10,7 @@ pub mod attribution;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod debug;
 pub mod fuzz;
 
 pub mod eviction;

@@ -1,8 +1,8 @@
 //! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line; and kubelet's
 //! routes on the network.
 //!
-//! Handlers read snapshots and render them, pass a push to the push source, or have the kernel's counters read
-//! ([`crate::usage`]); none waits for a pod or calls containerd.
+//! Handlers read snapshots and render them, pass a push to the push source and a debug container to its pod, or have the
+//! kernel's counters read ([`crate::usage`]); none waits for a container or calls containerd.
 //! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
 //! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
 //! A connection costs one task; the number of connections, request size and request time are bounded.
@@ -35,6 +35,7 @@ mod caller;
 mod configz;
 mod connection;
 pub mod debug;
+pub mod debug_container;
 pub mod diff;
 pub mod document;
 mod events;

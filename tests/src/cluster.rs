@@ -1,6 +1,8 @@
 //! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer and
 //! NodeRestriction. It has no scheduler and no controllers.
 
+pub mod kubelet_api;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -4,6 +4,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::claim::Port;
+use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
 use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
@@ -29,23 +30,6 @@ fn main() -> ExitCode {
     code
 }
 
-/// The nodes' address, on loopback as long as it is needed.
-struct NodeAddress;
-
-impl NodeAddress {
-    fn add() -> Result<Self> {
-        process::checked(Command::new("ip").args(["address", "replace", cluster::NODE_ADDRESS, "dev", "lo"]))?;
-        Ok(Self)
-    }
-}
-
-impl Drop for NodeAddress {
-    fn drop(&mut self) {
-        let address = format!("{}/32", cluster::NODE_ADDRESS);
-        Command::new("ip").args(["address", "del", &address, "dev", "lo"]).status().ok();
-    }
-}
-
 /// As `kubectl logs` and `kubectl exec` ask for them: the apiserver asks the node's port, with its certificate.
 fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<()> {
     let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
@@ -60,20 +44,6 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
     let summary = cluster.get(&format!("{}/proxy/stats/summary", node_path(node)))?.context("no summary")?;
     ensure!(summary["pods"][0]["podRef"]["name"] == node.full_name("web"), "{summary}");
     Ok(())
-}
-
-/// Joins, with kubelet's API for the apiserver.
-fn join_with_api(node: &mut TestNode, cluster: &Cluster, port: &Port) -> Result<()> {
-    node.agent.reconfigure(|settings| {
-        let authority = cluster.authority();
-        settings.kubelet.push(format!("port: {}", port.number));
-        settings.kubelet.push(format!("authentication: {{x509: {{clientCAFile: {}}}}}", authority.display()));
-    })?;
-    join(node, cluster, &[])?;
-    wait_node(node, cluster, "the port of its API", |found| {
-        found["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"] == port.number
-    })
-    .map(drop)
 }
 
 /// kubectl asks by WebSocket, or as before 1.31 by SPDY; the apiserver passes either on.

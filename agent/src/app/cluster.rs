@@ -7,9 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::Shared;
 use crate::apiserver::{self, Link};
-use crate::node::capacity::Capacity;
 use crate::source::api;
-use crate::worker::node_claims::NodeClaims;
 use limpet_core::node_state::NodeState;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
@@ -17,8 +15,7 @@ use limpet_model::source::SourceKind;
 /// Starts the connection to the cluster of the kubeconfig, if there is one. Nothing waits for it.
 pub(super) fn join_cluster(
     shared: &Shared,
-    (facts, capacity): (NodeFacts, Capacity),
-    claims: &Arc<NodeClaims>,
+    facts: NodeFacts,
     sources: Vec<SourceKind>,
     node_state: watch::Receiver<NodeState>,
     source: Option<mpsc::Sender<api::Update>>,
@@ -31,8 +28,8 @@ pub(super) fn join_cluster(
         desired: shared.desired.clone(),
         sources,
         events: shared.events.clone(),
-        capacity,
-        labels: follow_labels(shared, claims),
+        capacity: shared.capacity,
+        labels: follow_labels(shared),
         node_state,
         network: shared.backends.network.subscribe(),
         containerd: shared.backends.client.clone(),
@@ -44,9 +41,9 @@ pub(super) fn join_cluster(
 }
 
 /// Where the labels of the Node object are to be reported: pods wait for them.
-fn follow_labels(shared: &Shared, claims: &Arc<NodeClaims>) -> watch::Sender<BTreeMap<String, String>> {
+fn follow_labels(shared: &Shared) -> watch::Sender<BTreeMap<String, String>> {
     let (labels, mut changes) = watch::channel(BTreeMap::new());
-    let claims = Arc::clone(claims);
+    let claims = Arc::clone(&shared.claims);
     shared.tasks.spawn(async move {
         while changes.changed().await.is_ok() {
             let labels = changes.borrow_and_update().clone();

@@ -1,6 +1,7 @@
 //! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
 
 use super::authorization::Permission::Read;
+use super::debug_container::{self, DebugContainerState};
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::routes::Routes;
@@ -11,7 +12,7 @@ use crate::status::POD_API;
 pub struct LocalRoutes(pub(super) Routes);
 
 /// All of limpet's own routes.
-pub fn routes(state: ServerState, diff: DiffState, images: ImagesState) -> LocalRoutes {
+pub fn routes(state: ServerState, diff: DiffState, images: ImagesState, debug: DebugContainerState) -> LocalRoutes {
     let own = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -21,7 +22,12 @@ pub fn routes(state: ServerState, diff: DiffState, images: ImagesState) -> Local
         .get("/limpet/v1/usage", Read, usage::usage)
         .get("/limpet/v1/sources", Read, pods::sources)
         .get("/limpet/v1/version", Read, version);
-    LocalRoutes(own.with_state(state).merge(diff::routes(diff)).merge(images::routes(images)))
+    LocalRoutes(
+        own.with_state(state)
+            .merge(diff::routes(diff))
+            .merge(images::routes(images))
+            .merge(debug_container::routes(debug)),
+    )
 }
 
 async fn version() -> axum::Json<serde_json::Value> {

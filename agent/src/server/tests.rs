@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
 use serde_json::{Value, json};
 
 use super::debug::DebugState;
+use super::debug_container::DebugContainerState;
 use super::diff::DiffState;
 use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use super::exec::{AttachState, ExecState};
@@ -153,7 +154,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
             sources: Vec::new(),
         }),
     };
-    (kubelet, local::routes(state.clone(), diff, images))
+    (kubelet, local::routes(state.clone(), diff, images, DebugContainerState { orders: crate::debug::channel().0 }))
 }
 
 async fn serve_all(listener: UnixListener, state: ServerState, stop: CancellationToken) {

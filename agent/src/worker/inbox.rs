@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::{Notify, oneshot};
 
+use crate::debug::DebugOrder;
 use limpet_model::container::ContainerId;
 use limpet_model::container::FoundContainer;
 use limpet_model::lifecycle::LifecycleEvent;
@@ -75,6 +76,8 @@ pub struct Messages {
     pub images: Option<Arc<HashSet<String>>>,
     /// The node is short of what the pod takes.
     pub eviction: Option<EvictionOrder>,
+    /// Containers that are to be added to it. Each has a connection that waits for the answer, so there are not many.
+    pub debug: Vec<DebugOrder>,
     /// What an action has been waiting for, for long.
     pub hanging: Option<String>,
     /// containerd's whole view of the pod's containers, just read.

@@ -3,6 +3,7 @@
 //! Actions run beside the loop, so a pull or a hanging call never delays a newer command; a command never cuts an
 //! action but a pull in half.
 
+mod debug;
 mod eviction;
 mod exits;
 mod messages;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerContext;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
 use super::pod_worker::PodWorker;
+use crate::debug::{DebugError, DebugOrder};
 use crate::server::Heartbeat;
 use cleanup::Cleanup;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
@@ -48,6 +49,8 @@ pub struct Intake {
     pub pressure: watch::Receiver<NodePressure>,
     /// The pods that have to end for it.
     pub evictions: mpsc::Receiver<EvictionOrder>,
+    /// From the local socket: containers that are to be added to pods.
+    pub debug: mpsc::Receiver<DebugOrder>,
     /// From those who want to know whether this loop is alive.
     pub heartbeat: Heartbeat,
 }
@@ -129,6 +132,7 @@ impl Supervisor {
                         inbox.put(|messages| messages.eviction = Some(order));
                     }
                 }
+                Some(order) = intake.debug.recv() => self.add_debug(order),
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
                     self.workers.values().for_each(|inbox| inbox.put(|messages| messages.images = Some(Arc::clone(&images))));
@@ -138,6 +142,18 @@ impl Supervisor {
             self.clean_up();
         }
         while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Passes a container that is to be added on to the worker of its pod.
+    fn add_debug(&self, order: DebugOrder) {
+        match self.workers.get(&order.key) {
+            Some(inbox) => inbox.put(|messages| messages.debug.push(order)),
+            None => {
+                let DebugOrder { key, done, .. } = order;
+                // Who asked may have gone meanwhile.
+                let _ = done.send(Err(DebugError::NoPod(key)));
+            }
+        }
     }
 
     /// Changes the node's state and wakes every worker, in the order of their keys: a watch would wake them in any order.

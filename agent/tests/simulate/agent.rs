@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use limpet::debug::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::World;
 use limpet::merge_loop;
@@ -44,6 +45,8 @@ pub(crate) struct Agent {
     pub(crate) pressure: watch::Sender<NodePressure>,
     /// The pods that have to end for it.
     pub(crate) evictions: mpsc::Sender<EvictionOrder>,
+    /// The containers that are to be added to pods.
+    pub(crate) debugs: mpsc::Sender<DebugOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,
 }
@@ -62,6 +65,7 @@ impl Agent {
         let (addresses, node_network) = watch::channel(node_network);
         let (pressure, conditions) = watch::channel(NodePressure::from_iter([]));
         let (orders, evictions) = mpsc::channel(1);
+        let (debugs, debug) = debug::channel();
         let observed = Observed::default();
         let reporter = Reporter {
             max_pods: 110,
@@ -84,7 +88,8 @@ impl Agent {
         let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
         tasks.spawn(async move {
             let pressure = conditions;
-            let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, heartbeat };
+            let intake =
+                Intake { merged, lifecycle, network, node_network, images, pressure, evictions, debug, heartbeat };
             supervisor.run(intake).await;
             drop((network_status, archives));
         });
@@ -94,7 +99,8 @@ impl Agent {
         }
         world.begin_agent(events);
         drop(world);
-        let agent = Self { tasks, stop, slots, desired, network: addresses, pressure, evictions: orders, observed };
+        let agent =
+            Self { tasks, stop, slots, desired, network: addresses, pressure, evictions: orders, debugs, observed };
         agent.slots.publish(SourceKind::File, view.snapshot());
         agent.publish(view);
         agent

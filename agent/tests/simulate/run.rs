@@ -5,17 +5,21 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use limpet::debug::DebugOrder;
 use limpet::executor::fake::world::World;
 use limpet::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
+use limpet_core::status::observed::ObservedPod;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::compute_resources::pod_limits;
+use limpet_model::pod::ephemeral;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
+use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -58,6 +62,8 @@ struct Node {
     short: bool,
     /// How often its network has changed.
     changes: u64,
+    /// How many ephemeral containers were added.
+    added: u32,
     begun: Instant,
 }
 
@@ -76,6 +82,7 @@ impl Node {
             has_address: true,
             short: false,
             changes: 0,
+            added: 0,
             begun: Instant::now(),
         };
         node.start_agent();
@@ -105,7 +112,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..25) {
+        match self.rng.u32(0..27) {
             0..=4 => self.create(),
             5..=8 => self.edit(),
             9 | 10 => self.delete(),
@@ -116,6 +123,7 @@ impl Node {
             19 | 20 => self.network_changes(),
             21 => self.pressure_changes(),
             22 | 23 => self.evict().await,
+            24 | 25 => self.debug().await,
             _ => self.reboot().await,
         }
     }
@@ -226,6 +234,24 @@ impl Node {
         let (done, _) = oneshot::channel();
         let order = EvictionOrder { key: record.key.clone(), uid: record.uid.clone(), verdict, done };
         agent.evictions.send(order).await.unwrap();
+    }
+
+    /// An ephemeral container is added to a pod.
+    async fn debug(&mut self) {
+        let Some(agent) = &self.agent else { return };
+        let observed = agent.observed.load();
+        let records: Vec<_> = observed.pods.values().map(|pod| Arc::clone(&pod.record)).collect();
+        let Some(record) = self.rng.choice(&records) else { return };
+        self.added += 1;
+        let mut container = json!({ "name": format!("debug-{}", self.added), "image": "debug:1" });
+        if self.rng.bool() {
+            container["targetContainerName"] = json!(record.spec().containers[0].name);
+        }
+        let container = Box::new(ephemeral::read(&container).unwrap());
+        self.note(format!("debug {} with {}", record.key, container.name));
+        // Nobody waits for the answer.
+        let (done, _) = oneshot::channel();
+        agent.debugs.send(DebugOrder { key: record.key.clone(), container, done }).await.unwrap();
     }
 
     /// containerd restarts.
@@ -358,6 +384,7 @@ impl Node {
                 );
             }
         }
+        found.extend(observed.pods.values().flat_map(|pod| waiting_ephemeral(pod)));
         for (uid, name, last) in world.last_readiness() {
             let shown = ready.get(&(Some(uid.clone()), name.clone())).copied();
             if shown != Some(last) {
@@ -413,4 +440,16 @@ impl Node {
             virtual_seconds: self.begun.elapsed().as_secs(),
         }
     }
+}
+
+/// The ephemeral containers that wait although their pod runs, and nothing keeps them from starting.
+fn waiting_ephemeral(pod: &ObservedPod) -> Vec<String> {
+    let waits = |name: &str| {
+        let mut statuses = pod.status.ephemeral_container_statuses.iter().flatten();
+        let status = statuses.find(|status| status.name == name);
+        status.and_then(|status| status.state.as_ref()).is_some_and(|state| state.waiting.is_some())
+    };
+    let free = pod.record.ephemeral.iter().filter(|one| pod.record.target_of(&one.name).is_none());
+    let waiting = free.filter(|one| pod.status.phase.as_deref() == Some("Running") && waits(&one.name));
+    waiting.map(|one| format!("{} of {} waits and could run", one.name, pod.record.key)).collect()
 }

@@ -70,7 +70,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 31] = [
+const LOCAL: [(&str, &str, Permission); 32] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -102,6 +102,7 @@ const LOCAL: [(&str, &str, Permission); 31] = [
     ("POST", "/limpet/v1/images/import", Write),
     ("POST", "/limpet/v1/images/pin", Write),
     ("POST", "/limpet/v1/images/prune", Write),
+    ("POST", "/limpet/v1/pods/{namespace}/{name}/debug", Write),
 ];
 
 type Route<'a> = (&'a str, &'a str, Permission);

@@ -58,6 +58,7 @@ impl PodWorker {
             }
             None => {}
         }
+        messages.debug.into_iter().for_each(|order| self.add_debug(order));
         self.hand_over_objects();
     }
 

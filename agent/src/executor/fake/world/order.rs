@@ -74,7 +74,7 @@ impl World {
     }
 
     /// What has to come first in the pod's sandbox and did not: init containers succeed and sidecars start in their order. A
-    /// regular container waits for none once one was started.
+    /// regular container waits for none once one was started, an ephemeral one never.
     pub(super) fn out_of_order(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
         let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
         let here: Vec<&Container> = self
@@ -82,7 +82,11 @@ impl World {
             .values()
             .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
             .collect();
-        if slot.role == Role::Main && here.iter().any(|one| !one.recorded.identity.init) {
+        let is_main = |one: &&Container| {
+            let identity = &one.recorded.identity;
+            !identity.init && identity.ephemeral.is_none()
+        };
+        if slot.role == Role::Ephemeral || slot.role == Role::Main && here.iter().any(is_main) {
             return None;
         }
         let of = |name: &str| -> Vec<&Container> {

@@ -1,0 +1,42 @@
+//! Containers that `limpet debug` adds to pods that run: the order, on its way from the local socket to the pod's worker.
+
+use k8s_openapi::api::core::v1::EphemeralContainer;
+use limpet_model::pod::{Fault, PodKey};
+use tokio::sync::{mpsc, oneshot};
+
+/// How many orders may wait for the supervisor; then those who give them do.
+const INBOX: usize = 16;
+
+/// A container is to be added to a pod.
+#[derive(Debug)]
+pub struct DebugOrder {
+    /// The pod's name.
+    pub key: PodKey,
+    /// The container, with its defaults.
+    pub container: Box<EphemeralContainer>,
+    /// Sent once the pod has it, or why it has not; dropped if the pod ended meanwhile.
+    pub done: oneshot::Sender<Result<(), DebugError>>,
+}
+
+/// Why a pod does not get the container.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DebugError {
+    /// There is no such pod, or it has no worker.
+    #[error("pod {0} does not run on this node")]
+    NoPod(PodKey),
+    /// The pod ends, or has ended.
+    #[error("pod {0} has ended or is ending: nothing can be added to it")]
+    Over(PodKey),
+    /// What is wrong with the container.
+    #[error("{}", list(.0))]
+    Invalid(Vec<Fault>),
+}
+
+fn list(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// A channel for orders.
+pub fn channel() -> (mpsc::Sender<DebugOrder>, mpsc::Receiver<DebugOrder>) {
+    mpsc::channel(INBOX)
+}
