@@ -39,6 +39,7 @@ use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
+use crate::server::cri::CriState;
 use crate::server::debug::{DebugState, SetVerbosity};
 use crate::server::debug_container::DebugContainerState;
 use crate::server::diff::{DiffState, HasImage};
@@ -75,7 +76,7 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
-use listeners::start_listeners;
+use listeners::{start_cri, start_listeners};
 use observer::NodeObserver;
 use published::{ConfiguredSources, Published};
 use shortage::{Shortages, evictor};
@@ -210,9 +211,13 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), stop.clone()),
         debug: DebugState { started, flags: Arc::new(flags.values()), set_verbosity },
     };
+    let exec = streams.exec.clone();
     let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
     // Root on the node has everything.
     let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
+    let network = shared.backends.network.subscribe();
+    let streaming = (kubelet.clone(), shared.tasks.clone());
+    start_cri(&shared, CriState::new(state.clone(), executor.images.clone(), network, exec, streaming));
     let local = server::local::routes(state.clone(), diff, images, DebugContainerState { orders: debug_orders });
     start_listeners(&shared, &state, on_network);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));

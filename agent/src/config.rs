@@ -82,6 +82,18 @@ pub struct Reserved {
     pub system: Requests,
 }
 
+/// `criSocket`: where CRI is served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum CriSocket {
+    /// `cri.sock` in the run directory.
+    #[default]
+    InRunDirectory,
+    /// At this path.
+    At(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
 /// The agent's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -167,6 +179,8 @@ pub struct Config {
     pub ignore_other_agents: bool,
     /// `socketAllowedPods`: the pods whose processes may use the local socket.
     pub socket_allowed_pods: Vec<PodKey>,
+    /// `criSocket`.
+    pub cri_socket: CriSocket,
     /// `manifestGuard` and the related settings.
     pub guard: GuardSettings,
     /// `--kubeconfig` and the related settings.
@@ -220,6 +234,7 @@ impl Default for Config {
             verbosity: 2,
             ignore_other_agents: false,
             socket_allowed_pods: Vec::new(),
+            cri_socket: CriSocket::default(),
             guard: GuardSettings::default(),
             cluster: ClusterSettings::default(),
             socket: None,
@@ -232,6 +247,15 @@ impl Config {
     /// The path of the local socket.
     pub fn socket(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| self.run_dir.join("limpet.sock"))
+    }
+
+    /// The path of the socket of CRI, if it is served.
+    pub fn cri_socket(&self) -> Option<PathBuf> {
+        match &self.cri_socket {
+            CriSocket::InRunDirectory => Some(self.run_dir.join("cri.sock")),
+            CriSocket::At(path) => Some(path.clone()),
+            CriSocket::Off => None,
+        }
     }
 
     /// The database, see [`crate::store`].

@@ -13,6 +13,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use axum::Router;
 use axum::middleware::from_fn_with_state;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,7 @@ mod bodies;
 mod caller;
 mod configz;
 mod connection;
+pub mod cri;
 pub mod debug;
 pub mod debug_container;
 pub mod diff;
@@ -42,6 +44,7 @@ mod events;
 pub mod exec;
 mod expiring;
 mod gate;
+mod grpc;
 pub mod health;
 pub mod images;
 pub mod kubelet;
@@ -64,6 +67,7 @@ mod watch;
 
 pub(crate) use api::OUTCOME;
 use caller::{Caller, CallerLookup};
+use cri::CriState;
 use gate::Gate;
 pub use health::{Health, Heartbeat};
 use kubelet::KubeletRoutes;
@@ -185,6 +189,17 @@ pub async fn serve(
     let app = kubelet.0.merge(local.0).into_router();
     let app = app.layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
     connection::serve(connection::Local { listener, lookup }, app, stop).await;
+}
+
+/// Serves CRI on its socket until `stop`, to those who may use the local socket.
+pub async fn serve_cri(listener: UnixListener, state: CriState, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state.server));
+    serve_grpc(listener, lookup, cri::services(state), stop).await;
+}
+
+async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services: Router, stop: CancellationToken) {
+    let app = grpc::guarded(services).layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
+    connection::serve(connection::Grpc(connection::Local { listener, lookup }), app, stop).await;
 }
 
 /// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.

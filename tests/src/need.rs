@@ -64,6 +64,9 @@ pub(crate) fn lacks(options: &NodeOptions) -> Option<&'static str> {
     if options.cluster && tools::on_path("kubectl").is_none() {
         return Some("no kubectl; run: cargo xtask test");
     }
+    if options.crictl && tools::crictl().is_none() {
+        return Some("no crictl; run: cargo xtask crictl");
+    }
     (options.cni && tools::cni_plugins().is_none()).then_some("no CNI plugins; run: cargo xtask setup")
 }
 

@@ -38,6 +38,8 @@ pub struct NodeOptions {
     pub cluster: bool,
     /// Whether containerd's CRI plugin is enabled beside the agent, with the node's network and a sandbox image.
     pub cri: bool,
+    /// crictl has to be there.
+    pub crictl: bool,
     /// containerd's snapshotter.
     pub snapshotter: &'static str,
     /// Whether the demo images are in containerd before the agent starts.
@@ -65,6 +67,7 @@ impl Default for NodeOptions {
             agent: true,
             cluster: false,
             cri: false,
+            crictl: false,
             snapshotter: "overlayfs",
             images: true,
             root_size: None,

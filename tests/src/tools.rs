@@ -92,6 +92,11 @@ pub fn kube_apiserver() -> Option<PathBuf> {
     in_package("kubernetes", "kube-apiserver")
 }
 
+/// The client of CRI: the newest one that `cargo xtask crictl` has built, or else the machine's own.
+pub fn crictl() -> Option<PathBuf> {
+    in_package("cri-tools", "crictl").or_else(|| on_path("crictl"))
+}
+
 /// The store that an apiserver needs.
 pub fn etcd() -> Option<PathBuf> {
     on_path("etcd").or_else(|| in_package("etcd-server", "usr/bin/etcd"))

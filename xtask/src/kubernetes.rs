@@ -74,7 +74,8 @@ fn write_module(work: &Path) -> Result<()> {
     Ok(())
 }
 
-fn go(work: &Path, args: &[&str]) -> Command {
+/// The go command in a module of our own.
+pub(crate) fn go(work: &Path, args: &[&str]) -> Command {
     let program = tools::on_path("go").unwrap_or_else(|| PathBuf::from("/usr/local/go/bin/go"));
     let mut command = Command::new(program);
     command.args(args).current_dir(work).env("GOFLAGS", "-mod=mod").env("CGO_ENABLED", "0").env("GOWORK", "off");

@@ -5,6 +5,7 @@ mod bench;
 mod bench_emulated;
 mod cargo;
 mod corpus;
+mod crictl;
 mod cross;
 mod demo;
 mod dist;
@@ -58,6 +59,8 @@ enum Task {
     Apiserver,
     /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
     Kubelet,
+    /// Build the crictl that the tests of the CRI socket use: into ~/.cache/limpet, once. Needs Go.
+    Crictl,
     /// Ask a real apiserver about every manifest of agent/model/tests/corpus, and record what it says.
     Corpus,
     /// Run supervisor, workers and merge over a fake executor with a virtual clock: random events, reproducible by seed.
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Task::BuildEbpf => ebpf::build(),
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
+        Task::Crictl => crictl::ready().map(say_where),
         Task::Corpus => corpus::run(),
         Task::Simulate(arguments) => simulate::run(&arguments),
         Task::Lint(arguments) => lint::run(&arguments),

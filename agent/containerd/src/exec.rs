@@ -6,6 +6,7 @@
 
 pub(crate) mod fifo;
 mod process;
+mod run;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 
 use self::fifo::{Ends, Fifos};
+pub use self::run::{Executed, run};
 use super::client::Client;
 use super::error::{RuntimeError, found};
 

@@ -30,7 +30,7 @@ impl ContainerId {
 
     /// The 32 digits that the id of every container of the pod ends with.
     pub fn pod_digits(uid: &PodUid) -> String {
-        let mut digits = hex(&Sha256::digest(uid.as_str()));
+        let mut digits = pod_id(uid);
         digits.truncate(32);
         digits
     }
@@ -61,6 +61,12 @@ impl fmt::Debug for ContainerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// The pod's id where tools expect that of a sandbox: 64 hexadecimal digits, of which the first 32 are those that the ids of
+/// its containers end with.
+pub fn pod_id(uid: &PodUid) -> String {
+    hex(&Sha256::digest(uid.as_str()))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -219,5 +225,6 @@ mod tests {
         assert_eq!(first.as_str().len(), 64);
         assert!(first.as_str()[..12] != second.as_str()[..12]);
         assert_eq!((first.pod_part(), second.pod_part()), (&*ContainerId::pod_digits(&uid), first.pod_part()));
+        assert!(pod_id(&uid).len() == 64 && pod_id(&uid).starts_with(first.pod_part()));
     }
 }

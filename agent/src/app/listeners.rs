@@ -1,4 +1,5 @@
-//! The listeners on the network. None of them holds up a pod: an address that cannot be had now is tried again.
+//! The listeners beside limpet's own socket. None of them holds up a pod: an address on the network that cannot be had now is
+//! tried again.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,8 +9,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
+use crate::server::cri::CriState;
 use crate::server::kubelet::KubeletRoutes;
 use crate::server::{self, ServerState};
+use crate::store::chain;
 use limpet_core::node_state::NodeNetwork;
 
 /// After which time an address is tried again that another process has, or that the node does not have yet.
@@ -44,6 +47,15 @@ pub(super) fn start_listeners(shared: &Shared, state: &ServerState, kubelet: Kub
                 server::serve_health(listener, state, stop).await;
             }
         });
+    }
+}
+
+/// Serves CRI, unless it is switched off or its socket cannot be had.
+pub(super) fn start_cri(shared: &Shared, state: CriState) {
+    let Some(path) = shared.config.cri_socket() else { return };
+    match server::bind(&path) {
+        Ok(listener) => drop(shared.tasks.spawn(server::serve_cri(listener, state, shared.stop.clone()))),
+        Err(error) => tracing::error!(error = chain(&error), "CRI is not served"),
     }
 }
 

@@ -245,6 +245,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("nodeIP", Text),
     supported("ignoreOtherAgents", Bool),
     supported("socketAllowedPods", Texts),
+    supported("criSocket", Switch),
     supported("manifestGuard", Switch),
     supported("manifestGuardRequired", Bool),
     supported("manifestGuardExecutables", Texts),

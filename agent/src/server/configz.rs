@@ -123,6 +123,7 @@ fn document(config: &Config) -> Value {
             "cniBinaryDirectories": config.cni_bin_dirs,
             "metricsAddress": config.metrics_address,
             "serverAllowedNames": server.allowed_names,
+            "criSocket": config.cri_socket(),
             "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
     });

@@ -3,13 +3,17 @@
 mod deadline;
 mod place;
 
+use std::convert::Infallible;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::Response;
 use futures_util::future::BoxFuture;
-use hyper::server::conn::http1;
+use hyper::rt::Executor;
+use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -26,11 +30,13 @@ use super::caller::{Caller, CallerLookup};
 use super::tls::Tls;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
-use place::Places;
 pub(super) use place::{OpenStreams, Place};
+use place::{Places, is_refused};
 
 /// Bytes of a request's head, URL included.
 const MAX_HEAD: usize = 32 << 10;
+/// gRPC calls at once on a connection.
+const MAX_CALLS: u32 = 32;
 /// How long a request's head may take to arrive, and how long an idle connection stays open.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that was not admitted to anything may read nothing of its answer.
@@ -45,9 +51,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// A connection that is being opened: its stream and its caller, or why it is closed again.
 pub(super) type Opening<S> = BoxFuture<'static, io::Result<(S, Caller)>>;
 
+/// What is spoken on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// HTTP/1.1, with upgrades.
+    Http,
+    /// gRPC: HTTP/2 from the first byte.
+    Grpc,
+}
+
 /// A listening socket.
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    const PROTOCOL: Protocol = Protocol::Http;
 
     /// The next connection. What takes its time is left to the future.
     async fn accept(&self) -> io::Result<Opening<Self::Stream>>;
@@ -67,6 +83,18 @@ impl Listener for Local {
         let peer = Peer::of(&stream)?;
         let lookup = Arc::clone(&self.lookup);
         Ok(Box::pin(async move { Ok((stream, lookup.caller(peer).await)) }))
+    }
+}
+
+/// A local socket for gRPC, with the callers of the local socket.
+pub(super) struct Grpc(pub(super) Local);
+
+impl Listener for Grpc {
+    type Stream = tokio::net::UnixStream;
+    const PROTOCOL: Protocol = Protocol::Grpc;
+
+    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
+        self.0.accept().await
     }
 }
 
@@ -123,6 +151,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
         match accepted {
             Ok(opening) => {
                 let (app, stop, places) = (app.clone(), stop.clone(), places.clone());
+                let calls = Calls(connections.clone());
                 connections.spawn(async move {
                     let (stream, caller) = match opening.await {
                         Ok(opened) => opened,
@@ -130,7 +159,11 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                     };
                     let Some(place) = places.of(place, &caller) else { return };
                     let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone());
-                    one(stream, caller, place.clone(), places, app, stop).await;
+                    let app = Served { caller, place: place.clone(), places, app };
+                    match L::PROTOCOL {
+                        Protocol::Http => http(stream, app, stop).await,
+                        Protocol::Grpc => grpc(stream, app, calls, stop).await,
+                    }
                     // Whoever still has the place, a stream for example, is none of these connections any more.
                     place.leave();
                 });
@@ -148,43 +181,96 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
     connections.wait().await;
 }
 
-async fn one(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+/// The routes as one connection has them.
+struct Served {
     caller: Caller,
     place: Place,
     places: Places,
     app: Router,
-    stop: CancellationToken,
-) {
-    let refused = place::is_refused(&caller);
-    let app = TowerToHyperService::new(app);
-    let app = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        let extensions = request.extensions_mut();
-        extensions.insert(caller.clone());
-        extensions.insert(place.clone());
-        extensions.insert(places.bodies.clone());
-        extensions.insert(places.streams.clone());
-        app.call(request)
-    });
+}
+
+impl Served {
+    /// The service; each request brings along what is known of the connection.
+    fn service(
+        self,
+    ) -> impl Service<hyper::Request<hyper::body::Incoming>, Response = Response, Error = Infallible, Future: Send + 'static>
+    {
+        let Self { caller, place, places, app } = self;
+        let app = TowerToHyperService::new(app);
+        service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+            let extensions = request.extensions_mut();
+            extensions.insert(caller.clone());
+            extensions.insert(place.clone());
+            extensions.insert(places.bodies.clone());
+            extensions.insert(places.streams.clone());
+            app.call(request)
+        })
+    }
+}
+
+async fn http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, app: Served, stop: CancellationToken) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         // A refused caller has its answer once.
-        .keep_alive(!refused)
-        .serve_connection(TokioIo::new(stream), app)
+        .keep_alive(!is_refused(&app.caller))
+        .serve_connection(TokioIo::new(stream), app.service())
         .with_upgrades();
-    let mut connection = std::pin::pin!(connection);
-    let result = tokio::select! {
+    let connection = std::pin::pin!(connection);
+    report(finish(connection, |connection| connection.graceful_shutdown(), stop).await);
+}
+
+/// Serves gRPC. A client that is let in may keep its connection as long as it likes.
+async fn grpc(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    app: Served,
+    calls: Calls,
+    stop: CancellationToken,
+) {
+    let refused = is_refused(&app.caller);
+    let connection = http2::Builder::new(calls)
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_CALLS)
+        .max_header_list_size(MAX_HEAD as u32)
+        .serve_connection(TokioIo::new(stream), app.service());
+    let connection = std::pin::pin!(connection);
+    let served = finish(connection, |connection| connection.graceful_shutdown(), stop);
+    match refused {
+        // It has its answer by then.
+        true => timeout(HEAD_TIMEOUT, served).await.map_or((), report),
+        false => report(served.await),
+    }
+}
+
+/// Runs a connection to its end. After `stop` it has [`GRACE`] for what is under way: a watch never ends by itself.
+async fn finish<C: Future<Output = hyper::Result<()>>>(
+    mut connection: Pin<&mut C>,
+    shut_down: fn(Pin<&mut C>),
+    stop: CancellationToken,
+) -> hyper::Result<()> {
+    tokio::select! {
         result = connection.as_mut() => result,
         () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            // A watch never ends by itself: connections still open after the grace period are dropped.
-            tokio::time::timeout(GRACE, connection).await.unwrap_or(Ok(()))
+            shut_down(connection.as_mut());
+            timeout(GRACE, connection).await.unwrap_or(Ok(()))
         }
-    };
+    }
+}
+
+fn report(result: hyper::Result<()>) {
     if let Err(error) = result {
         debug!(%error, "connection ended");
+    }
+}
+
+/// Runs the calls of gRPC connections, which end with their connection.
+#[derive(Clone)]
+struct Calls(TaskTracker);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
+    fn execute(&self, call: F) {
+        self.0.spawn(call);
     }
 }
 

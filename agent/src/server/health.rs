@@ -41,6 +41,11 @@ impl Health {
         self.containerd.store(connected, Ordering::Relaxed);
     }
 
+    /// Whether containerd's event stream is open, as it was last reported.
+    pub fn has_containerd(&self) -> bool {
+        self.containerd.load(Ordering::Relaxed)
+    }
+
     /// Whether the sync loop replies in time.
     pub async fn is_alive(&self) -> bool {
         let asked = async {
@@ -78,7 +83,7 @@ pub(super) async fn healthz(State(state): State<ServerState>) -> (StatusCode, St
 }
 
 pub(super) async fn readyz(State(state): State<ServerState>) -> (StatusCode, String) {
-    let containerd = state.health.containerd.load(Ordering::Relaxed);
+    let containerd = state.health.has_containerd();
     let mut checks = vec![sync_loop_check(&state).await];
     checks.push(("containerd".to_owned(), containerd.then_some(()).ok_or_else(|| "not connected".to_owned())));
     checks.extend(state.sources.views().iter().map(source_check));

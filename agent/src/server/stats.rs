@@ -2,8 +2,8 @@
 //!
 //! Each request reads the kernel's counters, off the agent's thread ([`crate::usage`]), and renders what it has read.
 
-mod cadvisor;
-mod exposition;
+pub(super) mod cadvisor;
+pub(super) mod exposition;
 mod resource;
 mod summary;
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::content::{Labels, Store};
 use super::error::{CallError, ImageError};
 use super::preload::PINNED;
 use super::{ImageName, Images};
-use limpet_model::image::StoredImage;
+use limpet_model::image::{LocalImage, StoredImage};
 
 /// The label on an image's record with the time of its last use. It is written when a use ends, not while it lasts.
 const LAST_USED: &str = "limpet.io/last-used";
@@ -53,9 +53,17 @@ impl Images {
     /// # Errors
     /// `Runtime` when containerd does not answer.
     pub async fn size(&self, image: &StoredImage) -> Result<Option<u64>, ImageError> {
+        Ok(self.documents(image).await?.map(|local| local.size))
+    }
+
+    /// What an image's documents say; `None`: one is missing, or it is for another platform. It need not be unpacked.
+    ///
+    /// # Errors
+    /// `Runtime` when containerd does not answer.
+    pub async fn documents(&self, image: &StoredImage) -> Result<Option<LocalImage>, ImageError> {
         let name = image.names.first().map_or("*", String::as_str);
         match self.inner.store.resolve(name, &image.digest).await {
-            Ok(resolved) => Ok(resolved.map(|resolved| resolved.into_local(name, &image.digest).size)),
+            Ok(resolved) => Ok(resolved.map(|resolved| resolved.into_local(name, &image.digest))),
             Err(ImageError::Content { .. }) => Ok(None),
             Err(error) => Err(error),
         }

@@ -8,7 +8,7 @@ use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
 use super::super::url::duration;
-use super::super::{Config, quantity};
+use super::super::{Config, CriSocket, quantity};
 use super::Judge;
 use crate::config::GuardSettings;
 use limpet_host::cgroup::CgroupDriver;
@@ -250,6 +250,7 @@ impl Judge {
             config.ignore_other_agents = on;
         }
         self.socket_allowed_pods(map, config);
+        self.cri_socket(map, config);
         self.allowed_names(map, &mut config.server);
         self.runtime_classes(map, config);
         self.devices(map, config);
@@ -263,5 +264,17 @@ impl Judge {
                 None => self.error(Some(at), "socketAllowedPods", format!("{text:?} is not namespace/name of a pod")),
             }
         }
+    }
+
+    fn cri_socket(&mut self, map: &Map<'_>, config: &mut Config) {
+        const KEY: &str = "criSocket";
+        let switch = map.bool(KEY).map(|(on, at)| (if on { "" } else { "off" }, at));
+        let Some((text, at)) = map.text(KEY).or(switch) else { return };
+        config.cri_socket = match text.strip_prefix("unix://").unwrap_or(text) {
+            "" => CriSocket::InRunDirectory,
+            "off" => CriSocket::Off,
+            path if path.starts_with('/') => CriSocket::At(PathBuf::from(path)),
+            _ => return self.error(Some(at), KEY, format!("{text:?} is neither off nor an absolute path")),
+        };
     }
 }

@@ -76,7 +76,7 @@ fn every_supported_key_has_an_effect() {
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
-         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\n\
+         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
@@ -183,6 +183,7 @@ fn every_supported_key_has_an_effect() {
         probe_timer_slack: 5,
         ignore_other_agents: true,
         socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
+        cri_socket: super::super::CriSocket::At("/run/cri.sock".into()),
         guard: GuardSettings {
             mode: Some(GuardMode::Strict),
             required: false,
@@ -542,4 +543,26 @@ fn the_socket_is_the_flag_s_before_the_run_directory_s() {
     assert_eq!(socket(None), Path::new("/x/limpet.sock"));
     assert_eq!(socket(Some("/y/agent.sock")), Path::new("/y/agent.sock"));
     assert_eq!(socket(Some("agent.sock")), std::env::current_dir().unwrap().join("agent.sock"));
+}
+
+#[test]
+fn the_socket_of_cri_is_moved_or_switched_off() {
+    let cri = |line: &str| {
+        let (config, _, _) = load_text(&format!("{LIMPET_HEAD}runDirectory: /x\n{line}"), &[]);
+        config.map(|config| config.cri_socket()).map_err(|errors| errors.join("\n"))
+    };
+    let table = [
+        ("", Some("/x/cri.sock")),
+        ("criSocket: ''\n", Some("/x/cri.sock")),
+        ("criSocket: true\n", Some("/x/cri.sock")),
+        ("criSocket: /run/c.sock\n", Some("/run/c.sock")),
+        ("criSocket: unix:///run/c.sock\n", Some("/run/c.sock")),
+        ("criSocket: off\n", None),
+        ("criSocket: 'off'\n", None),
+    ];
+    for (line, path) in table {
+        assert_eq!(cri(line), Ok(path.map(PathBuf::from)), "{line}");
+    }
+    let error = cri("criSocket: cri.sock\n").unwrap_err();
+    assert!(error.contains(r#"criSocket: "cri.sock" is neither off nor an absolute path"#), "{error}");
 }

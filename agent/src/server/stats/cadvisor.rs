@@ -5,11 +5,26 @@
 
 use jiff::Timestamp;
 
-use super::exposition::{Kind, Page, Sample};
+use super::exposition::{Family as Head, Kind, Page, Sample};
 use super::resource::seconds;
 use crate::usage::NodeUsage;
 use limpet_host::cgroup::usage::{CpuQuota, CpuUsage, GroupUsage, MemoryUsage};
 use limpet_host::proc_files::{Interface, Stalls};
+
+/// The labels of every series.
+pub(in crate::server) const LABELS: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
+
+/// What takes the families, with their samples as far as there are any: a page, or CRI's messages.
+pub(in crate::server) trait Families {
+    /// Takes one. Its samples have the labels of the head, then [`LABELS`].
+    fn take<'a>(&mut self, head: Head<'_>, samples: impl IntoIterator<Item = Sample<'a>>);
+}
+
+impl Families for Page {
+    fn take<'a>(&mut self, head: Head<'_>, samples: impl IntoIterator<Item = Sample<'a>>) {
+        self.add(head.name, head.kind, head.help, samples);
+    }
+}
 
 type Labels<'a> = [(&'static str, &'a str); 6];
 
@@ -125,24 +140,31 @@ const NETWORK: [NetworkFamily; 8] = [
 pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     let mut page = Page::default();
     if let Some(usage) = usage {
-        let rows = rows(usage);
-        add_cpu(&mut page, &rows);
-        add_memory(&mut page, &rows);
-        for (name, kind, help, value) in SOME {
-            page.add(name, kind, help, rows.iter().filter_map(|row| Some(row.sample(value(row.group)? as f64))));
-        }
-        add_pressure(&mut page, &rows);
-        add_network(&mut page, &rows);
-        let started = rows.iter().filter_map(|row| Some(Sample { at: None, ..row.sample(seconds(row.started?)) }));
-        let help = "Start time of the container since unix epoch in seconds.";
-        page.add("container_start_time_seconds", Kind::Gauge, help, started);
-        let seen = rows.iter().map(|row| row.sample(row.group.taken.at.as_second() as f64));
-        page.add("container_last_seen", Kind::Gauge, "Last time a container was seen by the exporter", seen);
+        families(usage, &mut page);
     }
     let help = "1 if there was an error while getting container metrics, 0 otherwise";
     let value = if usage.is_some() { 0.0 } else { 1.0 };
     page.add("container_scrape_error", Kind::Gauge, help, [Sample { labels: Vec::new(), value, at: None }]);
     page.into_text()
+}
+
+/// Every family, in an order that does not change.
+pub(in crate::server) fn families(usage: &NodeUsage, into: &mut impl Families) {
+    let rows = rows(usage);
+    add_cpu(into, &rows);
+    add_memory(into, &rows);
+    for (name, kind, help, value) in SOME {
+        let samples = rows.iter().filter_map(|row| Some(row.sample(value(row.group)? as f64)));
+        into.take(Head { name, kind, help, labels: &[] }, samples);
+    }
+    add_pressure(into, &rows);
+    add_network(into, &rows);
+    let started = rows.iter().filter_map(|row| Some(Sample { at: None, ..row.sample(seconds(row.started?)) }));
+    let help = "Start time of the container since unix epoch in seconds.";
+    into.take(Head { name: "container_start_time_seconds", kind: Kind::Gauge, help, labels: &[] }, started);
+    let seen = rows.iter().map(|row| row.sample(row.group.taken.at.as_second() as f64));
+    let help = "Last time a container was seen by the exporter";
+    into.take(Head { name: "container_last_seen", kind: Kind::Gauge, help, labels: &[] }, seen);
 }
 
 fn rows(usage: &NodeUsage) -> Vec<Row<'_>> {
@@ -165,14 +187,8 @@ fn rows(usage: &NodeUsage) -> Vec<Row<'_>> {
 
 impl<'a> Row<'a> {
     fn of(group: &'a GroupUsage, [container, image, name, namespace, pod]: [&'a str; 5]) -> Self {
-        let labels = [
-            ("container", container),
-            ("id", group.path.as_str()),
-            ("image", image),
-            ("name", name),
-            ("namespace", namespace),
-            ("pod", pod),
-        ];
+        let [c, i, m, n, s, p] = LABELS;
+        let labels = [(c, container), (i, group.path.as_str()), (m, image), (n, name), (s, namespace), (p, pod)];
         Self { group, labels, started: None, interfaces: &[] }
     }
 
@@ -186,52 +202,57 @@ impl<'a> Row<'a> {
     }
 }
 
-fn add_cpu(page: &mut Page, rows: &[Row<'_>]) {
+fn add_cpu(into: &mut impl Families, rows: &[Row<'_>]) {
     let total =
         rows.iter().filter_map(|row| Some(row.with(&[("cpu", "total")], row.group.cpu.as_ref()?.total as f64 / 1e9)));
     let help = "Cumulative cpu time consumed in seconds.";
-    page.add("container_cpu_usage_seconds_total", Kind::Counter, help, total);
+    let name = "container_cpu_usage_seconds_total";
+    into.take(Head { name, kind: Kind::Counter, help, labels: &["cpu"] }, total);
     for (name, kind, help, value) in CPU {
         let samples = rows.iter().filter_map(|row| Some(row.sample(value(row.group.cpu.as_ref()?))));
-        page.add(name, kind, help, samples);
+        into.take(Head { name, kind, help, labels: &[] }, samples);
     }
     for (name, kind, help, value) in QUOTA {
         let samples = rows.iter().filter_map(|row| Some(row.sample(value(&row.group.cpu.as_ref()?.quota?))));
-        page.add(name, kind, help, samples);
+        into.take(Head { name, kind, help, labels: &[] }, samples);
     }
 }
 
-fn add_memory(page: &mut Page, rows: &[Row<'_>]) {
+fn add_memory(into: &mut impl Families, rows: &[Row<'_>]) {
     for (name, kind, help, value) in MEMORY {
         let samples = rows.iter().filter_map(|row| Some(row.sample(value(row.group.memory.as_ref()?))));
-        page.add(name, kind, help, samples);
+        into.take(Head { name, kind, help, labels: &[] }, samples);
     }
     let faults = rows.iter().filter_map(|row| Some((row, row.group.memory.as_ref()?))).flat_map(|(row, memory)| {
         [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)]
             .map(|(kind, count)| row.with(&[("failure_type", kind), ("scope", "hierarchy")], count as f64))
     });
     let help = "Cumulative count of memory allocation failures.";
-    page.add("container_memory_failures_total", Kind::Counter, help, faults);
+    let labels = &["failure_type", "scope"];
+    into.take(Head { name: "container_memory_failures_total", kind: Kind::Counter, help, labels }, faults);
 }
 
-fn add_pressure(page: &mut Page, rows: &[Row<'_>]) {
+fn add_pressure(into: &mut impl Families, rows: &[Row<'_>]) {
     for (name, what, stalls) in PRESSURE {
         let stalls = || rows.iter().filter_map(|row| Some((row, stalls(row.group)?)));
         let help =
             format!("Total time duration no tasks in the container could make progress due to {what} congestion.");
         let samples = stalls().map(|(row, stalls)| row.sample(stalls.full.total as f64 / 1e6));
-        page.add(&format!("container_pressure_{name}_stalled_seconds_total"), Kind::Counter, &help, samples);
+        let full = format!("container_pressure_{name}_stalled_seconds_total");
+        into.take(Head { name: &full, kind: Kind::Counter, help: &help, labels: &[] }, samples);
         let help = format!("Total time duration tasks in the container have waited due to {what} congestion.");
         let samples = stalls().map(|(row, stalls)| row.sample(stalls.some.total as f64 / 1e6));
-        page.add(&format!("container_pressure_{name}_waiting_seconds_total"), Kind::Counter, &help, samples);
+        let some = format!("container_pressure_{name}_waiting_seconds_total");
+        into.take(Head { name: &some, kind: Kind::Counter, help: &help, labels: &[] }, samples);
     }
 }
 
-fn add_network(page: &mut Page, rows: &[Row<'_>]) {
+fn add_network(into: &mut impl Families, rows: &[Row<'_>]) {
     for (name, help, counter) in NETWORK {
         let samples = rows.iter().flat_map(|row| {
             row.interfaces.iter().map(move |one| row.with(&[("interface", &one.name)], counter(one) as f64))
         });
-        page.add(&format!("container_network_{name}_total"), Kind::Counter, help, samples);
+        let name = format!("container_network_{name}_total");
+        into.take(Head { name: &name, kind: Kind::Counter, help, labels: &["interface"] }, samples);
     }
 }

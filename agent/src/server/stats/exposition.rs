@@ -7,9 +7,19 @@ use jiff::Timestamp;
 /// The format's content type.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// What is said of a family.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::server) struct Family<'a> {
+    pub(in crate::server) name: &'a str,
+    pub(in crate::server) kind: Kind,
+    pub(in crate::server) help: &'a str,
+    /// The labels that its samples have and others do not.
+    pub(in crate::server) labels: &'a [&'static str],
+}
+
 /// What a value is.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(in crate::server) enum Kind {
     /// It only grows.
     Counter,
     /// It goes up and down.
@@ -18,11 +28,11 @@ pub(super) enum Kind {
 
 /// One value.
 #[derive(Debug, Clone)]
-pub(super) struct Sample<'a> {
-    pub(super) labels: Vec<(&'static str, &'a str)>,
-    pub(super) value: f64,
+pub(in crate::server) struct Sample<'a> {
+    pub(in crate::server) labels: Vec<(&'static str, &'a str)>,
+    pub(in crate::server) value: f64,
     /// When it was read; `None` for what does not depend on that.
-    pub(super) at: Option<Timestamp>,
+    pub(in crate::server) at: Option<Timestamp>,
 }
 
 /// A page of metrics.

@@ -1,0 +1,18 @@
+//! The gRPC definitions of the interfaces that node tools know, generated from Kubernetes' own files below `proto`.
+//!
+//! Types and service traits alone: what limpet answers is decided in the agent, `server/cri` and `server/pod_resources`.
+//! The files are those of Kubernetes 1.37.1: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`, without the option `debug_redact`
+//! of four fields, which protoc 3.21 does not know, and `k8s.io/kubelet/pkg/apis/podresources/v1/api.proto`; copyright The
+//! Kubernetes Authors, Apache-2.0.
+
+/// The Container Runtime Interface, `runtime.v1`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod runtime {
+    tonic::include_proto!("runtime.v1");
+}
+
+/// kubelet's PodResources API, `v1`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod pod_resources {
+    tonic::include_proto!("v1");
+}

@@ -1,0 +1,43 @@
+//! `ExecSync`: a command in a container, and what it wrote.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tonic::Status;
+
+use super::super::exec::ExecState;
+use limpet_containerd::exec::{ExecError, ExecRequest, Executed, run};
+use limpet_node_api::runtime as cri;
+
+/// How much of each of the two outputs is returned; kubelet's bound for both. The rest is read and dropped.
+const MAX_OUTPUT: usize = 8 << 20;
+
+/// Runs the command to its end; a client that leaves ends it.
+///
+/// # Errors
+/// `DEADLINE_EXCEEDED` after the request's time, in seconds; zero is none.
+pub(super) async fn exec_sync(
+    state: &ExecState,
+    container_id: String,
+    request: cri::ExecSyncRequest,
+) -> Result<cri::ExecSyncResponse, Status> {
+    let limit = u64::try_from(request.timeout).map_err(|_| Status::invalid_argument("a negative timeout"))?;
+    let command = ExecRequest { container_id, command: request.cmd, tty: false, stdin: false };
+    let running = run(&state.client, &state.fifo_dir, command, MAX_OUTPUT);
+    let ended = match limit {
+        0 => running.await,
+        seconds => timeout(Duration::from_secs(seconds), running)
+            .await
+            .map_err(|_| Status::deadline_exceeded(format!("the command was killed after {seconds} s")))?,
+    };
+    let Executed { code, stdout, stderr } = ended.map_err(|error| failed(&error))?;
+    Ok(cri::ExecSyncResponse { stdout, stderr, exit_code: code })
+}
+
+fn failed(error: &ExecError) -> Status {
+    match error {
+        ExecError::NoCommand => Status::invalid_argument(error.to_string()),
+        ExecError::NotRunning { .. } => Status::failed_precondition(error.to_string()),
+        _ => Status::unknown(error.to_string()),
+    }
+}

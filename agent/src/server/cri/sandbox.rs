@@ -1,0 +1,139 @@
+//! A pod as CRI has it. limpet has no pause container: the sandbox is the pod itself, under an id that follows from its UID.
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_openapi::api::core::v1::PodSpec;
+use serde_json::json;
+
+use super::container::{Run, nanoseconds};
+use limpet_containerd::record::{LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID};
+use limpet_core::status::observed::ObservedPod;
+use limpet_model::container::pod_id;
+use limpet_model::pod::{PodRecord, is_terminal_phase};
+use limpet_node_api::runtime as cri;
+
+/// The id of a pod's sandbox.
+pub(super) fn id(pod: &ObservedPod) -> String {
+    pod_id(&pod.record.uid)
+}
+
+/// The pod among others.
+pub(super) fn item(pod: &ObservedPod) -> cri::PodSandbox {
+    cri::PodSandbox {
+        id: id(pod),
+        metadata: Some(metadata(&pod.record)),
+        state: state(pod) as i32,
+        created_at: created_at(pod),
+        labels: labels(&pod.record),
+        annotations: annotations(&pod.record),
+        runtime_handler: runtime_handler(&pod.record),
+    }
+}
+
+/// What is known of it.
+pub(super) fn status(pod: &ObservedPod) -> cri::PodSandboxStatus {
+    let ips = pod.status.pod_ips.iter().flatten().map(|ip| cri::PodIp { ip: ip.ip.clone() });
+    let network = cri::PodSandboxNetworkStatus {
+        // Of a pod in the node's network there is none to tell, as with containerd.
+        ip: pod.status.pod_ip.clone().filter(|_| !pod.record.host_network()).unwrap_or_default(),
+        additional_ips: ips.skip(1).filter(|_| !pod.record.host_network()).collect(),
+    };
+    let options = namespaces(pod.record.spec());
+    cri::PodSandboxStatus {
+        id: id(pod),
+        metadata: Some(metadata(&pod.record)),
+        state: state(pod) as i32,
+        created_at: created_at(pod),
+        network: Some(network),
+        linux: Some(cri::LinuxPodSandboxStatus { namespaces: Some(cri::Namespace { options: Some(options) }) }),
+        labels: labels(&pod.record),
+        annotations: annotations(&pod.record),
+        runtime_handler: runtime_handler(&pod.record),
+    }
+}
+
+/// What a verbose status has more: what limpet knows of the pod and CRI has no field for.
+pub(super) fn info(pod: &ObservedPod) -> HashMap<String, String> {
+    let record = &pod.record;
+    let info = json!({
+        "source": record.source.as_str(),
+        "origin": &*record.origin,
+        "phase": pod.status.phase,
+        "note": pod.note,
+        "qosClass": pod.status.qos_class,
+        "containers": Run::of(pod).iter().map(|run| json!({ "name": run.name(), "id": run.id })).collect::<Vec<_>>(),
+    });
+    HashMap::from([("info".to_owned(), info.to_string())])
+}
+
+/// Name, namespace and UID.
+pub(super) fn metadata(record: &PodRecord) -> cri::PodSandboxMetadata {
+    cri::PodSandboxMetadata {
+        name: record.key.name().to_owned(),
+        uid: record.uid.to_string(),
+        namespace: record.key.namespace().to_owned(),
+        attempt: 0,
+    }
+}
+
+/// The attributes that figures come with.
+pub(super) fn attributes(record: &PodRecord) -> cri::PodSandboxAttributes {
+    cri::PodSandboxAttributes {
+        id: pod_id(&record.uid),
+        metadata: Some(metadata(record)),
+        labels: labels(record),
+        annotations: annotations(record),
+    }
+}
+
+/// Ready: it has its namespaces and its network, and has not ended.
+pub(super) fn state(pod: &ObservedPod) -> cri::PodSandboxState {
+    let has_ended = pod.status.phase.as_deref().is_some_and(is_terminal_phase);
+    let has_started = pod.status.pod_ip.is_some() || pod.containers.values().any(|container| container.pid.is_some());
+    match has_started && !has_ended {
+        true => cri::PodSandboxState::SandboxReady,
+        false => cri::PodSandboxState::SandboxNotready,
+    }
+}
+
+/// The pod's own labels, and those by which kubelet names it.
+pub(super) fn labels(record: &PodRecord) -> HashMap<String, String> {
+    let own = record.pod.metadata.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
+    own.chain(names(record)).collect()
+}
+
+/// The labels by which kubelet names a pod.
+pub(super) fn names(record: &PodRecord) -> [(String, String); 3] {
+    [
+        (LABEL_POD_NAME, record.key.name()),
+        (LABEL_POD_NAMESPACE, record.key.namespace()),
+        (LABEL_POD_UID, record.uid.as_str()),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+}
+
+fn annotations(record: &PodRecord) -> HashMap<String, String> {
+    let none = BTreeMap::new();
+    let all = record.pod.metadata.annotations.as_ref().unwrap_or(&none);
+    all.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+fn created_at(pod: &ObservedPod) -> i64 {
+    pod.status.start_time.as_ref().map_or(0, |time| nanoseconds(time.0))
+}
+
+fn runtime_handler(record: &PodRecord) -> String {
+    record.spec().runtime_class_name.clone().unwrap_or_default()
+}
+
+fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
+    use cri::NamespaceMode::{Container, Node, Pod};
+    let mode = |host: Option<bool>, own| if host == Some(true) { Node } else { own } as i32;
+    let processes = if spec.share_process_namespace == Some(true) { Pod } else { Container };
+    cri::NamespaceOption {
+        network: mode(spec.host_network, Pod),
+        pid: mode(spec.host_pid, processes),
+        ipc: mode(spec.host_ipc, Pod),
+        ..cri::NamespaceOption::default()
+    }
+}
