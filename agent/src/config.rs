@@ -258,6 +258,11 @@ impl Config {
         }
     }
 
+    /// The path of the socket of PodResources: kubelet's, below the root directory.
+    pub fn pod_resources_socket(&self) -> PathBuf {
+        self.root_dir.join("pod-resources/kubelet.sock")
+    }
+
     /// The database, see [`crate::store`].
     pub fn database(&self) -> PathBuf {
         self.root_dir.join("limpet.db")

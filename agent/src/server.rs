@@ -51,6 +51,7 @@ pub mod kubelet;
 pub mod local;
 pub mod logs;
 mod node_logs;
+mod pod_resources;
 mod pods;
 pub mod port_forward;
 mod reviewer;
@@ -195,6 +196,12 @@ pub async fn serve(
 pub async fn serve_cri(listener: UnixListener, state: CriState, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state.server));
     serve_grpc(listener, lookup, cri::services(state), stop).await;
+}
+
+/// Serves kubelet's PodResources on its socket until `stop`, to those who may use the local socket.
+pub async fn serve_pod_resources(listener: UnixListener, state: ServerState, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    serve_grpc(listener, lookup, pod_resources::services(state), stop).await;
 }
 
 async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services: Router, stop: CancellationToken) {

@@ -1,10 +1,12 @@
-//! The CRI socket, as node tools use it: crictl against a real limpet.
+//! What node tools ask over gRPC: crictl on the CRI socket, and a client of PodResources, against a real limpet.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_node_api::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
+use limpet_node_api::pod_resources::{AllocatableResourcesRequest, GetPodResourcesRequest, ListPodResourcesRequest};
 use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::container_id;
@@ -17,8 +19,12 @@ fn main() -> ExitCode {
         case!(crictl_shows_what_runs).on(|node| (node.cni, node.crictl) = (true, true)),
         case!(crictl_streams).on(|node| (node.cni, node.crictl) = (true, true)),
         case!(crictl_changes_nothing_and_pods_are_refused).on(|node| node.crictl = true),
+        case!(pod_resources_are_the_devices_of_containers).on(|node| node.limpet = vec![MODEM.to_owned()]),
     ])
 }
+
+/// A device, as the LimpetConfiguration names it.
+const MODEM: &str = "devices: {example.com/modem: {paths: [/dev/kmsg], exclusive: true}}";
 
 fn socket(node: &TestNode) -> PathBuf {
     node.agent.settings().run().join("cri.sock")
@@ -196,4 +202,35 @@ fn crictl_changes_nothing_and_pods_are_refused(node: &mut TestNode) -> Result<()
     let refused = format!("{refused:#}");
     ensure!(refused.contains("PermissionDenied") && refused.contains("socketAllowedPods"), "{refused}");
     node.wait_event("LocalSocketRefused")
+}
+
+fn pod_resources_are_the_devices_of_containers(node: &mut TestNode) -> Result<()> {
+    let limits = json!({ "resources": { "limits": { "example.com/modem": 1 } } });
+    let containers = json!({ "containers": [with(shell("main", IDLE), limits), shell("plain", IDLE)] });
+    node.apply(&pod("web", containers))?;
+    node.wait_running("web")?;
+    let name = node.full_name("web");
+    let socket = node.agent.settings().root().join("pod-resources/kubelet.sock");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut client = PodResourcesListerClient::new(containerd_client::connect(&socket).await?);
+        let listed = client.list(ListPodResourcesRequest {}).await?.into_inner().pod_resources;
+        let [web] = &listed[..] else { anyhow::bail!("{listed:?}") };
+        let [main, plain] = &web.containers[..] else { anyhow::bail!("{web:?}") };
+        let [device] = &main.devices[..] else { anyhow::bail!("{main:?}") };
+        ensure!(
+            web.name == name
+                && (device.resource_name.as_str(), &*device.device_ids)
+                    == ("example.com/modem", &["/dev/kmsg".to_owned()][..])
+        );
+        ensure!(plain.devices.is_empty() && main.cpu_ids.is_empty(), "{web:?}");
+        let request = GetPodResourcesRequest { pod_name: name, pod_namespace: "default".to_owned() };
+        ensure!(client.get(request).await?.into_inner().pod_resources.as_ref() == Some(web));
+        let missing = GetPodResourcesRequest { pod_name: "none".to_owned(), pod_namespace: "default".to_owned() };
+        let Err(missing) = client.get(missing).await else { anyhow::bail!("a pod that is not there was shown") };
+        ensure!(missing.message() == "pod none in namespace default not found", "{missing}");
+        let all = client.get_allocatable_resources(AllocatableResourcesRequest {}).await?.into_inner();
+        ensure!(all.devices == [device.clone()] && all.cpu_ids.is_empty(), "{all:?}");
+        Ok(())
+    })
 }

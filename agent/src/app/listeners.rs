@@ -59,6 +59,14 @@ pub(super) fn start_cri(shared: &Shared, state: CriState) {
     }
 }
 
+/// Serves kubelet's PodResources, unless its socket cannot be had.
+pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
+    match server::bind(&shared.config.pod_resources_socket()) {
+        Ok(listener) => drop(shared.tasks.spawn(server::serve_pod_resources(listener, state, shared.stop.clone()))),
+        Err(error) => tracing::error!(error = chain(&error), "PodResources is not served"),
+    }
+}
+
 /// Listens at `address`, which the key `name` asks for, once it can be had. `None`: the agent stops.
 fn listening(
     shared: &Shared,
