@@ -54,6 +54,7 @@ use crate::source::push;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
+use crate::usage::disks::{DiskMeter, MeasureDisks};
 use crate::usage::{Meter, NodeReader};
 use crate::worker::WorkerContext;
 use crate::worker::node_claims::{NodeClaims, NodeOffer};
@@ -187,7 +188,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         observer,
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
-        meter: Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() })),
+        meter: meter(&shared, &executor),
         health: shared.health.clone(),
     };
     let diff = DiffState {
@@ -306,6 +307,13 @@ async fn shared(
         tasks: TaskTracker::new(),
         config,
     }
+}
+
+/// Measures what the node and its pods use, for whoever asks.
+fn meter(shared: &Shared, executor: &Arc<ContainerdExecutor>) -> Meter {
+    let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
+    let disks = DiskMeter::new(measure, config.volume_stats_period, shared.tasks.clone(), shared.stop.clone());
+    Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() }), disks)
 }
 
 /// Asks containerd for an image; an error is reported by whoever pulls it.

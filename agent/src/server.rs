@@ -2,7 +2,7 @@
 //! routes on the network.
 //!
 //! Handlers read snapshots and render them, pass a push to the push source and a debug container to its pod, or have the
-//! kernel's counters read ([`crate::usage`]); none waits for a container or calls containerd.
+//! kernel's counters read ([`crate::usage`]); none waits for a container.
 //! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
 //! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
 //! A connection costs one task; the number of connections, request size and request time are bounded.

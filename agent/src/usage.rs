@@ -1,8 +1,9 @@
 //! What the node, its pods and their containers use: read from the kernel when somebody asks, and at no other time.
 //!
-//! Nothing is sampled. The one thing kept between two requests is each group's last reading ([`rates`]), which the first
-//! request brings: CPU use is a difference of two.
+//! Nothing is sampled. What is kept between two requests is each group's last reading ([`rates`]), because CPU use is a
+//! difference of two, and the last measurement of each pod's disk ([`disks`]), because that is dear.
 
+pub mod disks;
 pub mod rates;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
+use disks::{DiskMeter, Disks};
 use limpet_core::status::observed::{ObservedContainer, ObservedPod, ObservedPods};
 use limpet_host::blocking::{self, DEADLINE, Progress};
 use limpet_host::cgroup::Cgroups;
@@ -99,13 +101,19 @@ pub trait ReadUsage: fmt::Debug + Send + Sync {
 #[derive(Debug, Clone)]
 pub struct Meter {
     reader: Arc<dyn ReadUsage>,
+    disks: DiskMeter,
     rates: Arc<Mutex<Rates>>,
 }
 
 impl Meter {
     /// A meter that has read nothing yet.
-    pub fn new(reader: Arc<dyn ReadUsage>) -> Self {
-        Self { reader, rates: Arc::default() }
+    pub fn new(reader: Arc<dyn ReadUsage>, disks: DiskMeter) -> Self {
+        Self { reader, disks, rates: Arc::default() }
+    }
+
+    /// What images and these pods take on disk; some of it as it was a while ago.
+    pub async fn disks(&self, pods: &ObservedPods) -> Disks {
+        self.disks.disks(pods).await
     }
 
     /// What was used until now.
@@ -147,9 +155,7 @@ impl ReadUsage for NodeReader {
             })
             .await?;
             if depth == Depth::Whole {
-                let root = self.root.clone();
-                let space = blocking::run(root.clone(), DEADLINE, move |_| file_system::space(&root)).await;
-                usage.disk = space.and_then(|space| space).ok();
+                usage.disk = file_system::space_of(self.root.clone()).await.ok();
             }
             Ok(usage)
         })

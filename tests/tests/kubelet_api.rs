@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         case!(callers_by_their_certificates).on(|node| node.agent = false),
         case!(ports_without_certificates).on(|node| node.agent = false),
         case!(figures_are_those_of_the_cgroups).on(|node| (node.agent, node.cni) = (false, true)),
+        case!(disks_have_the_figures_of_what_lies_on_them).on(|node| node.agent = false),
         case!(limpet_forwards_ports_of_a_pod_until_it_ends).on(|node| node.cni = true),
     ])
 }
@@ -222,6 +223,61 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
         of_pod(node, &summary("")?, "burn").is_null() && !page("/metrics/resource")?.contains("pod=\"burn"),
         "kept"
     );
+    Ok(())
+}
+
+/// What a pod writes into its layer, its volumes and its log is in the summary, as it was measured the first time.
+fn disks_have_the_figures_of_what_lies_on_them(node: &mut TestNode) -> Result<()> {
+    let port = Port::claim()?;
+    let keys = format!("address: 127.0.0.1\nreadOnlyPort: {}", port.number);
+    node.agent.reconfigure(|settings| settings.kubelet.extend(keys.lines().map(str::to_owned)))?;
+    node.agent.start()?;
+    let write = |path: &str, mebibytes: u64| format!("head -c {} /dev/zero > {path}; ", mebibytes << 20);
+    let script =
+        format!("{}{}{}sync; echo written; {IDLE}", write("/layer", 4), write("/data/f", 8), write("/memory/f", 2));
+    let mounts = json!([{ "name": "data", "mountPath": "/data" }, { "name": "memory", "mountPath": "/memory" }]);
+    node.apply(&pod(
+        "store",
+        json!({
+            "containers": [with(shell("main", &script), json!({ "volumeMounts": mounts }))],
+            "volumes": [
+                { "name": "data", "emptyDir": {} },
+                { "name": "memory", "emptyDir": { "medium": "Memory", "sizeLimit": "16Mi" } },
+                { "name": "host", "hostPath": { "path": "/tmp" } },
+            ],
+        }),
+    ))?;
+    node.wait_logged("store", "main", "written")?;
+    let summary = |query: &str| -> Result<Value> {
+        let url = format!("http://127.0.0.1:{}/stats/summary{query}", port.number);
+        let (status, body) = wait::until(wait::SOON, "the read-only port", || get(&url, None).ok())?;
+        ensure!(status == 200, "{status}: {body}");
+        Ok(serde_json::from_str(&body)?)
+    };
+    let basic = of_pod(node, &summary("?only_cpu_and_memory=true")?, "store");
+    ensure!(basic["volume"].is_null() && basic["containers"][0]["rootfs"].is_null(), "{basic}");
+
+    let first = summary("")?;
+    let store = of_pod(node, &first, "store");
+    let main = &store["containers"][0];
+    let bytes = |stats: &Value| stats["usedBytes"].as_u64();
+    // The directories themselves take a little.
+    let near = |stats: &Value, mebibytes: u64| between(mebibytes << 20, bytes(stats), (mebibytes << 20) + (256 << 10));
+    near(&main["rootfs"], 4).with_context(|| store.to_string())?;
+    between(1, bytes(&main["logs"]), 64 << 10).with_context(|| store.to_string())?;
+    let volumes: Vec<_> = store["volume"].as_array().into_iter().flatten().collect();
+    let names: Vec<_> = volumes.iter().filter_map(|volume| volume["name"].as_str()).collect();
+    ensure!(names == ["data", "memory"], "{store}");
+    near(volumes[0], 8).and(near(volumes[1], 2)).with_context(|| store.to_string())?;
+    ensure!(volumes[1]["capacityBytes"] == 16 << 20, "{store}");
+    near(&store["ephemeral-storage"], 12).with_context(|| store.to_string())?;
+    let runtime = &first["node"]["runtime"];
+    ensure!(bytes(&runtime["imageFs"]) > bytes(&main["rootfs"]), "{runtime}");
+    ensure!(runtime["imageFs"] == runtime["containerFs"] && runtime["imageFs"]["capacityBytes"].is_u64(), "{runtime}");
+
+    node.exec("store", "main", &["/bin/sh", "-c", &write("/data/more", 8)])?;
+    let again = of_pod(node, &summary("")?, "store");
+    ensure!(again["volume"] == store["volume"], "measured twice in a minute: {again}");
     Ok(())
 }
 

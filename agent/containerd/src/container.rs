@@ -3,18 +3,17 @@
 //! Sequence and pitfalls: `docs/containerd.md`, "Start of a container". Every call that stops or deletes something treats
 //! `NotFound` as success.
 
+mod layers;
 pub mod runtime;
 mod update;
 mod view;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use containerd_client::services::v1::containers_client::ContainersClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
-use containerd_client::services::v1::snapshots::{
-    ListSnapshotsRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, UsageRequest,
-};
+use containerd_client::services::v1::snapshots::{PrepareSnapshotRequest, RemoveSnapshotRequest};
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::{
     Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest, DeleteTaskRequest,
@@ -31,7 +30,6 @@ use super::attach::AttachPoint;
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record;
-use limpet_host::disk_usage::DiskUsage;
 use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
@@ -152,20 +150,6 @@ impl Containers {
             records.push((ContainerId::new(container.id.as_str()), record::recorded(&container.extensions)));
         }
         Ok(records)
-    }
-
-    /// The keys of all writable snapshots.
-    async fn active_snapshots(&self) -> Result<HashSet<String>, RuntimeError> {
-        let failed = |status| RuntimeError::of("Snapshots.List", "the node", status);
-        let filters = vec!["kind==active".to_owned()];
-        let message = ListSnapshotsRequest { snapshotter: self.config.snapshotter.clone(), filters };
-        let request = self.client.call("Snapshots.List", message);
-        let mut pages = self.snapshots().list(request).await.map_err(failed)?.into_inner();
-        let mut keys = HashSet::new();
-        while let Some(page) = pages.message().await.map_err(failed)? {
-            keys.extend(page.info.into_iter().map(|snapshot| snapshot.name));
-        }
-        Ok(keys)
     }
 
     /// The task of one container.
@@ -322,20 +306,6 @@ impl Containers {
         found(self.snapshots().remove(self.client.call("Snapshots.Remove", message)).await)
             .map(|_| ())
             .map_err(|status| RuntimeError::of("Snapshots.Remove", id.as_str(), status))
-    }
-
-    /// The bytes of the container's writable layer, as containerd counts them; a missing one has none.
-    pub async fn layer_usage(&self, id: &ContainerId) -> Result<DiskUsage, RuntimeError> {
-        let message = UsageRequest { snapshotter: self.config.snapshotter.clone(), key: id.to_string() };
-        match self.snapshots().usage(self.client.call("Snapshots.Usage", message)).await {
-            Ok(usage) => {
-                let usage = usage.into_inner();
-                let count = |number: i64| u64::try_from(number).unwrap_or_default();
-                Ok(DiskUsage { bytes: count(usage.size), inodes: count(usage.inodes) })
-            }
-            Err(status) if status.code() == Code::NotFound => Ok(DiskUsage::default()),
-            Err(status) => Err(RuntimeError::of("Snapshots.Usage", id.as_str(), status)),
-        }
     }
 
     async fn delete_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {

@@ -40,11 +40,6 @@ fn disk_volumes(spec: &PodSpec) -> impl Iterator<Item = (&Volume, Option<&Quanti
     spec.volumes.iter().flatten().filter(on_disk).map(|volume| (volume, size_limit(volume)))
 }
 
-/// The names of the pod's emptyDirs on disk.
-pub fn disk_volume_names(spec: &PodSpec) -> impl Iterator<Item = &str> {
-    disk_volumes(spec).map(|(volume, _)| volume.name.as_str())
-}
-
 /// A limit of zero is none.
 fn size_limit(volume: &Volume) -> Option<&Quantity> {
     volume.empty_dir.as_ref()?.size_limit.as_ref().filter(|limit| amount(limit) > 0)

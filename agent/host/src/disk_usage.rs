@@ -1,4 +1,5 @@
-//! How much a directory takes on its disk: a walk that has a deadline, stays on one file system and follows no symlink.
+//! How much a directory takes on its disk: a walk that is bounded in time and entries, stays on one file system and follows no
+//! symlink.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,6 +11,9 @@ use rustix::fs::{CWD, Dir, Mode, OFlags};
 
 /// The size of a block of `stat`.
 const BLOCK: u64 = 512;
+
+/// A walk ends after so many files and directories: each one costs a call, and a hard link's number is kept meanwhile.
+const MOST_ENTRIES: u64 = 1_000_000;
 
 /// What is allocated on a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,21 +31,37 @@ impl std::ops::AddAssign for DiskUsage {
     }
 }
 
-/// What is allocated for `path` and all below it, or for what was seen of it by `until`: never more than there is. A
-/// missing one takes nothing, and what vanishes meanwhile neither.
+/// What a walk has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Walk {
+    /// What was seen: never more than there is.
+    pub seen: DiskUsage,
+    /// Whether that is all: the walk was not cut short.
+    pub complete: bool,
+}
+
+impl Walk {
+    /// What there is, if all of it was seen.
+    pub fn whole(self) -> Option<DiskUsage> {
+        self.complete.then_some(self.seen)
+    }
+}
+
+/// What is allocated for `path` and all below it, or for what was seen of it by `until`. A missing one takes nothing, and
+/// what vanishes meanwhile neither.
 ///
 /// # Errors
 /// It cannot be read.
-pub fn disk_usage(path: &Path, until: Instant) -> io::Result<DiskUsage> {
+pub fn disk_usage(path: &Path, until: Instant) -> io::Result<Walk> {
     let top = match path.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(DiskUsage::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Walk { complete: true, ..Walk::default() }),
         top => top?,
     };
-    let (mut used, mut linked) = (DiskUsage { bytes: top.blocks() * BLOCK, inodes: 1 }, HashSet::new());
+    let (mut seen, mut linked) = (DiskUsage { bytes: top.blocks() * BLOCK, inodes: 1 }, HashSet::new());
     let mut directories = if top.is_dir() { vec![path.to_owned()] } else { Vec::new() };
     while let Some(directory) = directories.pop() {
-        if Instant::now() >= until {
-            break;
+        if Instant::now() >= until || seen.inodes >= MOST_ENTRIES {
+            return Ok(Walk { seen, complete: false });
         }
         // NOFOLLOW: a container may put a symlink in the place of what was a directory.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -56,13 +76,13 @@ pub fn disk_usage(path: &Path, until: Instant) -> io::Result<DiskUsage> {
             if found.dev() != top.dev() || found.nlink() > 1 && !found.is_dir() && !linked.insert(found.ino()) {
                 continue;
             }
-            used += DiskUsage { bytes: found.blocks() * BLOCK, inodes: 1 };
+            seen += DiskUsage { bytes: found.blocks() * BLOCK, inodes: 1 };
             if found.is_dir() {
                 directories.push(path);
             }
         }
     }
-    Ok(used)
+    Ok(Walk { seen, complete: true })
 }
 
 #[cfg(test)]
@@ -79,7 +99,7 @@ mod tests {
         std::fs::create_dir_all(root.join("sub/deep")).unwrap();
         std::fs::create_dir(&outside).unwrap();
         let later = Instant::now() + Duration::from_secs(600);
-        let bytes = |path: &Path, until| disk_usage(path, until).unwrap().bytes;
+        let bytes = |path: &Path, until| disk_usage(path, until).unwrap().seen.bytes;
         let empty = bytes(&root, later);
         std::fs::write(root.join("sub/deep/file"), vec![1; 1 << 20]).unwrap();
         std::fs::hard_link(root.join("sub/deep/file"), root.join("again")).unwrap();
@@ -88,9 +108,11 @@ mod tests {
         std::fs::File::create(root.join("sparse")).unwrap().set_len(1 << 30).unwrap();
         let used = bytes(&root, later) - empty;
         assert!((1 << 20..2 << 20).contains(&used), "{used}");
-        let inodes = disk_usage(&root, later).unwrap().inodes;
+        let walk = disk_usage(&root, later).unwrap();
+        let inodes = walk.whole().unwrap().inodes;
         assert_eq!(inodes, 6, "the root, two directories, two files, a link; a hard link is no inode of its own");
-        assert!(bytes(&root, Instant::now()) < 1 << 20, "no time left: what was seen");
-        assert_eq!(disk_usage(&root.join("none"), later).unwrap(), DiskUsage::default());
+        let cut = disk_usage(&root, Instant::now()).unwrap();
+        assert!(cut.seen.bytes < 1 << 20 && cut.whole().is_none(), "no time left: what was seen");
+        assert_eq!(disk_usage(&root.join("none"), later).unwrap().whole(), Some(DiskUsage::default()));
     }
 }

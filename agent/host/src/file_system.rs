@@ -1,9 +1,12 @@
 //! File systems that change without inotify events: another host, a user-space program, or the layers below an overlay
 //! changes them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{stat, statfs, statvfs};
+
+use crate::blocking::{self, DEADLINE};
+use crate::disk_usage::DiskUsage;
 
 /// By `statfs` type (`linux/magic.h`, and the file systems' own headers).
 const HIDING: [(u32, &str); 13] = [
@@ -44,6 +47,24 @@ pub struct Space {
     pub inodes_free: u64,
     /// Which file system it is: its device.
     pub device: u64,
+}
+
+impl Space {
+    /// What is taken of it.
+    pub fn used(&self) -> DiskUsage {
+        DiskUsage {
+            bytes: self.capacity.saturating_sub(self.free),
+            inodes: self.inodes.saturating_sub(self.inodes_free),
+        }
+    }
+}
+
+/// The space of the file system at `path`, which may not answer.
+///
+/// # Errors
+/// As [`space`], and `TimedOut` without an answer.
+pub async fn space_of(path: PathBuf) -> std::io::Result<Space> {
+    blocking::run(path.clone(), DEADLINE, move |_| space(&path)).await?
 }
 
 /// The space of the file system at `path`. Blocks.

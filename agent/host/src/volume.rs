@@ -29,6 +29,7 @@ mod host_path;
 mod hostname;
 mod hosts;
 mod image;
+mod measured;
 mod mounts;
 mod payload;
 mod preparation;
@@ -50,6 +51,7 @@ use k8s_openapi::api::core::v1::Container;
 pub use self::dns::ClusterDns;
 pub use self::env_file::read_env_file;
 pub use self::hostname::{PodHostname, pod_hostname};
+pub use self::measured::MeasuredVolume;
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};
 use limpet_model::object::{ObjectKind, PodObjects};
@@ -327,6 +329,12 @@ impl Volumes {
     /// Where an emptyDir lies.
     pub fn empty_dir(&self, uid: &PodUid, volume: &str) -> PathBuf {
         empty_dir::EmptyDir::path(&self.settings.pod_dir(uid), volume)
+    }
+
+    /// The pod's volumes that are measured.
+    pub fn measured<'a>(&self, pod: &'a PodRecord) -> impl Iterator<Item = MeasuredVolume> + use<'a> {
+        let pod_dir = self.settings.pod_dir(&pod.uid);
+        pod.spec().volumes.iter().flatten().filter_map(move |volume| measured::measured(volume, &pod_dir))
     }
 
     /// The directory of a pod's files, the subject of blocking calls on them.

@@ -93,8 +93,6 @@ pub fn pids() -> Option<Observation> {
 }
 
 async fn space(path: &Path) -> Option<Space> {
-    let at = path.to_owned();
-    let measured = blocking::run(at.clone(), blocking::DEADLINE, move |_| file_system::space(&at)).await;
-    let space = measured.and_then(|measured| measured);
+    let space = file_system::space_of(path.to_owned()).await;
     space.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "a disk is not measured")).ok()
 }

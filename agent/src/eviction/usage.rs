@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use super::meter::Measured;
 use crate::executor::containerd::ContainerdExecutor;
-use crate::executor::containerd::storage::PodDisk;
+use crate::usage::disks::PodDisk;
 use limpet_core::eviction::Signal;
 use limpet_core::eviction::rank::Candidate;
 use limpet_core::status::observed::ObservedPod;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
-use limpet_host::disk_usage::DiskUsage;
+use limpet_host::disk_usage::{DiskUsage, Walk};
 
 /// Measures the pods for the signal.
 pub(super) async fn candidates(
@@ -44,21 +44,22 @@ fn of_cgroup(cgroups: &Cgroups, signal: Signal, pod: &ObservedPod) -> Candidate 
 
 async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, pod: &ObservedPod) -> Candidate {
     let of_images = node.own_image_disk && node.images_take(signal);
-    let PodDisk { layers, logs, volumes } = executor.pod_disk(&pod.record, &pod.containers).await;
+    let PodDisk { containers, volumes } = executor.pod_disk(&pod.record, &pod.containers).await;
     let counts_bytes = matches!(signal, Signal::NodefsAvailable | Signal::ImagefsAvailable);
-    let amount = |usage: &DiskUsage| if counts_bytes { usage.bytes } else { usage.inodes };
-    let sum = |usages: &[(String, DiskUsage)]| -> u64 { usages.iter().map(|(_, usage)| amount(usage)).sum() };
+    let amount = |usage: DiskUsage| if counts_bytes { usage.bytes } else { usage.inodes };
+    // What was not seen counts as nothing.
+    let seen = |walk: Option<Walk>| amount(walk.unwrap_or_default().seen);
+    let layers: u64 = containers.iter().map(|one| amount(one.layer.unwrap_or_default())).sum();
+    let logs: u64 = containers.iter().map(|one| seen(one.logs)).sum();
+    let volumes: u64 = volumes.iter().filter(|one| one.ephemeral).map(|one| seen(one.used)).sum();
     // With a disk of their own, layers take of that alone, and nothing else does.
     let used = match (node.own_image_disk, of_images) {
-        (true, true) => sum(&layers),
-        (true, false) => sum(&logs) + amount(&volumes),
-        (false, _) => sum(&layers) + sum(&logs) + amount(&volumes),
+        (true, true) => layers,
+        (true, false) => logs + volumes,
+        (false, _) => layers + logs + volumes,
     };
     // kubelet names containers for what can be requested.
-    let of = |usages: &[(String, DiskUsage)], name: &String| {
-        usages.iter().find(|(other, _)| other == name).map_or(0, |(_, usage)| amount(usage))
-    };
-    let named = pod.containers.keys().filter(|_| counts_bytes);
-    let containers = named.map(|name| (name.clone(), of(&layers, name) + of(&logs, name))).collect();
+    let named = containers.into_iter().filter(|_| counts_bytes);
+    let containers = named.map(|one| (one.name, amount(one.layer.unwrap_or_default()) + seen(one.logs))).collect();
     Candidate { record: Arc::clone(&pod.record), used, containers }
 }

@@ -1,6 +1,7 @@
 //! kubelet's figures: `/stats/summary` and the pages for Prometheus below `/metrics/`.
 //!
-//! Each request reads the kernel's counters, off the agent's thread ([`crate::usage`]), and renders what it has read.
+//! Each request reads the kernel's counters, off the agent's thread ([`crate::usage`]), and renders what it has read. The
+//! Summary has what directories take, too, as it was measured a while ago at the most.
 
 pub(super) mod cadvisor;
 pub(super) mod exposition;
@@ -32,8 +33,10 @@ pub(super) struct SummaryQuery {
 pub(super) async fn summary(State(state): State<ServerState>, Query(query): Query<SummaryQuery>) -> Response {
     let basic = query.only_cpu_and_memory.as_deref() == Some("true");
     let depth = if basic { Depth::Basic } else { Depth::Whole };
-    match state.meter.usage_and_rates(state.observed.load(), depth).await {
-        Ok((usage, nano_cores)) => json(&summary::summary(&state.node_name, &usage, &nano_cores)),
+    let pods = state.observed.load();
+    let disks = if basic { None } else { Some(state.meter.disks(&pods).await) };
+    match state.meter.usage_and_rates(pods, depth).await {
+        Ok((usage, nano_cores)) => json(&summary::summary(&state.node_name, &usage, &nano_cores, disks.as_ref())),
         Err(error) => failed(&error),
     }
 }

@@ -1,17 +1,23 @@
-//! Measures what a pod takes on disk: when it may not take all there is, and when the disk is short of room.
+//! Measures what a pod takes on disk: when it may not take all there is, when the disk is short of room, and when somebody
+//! asks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
+
 use super::ContainerdExecutor;
 use crate::status::event::EventType;
+use crate::usage::disks::{ContainerDisk, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 use limpet_core::outcome::Outcome;
 use limpet_core::state::PodState;
-use limpet_core::status::observed::ObservedContainer;
-use limpet_core::storage::{StorageUsage, disk_volume_names, excess, measured};
+use limpet_core::status::observed::{ObservedContainer, ObservedPod};
+use limpet_core::storage::{StorageUsage, excess, measured};
 use limpet_host::blocking::{self, DEADLINE};
-use limpet_host::disk_usage::{DiskUsage, disk_usage};
+use limpet_host::disk_usage::{DiskUsage, Walk, disk_usage};
+use limpet_host::file_system;
+use limpet_host::volume::MeasuredVolume;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::EVICTED;
@@ -32,15 +38,16 @@ impl ContainerdExecutor {
         let mut usage = StorageUsage::default();
         for volume in volumes {
             let used = self.walk(&record.key, self.volumes.empty_dir(&record.uid, volume)).await;
-            usage.volumes.insert(volume.to_owned(), used.bytes);
+            usage.volumes.insert(volume.to_owned(), used.unwrap_or_default().seen.bytes);
         }
         for slot in pod.containers.iter().filter(|_| containers) {
             let layer = match &slot.instance {
                 Some(instance) => self.layer_of(&record.key, &instance.id).await,
-                None => DiskUsage::default(),
+                None => None,
             };
             let logs = self.walk(&record.key, self.logs.container_log_dir(record, &slot.name)).await;
-            usage.containers.insert(slot.name.clone(), layer.bytes + logs.bytes);
+            let bytes = layer.unwrap_or_default().bytes + logs.unwrap_or_default().seen.bytes;
+            usage.containers.insert(slot.name.clone(), bytes);
         }
         self.images.note_measurement();
         let excess = excess(record.spec(), &usage);
@@ -52,47 +59,61 @@ impl ContainerdExecutor {
         Outcome::StorageMeasured { excess, again: self.config.volume_stats_period.max(began.elapsed() * PAUSES) }
     }
 
-    /// Measures a pod's containers and emptyDirs on disk. What cannot be measured counts as nothing.
+    /// Measures a pod's containers and the volumes that are its own. What cannot be measured is left out.
     pub async fn pod_disk(&self, record: &PodRecord, containers: &BTreeMap<String, ObservedContainer>) -> PodDisk {
         let mut disk = PodDisk::default();
-        for volume in disk_volume_names(record.spec()) {
-            disk.volumes += self.walk(&record.key, self.volumes.empty_dir(&record.uid, volume)).await;
+        for volume in self.volumes.measured(record) {
+            disk.volumes.push(self.volume_disk(&record.key, volume).await);
         }
         for (name, container) in containers {
-            let layer = self.layer_of(&record.key, &ContainerId::new(container.id.as_str())).await;
-            let logs = self.walk(&record.key, self.logs.container_log_dir(record, name)).await;
-            disk.layers.push((name.clone(), layer));
-            disk.logs.push((name.clone(), logs));
+            disk.containers.push(ContainerDisk {
+                name: name.clone(),
+                id: container.id.clone(),
+                layer: self.layer_of(&record.key, &ContainerId::new(container.id.as_str())).await,
+                logs: self.walk(&record.key, self.logs.container_log_dir(record, name)).await,
+            });
         }
         disk
     }
 
-    async fn layer_of(&self, pod: &PodKey, id: &ContainerId) -> DiskUsage {
-        self.containers.layer_usage(id).await.unwrap_or_else(|error| {
-            tracing::debug!(%pod, container = %id, %error, "its layer is not measured");
-            DiskUsage::default()
-        })
+    async fn volume_disk(&self, pod: &PodKey, volume: MeasuredVolume) -> VolumeDisk {
+        let space = file_system::space_of(volume.path.clone()).await.ok();
+        let used = match space {
+            Some(space) if volume.own_file_system => Some(Walk { seen: space.used(), complete: true }),
+            _ => self.walk(pod, volume.path).await,
+        };
+        VolumeDisk { name: volume.name, used, space, ephemeral: volume.ephemeral }
     }
 
-    async fn walk(&self, pod: &PodKey, path: PathBuf) -> DiskUsage {
+    async fn layer_of(&self, pod: &PodKey, id: &ContainerId) -> Option<DiskUsage> {
+        let measured = self.containers.layer_usage(id).await;
+        measured.inspect_err(|error| tracing::debug!(%pod, container = %id, %error, "its layer is not measured")).ok()
+    }
+
+    async fn walk(&self, pod: &PodKey, path: PathBuf) -> Option<Walk> {
         let walked = blocking::run(path.clone(), DEADLINE.max(WALK * 2), move |progress| {
             progress.at(&path);
             disk_usage(&path, Instant::now() + WALK)
         });
-        walked.await.and_then(|used| used).unwrap_or_else(|error| {
-            tracing::debug!(%pod, %error, "a directory of it is not measured");
-            DiskUsage::default()
-        })
+        let walked = walked.await.and_then(|walk| walk);
+        walked.inspect_err(|error| tracing::debug!(%pod, %error, "a directory of it is not measured")).ok()
     }
 }
 
-/// What a pod takes on disk.
-#[derive(Debug, Clone, Default)]
-pub struct PodDisk {
-    /// The writable layers of its containers, by name.
-    pub layers: Vec<(String, DiskUsage)>,
-    /// Their logs.
-    pub logs: Vec<(String, DiskUsage)>,
-    /// Its emptyDirs on disk.
-    pub volumes: DiskUsage,
+impl MeasureDisks for ContainerdExecutor {
+    fn pod<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, PodDisk> {
+        Box::pin(self.pod_disk(&pod.record, &pod.containers))
+    }
+
+    fn images(&self, apart: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>> {
+        Box::pin(async move {
+            let used = self.containers.layers_usage(&apart).await;
+            let used = used.inspect_err(|error| tracing::debug!(%error, "what layers take is not measured")).ok()?;
+            let space = match self.images.directory().await {
+                Ok(directory) => file_system::space_of(directory).await.ok(),
+                Err(_) => None,
+            };
+            Some(ImageDisk { space, used })
+        })
+    }
 }

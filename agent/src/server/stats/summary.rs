@@ -1,22 +1,26 @@
-//! kubelet's Summary (`stats.k8s.io/v1alpha1`): a pure function of one reading.
+//! kubelet's Summary (`stats.k8s.io/v1alpha1`): a pure function of one reading and of the disks' last measurement.
 //!
-//! What is not known is left out: what images and volumes take is not, because finding out means walking directories.
+//! What is not known is left out.
+
+mod file_systems;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
+use self::file_systems::FileSystems;
+use crate::usage::disks::Disks;
 use crate::usage::rates::NanoCores;
 use crate::usage::{ContainerUsage, NodeUsage, PodUsage};
 use limpet_host::cgroup::usage::GroupUsage;
-use limpet_host::file_system::Space;
 use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls};
 
 /// The interface whose counters are a pod's own in kubelet's Summary.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// The document.
-pub(super) fn summary(node_name: &str, usage: &NodeUsage, rates: &NanoCores) -> Value {
+/// The document; without `disks` nothing is known of what images and pods take.
+pub(super) fn summary(node_name: &str, usage: &NodeUsage, rates: &NanoCores, disks: Option<&Disks>) -> Value {
+    let file_systems = FileSystems::new(usage, disks);
     let all_pods = usage.all_pods.as_ref().map(|group| of_container("pods", None, group, rates));
     let node = object([
         ("nodeName", json!(node_name)),
@@ -27,15 +31,26 @@ pub(super) fn summary(node_name: &str, usage: &NodeUsage, rates: &NanoCores) -> 
         ("swap", swap(&usage.group)),
         ("io", io(&usage.group)),
         ("network", network(usage.interfaces.as_deref(), &usage.group)),
-        ("fs", disk(usage.disk, &usage.group)),
+        ("fs", file_systems.of_node()),
+        ("runtime", file_systems.of_images()),
         ("rlimit", process_ids(usage.process_ids, &usage.group)),
     ]);
-    json!({ "node": node, "pods": usage.pods.iter().map(|pod| of_pod(pod, rates)).collect::<Vec<_>>() })
+    let pods: Vec<Value> = usage.pods.iter().map(|pod| of_pod(pod, rates, file_systems)).collect();
+    json!({ "node": node, "pods": pods })
 }
 
-fn of_pod(pod: &PodUsage, rates: &NanoCores) -> Value {
-    let key = &pod.record.key;
-    let container = |one: &ContainerUsage| of_container(&one.name, one.started, &one.group, rates);
+fn of_pod(pod: &PodUsage, rates: &NanoCores, file_systems: FileSystems<'_>) -> Value {
+    let (key, disk) = (&pod.record.key, file_systems.of_pod(&pod.record.uid));
+    let container = |one: &ContainerUsage| {
+        let mut container = of_container(&one.name, one.started, &one.group, rates);
+        let (layer, logs) = disk.of_container(&one.name, &one.id);
+        for (name, stats) in [("rootfs", layer), ("logs", logs)] {
+            if !stats.is_null() {
+                container[name] = stats;
+            }
+        }
+        container
+    };
     let processes: Option<u64> = pod.containers.iter().map(|container| container.group.processes).sum();
     let group = pod.group.as_ref();
     let of_group = |value: fn(&GroupUsage) -> Value| group.map_or(Value::Null, value);
@@ -48,6 +63,8 @@ fn of_pod(pod: &PodUsage, rates: &NanoCores) -> Value {
         ("swap", of_group(swap)),
         ("io", of_group(io)),
         ("network", group.map_or(Value::Null, |group| network(pod.interfaces.as_deref(), group))),
+        ("volume", disk.volumes()),
+        ("ephemeral-storage", disk.ephemeral()),
         ("process_stats", processes.map_or(Value::Null, |count| json!({ "process_count": count }))),
     ])
 }
@@ -128,21 +145,6 @@ fn network(interfaces: Option<&[Interface]>, group: &GroupUsage) -> Value {
         network["interfaces"] = interfaces.iter().map(counters).collect();
     }
     network
-}
-
-fn disk(space: Option<Space>, group: &GroupUsage) -> Value {
-    let Some(space) = space else { return Value::Null };
-    // A file system that makes inodes as it needs them has none to count.
-    let inodes = |count: u64| if space.inodes > 0 { json!(count) } else { Value::Null };
-    object([
-        ("time", taken(group)),
-        ("availableBytes", json!(space.available)),
-        ("capacityBytes", json!(space.capacity)),
-        ("usedBytes", json!(space.capacity.saturating_sub(space.free))),
-        ("inodesFree", inodes(space.inodes_free)),
-        ("inodes", inodes(space.inodes)),
-        ("inodesUsed", inodes(space.inodes.saturating_sub(space.inodes_free))),
-    ])
 }
 
 fn process_ids(ids: Option<ProcessIds>, group: &GroupUsage) -> Value {

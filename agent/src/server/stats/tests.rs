@@ -1,22 +1,28 @@
 //! Documents of one reading, and that each route has its page.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::{cadvisor, resource, summary};
+use crate::usage::disks::{ContainerDisk, Dated, DiskMeter, Disks, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 use crate::usage::rates::NanoCores;
 use crate::usage::{ContainerUsage, Meter, NodeUsage, PodUsage, ReadUsage};
-use limpet_core::status::observed::ObservedPods;
+use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_host::cgroup::usage::{CpuQuota, CpuUsage, Depth, GroupUsage, MemoryUsage, Pressures, SwapUsage, Taken};
+use limpet_host::disk_usage::{DiskUsage, Walk};
 use limpet_host::file_system::Space;
 use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls, Traffic};
 use limpet_model::fixtures::record;
+use limpet_model::pod::PodUid;
 
 /// A reading that is always the same.
 #[derive(Debug)]
@@ -28,9 +34,21 @@ impl ReadUsage for Fixed {
     }
 }
 
+impl MeasureDisks for Fixed {
+    fn pod<'a>(&'a self, _: &'a ObservedPod) -> BoxFuture<'a, PodDisk> {
+        Box::pin(async { PodDisk::default() })
+    }
+
+    fn images(&self, _: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>> {
+        Box::pin(async { None })
+    }
+}
+
 /// A meter that always reads the same.
 pub(in crate::server) fn meter() -> Meter {
-    Meter::new(Arc::new(Fixed(usage())))
+    let (reader, minute) = (Arc::new(Fixed(usage())), Duration::from_secs(60));
+    let disks = Arc::clone(&reader) as Arc<dyn MeasureDisks>;
+    Meter::new(reader, DiskMeter::new(disks, minute, TaskTracker::new(), CancellationToken::new()))
 }
 
 fn group(path: &str, scale: u64) -> GroupUsage {
@@ -56,7 +74,9 @@ fn container() -> ContainerUsage {
     let mut group = group("/kubepods/podu1/c1", 1);
     let quota = CpuQuota { quota: 50_000, period: 100_000, periods: 4, throttled_periods: 2, throttled: 2_500_000_000 };
     group.cpu.as_mut().unwrap().quota = Some(quota);
-    group.memory.as_mut().unwrap().limit = Some(5_000);
+    let memory = group.memory.as_mut().unwrap();
+    (memory.limit, memory.peak, memory.limit_hits) = (Some(5_000), Some(4_000), Some(1));
+    (group.threads, group.threads_limit) = (Some(4), Some(99));
     group.swap = Some(SwapUsage { usage: 10, limit: Some(100) });
     group.processes = Some(3);
     group.oom_kills = Some(0);
@@ -71,7 +91,7 @@ fn container() -> ContainerUsage {
     }
 }
 
-fn usage() -> NodeUsage {
+pub(super) fn usage() -> NodeUsage {
     let traffic = |bytes| Traffic { bytes, packets: 2, errors: 1, dropped: 0 };
     let interface = |name: &str| Interface { name: name.to_owned(), received: traffic(100), sent: traffic(200) };
     let mut node = group("/", 10);
@@ -98,7 +118,7 @@ fn usage() -> NodeUsage {
 #[test]
 fn the_summary_is_kubelets() {
     let rates = NanoCores::from([("/kubepods/podu1/c1".to_owned(), 250_000_000)]);
-    let document = summary::summary("edge1", &usage(), &rates);
+    let document = summary::summary("edge1", &usage(), &rates, None);
     let (time, boot) = ("1970-01-01T00:16:40Z", "1970-01-01T00:13:20Z");
     let node = &document["node"];
     assert_eq!(node["nodeName"], "edge1");
@@ -141,9 +161,69 @@ fn the_summary_is_kubelets() {
     assert_eq!(container["io"], json!({ "time": time, "psi": psi }));
 }
 
+/// The measurement of half a minute ago.
+fn disks() -> Disks {
+    let whole = |bytes, inodes| Some(Walk { seen: DiskUsage { bytes, inodes }, complete: true });
+    let space = Space { capacity: 500, available: 100, free: 200, inodes: 0, inodes_free: 0, device: 2 };
+    let volume = |name: &str, used, space, ephemeral| VolumeDisk { name: name.to_owned(), used, space, ephemeral };
+    let pod = PodDisk {
+        containers: vec![ContainerDisk {
+            name: "main".to_owned(),
+            id: "c1".to_owned(),
+            layer: Some(DiskUsage { bytes: 70, inodes: 7 }),
+            logs: whole(20, 2),
+        }],
+        volumes: vec![
+            volume("data", whole(4, 1), usage().disk, true),
+            volume("token", whole(9, 3), Some(space), false),
+            volume("vast", Some(Walk { seen: DiskUsage { bytes: 8, inodes: 1 }, complete: false }), Some(space), false),
+        ],
+    };
+    let at = Timestamp::constant(970, 0);
+    let images = ImageDisk { space: Some(space), used: DiskUsage { bytes: 170, inodes: 17 } };
+    let pods = [(PodUid::new("u1"), Arc::new(Dated::new(at, pod)))].into();
+    Disks { images: Some(Dated::new(at, images)), pods }
+}
+
+#[test]
+fn file_systems_are_kubelets_with_the_time_they_were_measured() {
+    let document = summary::summary("edge1", &usage(), &NanoCores::new(), Some(&disks()));
+    let time = "1970-01-01T00:16:10Z";
+    let images = json!({ "time": time, "availableBytes": 100, "capacityBytes": 500, "usedBytes": 170 });
+    assert_eq!(document["node"]["runtime"], json!({ "imageFs": images, "containerFs": images }));
+    let pod = &document["pods"][0];
+    let node = |used: u64, inodes: u64| {
+        json!({
+            "time": time, "availableBytes": 300, "capacityBytes": 1_000, "usedBytes": used,
+            "inodesFree": 20, "inodes": 50, "inodesUsed": inodes,
+        })
+    };
+    let layer = json!({ "time": time, "availableBytes": 100, "capacityBytes": 500, "usedBytes": 70 });
+    let container = &pod["containers"][0];
+    assert_eq!((&container["rootfs"], &container["logs"]), (&layer, &node(20, 2)));
+    assert_eq!(pod["ephemeral-storage"], node(70 + 20 + 4, 7 + 2 + 1));
+    let named = |mut stats: Value, name| {
+        stats["name"] = json!(name);
+        stats
+    };
+    let token = json!({ "time": time, "availableBytes": 100, "capacityBytes": 500, "usedBytes": 9 });
+    let vast = json!({ "time": time, "availableBytes": 100, "capacityBytes": 500 });
+    assert_eq!(pod["volume"], json!([named(node(4, 1), "data"), named(token, "token"), named(vast, "vast")]));
+
+    let mut started_since = usage();
+    started_since.pods[0].containers[0].id = "c2".to_owned();
+    let document = summary::summary("edge1", &started_since, &NanoCores::new(), Some(&disks()));
+    let container = &document["pods"][0]["containers"][0];
+    assert_eq!(
+        (container.get("rootfs"), &container["logs"]),
+        (None, &node(20, 2)),
+        "another layer than the measured one"
+    );
+}
+
 #[test]
 fn what_is_not_known_is_left_out() {
-    let document = summary::summary("edge1", &NodeUsage::default(), &NanoCores::new());
+    let document = summary::summary("edge1", &NodeUsage::default(), &NanoCores::new(), Some(&Disks::default()));
     assert_eq!(document, json!({ "node": { "nodeName": "edge1", "startTime": null }, "pods": [] }));
 }
 

@@ -1,0 +1,71 @@
+//! The volumes that kubelet counts the bytes and inodes of, and how each is counted.
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::Volume;
+
+use super::empty_dir::EmptyDir;
+use super::written;
+
+/// A volume to be measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeasuredVolume {
+    /// Its name in the pod.
+    pub name: String,
+    /// Its directory on the node.
+    pub path: PathBuf,
+    /// It is a file system of its own, which counts by itself; any other has its files counted.
+    pub own_file_system: bool,
+    /// It is on the node's disk and goes with the pod: kubelet counts it as the pod's ephemeral storage.
+    pub ephemeral: bool,
+}
+
+/// The volume, unless it is of a kind that is not the pod's alone, such as `hostPath` and `image`.
+pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume> {
+    let measured = |path, own_file_system, ephemeral| MeasuredVolume {
+        name: volume.name.clone(),
+        path,
+        own_file_system,
+        ephemeral,
+    };
+    if let Some(source) = &volume.empty_dir {
+        let memory = source.medium.as_deref() == Some("Memory");
+        return Some(measured(EmptyDir::path(pod_dir, &volume.name), memory, !memory));
+    }
+    let (path, _) = written::location(pod_dir, volume)?;
+    Some(measured(path, false, volume.config_map.is_some()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn kinds_are_counted_as_in_kubelet() {
+        for (source, expected) in [
+            (json!({ "emptyDir": {} }), Some(("kubernetes.io~empty-dir/v", false, true))),
+            (json!({ "emptyDir": { "medium": "Memory" } }), Some(("kubernetes.io~empty-dir/v", true, false))),
+            (json!({ "configMap": { "name": "c" } }), Some(("kubernetes.io~configmap/v", false, true))),
+            (json!({ "secret": { "secretName": "s" } }), Some(("kubernetes.io~secret/v", false, false))),
+            (json!({ "projected": { "sources": [] } }), Some(("kubernetes.io~projected/v", false, false))),
+            (json!({ "downwardAPI": { "items": [] } }), Some(("kubernetes.io~downward-api/v", false, false))),
+            (json!({ "hostPath": { "path": "/data" } }), None),
+            (json!({ "image": { "reference": "web:1" } }), None),
+        ] {
+            let mut volume = source.clone();
+            volume["name"] = json!("v");
+            let volume: Volume = serde_json::from_value(volume).unwrap();
+            let found = measured(&volume, Path::new("/pod"));
+            let expected = expected.map(|(path, own_file_system, ephemeral)| MeasuredVolume {
+                name: "v".to_owned(),
+                path: Path::new("/pod/volumes").join(path),
+                own_file_system,
+                ephemeral,
+            });
+            assert_eq!(found, expected, "{source}");
+        }
+    }
+}
