@@ -146,6 +146,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let node_name: Arc<str> = Arc::from(node.name.as_str());
     let facts = node.clone();
     let executor = Arc::new(executor(&shared, node).await?);
+    shared.metrics.set_cgroup_version(if executor.cgroups.is_v2() { 2 } else { 1 });
     watch_node_files(&shared, &executor.images);
     follow_networks(&shared, follower);
     let observer: Arc<dyn WatchObserver> = Arc::new(NodeObserver {

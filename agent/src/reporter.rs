@@ -9,8 +9,7 @@ use tokio::sync::watch;
 use crate::server::Health;
 use crate::status::event::EventType;
 use crate::status::event::Events;
-use crate::status::metrics::MergeChange;
-use crate::status::metrics::Metrics;
+use crate::status::metrics::{ContainerType, MergeChange, Metrics};
 use limpet_core::admission::NODE_AFFINITY;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
@@ -241,6 +240,7 @@ impl Reporter {
             pod = %pod.record.key, uid = %pod.record.uid, container = slot.name, attempt, code = exit.code,
             reason = exit.reason, "container exited"
         );
+        self.metrics.container_terminated(ContainerType::of(slot.role), exit.code, &exit.reason);
         if pod.ending.is_none() && *retry_at > now.mono {
             let message = format!(
                 "Back-off restarting failed container {} in pod {}_{}({})",

@@ -22,7 +22,7 @@ use crate::apiserver::{Link, Reviews};
 use crate::config::Config;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
-use crate::status::metrics::Metrics;
+use crate::status::metrics::{Metrics, ServerType};
 use crate::usage::Meter;
 use limpet_core::merge::Desired;
 use limpet_core::status::observed::Observed;
@@ -54,6 +54,7 @@ mod node_logs;
 mod pod_resources;
 mod pods;
 pub mod port_forward;
+mod requests;
 mod reviewer;
 mod routes;
 mod run;
@@ -73,6 +74,7 @@ use gate::Gate;
 pub use health::{Health, Heartbeat};
 use kubelet::KubeletRoutes;
 use local::LocalRoutes;
+use requests::counted;
 pub use sources::{SourceView, Sources};
 use tls::Tls;
 
@@ -187,7 +189,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) {
     let lookup = Arc::new(CallerLookup::new(&state));
-    let app = kubelet.0.merge(local.0).into_router();
+    let app = counted(kubelet.0.merge(local.0).into_router(), &state.metrics, ServerType::ReadWrite);
     let app = app.layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
     connection::serve(connection::Local { listener, lookup }, app, stop).await;
 }
@@ -211,19 +213,22 @@ async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services:
 
 /// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.
 pub async fn serve_metrics(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let app = kubelet::observability().with_state(state).into_router();
+    let metrics = state.metrics.clone();
+    let app = counted(kubelet::observability().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
     connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
 }
 
 /// Serves health alone on `healthzPort` until `stop`.
 pub async fn serve_health(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let app = kubelet::health().with_state(state).into_router();
+    let metrics = state.metrics.clone();
+    let app = counted(kubelet::health().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
     connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
 }
 
 /// Serves pods, figures, health and metrics on `readOnlyPort` until `stop`.
 pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: CancellationToken) {
-    let app = kubelet::read_only().with_state(state).into_router();
+    let metrics = state.metrics.clone();
+    let app = counted(kubelet::read_only().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
     connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;
 }
 
@@ -232,7 +237,8 @@ pub async fn serve_api(listener: TcpListener, state: &ServerState, kubelet: Kube
     let reviews = state.cluster.clone().map(|link| Arc::new(link) as Arc<dyn Reviews>);
     let gate = Gate::new(state.config.server.clone(), Arc::clone(&state.node_name), reviews);
     let tls = Arc::new(Tls::new(&state.config, &state.node_name, gate));
-    connection::serve(connection::Secure { listener, tls }, kubelet.0.into_router(), stop).await;
+    let app = counted(kubelet.0.into_router(), &state.metrics, ServerType::ReadWrite);
+    connection::serve(connection::Secure { listener, tls }, app, stop).await;
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 
 pub(super) mod cadvisor;
 pub(super) mod exposition;
+#[cfg(test)]
+mod families_tests;
 mod resource;
 mod summary;
 #[cfg(test)]
@@ -55,11 +57,11 @@ pub(super) async fn cadvisor(State(state): State<ServerState>) -> Response {
 
 /// The results of probes.
 pub(super) async fn probes(State(state): State<ServerState>) -> Response {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], state.metrics.render_probes()).into_response()
+    page(state.metrics.render_probes())
 }
 
 fn page(text: String) -> Response {
-    ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
 fn report(error: &io::Error) {

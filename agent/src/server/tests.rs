@@ -367,7 +367,7 @@ async fn liveness_probes_the_loop_and_readiness_the_parts() {
 async fn metrics_and_configuration_are_shown() {
     let fixture = fixture("metrics");
     let page = fixture.client.get_text("/metrics").await.unwrap();
-    assert!(page.contains("kubelet_running_pods 0\n") && page.ends_with("# EOF\n"), "{page}");
+    assert!(page.contains("\nkubelet_running_pods 0\n") && page.ends_with('\n'), "{page}");
     let config: Value = fixture.client.get_json("/configz").await.unwrap();
     assert_eq!(config["kubeletconfig"]["maxPods"], 110);
 }

@@ -6,9 +6,12 @@
 mod labels;
 mod probe;
 mod process;
+mod pulls;
+mod registration;
+mod requests;
+mod text_format;
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,13 +23,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use labels::{
-    BackendLabel, ChangeLabel, ConditionLabel, ContainerState, NodeLabel, OperationLabel, RejectionLabels,
-    RemovalLabel, RequestLabels, ServerLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static,
-    StaticLabel, TypeLabel, VerdictLabel, WriterLabels,
+    BackendLabel, ChangeLabel, ConditionLabel, ContainerState, OperationLabel, RejectionLabels, RemovalLabel,
+    RequestLabels, ServerLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel,
+    TerminationLabels, TypeLabel, VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
 use limpet_core::eviction::Signal;
@@ -38,9 +40,13 @@ use limpet_model::probe::ProbeKind;
 use limpet_model::source::SourceKind;
 use probe::ProbeCounters;
 pub use probe::ProbeResult;
+use pulls::PullSeconds;
+use requests::RequestCounters;
+pub use requests::{RequestKind, ServerType};
+pub use text_format::CONTENT_TYPE;
 
-/// The content type of [`Metrics::render`].
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The buckets of Prometheus' clients, which kubelet has where it names none.
+const DEFAULT_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// kubelet's buckets for the start of a pod, with finer ones below its half second.
 const POD_START_SECONDS: [f64; 20] = [
@@ -58,10 +64,15 @@ pub struct Metrics {
     running_pods: Gauge,
     running_containers: Family<StateLabel, Gauge>,
     desired_pods: Family<StaticLabel, Gauge>,
+    active_pods: Family<StaticLabel, Gauge>,
+    cgroup_version: Gauge,
     started_pods: Counter,
     started_pods_errors: Counter,
     started_containers: Family<TypeLabel, Counter>,
     started_containers_errors: Family<StartErrorLabels, Counter>,
+    terminated_containers: Family<TerminationLabels, Counter>,
+    pulls: PullSeconds,
+    requests: RequestCounters,
     pod_start: Histogram,
     probes: ProbeCounters,
     operations: Family<OperationLabel, Counter>,
@@ -96,10 +107,15 @@ impl Metrics {
             running_pods: Gauge::default(),
             running_containers: Family::default(),
             desired_pods: Family::default(),
+            active_pods: Family::default(),
+            cgroup_version: Gauge::default(),
             started_pods: Counter::default(),
             started_pods_errors: Counter::default(),
             started_containers: Family::default(),
             started_containers_errors: Family::default(),
+            terminated_containers: Family::default(),
+            pulls: PullSeconds::default(),
+            requests: RequestCounters::default(),
             pod_start: Histogram::new(POD_START_SECONDS),
             probes: ProbeCounters::default(),
             operations: Family::default(),
@@ -127,101 +143,6 @@ impl Metrics {
         metrics
     }
 
-    fn register(&self, node_name: &str) -> Registry {
-        let mut all = Registry::default();
-        // The encoder adds `_total` to counters and a full stop to help texts.
-        all.register("kubelet_running_pods", "Pods with a running container", self.running_pods.clone());
-        all.register("kubelet_running_containers", "Containers by state", self.running_containers.clone());
-        all.register("kubelet_desired_pods", "Pods the sources ask for", self.desired_pods.clone());
-        all.register("kubelet_started_pods", "Pods whose start began", self.started_pods.clone());
-        all.register("kubelet_started_pods_errors", "Pods whose start failed", self.started_pods_errors.clone());
-        all.register("kubelet_started_containers", "Containers whose start began", self.started_containers.clone());
-        all.register(
-            "kubelet_started_containers_errors",
-            "Containers whose start failed",
-            self.started_containers_errors.clone(),
-        );
-        all.register(
-            "kubelet_pod_start_duration_seconds",
-            "Seconds from first seeing a pod to all its containers running",
-            self.pod_start.clone(),
-        );
-        self.probes.register(&mut all);
-        all.register("kubelet_runtime_operations", "Calls to containerd", self.operations.clone());
-        all.register("kubelet_runtime_operations_errors", "Calls that failed", self.operation_errors.clone());
-        all.register(
-            "kubelet_runtime_operations_duration_seconds",
-            "Seconds a call to containerd took",
-            self.operation_seconds.clone(),
-        );
-        let node = Family::<NodeLabel, Gauge>::default();
-        node.get_or_create(&NodeLabel { node: node_name.to_owned() }).set(1);
-        all.register("kubelet_node_name", "The node's name; always 1", node);
-        all.register("kubernetes_build", "What this agent is", build_info());
-        all.register("limpet_manifests_rejected", "Manifests refused by their source now", self.rejected.clone());
-        all.register(
-            "limpet_manifest_rejected",
-            "Faults for which manifests were refused",
-            self.manifest_rejected.clone(),
-        );
-        all.register(
-            "limpet_source_last_success_timestamp_seconds",
-            "When a source last read everything",
-            self.source_success.clone(),
-        );
-        all.register("limpet_source_healthy", "1 while a source can be read", self.source_healthy.clone());
-        all.register(
-            "limpet_containerd_connected",
-            "1 while containerd's event stream is open",
-            self.containerd_connected.clone(),
-        );
-        all.register(
-            "limpet_apiserver_connected",
-            "1 while the apiserver answers; absent without --kubeconfig",
-            self.apiserver_connected.clone(),
-        );
-        all.register(
-            "rest_client_requests",
-            "Requests to the apiserver by verb, resource and HTTP status",
-            self.apiserver_requests.clone(),
-        );
-        all.register(
-            "limpet_manifest_watch_backend",
-            "1 for the active backend that attributes manifest changes; inotify: none does",
-            self.manifest_watch.clone(),
-        );
-        all.register(
-            "limpet_manifest_watch_fallbacks",
-            "How often a requested or active backend failed",
-            self.manifest_watch_lost.clone(),
-        );
-        all.register(
-            "limpet_manifest_writes_by_pod",
-            "Changes in the manifest directory made by processes of pods",
-            self.writes_by_pod.clone(),
-        );
-        all.register(
-            "limpet_manifest_guard_attempts",
-            "Changes that the manifest guard denied, or would have denied",
-            self.guarded.clone(),
-        );
-        all.register(
-            "kubelet_image_garbage_collected",
-            "Images removed by garbage collection",
-            self.images_removed.clone(),
-        );
-        all.register("kubelet_evictions", "Pods ended because the node was short", self.evictions.clone());
-        all.register(
-            "limpet_node_pressure",
-            "1 while the node has the condition: it is short of something",
-            self.node_pressure.clone(),
-        );
-        all.register("limpet_merge_changes", "Changes the merge passed on", self.merge_changes.clone());
-        all.register("limpet_merge_duration_seconds", "Seconds a merge took", self.merge_seconds.clone());
-        all.register_collector(Box::new(process::ProcessCollector));
-        all
-    }
-
     /// A pod's start began.
     pub fn pod_start_begun(&self) {
         self.started_pods.inc();
@@ -245,6 +166,27 @@ impl Metrics {
     /// A container could not be started; `code` is kubelet's reason: `CreateContainerError`, `ErrImagePull`, …
     pub fn container_start_failed(&self, container_type: ContainerType, code: &'static str) {
         self.started_containers_errors.get_or_create(&StartErrorLabels { container_type, code }).inc();
+    }
+
+    /// A container ended; `reason` is that of its status.
+    pub fn container_terminated(&self, container_type: ContainerType, exit_code: i32, reason: &str) {
+        let reason = reason.to_owned();
+        self.terminated_containers.get_or_create(&TerminationLabels { container_type, exit_code, reason }).inc();
+    }
+
+    /// An image of so many bytes was pulled within `took`.
+    pub fn image_pulled(&self, bytes: u64, took: Duration) {
+        self.pulls.observe(bytes, took);
+    }
+
+    /// A request to a listener of the agent was answered after `took`.
+    pub fn request_answered(&self, kind: &RequestKind, took: Duration) {
+        self.requests.answered(kind, took);
+    }
+
+    /// The version of the node's cgroups.
+    pub fn set_cgroup_version(&self, version: i64) {
+        self.cgroup_version.set(version);
     }
 
     /// A probe of a container has run.
@@ -346,7 +288,7 @@ impl Metrics {
         self.node_pressure.get_or_create(&ConditionLabel { condition: condition.as_str() }).set(i64::from(holds));
     }
 
-    /// Reads the snapshots and renders everything in the OpenMetrics text format ([`CONTENT_TYPE`]).
+    /// Reads the snapshots and renders everything in Prometheus' text format ([`CONTENT_TYPE`]).
     pub fn render<'a>(
         &self,
         pods: &ObservedPods,
@@ -366,6 +308,8 @@ impl Metrics {
 
     fn take_pods(&self, observed: &ObservedPods) {
         let mut running = 0;
+        // Those that are not static, and those that are.
+        let mut active = [0, 0];
         let mut states = [
             (ContainerState::Created, 0),
             (ContainerState::Running, 0),
@@ -383,8 +327,14 @@ impl Metrics {
                 }
             }
             running += i64::from(any);
+            if !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+                active[usize::from(pod.record.source != SourceKind::Api)] += 1;
+            }
         }
         self.running_pods.set(running);
+        for (r#static, count) in [Static::No, Static::Yes].into_iter().zip(active) {
+            self.active_pods.get_or_create(&StaticLabel { r#static }).set(count);
+        }
         for (container_state, count) in states {
             self.running_containers.get_or_create(&StateLabel { container_state }).set(count);
         }
@@ -414,12 +364,11 @@ impl Metrics {
 
 fn encode(registry: &Registry) -> String {
     let mut page = String::new();
-    if text::encode(&mut page, registry).is_err() {
-        // Writing to a String cannot fail; if an encoder rejects a value, the missing EOF marks the scrape as failed.
-        page.clear();
-        let _ = writeln!(page, "# a metric could not be encoded");
+    match text::encode(&mut page, registry) {
+        Ok(()) => text_format::of(&page),
+        // Writing to a String cannot fail: an encoder rejects a value, and no parser takes half of a page for a whole one.
+        Err(_) => "a metric could not be encoded\n".to_owned(),
     }
-    page
 }
 
 /// The state of a container that exists; `None` before it was created.
@@ -439,17 +388,6 @@ fn state_of(container: &ContainerStatus) -> Option<ContainerState> {
     container.container_id.as_ref().map(|_| ContainerState::Created)
 }
 
-type BuildLabels = Vec<(&'static str, String)>;
-
-fn build_info() -> Info<BuildLabels> {
-    Info::new(vec![
-        ("git_version", format!("v{}", env!("CARGO_PKG_VERSION"))),
-        ("major", env!("CARGO_PKG_VERSION_MAJOR").to_owned()),
-        ("minor", env!("CARGO_PKG_VERSION_MINOR").to_owned()),
-        ("platform", format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)),
-    ])
-}
-
 /// A counter of seconds for the process collector.
 type Seconds = prometheus_client::metrics::counter::ConstCounter<f64>;
 
@@ -457,4 +395,4 @@ type Seconds = prometheus_client::metrics::counter::ConstCounter<f64>;
 type Reading = prometheus_client::metrics::gauge::ConstGauge<f64>;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

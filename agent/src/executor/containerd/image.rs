@@ -103,6 +103,7 @@ impl ContainerdExecutor {
         let began = tokio::time::Instant::now();
         let image = self.timed("pull_image", self.pull_in_sight(pod, reference)).await?;
         let took = began.elapsed();
+        self.reporter.metrics.image_pulled(image.size, took);
         tracing::info!(pod = %pod.record.key, container = slot.name, image = reference, bytes = image.size, took = ?took, "image pulled");
         let message = format!(
             "Successfully pulled image \"{reference}\" in {}ms. Image size: {} bytes.",

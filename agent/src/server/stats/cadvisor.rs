@@ -76,7 +76,12 @@ const QUOTA: [Family<CpuQuota>; 5] = [
 ];
 
 const MEMORY: [Family<MemoryUsage>; 7] = [
-    ("container_memory_usage_bytes", Kind::Gauge, "Current memory usage in bytes.", |memory| memory.usage as f64),
+    (
+        "container_memory_usage_bytes",
+        Kind::Gauge,
+        "Current memory usage in bytes, including all memory regardless of when it was accessed",
+        |memory| memory.usage as f64,
+    ),
     ("container_memory_working_set_bytes", Kind::Gauge, "Current working set in bytes.", |memory| {
         memory.working_set as f64
     }),
@@ -107,9 +112,12 @@ const SOME: [SomeFamily; 8] = [
     }),
     ("container_processes", Kind::Gauge, "Number of processes running inside the container.", |group| group.processes),
     ("container_threads", Kind::Gauge, "Number of threads running inside the container", |group| group.threads),
-    ("container_threads_max", Kind::Gauge, "Maximum number of threads allowed inside the container", |group| {
-        group.threads_limit
-    }),
+    (
+        "container_threads_max",
+        Kind::Gauge,
+        "Maximum number of threads allowed inside the container, infinity if value is zero",
+        |group| group.threads_limit,
+    ),
     (
         "container_oom_events_total",
         Kind::Counter,

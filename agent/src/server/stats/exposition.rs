@@ -4,9 +4,6 @@ use std::fmt::{self, Write as _};
 
 use jiff::Timestamp;
 
-/// The format's content type.
-pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
 /// What is said of a family.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::server) struct Family<'a> {

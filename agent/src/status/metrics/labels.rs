@@ -155,6 +155,13 @@ pub(super) struct StartErrorLabels {
     pub(super) code: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct TerminationLabels {
+    pub(super) container_type: ContainerType,
+    pub(super) exit_code: i32,
+    pub(super) reason: String,
+}
+
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
 one_label!(RemovalLabel, reason: ImageRemoval);

@@ -67,7 +67,7 @@ pub(super) struct ProbeCounters(Family<Labels, Counter>);
 
 impl ProbeCounters {
     pub(super) fn register(&self, all: &mut Registry) {
-        let help = "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result";
+        let help = "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.";
         all.register("prober_probe", help, self.0.clone());
     }
 

@@ -20,27 +20,38 @@ impl Collector for ProcessCollector {
         let stat = parse_stat(&read("/proc/self/stat"));
         if let Some(stat) = &stat {
             let spent = Seconds::new(stat.cpu_seconds);
-            let help = "Processor time spent in user and system mode";
-            spent.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, spent.metric_type())?)?;
+            let help = "Total user and system CPU time spent in seconds.";
+            spent.encode(encoder.encode_descriptor(
+                "process_cpu_seconds",
+                &ended(help),
+                None,
+                spent.metric_type(),
+            )?)?;
         }
         let started = stat.zip(boot_time(&read("/proc/stat"))).map(|(stat, boot)| boot + stat.start_seconds);
         let status = read("/proc/self/status");
         let open = std::fs::read_dir("/proc/self/fd").ok().map(|dir| dir.count() as f64 - 1.0);
         let readings = [
-            ("process_start_time_seconds", "When the agent began, in seconds since 1970", started),
-            ("process_resident_memory_bytes", "Memory in use", kibibytes(&status, "VmRSS:")),
-            ("process_virtual_memory_bytes", "Address space in use", kibibytes(&status, "VmSize:")),
+            ("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", started),
+            ("process_resident_memory_bytes", "Resident memory size in bytes.", kibibytes(&status, "VmRSS:")),
+            ("process_virtual_memory_bytes", "Virtual memory size in bytes.", kibibytes(&status, "VmSize:")),
+            ("process_open_fds", "Number of open file descriptors.", open),
+            ("process_max_fds", "Maximum number of open file descriptors.", soft_limit(&read("/proc/self/limits"))),
             ("limpet_hung_calls", "Calls that a file system does not answer", Some(blocking::hung() as f64)),
-            ("process_open_fds", "Open file descriptors", open),
         ];
         for (name, help, value) in readings {
             if let Some(value) = value {
                 let reading = Reading::new(value);
-                reading.encode(encoder.encode_descriptor(name, help, None, reading.metric_type())?)?;
+                reading.encode(encoder.encode_descriptor(name, &ended(help), None, reading.metric_type())?)?;
             }
         }
         Ok(())
     }
+}
+
+/// A help text as the registry writes those of its own metrics, with one more full stop.
+fn ended(help: &str) -> String {
+    format!("{help}.")
 }
 
 #[derive(Debug, PartialEq)]
@@ -68,6 +79,12 @@ fn kibibytes(status: &str, name: &str) -> Option<f64> {
     Some(value.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0)
 }
 
+/// The soft limit of open files, which is a number: the kernel has no unlimited one.
+fn soft_limit(limits: &str) -> Option<f64> {
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    limit.split_ascii_whitespace().next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,5 +97,7 @@ mod tests {
         assert_eq!(boot_time("cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_000.0));
         assert_eq!(kibibytes("VmSize:\t  10 kB\nVmRSS:\t   4 kB\n", "VmRSS:"), Some(4096.0));
         assert_eq!(kibibytes("", "VmRSS:"), None);
+        let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024    524288   files\n";
+        assert_eq!(soft_limit(limits), Some(1024.0));
     }
 }

@@ -1,0 +1,120 @@
+//! limpet's pages of metrics beside those of a kubelet 1.37.1, family by family, and `docs/metrics.md`, which is made of the
+//! same tables. `LIMPET_UPDATE_DOCS=1 cargo test -p limpet families` writes it again.
+//!
+//! `kubelet/*.txt` are the pages that kubelet showed, without values.
+#![allow(clippy::unwrap_used)]
+
+mod exposition;
+mod tables;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+
+use self::exposition::{Family, families};
+use self::tables::{ABSENT, DIFFERENT, UNRECORDED};
+use super::tests::usage;
+use super::{cadvisor, resource};
+use crate::status::metrics::tests::{filled, page};
+
+/// A page of both.
+struct Page {
+    path: &'static str,
+    kubelet: BTreeMap<String, Family>,
+    limpet: BTreeMap<String, Family>,
+}
+
+fn pages() -> [Page; 4] {
+    let metrics = filled();
+    let of = |path, kubelet, limpet: String| Page { path, kubelet: families(kubelet), limpet: families(&limpet) };
+    [
+        of("/metrics", include_str!("kubelet/metrics.txt"), page(&metrics)),
+        of("/metrics/resource", include_str!("kubelet/metrics-resource.txt"), resource::page(Some(&usage()))),
+        of("/metrics/cadvisor", include_str!("kubelet/metrics-cadvisor.txt"), cadvisor::page(Some(&usage()))),
+        of("/metrics/probes", include_str!("kubelet/metrics-probes.txt"), metrics.render_probes()),
+    ]
+}
+
+/// The entry of [`ABSENT`] for a family of kubelet's: a name, or the beginning of names before a `*`.
+fn absence(path: &str, name: &str) -> Option<&'static (&'static str, &'static str, &'static str)> {
+    ABSENT.iter().find(|(page, pattern, _)| {
+        *page == path && pattern.strip_suffix('*').map_or(*pattern == name, |beginning| name.starts_with(beginning))
+    })
+}
+
+#[test]
+fn a_family_of_kubelets_name_is_kubelets() {
+    let mut faults = Vec::new();
+    for Page { path, kubelet, limpet } in pages() {
+        for (name, own) in &limpet {
+            let different = DIFFERENT.iter().any(|(other, _)| other == name);
+            let unrecorded = UNRECORDED.iter().any(|(other, _)| other == name);
+            match kubelet.get(name) {
+                _ if name.starts_with("limpet_") => {}
+                Some(theirs) if (own == theirs) == different => {
+                    faults.push(format!("{path} {name}: {own:?}, kubelet's is {theirs:?}"));
+                }
+                Some(_) => {}
+                None if !unrecorded => faults.push(format!("{path} {name}: kubelet has no such family")),
+                None => {}
+            }
+        }
+        for name in kubelet.keys() {
+            match (limpet.contains_key(name), absence(path, name)) {
+                (true, Some(_)) => faults.push(format!("{path} {name} is there, and in the table of what is not")),
+                (false, None) => faults.push(format!("{path} {name} is neither there nor in the table of what is not")),
+                _ => {}
+            }
+        }
+        for entry in ABSENT.iter().filter(|(page, ..)| *page == path) {
+            if !kubelet.keys().any(|name| absence(path, name) == Some(entry)) {
+                faults.push(format!("{path} {}: kubelet has none of it", entry.1));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn the_page_of_families_equals_the_tables() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    let text = page_text();
+    if std::env::var_os("LIMPET_UPDATE_DOCS").is_some() {
+        std::fs::write(&file, &text).unwrap();
+    }
+    let written = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        written == text,
+        "docs/metrics.md is not what the tables say: LIMPET_UPDATE_DOCS=1 cargo test -p limpet families"
+    );
+}
+
+const INTRODUCTION: &str = "# Metrics
+
+The families of limpet's pages for Prometheus, beside those of a kubelet 1.37.1 that runs static pods. A family under a name of
+kubelet's has kubelet's type, labels and help text. A page shows a family once it has a value. Labels are closed sets, or end with
+the pod they name. `deploy/prometheus.yml` reads these pages, `deploy/grafana-dashboard.json` shows them.
+
+This page is generated from the tables that a test holds against what kubelet shows.
+";
+
+fn page_text() -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for Page { path, kubelet, limpet } in pages() {
+        let _ = write!(text, "\n## {path}\n\n| family | type | labels | |\n|---|---|---|---|\n");
+        for (name, family) in &limpet {
+            let labels: Vec<_> = family.labels.iter().map(|label| format!("`{label}`")).collect();
+            let remark = DIFFERENT.iter().chain(UNRECORDED).find(|(other, _)| other == name).map(|(_, remark)| *remark);
+            let remark = remark.unwrap_or(if name.starts_with("limpet_") { &family.help } else { "as kubelet's" });
+            let _ = writeln!(text, "| `{name}` | {} | {} | {remark} |", family.kind, labels.join(" "));
+        }
+        let absent: BTreeSet<_> = kubelet.keys().filter_map(|name| absence(path, name)).collect();
+        if !absent.is_empty() {
+            let _ = write!(text, "\nOf kubelet's families these are not there:\n\n| family | why |\n|---|---|\n");
+        }
+        for (_, pattern, why) in absent {
+            let _ = writeln!(text, "| `{pattern}` | {why} |");
+        }
+    }
+    text
+}

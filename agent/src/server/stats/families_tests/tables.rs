@@ -1,0 +1,107 @@
+//! What limpet's pages have otherwise than kubelet's, or have not, and why.
+
+/// Families of a name of kubelet's that differ, and how.
+pub(super) const DIFFERENT: &[(&str, &str)] =
+    &[("kubernetes_build_info", "the version and platform of limpet; the other labels are left out")];
+
+/// Families that the recorded kubelet does not show, but under certain conditions, and what they are.
+pub(super) const UNRECORDED: &[(&str, &str)] = &[
+    ("container_pressure_cpu_stalled_seconds_total", PRESSURE),
+    ("container_pressure_cpu_waiting_seconds_total", PRESSURE),
+    ("container_pressure_io_stalled_seconds_total", PRESSURE),
+    ("container_pressure_io_waiting_seconds_total", PRESSURE),
+    ("container_pressure_memory_stalled_seconds_total", PRESSURE),
+    ("container_pressure_memory_waiting_seconds_total", PRESSURE),
+    ("kubelet_evictions", "as kubelet's, once a pod was evicted"),
+    ("kubelet_image_garbage_collected_total", "as kubelet's, once an image was removed"),
+    ("kubelet_image_pull_duration_seconds", "as kubelet's, once an image was pulled"),
+    ("prober_probe_total", "kubelet has it on `/metrics/probes` alone"),
+    ("rest_client_requests_total", "in a cluster; `resource` in place of `host`, which is always the same"),
+];
+
+const PRESSURE: &str = "as kubelet's, with cgroup v2";
+
+const NO_EXCLUSIVE: &str = "no container gets processors or memory of its own";
+const NO_RELIST: &str = "nothing is listed again and again: events come from containerd and the kernel";
+const NO_RECORDS: &str = "who pulled an image is not recorded";
+const VOLUMES: &str = "volumes are made by a pod's worker; a failure is an event of the pod";
+const CALLS: &str = "the calls are timed: `kubelet_runtime_operations_duration_seconds`";
+const NODE_EXPORTER: &str = "of the machine's disks; node_exporter has it";
+
+/// Families of kubelet's that are not there, by page and name, or the beginning of names before a `*`, and why.
+pub(super) const ABSENT: &[(&str, &str, &str)] = &[
+    ("/metrics", "aggregator_*", "of an apiserver's libraries"),
+    ("/metrics", "apiserver_*", "of an apiserver's libraries"),
+    ("/metrics", "cardinality_enforcement_*", "of kubelet's metrics library"),
+    ("/metrics", "disabled_metrics_total", "of kubelet's metrics library"),
+    ("/metrics", "hidden_metrics_total", "of kubelet's metrics library"),
+    ("/metrics", "registered_metrics_total", "of kubelet's metrics library"),
+    ("/metrics", "dra_*", "dynamic resources are not supported"),
+    ("/metrics", "force_cleaned_*", VOLUMES),
+    ("/metrics", "reconstruct_volume_*", VOLUMES),
+    ("/metrics", "storage_operation_duration_seconds", VOLUMES),
+    ("/metrics", "volume_manager_total_volumes", VOLUMES),
+    ("/metrics", "volume_operation_total_seconds", VOLUMES),
+    ("/metrics", "go_*", "there is no Go runtime"),
+    ("/metrics", "workqueue_*", "of client-go"),
+    ("/metrics", "kubernetes_feature_enabled", "there are no feature gates"),
+    ("/metrics", "process_network_*", "it is the whole node's: `/metrics/cadvisor` has it by interface"),
+    ("/metrics", "process_virtual_memory_max_bytes", "it has no limit"),
+    ("/metrics", "kubelet_cgroup_manager_duration_seconds", "a cgroup is made in the time of `run_podsandbox`"),
+    ("/metrics", "kubelet_container_log_filesystem_used_bytes", "in `/stats/summary`: `/metrics` walks no directory"),
+    ("/metrics", "kubelet_containers_per_pod_count", "`kubelet_running_containers` beside `kubelet_running_pods`"),
+    ("/metrics", "kubelet_cpu_manager_*", NO_EXCLUSIVE),
+    ("/metrics", "kubelet_memory_manager_*", NO_EXCLUSIVE),
+    ("/metrics", "kubelet_topology_manager_*", NO_EXCLUSIVE),
+    ("/metrics", "kubelet_memory_qos_*", "memory is not reserved by cgroups"),
+    ("/metrics", "kubelet_cri_losing_support", "containerd is driven by its own API"),
+    ("/metrics", "kubelet_evented_pleg_*", NO_RELIST),
+    ("/metrics", "kubelet_pleg_*", NO_RELIST),
+    ("/metrics", "kubelet_first_network_pod_start_sli_duration_seconds", "`kubelet_pod_start_duration_seconds`"),
+    ("/metrics", "kubelet_graceful_shutdown_*", "systemd ends the pods at a shutdown"),
+    ("/metrics", "kubelet_http_inflight_requests", "a request is counted when its answer begins"),
+    ("/metrics", "kubelet_image_manager_ensure_image_requests_total", NO_RECORDS),
+    ("/metrics", "kubelet_imagemanager_*", NO_RECORDS),
+    ("/metrics", "kubelet_image_volume_*", "their images are counted as those of containers are"),
+    ("/metrics", "kubelet_lifecycle_handler_http_fallbacks_total", "hooks do not fall back to HTTP"),
+    ("/metrics", "kubelet_managed_ephemeral_containers", "`kubelet_started_containers_total` counts by type"),
+    ("/metrics", "kubelet_metrics_provider", "there is one"),
+    ("/metrics", "kubelet_mirror_pods", "`kubelet_desired_pods{static=\"true\"}`, in a cluster"),
+    ("/metrics", "kubelet_node_startup_*", "a start takes no phases that would be timed"),
+    ("/metrics", "kubelet_orphan_pod_*", "what is left of a pod is removed once, not in sweeps"),
+    ("/metrics", "kubelet_orphaned_runtime_pods_total", "what runs is found by its labels and adopted"),
+    ("/metrics", "kubelet_pod_in_progress_resizes", "a resize is done at once; events report it"),
+    ("/metrics", "kubelet_pod_level_resources_admission_total", "not counted"),
+    ("/metrics", "kubelet_pod_status_sync_duration_seconds", "`rest_client_requests_total` has the requests"),
+    ("/metrics", "kubelet_pod_watch_events_dropped_total", "watches drop no events"),
+    ("/metrics", "kubelet_pod_worker_*", CALLS),
+    ("/metrics", "kubelet_restarted_pods_total", "a pod that is made again has another UID"),
+    ("/metrics", "kubelet_run_podsandbox_*", CALLS),
+    ("/metrics", "kubelet_sleep_action_terminated_early_total", "not counted"),
+    ("/metrics", "kubelet_started_user_namespaced_pods_*", "user namespaces are not supported"),
+    ("/metrics", "kubelet_volume_metric_collection_duration_seconds", "not measured"),
+    ("/metrics", "kubelet_working_pods", "`kubelet_active_pods`; a worker's phases are not kubelet's"),
+    ("/metrics/probes", "prober_probe_duration_seconds", "not measured"),
+    ("/metrics/probes", "process_start_time_seconds", "on `/metrics`"),
+    ("/metrics/cadvisor", "cadvisor_version_info", "there is no cAdvisor"),
+    ("/metrics/cadvisor", "container_cpu_cfs_burst_*", "kubelet sets no burst"),
+    ("/metrics/cadvisor", "container_creation_time_seconds", "`container_start_time_seconds`"),
+    ("/metrics/cadvisor", "container_file_descriptors", "it takes a walk over every process"),
+    ("/metrics/cadvisor", "container_sockets", "it takes a walk over every process"),
+    ("/metrics/cadvisor", "container_ulimits_soft", "of the first process alone, and as the image sets it"),
+    ("/metrics/cadvisor", "container_fs_*", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_health_state", "of Docker"),
+    ("/metrics/cadvisor", "container_memory_events_*", "of cgroup v2 alone"),
+    ("/metrics/cadvisor", "container_memory_file_*", "not read"),
+    ("/metrics/cadvisor", "container_memory_kernel_usage", "not read"),
+    ("/metrics/cadvisor", "container_memory_pg*", "not read"),
+    ("/metrics/cadvisor", "container_memory_workingset_*", "not read"),
+    ("/metrics/cadvisor", "container_spec_cpu_shares", "it is in the pod's spec"),
+    ("/metrics/cadvisor", "container_spec_memory_reservation_limit_bytes", "kubelet sets none"),
+    (
+        "/metrics/cadvisor",
+        "container_spec_memory_swap_limit_bytes",
+        "`container_swap_limit_bytes` on `/metrics/resource`",
+    ),
+    ("/metrics/cadvisor", "machine_*", "the Node has it, and node_exporter"),
+];

@@ -1,0 +1,70 @@
+//! The requests to the agent's own listeners, under kubelet's names.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use super::DEFAULT_SECONDS;
+
+/// What a listener lets its clients do: kubelet's label `server_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ServerType {
+    /// It serves what can be read without harm.
+    ReadOnly,
+    /// It serves all.
+    ReadWrite,
+}
+
+impl EncodeLabelValue for ServerType {
+    fn encode(&self, encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        use std::fmt::Write as _;
+        encoder.write_str(match self {
+            Self::ReadOnly => "readonly",
+            Self::ReadWrite => "readwrite",
+        })
+    }
+}
+
+/// A request, by what there are only a few of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RequestKind {
+    /// Whether it connects a client with a container: `true` or `false`.
+    pub long_running: &'static str,
+    /// The method, if it is one that a route has.
+    pub method: &'static str,
+    /// The beginning of its route's path: `pods`, `metrics/resource`; `invalid`: no route has it.
+    pub path: String,
+    /// The listener.
+    pub server_type: ServerType,
+}
+
+/// The counters of requests. Clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct RequestCounters {
+    count: Family<RequestKind, Counter>,
+    seconds: Family<RequestKind, Histogram>,
+}
+
+impl Default for RequestCounters {
+    fn default() -> Self {
+        Self { count: Family::default(), seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_SECONDS)) }
+    }
+}
+
+impl RequestCounters {
+    pub(super) fn register(&self, all: &mut Registry) {
+        let help = "[ALPHA] Number of the http requests received since the server started";
+        all.register("kubelet_http_requests", help, self.count.clone());
+        let help = "[ALPHA] Duration in seconds to serve http requests";
+        all.register("kubelet_http_requests_duration_seconds", help, self.seconds.clone());
+    }
+
+    pub(super) fn answered(&self, kind: &RequestKind, took: Duration) {
+        self.count.get_or_create(kind).inc();
+        self.seconds.get_or_create(kind).observe(took.as_secs_f64());
+    }
+}
