@@ -97,6 +97,11 @@ pub fn crictl() -> Option<PathBuf> {
     in_package("cri-tools", "crictl").or_else(|| on_path("crictl"))
 }
 
+/// Prometheus, which reads the pages of metrics.
+pub fn prometheus() -> Option<PathBuf> {
+    on_path("prometheus").or_else(|| in_package("prometheus", "usr/bin/prometheus"))
+}
+
 /// The store that an apiserver needs.
 pub fn etcd() -> Option<PathBuf> {
     on_path("etcd").or_else(|| in_package("etcd-server", "usr/bin/etcd"))

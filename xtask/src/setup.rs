@@ -28,6 +28,7 @@ enum Beside {
     Containerd,
     ContainerdTwo,
     Etcd,
+    Prometheus,
 }
 
 impl Beside {
@@ -38,6 +39,7 @@ impl Beside {
             Self::CniPlugins => "containernetworking-plugins",
             Self::Containerd | Self::ContainerdTwo => "containerd",
             Self::Etcd => "etcd-server",
+            Self::Prometheus => "prometheus",
         }
     }
 
@@ -49,6 +51,7 @@ impl Beside {
             Self::Containerd => ContainerdPrograms::of_major(1).or_else(|| ContainerdPrograms::of_major(2)).is_none(),
             Self::ContainerdTwo => ContainerdPrograms::of_major(2).is_none(),
             Self::Etcd => tools::etcd().is_none(),
+            Self::Prometheus => tools::prometheus().is_none(),
         }
     }
 
@@ -100,6 +103,11 @@ pub(crate) fn for_building() -> Result<()> {
 pub(crate) fn for_apiserver() -> Result<()> {
     let install: &[&str] = if tools::on_path("curl").is_none() { &["curl"] } else { &[] };
     fetch_all(install, &[Beside::Etcd], false)
+}
+
+/// The Prometheus that reads a node's metrics in tests.
+pub(crate) fn for_dashboard() -> Result<()> {
+    fetch_all(&[], &[Beside::Prometheus], false)
 }
 
 /// Setup for `--containerd MAJOR` of another task, and the choice of that version for the harness.

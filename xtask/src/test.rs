@@ -20,6 +20,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let choice = setup::for_major(arguments.containerd)?;
     tools_of_tests()?;
+    if let Err(error) = setup::for_dashboard() {
+        eprintln!("without Prometheus: {error:#}");
+    }
     if tools::is_root() {
         sweep::sweep();
     }
