@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::agent::{self, Agent};
@@ -32,8 +32,15 @@ pub trait Contender {
     fn stop(&mut self) -> Result<()>;
     /// Its process, while it runs.
     fn pid(&self) -> Option<u32>;
+    /// What its API answers to a GET of `path`.
+    fn get(&self, path: &str) -> Result<Vec<u8>>;
+
     /// The pods as its API shows them.
-    fn pods(&self) -> Result<Vec<Value>>;
+    fn pods(&self) -> Result<Vec<Value>> {
+        let list: Value = serde_json::from_slice(&self.get("/pods")?).context("the answer to /pods")?;
+        // kubelet says null for none.
+        Ok(list["items"].as_array().cloned().unwrap_or_default())
+    }
 }
 
 impl Contender for Agent {
@@ -61,8 +68,8 @@ impl Contender for Agent {
         Self::pid(self)
     }
 
-    fn pods(&self) -> Result<Vec<Value>> {
-        pod_list(UnixStream::connect(self.settings().socket())?)
+    fn get(&self, path: &str) -> Result<Vec<u8>> {
+        get(UnixStream::connect(self.settings().socket())?, path)
     }
 }
 
@@ -92,20 +99,20 @@ impl Contender for Kubelet {
         Self::pid(self)
     }
 
-    fn pods(&self) -> Result<Vec<Value>> {
-        pod_list(self.connect()?)
+    fn get(&self, path: &str) -> Result<Vec<u8>> {
+        get(self.connect()?, path)
     }
 }
 
-/// Asks for `/pods`, as kubelet's API has it.
-fn pod_list(mut stream: impl Read + Write) -> Result<Vec<Value>> {
-    stream.write_all(b"GET /pods HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+/// The body of the answer on a connection of its own.
+fn get(mut stream: impl Read + Write, path: &str) -> Result<Vec<u8>> {
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
+    let ok = answer.get(9..12) == Some(b"200");
+    ensure!(ok, "{path}: {}", String::from_utf8_lossy(&answer[..answer.len().min(200)]));
     let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(0, |at| at + 4);
-    let list: Value = serde_json::from_slice(&answer[body..]).context("the answer to /pods")?;
-    // kubelet says null for none.
-    Ok(list["items"].as_array().cloned().unwrap_or_default())
+    Ok(answer.split_off(body))
 }
 
 /// Puts the manifest of a pod into place.

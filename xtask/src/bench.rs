@@ -20,7 +20,8 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
-    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt.
+    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt,
+    /// scrape.
     #[arg(long)]
     dist: bool,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
@@ -44,6 +45,8 @@ enum What {
     Probes,
     /// The agent's start to 50 running pods adopted.
     Adopt,
+    /// The pages with figures of 50 pods: time of each, and the agent's memory before and after 1,000.
+    Scrape,
     /// The merge beside the plain way, and the way from a manifest's rename to its change; reading by criterion.
     Merge,
     /// From a manifest's rename to knowing of it, by each backend and by kubelet's way; and what idling costs.
@@ -67,7 +70,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         cargo::run(&mut command)?;
     }
-    let on_a_node = [(What::Start, "start"), (What::Idle, "idle"), (What::Probes, "probes"), (What::Adopt, "adopt")];
+    let on_a_node = [
+        (What::Start, "start"),
+        (What::Idle, "idle"),
+        (What::Probes, "probes"),
+        (What::Adopt, "adopt"),
+        (What::Scrape, "scrape"),
+    ];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
         return Ok(());

@@ -1,0 +1,118 @@
+//! What it costs to ask a node of 50 pods for its figures: the time of each page, and the agent's memory before and after
+//! 1,000 of them; of limpet and, with `--kubelet`, of a real kubelet.
+//!
+//! With kubelet the families of its pages are written, too: `target/bench/kubelet-metrics*.txt`.
+
+mod families;
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
+use limpet_tests::footprint::Footprint;
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::measure::{self, Durations};
+use limpet_tests::wait;
+use serde_json::json;
+
+/// The pages.
+const PAGES: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/stats/summary"];
+
+/// The pages whose families are written.
+const RECORDED: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"];
+
+/// How often each page is asked for: 1,000 times altogether.
+const SCRAPES: usize = 250;
+
+const PODS: usize = 50;
+
+/// After the last pod is ready, and after the last scrape, what belongs to them still ends.
+const SETTLING: Duration = Duration::from_secs(15);
+
+fn main() -> Result<()> {
+    let mut stage = Stage::set()?;
+    let version = stage.node.containerd.version();
+    println!("containerd {}.{}, {PODS} pods of one container, host network", version.0, version.1);
+    let (durations, memory) = stage.measure(measure_all)?;
+    println!("{}", durations.table());
+    for (who, before, after) in &memory {
+        println!("{who:<8} private memory, MiB: {:.1} before, {:.1} after 1,000 scrapes", mib(*before), mib(*after));
+    }
+    let of_memory =
+        |(who, before, after): &(&str, u64, u64)| json!({ "who": who, "before_kib": before, "after_kib": after });
+    let rows = json!({ "durations": durations.json(), "memory": memory.iter().map(of_memory).collect::<Vec<_>>() });
+    measure::write(env!("CARGO_TARGET_TMPDIR"), "scrape", version, rows)?;
+    stage.finish()
+}
+
+fn mib(kib: u64) -> f64 {
+    kib as f64 / 1024.0
+}
+
+/// The times, and of each contender its private memory in KiB before and after.
+fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<(&'static str, u64, u64)>)> {
+    let (contenders, containerd) = stage.parts();
+    let (mut durations, mut memory) = (Durations::default(), Vec::new());
+    for contender in contenders {
+        contender.start()?;
+        (0..PODS).try_for_each(|number| apply(contender, &simple(&format!("idle-{number}"), IDLE)))?;
+        wait_ready(contender, PODS)?;
+        pass(SETTLING)?;
+        let pid = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
+        let before = Footprint::of(pid).private;
+        for page in PAGES {
+            durations.add("50 pods", page, contender.name(), &scrape(contender, page)?);
+        }
+        pass(SETTLING)?;
+        memory.push((contender.name(), before, Footprint::of(pid).private));
+        if contender.name() == "kubelet" {
+            record(contender)?;
+        }
+        (0..PODS).try_for_each(|number| remove(contender, &format!("idle-{number}")))?;
+        settle(contender, containerd)?;
+        contender.stop()?;
+    }
+    Ok((durations, memory))
+}
+
+fn scrape(contender: &dyn Contender, page: &str) -> Result<Vec<Duration>> {
+    let once = |_| {
+        let began = Instant::now();
+        let answer = contender.get(page)?;
+        ensure!(!answer.is_empty() && !wait::interrupted(), "{page} is empty, or somebody interrupted");
+        Ok(began.elapsed())
+    };
+    (0..SCRAPES).map(once).collect()
+}
+
+/// Writes the families of every page, once containers have ended and probes have run.
+fn record(contender: &dyn Contender) -> Result<()> {
+    let probe = json!({ "exec": { "command": ["/bin/true"] }, "periodSeconds": 1 });
+    let probed = with(shell("main", IDLE), json!({ "livenessProbe": probe, "readinessProbe": probe }));
+    apply(contender, &pod("probed", json!({ "containers": [probed, shell("ends", "exit 3")] })))?;
+    wait::until_true(wait::SOON, "results of probes", || {
+        contender.get("/metrics/probes").is_ok_and(|page| String::from_utf8_lossy(&page).contains("readiness"))
+    })?;
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let dir = scratch.parent().unwrap_or(scratch).join("bench");
+    fs::create_dir_all(&dir)?;
+    for page in RECORDED {
+        let text = String::from_utf8(contender.get(page)?).with_context(|| page.to_owned())?;
+        let file = dir.join(format!("kubelet{}.txt", page.replace('/', "-")));
+        fs::write(&file, families::of(&text)).with_context(|| format!("{}", file.display()))?;
+    }
+    remove(contender, "probed")
+}
+
+/// Idleness is what memory is measured in: nothing is waited for.
+fn pass(time: Duration) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        ensure!(!wait::interrupted(), "interrupted");
+        thread::sleep(Duration::from_millis(500).min(time));
+    }
+    Ok(())
+}
