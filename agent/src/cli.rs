@@ -36,6 +36,7 @@ mod port_forward;
 pub mod run;
 mod screen;
 mod sources;
+mod support_bundle;
 mod table;
 pub mod target;
 mod top;
@@ -105,6 +106,8 @@ enum Command {
     Validate(validate::ValidateArgs),
     /// Check whether this machine can run pods
     Doctor(doctor::DoctorArgs),
+    /// Write an archive that explains this node's state to those who support it
+    SupportBundle(support_bundle::SupportBundleArgs),
     /// Show the sources of pods, and rejected manifests
     Sources(sources::SourcesArgs),
     /// List the images of this node, pull, import, pin and remove them
@@ -132,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Guard(args) => guard::run(&args, screen),
         Command::Completion(args) => completion::run(&args, screen),
         Command::Doctor(args) => block_on(doctor::run(args, socket, screen)),
+        Command::SupportBundle(args) => block_on(support_bundle::run(&client, args, socket, screen)),
         Command::Pods(args) => block_on(pods::run(&client, args, screen)),
         Command::Top(args) => block_on(top::run(&client, args, screen)),
         Command::Describe(args) => block_on(describe::run(&client, args, screen)),

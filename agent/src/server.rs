@@ -33,7 +33,7 @@ mod authentication;
 mod authorization;
 mod bodies;
 mod caller;
-mod configz;
+pub(crate) mod configz;
 mod connection;
 pub mod cri;
 pub mod debug;

@@ -51,7 +51,8 @@ pub(super) async fn run(client: &SocketClient, args: DescribeArgs, screen: Scree
     Ok(0)
 }
 
-fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> String {
+/// The page of one pod.
+pub(super) fn render(document: &DescribeDocument, screen: &Screen, now: Timestamp) -> String {
     let pod = &document.entry.pod;
     let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
     let spec = pod.spec.as_ref().unwrap_or(&no_spec);

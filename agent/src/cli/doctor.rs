@@ -25,7 +25,8 @@ use std::path::PathBuf;
 use super::error::{CliError, EXIT_FAULTS};
 use super::output::DocumentFormat;
 use super::screen::{Screen, Tone, printable};
-use crate::config::RunFlags;
+use crate::config::{Config, RunFlags};
+pub(super) use runtime::output_of;
 
 /// Arguments of `limpet doctor`: those of `limpet run`, so that it checks what the agent would use.
 #[derive(Debug, clap::Args)]
@@ -87,16 +88,17 @@ struct Report<'a> {
     ok: usize,
 }
 
+impl<'a> Report<'a> {
+    fn of(findings: &'a [Finding]) -> Self {
+        let count = |level| findings.iter().filter(|finding| finding.level == level).count();
+        Self { findings, failed: count(Level::Failed), degraded: count(Level::Degraded), ok: count(Level::Ok) }
+    }
+}
+
 /// `socket`: `--socket`, as the agent would have it.
 pub(super) async fn run(args: DoctorArgs, socket: Option<PathBuf>, screen: Screen) -> Result<u8, CliError> {
-    let findings = examine(&args.flags, socket).await;
-    let count = |level| findings.iter().filter(|finding| finding.level == level).count();
-    let report = Report {
-        findings: &findings,
-        failed: count(Level::Failed),
-        degraded: count(Level::Degraded),
-        ok: count(Level::Ok),
-    };
+    let (_, findings) = examine(&args.flags, socket).await;
+    let report = Report::of(&findings);
     let text = match args.output {
         Some(format) => format.render(&report)?,
         None => render(&report, &screen),
@@ -105,8 +107,14 @@ pub(super) async fn run(args: DoctorArgs, socket: Option<PathBuf>, screen: Scree
     Ok(if report.failed > 0 { EXIT_FAULTS } else { 0 })
 }
 
-/// All checks, in the order in which one depends on another.
-async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> Vec<Finding> {
+/// The configuration in effect and the report as text, for a support bundle.
+pub(super) async fn report(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, String) {
+    let (config, findings) = examine(flags, socket).await;
+    (config, render(&Report::of(&findings), &Screen { color: false, quiet: false }))
+}
+
+/// The configuration, and all checks, in the order in which one depends on another.
+async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Finding>) {
     let (config, mut findings) = node::configuration(flags, socket);
     findings.extend(modes::examine(&config, node::config_file(flags).as_deref()));
     findings.extend(machine::examine(&config));
@@ -121,7 +129,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> Vec<Finding> {
     findings.extend(runtime::examine(&config).await);
     findings.extend(network::examine(&config));
     findings.extend(node::examine(&config).await);
-    findings
+    (config, findings)
 }
 
 fn render(report: &Report<'_>, screen: &Screen) -> String {

@@ -52,8 +52,7 @@ pub(super) async fn run(client: &SocketClient, args: EventsArgs, screen: Screen)
         return Ok(0);
     }
     let now = Timestamp::now();
-    let rows: Vec<Vec<Cell>> = events.iter().map(|event| row(event, now)).collect();
-    screen.print(&table().render(&screen, &rows))?;
+    screen.print(&all(&events, &screen, now))?;
     Ok(0)
 }
 
@@ -127,6 +126,11 @@ fn message(event: &Event) -> String {
     }
 }
 
+/// The table of all events.
+pub(super) fn all(events: &[Event], screen: &Screen, now: Timestamp) -> String {
+    table().render(screen, &events.iter().map(|event| row(event, now)).collect::<Vec<_>>())
+}
+
 /// The table at the end of `limpet describe`: without the object, which is the pod.
 pub(super) fn section(events: &[Event], screen: &Screen, now: Timestamp) -> String {
     let cells = |event: &Event| -> Vec<Cell> {
@@ -157,10 +161,9 @@ mod tests {
         let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
         let events =
             [event("Normal", "Pulled", 1, "Image is there"), event("Warning", "BackOff", 4, "Back-off\nrestarting")];
-        let rows: Vec<_> = events.iter().map(|event| row(event, now)).collect();
         let screen = Screen { color: false, quiet: false };
         assert_eq!(
-            table().render(&screen, &rows),
+            all(&events, &screen, now),
             "LAST SEEN   TYPE      REASON    OBJECT          MESSAGE\n\
              40s         Normal    Pulled    pod/web-edge1   Image is there\n\
              40s         Warning   BackOff   pod/web-edge1   Back-off\\nrestarting (x4)\n"

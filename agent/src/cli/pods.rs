@@ -187,6 +187,24 @@ fn documents(pods: &[&PodEntry], format: DocumentFormat, before: &str) -> Result
     pods.iter().map(|entry| Ok(format!("{before}{}", format.render(&entry.pod)?))).collect()
 }
 
+/// The wide table of pods that come one by one.
+#[derive(Default)]
+pub(super) struct Overview(Vec<Vec<Cell>>);
+
+impl Overview {
+    const COLUMNS: Columns = Columns { namespace: true, wide: true, home: None };
+
+    /// Adds a pod, as it is at `now`.
+    pub(super) fn add(&mut self, entry: &PodEntry, now: Timestamp) {
+        self.0.push(Self::COLUMNS.row(entry, now));
+    }
+
+    /// All of them below the header.
+    pub(super) fn render(&self, screen: &Screen) -> String {
+        Self::COLUMNS.table().render(screen, &self.0)
+    }
+}
+
 /// The columns of the table.
 struct Columns {
     namespace: bool,

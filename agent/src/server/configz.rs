@@ -50,7 +50,8 @@ impl Eviction {
     }
 }
 
-fn document(config: &Config) -> Value {
+/// The document of a configuration. It holds no header of the URL and no key, and of files their paths alone.
+pub(crate) fn document(config: &Config) -> Value {
     let driver = match config.cgroup_driver {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => "systemd",

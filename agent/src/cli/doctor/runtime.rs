@@ -189,7 +189,7 @@ fn in_path(program: &str, search: &OsString) -> Option<PathBuf> {
 }
 
 /// A program's output if it succeeds in time; `None` otherwise.
-pub(super) async fn output_of(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Option<String> {
+pub(in crate::cli) async fn output_of(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Option<String> {
     let mut command = tokio::process::Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(TIMEOUT, command.output()).await.ok()?.ok()?;
