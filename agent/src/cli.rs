@@ -17,6 +17,7 @@ mod apply;
 mod attach;
 pub mod client;
 pub mod completion;
+mod cp;
 mod debug;
 mod delete;
 mod describe;
@@ -90,6 +91,8 @@ enum Command {
     Attach(attach::AttachArgs),
     /// Add a container to a running pod, to look into it
     Debug(debug::DebugArgs),
+    /// Copy files between a container and this machine
+    Cp(cp::CpArgs),
     /// Forward ports of this machine to a pod
     PortForward(port_forward::PortForwardArgs),
     /// List this node's events
@@ -143,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Exec(args) => block_on(exec::run(&client, args)),
         Command::Attach(args) => block_on(attach::run(&client, args, screen)),
         Command::Debug(args) => block_on(debug::run(&client, args, screen)),
+        Command::Cp(args) => block_on(cp::run(&client, args, screen)),
         Command::PortForward(args) => block_on(port_forward::run(&client, args)),
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),

@@ -132,6 +132,7 @@ pub struct ImageBuilder {
     files: Vec<(String, Vec<u8>, u32)>,
     config: serde_json::Map<String, Value>,
     gzip: bool,
+    bare: bool,
 }
 
 impl ImageBuilder {
@@ -152,6 +153,12 @@ impl ImageBuilder {
         self
     }
 
+    /// Leaves busybox out: there is nothing but the added files.
+    pub fn bare(mut self) -> Self {
+        self.bare = true;
+        self
+    }
+
     /// Stores its layers compressed.
     pub fn gzip(mut self) -> Self {
         self.gzip = true;
@@ -160,7 +167,7 @@ impl ImageBuilder {
 
     /// Builds it.
     pub fn build(self) -> Result<Image> {
-        let mut layers = vec![busybox_layer()?];
+        let mut layers = if self.bare { Vec::new() } else { vec![busybox_layer()?] };
         if !self.files.is_empty() {
             let mut layer = Layer::default();
             for (path, content, mode) in &self.files {

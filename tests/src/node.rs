@@ -186,7 +186,8 @@ impl TestNode {
         self.import(&[&first, &second])
     }
 
-    fn import(&self, images: &[&Image]) -> Result<()> {
+    /// Puts images into containerd.
+    pub fn import(&self, images: &[&Image]) -> Result<()> {
         let archive = self.dir().join("images.tar");
         image::write_oci_archive(images, &archive)?;
         self.containerd.import(&archive)

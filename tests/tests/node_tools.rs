@@ -1,8 +1,10 @@
-//! What helps on the node itself: the support bundle, which says everything and gives no secret away.
+//! What helps on the node itself: the support bundle, which says everything and gives no secret away, and copies of files.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,13 +12,19 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use flate2::read::GzDecoder;
 use limpet_tests::claim::Port;
-use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::image::ImageBuilder;
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::web::Web;
-use limpet_tests::{TestNode, case, suite};
+use limpet_tests::{TestNode, case, suite, tools, wait};
+use rustix::fs::{Gid, Uid};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
-    suite::run([case!(a_support_bundle_explains_the_node_and_holds_no_secret).on(|node| node.agent = false)])
+    suite::run([
+        case!(a_support_bundle_explains_the_node_and_holds_no_secret).on(|node| node.agent = false),
+        case!(a_tree_goes_into_a_container_and_comes_back),
+        case!(no_link_leads_a_copy_out_of_a_container_or_of_its_destination),
+    ])
 }
 
 /// How every planted secret begins.
@@ -187,4 +195,84 @@ fn a_support_bundle_explains_the_node_and_holds_no_secret(node: &mut TestNode) -
     has(&down, "logs/containers/", "main/0.log", "a plain line")?;
     has(&down, "machine/cgroups", ".txt", "pids.max")?;
     node.agent.start()
+}
+
+fn a_tree_goes_into_a_container_and_comes_back(node: &mut TestNode) -> Result<()> {
+    let busybox = fs::read(tools::busybox().context("no busybox")?)?;
+    let scratch = ImageBuilder::new("registry.test/scratch:v1").bare().file("busybox", busybox, 0o755).build()?;
+    node.import(&[&scratch])?;
+    let bare = json!({ "image": scratch.name, "command": ["/busybox", "sleep", "100000"], "workingDir": "/" });
+    node.apply(&pod("bare", json!({ "containers": [with(json!({ "name": "main" }), bare)] })))?;
+    node.apply(&simple("web", &format!("mkdir -p /in /work; cd /work; {IDLE}")))?;
+    node.wait_running("bare")?;
+    node.wait_running("web")?;
+    let from = node.dir().join("tree");
+    let odd = OsStr::from_bytes(b"-odd\n\xff name");
+    fs::create_dir_all(from.join(odd))?;
+    fs::write(from.join(odd).join("file"), "content\n")?;
+    fs::set_permissions(from.join(odd).join("file"), fs::Permissions::from_mode(0o640))?;
+    rustix::fs::chown(&from.join(odd).join("file"), Some(Uid::from_raw(1234)), Some(Gid::from_raw(5678)))?;
+    std::os::unix::fs::symlink("somewhere", from.join("link"))?;
+    fs::write(from.join("large"), vec![7; 200 << 20])?;
+    let path = |path: &Path| path.to_string_lossy().into_owned();
+    for pod in ["web", "bare"] {
+        node.agent.cli(&["cp", &path(&from), &format!("{pod}:/in")])?.success()?;
+        let inside = if pod == "web" { "/in/tree" } else { "/in" };
+        let back = node.dir().join(format!("back-{pod}"));
+        let out = node.agent.cli(&["cp", &format!("{pod}:{inside}"), &path(&back)])?;
+        ensure!(out.stderr.contains("warning: link is left out: a symlink"), "{out:?}");
+        out.success()?;
+        ensure!(fs::read(back.join(odd).join("file"))? == b"content\n");
+        ensure!(fs::metadata(back.join(odd).join("file"))?.permissions().mode() & 0o777 == 0o640);
+        ensure!(fs::read(back.join("large"))? == vec![7; 200 << 20], "the large file differs");
+        ensure!(back.join("link").symlink_metadata().is_err());
+    }
+    let owner =
+        node.exec("web", "main", &["sh", "-c", "stat -c '%u:%g %a' /in/tree/*/file; readlink /in/tree/link"])?;
+    ensure!(owner == "1234:5678 640\nsomewhere\n", "{owner}");
+    // Streams, a relative path, and modes that are not kept.
+    node.agent.cli_with_input(&["cp", "-", "web:note"], b"from stdin")?.success()?;
+    ensure!(node.exec("web", "main", &["cat", "/work/note"])? == "from stdin");
+    ensure!(node.agent.cli(&["cp", "web:/work/note", "-"])?.success()? == "from stdin");
+    node.agent.cli(&["cp", "--no-preserve", &path(&from.join("large")), "web:/work/plain"])?.success()?;
+    ensure!(node.exec("web", "main", &["stat", "-c", "%u:%g %a %s", "/work/plain"])? == "0:0 644 209715200\n");
+    let usage = node.agent.cli(&["cp", "a", "b"])?;
+    ensure!(usage.code == Some(2) && usage.stderr.contains("one of FROM and TO"), "{usage:?}");
+    let missing = node.agent.cli(&["cp", "web:/absent", "."])?;
+    ensure!(missing.code == Some(1) && missing.stderr.contains("/absent"), "{missing:?}");
+    Ok(())
+}
+
+fn no_link_leads_a_copy_out_of_a_container_or_of_its_destination(node: &mut TestNode) -> Result<()> {
+    let victim = node.dir().join("victim");
+    fs::write(&victim, "the host's")?;
+    let (dir, file) = (node.dir().display().to_string(), victim.display().to_string());
+    let script =
+        format!("mkdir /t; ln -s {file} /leak; ln -s {dir} /up; ln -s {dir} /t/sub; echo new > /t/file; {IDLE}");
+    node.apply(&simple("web", &script))?;
+    node.wait_running("web")?;
+    wait::until_true(wait::SOON, "the links", || node.exec("web", "main", &["cat", "/t/file"]).is_ok())?;
+    let to = node.dir().join("to");
+    fs::create_dir(&to)?;
+    let to_path = to.display().to_string();
+    for inside in ["/leak", "/up/victim", &format!("/../../../../../..{file}")] {
+        let read = node.agent.cli(&["cp", &format!("web:{inside}"), &to_path])?;
+        ensure!(read.code == Some(1) && fs::read_dir(&to)?.next().is_none(), "{inside}: {read:?}");
+    }
+    // In: a link is replaced, and a directory that a link leads to is looked for inside.
+    let source = node.dir().join("source");
+    fs::write(&source, "copied")?;
+    let source = source.display().to_string();
+    node.agent.cli(&["cp", &source, "web:/leak"])?.success()?;
+    ensure!(node.exec("web", "main", &["cat", "/leak"])? == "copied");
+    let refused = node.agent.cli(&["cp", &source, "web:/up/written"])?;
+    ensure!(refused.code == Some(1) && !node.dir().join("written").exists(), "{refused:?}");
+    // Out: the container's link is left out, and one that lies in the way here is not followed.
+    std::os::unix::fs::symlink(&victim, to.join("file"))?;
+    node.agent.cli(&["cp", "web:/t/file", &to_path])?.success()?;
+    node.agent.cli(&["cp", "web:/t", &to_path])?.success()?;
+    ensure!(to.join("t/sub").symlink_metadata().is_err());
+    ensure!(fs::read_to_string(to.join("file"))? == "new\n");
+    ensure!(fs::read_to_string(&victim)? == "the host's");
+    Ok(())
 }

@@ -1,0 +1,94 @@
+//! A container's file system, seen from the node: every path in it is resolved inside it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+use super::tree::{CopyError, Owner, Source, Target};
+use limpet_host::process;
+use limpet_model::container::ContainerId;
+
+/// The root directory of a container's first process.
+#[derive(Debug)]
+pub(super) struct ContainerRoot {
+    directory: OwnedFd,
+    /// The process's working directory, from which relative paths are meant.
+    working: PathBuf,
+    /// The user and group of the process, as the node sees them.
+    user: (u32, u32),
+}
+
+/// A name in a directory of the container.
+#[derive(Debug)]
+pub(super) struct Place {
+    directory: OwnedFd,
+    name: OsString,
+}
+
+impl Place {
+    /// As the end of a copy.
+    pub(super) fn target(&self) -> Target<'_> {
+        Target { directory: self.directory.as_fd(), name: &self.name }
+    }
+}
+
+impl ContainerRoot {
+    /// Opens the root of the process `pid`, which is to be in the container `id`.
+    ///
+    /// # Errors
+    /// The process has ended, or the user may not look into it.
+    pub(super) fn open(pid: u32, id: &str) -> Result<Self, CopyError> {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let failed = |source| CopyError::new("open the root of the container's process", process.as_os_str(), source);
+        let directory = File::open(process.join("root")).map_err(failed)?;
+        let working = std::fs::read_link(process.join("cwd")).map_err(failed)?;
+        let owner = std::fs::metadata(&process).map_err(failed)?;
+        // Asked last: a pid that another process has got in between is noticed.
+        if !process::is_in_container(pid, &ContainerId::new(id)) {
+            return Err(failed(io::Error::new(io::ErrorKind::NotFound, "it has ended")));
+        }
+        Ok(Self { directory: directory.into(), working, user: (owner.uid(), owner.gid()) })
+    }
+
+    /// Who is to own what is copied in. Root in a container keeps owners, as with `tar`; nobody else could.
+    pub(super) fn owner(&self, keeps: bool) -> Owner {
+        match self.user {
+            (0, _) if keeps => Owner::Kept,
+            (user, group) => Owner::User(user, group),
+        }
+    }
+
+    /// What is at `path`. Symlinks, the last name included, lead to where they lead in the container.
+    ///
+    /// # Errors
+    /// There is nothing.
+    pub(super) fn source(&self, path: &Path) -> Result<Source, CopyError> {
+        let opened = self.open_at(&self.working.join(path), OFlags::PATH)?;
+        Ok(Source { opened, name: path.as_os_str().to_owned() })
+    }
+
+    /// Where to copy something called `name` to: into a directory at `path`, or else to that name.
+    ///
+    /// # Errors
+    /// The directory above it does not exist.
+    pub(super) fn place(&self, path: &Path, name: Option<&OsStr>) -> Result<Place, CopyError> {
+        let whole = self.working.join(path);
+        let directory = |path: &Path| self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY);
+        match (directory(&whole), whole.parent(), whole.file_name()) {
+            (Ok(directory), ..) => Ok(Place { directory, name: name.unwrap_or(OsStr::new(".")).to_owned() }),
+            (Err(_), Some(parent), Some(last)) => Ok(Place { directory: directory(parent)?, name: last.to_owned() }),
+            (Err(error), ..) => Err(error),
+        }
+    }
+
+    fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, CopyError> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let opened = openat2(&self.directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
+        opened.map_err(|error| CopyError::new("open in the container:", path.as_os_str(), error.into()))
+    }
+}
