@@ -420,7 +420,7 @@ fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNo
     let found = wait_at(&cluster, &of_node, "its allocatable resources", |found| {
         found["status"]["allocatable"]["cpu"] == format!("{}m", cores * 1_000 - 250)
     })?;
-    ensure!(found["status"]["capacity"]["cpu"] == cores.to_string(), "{found}");
+    ensure!(found["status"]["capacity"]["cpu"] == json!(cores.to_string()), "{found}");
     let asks = |name: &str, milli: usize| {
         let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
         pod(name, json!({ "containers": [with(shell("main", IDLE), resources)] }))

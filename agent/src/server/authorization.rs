@@ -190,13 +190,15 @@ impl IntoResponse for Refusal {
 /// Whether `caller`, who is not on the network's API, may use a route with that permission; `None`: there is no such
 /// route, which it may learn.
 pub(super) fn authorize(caller: &Caller, permission: Option<Permission>) -> Result<(), Refusal> {
-    use Subresource::{Healthz, Metrics, Pods, Stats};
+    use Subresource::{Healthz, Metrics, Pods, Proxy, Stats};
     match (caller, permission) {
         (Caller::Local { origin, .. }, _) => origin.admitted(),
         (Caller::Anonymous, None | Some(Permission::Nodes(Healthz | Metrics))) => Ok(()),
         (Caller::Anonymous, Some(_)) => Err(Refusal::Anonymous),
         (Caller::ReadOnly, None | Some(Permission::Nodes(Healthz | Metrics | Pods | Stats))) => Ok(()),
         (Caller::ReadOnly, Some(_)) => Err(Refusal::ReadOnly),
+        (Caller::Streaming, None | Some(Permission::Nodes(Proxy))) => Ok(()),
+        (Caller::Streaming, Some(_)) => Err(Refusal::NotAdmitted),
         // Its gate decides.
         (Caller::Network(_), _) => Err(Refusal::NotAdmitted),
     }
@@ -326,6 +328,8 @@ mod tests {
             let read = matches!(permission, Nodes(Healthz | Metrics | Stats | Pods));
             let read_only = if read { Ok(()) } else { Err(Refusal::ReadOnly) };
             assert_eq!(authorize(&Caller::ReadOnly, Some(permission)), read_only, "{permission:?}");
+            let streams = if permission == Nodes(Proxy) { Ok(()) } else { Err(Refusal::NotAdmitted) };
+            assert_eq!(authorize(&Caller::Streaming, Some(permission)), streams, "{permission:?}");
         }
         assert_eq!(authorize(&Caller::Anonymous, None), Ok(()));
     }

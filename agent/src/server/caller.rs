@@ -45,6 +45,8 @@ pub(super) enum Caller {
     Anonymous,
     /// Whoever reaches the read-only port.
     ReadOnly,
+    /// Whoever has connected to CRI's streaming server, where a URL that opens one connection is needed besides.
+    Streaming,
     /// Whoever has connected to kubelet's API on the network.
     Network(Arc<NetworkClient>),
 }

@@ -46,6 +46,7 @@ pub(crate) struct Agent {
     /// The pods that have to end for it.
     pub(crate) evictions: mpsc::Sender<EvictionOrder>,
     /// The containers that are to be added to pods.
+    #[allow(dead_code, reason = "the suite of workers adds no container")]
     pub(crate) debugs: mpsc::Sender<DebugOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,

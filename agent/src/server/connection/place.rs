@@ -64,7 +64,7 @@ impl Places {
             },
             caller if is_refused(caller) => (among(&self.refused), false),
             Caller::Local { origin: Origin::AllowedPod(_), .. } => (among(&self.pods), true),
-            Caller::Local { .. } => (opening, true),
+            Caller::Local { .. } | Caller::Streaming => (opening, true),
             // Nobody is anybody there.
             Caller::Anonymous | Caller::ReadOnly => (opening, false),
         };

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tower::ServiceExt as _;
 
-use super::super::caller::{Caller, User};
+use super::super::caller::Caller;
 use super::super::connection::{self, Plain};
 use super::super::kubelet::KubeletRoutes;
 
@@ -75,8 +75,7 @@ impl Streaming {
         // Without a route of its own: the parameters of its path would be counted as those of kubelet's.
         let app = Router::new().fallback(connect).with_state(self.clone());
         // Whoever has a token may keep silent as long as he likes.
-        let user = User { name: "cri".to_owned(), groups: Vec::new(), admitted: true };
-        let listener = Plain { listener, caller: Caller::User(Arc::new(user)) };
+        let listener = Plain { listener, caller: Caller::Streaming };
         self.inner.tasks.spawn(connection::serve(listener, app, self.inner.stop.clone()));
         Ok(port)
     }
