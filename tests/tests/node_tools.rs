@@ -211,7 +211,7 @@ fn a_tree_goes_into_a_container_and_comes_back(node: &mut TestNode) -> Result<()
     fs::create_dir_all(from.join(odd))?;
     fs::write(from.join(odd).join("file"), "content\n")?;
     fs::set_permissions(from.join(odd).join("file"), fs::Permissions::from_mode(0o640))?;
-    rustix::fs::chown(&from.join(odd).join("file"), Some(Uid::from_raw(1234)), Some(Gid::from_raw(5678)))?;
+    rustix::fs::chown(from.join(odd).join("file"), Some(Uid::from_raw(1234)), Some(Gid::from_raw(5678)))?;
     std::os::unix::fs::symlink("somewhere", from.join("link"))?;
     fs::write(from.join("large"), vec![7; 200 << 20])?;
     let path = |path: &Path| path.to_string_lossy().into_owned();
