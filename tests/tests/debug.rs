@@ -131,7 +131,7 @@ fn kubectl_debugs_a_pod_of_the_apiserver(node: &mut TestNode) -> Result<()> {
     ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "{after}");
     ensure!(after["status"]["phase"] == "Running", "{after}");
     // What the node alone has added is its own affair.
-    node.agent.cli(&["debug", "web", "--image", image::V2, "-c", "own", "--", "/bin/sleep", "100000"])?.success()?;
+    node.agent.cli(&["debug", &name, "--image", image::V2, "-c", "own", "--", "/bin/sleep", "100000"])?.success()?;
     node.wait_pod("web", "the node's own", |pod| state(pod, "own")["running"].is_object())?;
     node.agent.kill();
     node.agent.start()?;
