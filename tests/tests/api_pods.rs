@@ -401,11 +401,12 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
     })?;
     ensure!(own["metadata"]["uid"].is_string(), "{own}");
     // It was reported as ended, so it does not run again; its controller would have made another.
-    wait_at(&cluster, &path(node, "both"), "ended", |found| {
+    let ended = wait_at(&cluster, &path(node, "both"), "ended", |found| {
         ["Failed", "Succeeded"].iter().any(|phase| found["status"]["phase"] == *phase)
     })?;
     cluster.delete(&path(node, "both"))?;
-    wait_deleted(node, &cluster, "both")?;
+    // Then the static pod has its mirror, under the same name.
+    wait_at(&cluster, &path(node, "both"), "the mirror", |found| found["metadata"]["uid"] != ended["metadata"]["uid"])?;
     let now = node.wait_running("both")?;
     ensure!(container_id(&now, "main")? == container_id(&own, "main")?, "restarted");
     Ok(())
