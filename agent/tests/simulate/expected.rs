@@ -32,17 +32,21 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
         "OnFailure" => code(container) == Some(0),
         _ => false,
     };
-    let failed_init = policy == "Never" && inits.iter().any(|init| code(init).is_some_and(|code| code != 0));
-    let over = failed_init || spec.containers.iter().all(stays);
+    let failed = |init: &&Container| code(init).is_some_and(|code| code != 0);
+    let failed_init = if policy == "Never" { inits.iter().position(failed) } else { None };
+    // What follows an init container that failed may have run in an earlier sandbox, with another version.
+    let tried = failed_init.map_or(inits.len(), |at| at + 1);
+    let mains = spec.containers.iter().filter(|_| failed_init.is_none());
+    let over = failed_init.is_some() || spec.containers.iter().all(stays);
     let authored = Authored::of(&record.manifest);
     let mut found = Vec::new();
     // A sidecar that is replaced while the last of the others ends is not started again.
     let replaced = sidecars.iter().copied().filter(|_| !over);
-    for container in inits.iter().copied().chain(replaced).chain(&spec.containers) {
+    for container in inits.iter().copied().take(tried).chain(replaced).chain(mains) {
         let Some((ran, _)) = newest.get(&container.name) else { continue };
         let wanted = authored.container(&container.name).map(AuthoredContainer::fingerprint);
         // It may have ended for good before it was resized, as under kubelet.
-        let for_good = code(container).is_some() && (failed_init || stays(container));
+        let for_good = code(container).is_some() && (failed_init.is_some() || stays(container));
         let ended_before = for_good && differs_in_cpu(record, container, ran);
         if wanted.as_ref() != Some(ran) && !ended_before {
             found.push(format!("{}/{} ran version {ran} last, not {wanted:?}", record.key, container.name));
@@ -53,7 +57,7 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
     for sidecar in sidecars.iter().filter(|sidecar| runs(sidecar) == over) {
         found.push(format!("sidecar {}/{} runs: {}, its pod is over: {over}", record.key, sidecar.name, over));
     }
-    if failed_init {
+    if failed_init.is_some() {
         return found;
     }
     let all = inits.iter().chain(&sidecars).copied().chain(&spec.containers);
