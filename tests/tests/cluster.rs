@@ -1,6 +1,6 @@
 //! A node in a cluster: its Node and lease, and the mirror pods of its static pods, with an apiserver that comes and goes.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::claim::Port;
