@@ -52,8 +52,11 @@ fn mib(kib: u64) -> f64 {
     kib as f64 / 1024.0
 }
 
-/// The times, and of each contender its private memory in KiB before and after.
-fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<(&'static str, u64, u64)>)> {
+/// A contender and its private memory in KiB, before and after.
+type Growth = (&'static str, u64, u64);
+
+/// The times, and how each contender grew.
+fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<Growth>)> {
     let (contenders, containerd) = stage.parts();
     let (mut durations, mut memory) = (Durations::default(), Vec::new());
     for contender in contenders {
