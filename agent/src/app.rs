@@ -5,6 +5,7 @@
 //! another try.
 
 mod cluster;
+
 mod error;
 mod listeners;
 mod observer;
@@ -12,6 +13,7 @@ mod published;
 mod service;
 mod shortage;
 mod sources;
+mod supervision;
 
 use limpet_model::manifest;
 use std::sync::Arc;
@@ -22,23 +24,17 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::attribution::Feed;
-use crate::clock;
 use crate::config::{Config, DebugHandlers, RunFlags};
-use crate::debug::{self, DebugOrder};
-use crate::executor::Executor;
+use crate::debug;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, Parts};
 use crate::image_gc::{ImageCollector, KnownPods};
-use crate::lifecycle;
-use crate::lifecycle::followed::Followed;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
-use crate::merge_loop;
 use crate::node::NodeLock;
 use crate::node::capacity::Capacity;
-use crate::node::facts::architecture;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
+use crate::server::Health;
 use crate::server::cri::CriState;
 use crate::server::debug::{DebugState, SetVerbosity};
 use crate::server::debug_container::DebugContainerState;
@@ -49,25 +45,19 @@ use crate::server::kubelet::StreamStates;
 use crate::server::logs::LogState;
 use crate::server::port_forward::PortForwardState;
 use crate::server::{self, ServerState, Sources};
-use crate::server::{Health, Heartbeat};
 use crate::source::push;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::store::Store;
 use crate::usage::disks::{DiskMeter, MeasureDisks};
 use crate::usage::{Meter, NodeReader};
-use crate::worker::WorkerContext;
-use crate::worker::node_claims::{NodeClaims, NodeOffer};
-use crate::worker::supervisor::{Intake, Supervisor};
+use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
 pub use error::AppError;
-use limpet_containerd::event_stream;
 use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
-use limpet_core::node_object::initial_labels;
-use limpet_core::node_state::{NodeNetwork, NodeState};
-use limpet_core::probe::ProbeGrid;
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
@@ -79,12 +69,11 @@ use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 use listeners::{start_cri, start_listeners, start_pod_resources};
 use observer::NodeObserver;
-use published::{ConfiguredSources, Published};
-use shortage::{Shortages, evictor};
+use published::ConfiguredSources;
+use shortage::evictor;
 use sources::start_sources;
+use supervision::{node_claims, supervise};
 
-/// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
-const LIFECYCLE_INBOX: usize = 1_024;
 /// How long the tasks may take to put down what they are doing.
 const DRAIN: Duration = Duration::from_secs(15);
 /// How long arming the guard may take: it loads BPF programs and tries each rule, on a slow processor for seconds.
@@ -396,54 +385,4 @@ fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
         observed: shared.observed.clone(),
         health: shared.health.clone(),
     }
-}
-
-/// What the node has for its pods; nobody has any of it yet.
-fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity) -> NodeClaims {
-    let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
-    let offer = NodeOffer {
-        node_name: node.name.clone(),
-        exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
-        allocatable: Some(capacity.offer()),
-    };
-    NodeClaims::new(offer, initial_labels(&node.name, architecture(), &config.cluster.labels))
-}
-
-/// Starts the core: merge, lifecycle, supervisor.
-fn supervise(
-    shared: &Shared,
-    executor: &Arc<ContainerdExecutor>,
-    sources: &[Arc<Published>],
-    heartbeat: Heartbeat,
-    feeds: Option<mpsc::Sender<Feed>>,
-    Shortages { pressure, orders, evictions }: Shortages,
-    debug: mpsc::Receiver<DebugOrder>,
-) -> watch::Receiver<NodeState> {
-    let followed: Arc<Followed> = Arc::default();
-    let (merging, merged) = mpsc::channel(1);
-    let (lifecycle_events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
-    let stop = &shared.stop;
-    shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
-    shared.tasks.spawn(event_stream::run(shared.backends.client.clone(), lifecycle_events.clone(), stop.clone()));
-    #[cfg(feature = "attribution")]
-    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), lifecycle_events, feeds, stop.clone()));
-    #[cfg(not(feature = "attribution"))]
-    drop((lifecycle_events, feeds));
-    shared.tasks.spawn(lifecycle::memory::release_after_bursts(Arc::clone(&followed), stop.clone()));
-    let kinds = sources.iter().map(|source| source.kind()).collect();
-    let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
-    let context = WorkerContext {
-        executor: Arc::clone(executor) as Arc<dyn Executor>,
-        reporter: Arc::clone(&executor.reporter),
-        probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
-        followed,
-        node_claims: Arc::clone(&shared.claims),
-        evictions: orders,
-    };
-    let node_network = shared.node_network.clone();
-    let supervisor = Supervisor::new(context, kinds, stop.clone());
-    let node_state = supervisor.node_state();
-    let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, debug, heartbeat };
-    shared.tasks.spawn(supervisor.run(intake));
-    node_state
 }

@@ -30,7 +30,7 @@ use super::{HandlerError, KUBERNETES, MAX_OUTPUT, authority, connect, host, port
 /// The most redirects followed for one GET.
 const MAX_REDIRECTS: usize = 10;
 
-/// What a GET is sent for; the server is told.
+/// Why a GET is sent, as its User-Agent says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// A probe.

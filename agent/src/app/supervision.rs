@@ -1,0 +1,82 @@
+//! Composes the core: merge, lifecycle, supervisor, and what the node has for its pods.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+use super::Shared;
+use super::published::Published;
+use super::shortage::Shortages;
+use crate::attribution::Feed;
+use crate::clock;
+use crate::config::Config;
+use crate::debug::DebugOrder;
+use crate::executor::Executor;
+use crate::executor::containerd::ContainerdExecutor;
+use crate::lifecycle;
+use crate::lifecycle::followed::Followed;
+use crate::merge_loop;
+use crate::node::capacity::Capacity;
+use crate::node::facts::architecture;
+use crate::server::Heartbeat;
+use crate::worker::WorkerContext;
+use crate::worker::node_claims::{NodeClaims, NodeOffer};
+use crate::worker::supervisor::{Intake, Supervisor};
+use limpet_containerd::event_stream;
+use limpet_core::node_object::initial_labels;
+use limpet_core::node_state::NodeState;
+use limpet_core::probe::ProbeGrid;
+use limpet_model::node::NodeFacts;
+
+/// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
+const LIFECYCLE_INBOX: usize = 1_024;
+
+/// What the node has for its pods; nobody has any of it yet.
+pub(super) fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity) -> NodeClaims {
+    let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
+    let offer = NodeOffer {
+        node_name: node.name.clone(),
+        exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
+        allocatable: Some(capacity.offer()),
+    };
+    NodeClaims::new(offer, initial_labels(&node.name, architecture(), &config.cluster.labels))
+}
+
+/// Starts the core: merge, lifecycle, supervisor.
+pub(super) fn supervise(
+    shared: &Shared,
+    executor: &Arc<ContainerdExecutor>,
+    sources: &[Arc<Published>],
+    heartbeat: Heartbeat,
+    feeds: Option<mpsc::Sender<Feed>>,
+    Shortages { pressure, orders, evictions }: Shortages,
+    debug: mpsc::Receiver<DebugOrder>,
+) -> watch::Receiver<NodeState> {
+    let followed: Arc<Followed> = Arc::default();
+    let (merging, merged) = mpsc::channel(1);
+    let (lifecycle_events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
+    let stop = &shared.stop;
+    shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
+    shared.tasks.spawn(event_stream::run(shared.backends.client.clone(), lifecycle_events.clone(), stop.clone()));
+    #[cfg(feature = "attribution")]
+    shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), lifecycle_events, feeds, stop.clone()));
+    #[cfg(not(feature = "attribution"))]
+    drop((lifecycle_events, feeds));
+    shared.tasks.spawn(lifecycle::memory::release_after_bursts(Arc::clone(&followed), stop.clone()));
+    let kinds = sources.iter().map(|source| source.kind()).collect();
+    let (network, images) = (shared.backends.network.subscribe(), executor.images.imported());
+    let context = WorkerContext {
+        executor: Arc::clone(executor) as Arc<dyn Executor>,
+        reporter: Arc::clone(&executor.reporter),
+        probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
+        followed,
+        node_claims: Arc::clone(&shared.claims),
+        evictions: orders,
+    };
+    let node_network = shared.node_network.clone();
+    let supervisor = Supervisor::new(context, kinds, stop.clone());
+    let node_state = supervisor.node_state();
+    let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, debug, heartbeat };
+    shared.tasks.spawn(supervisor.run(intake));
+    node_state
+}
