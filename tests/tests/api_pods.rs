@@ -415,13 +415,14 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
 fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     with_account(&cluster)?;
-    join(node, &cluster, &["--system-reserved=cpu=250m", "--node-labels=site=lab"])?;
+    join(node, &cluster, &["--system-reserved=cpu=250m", "--node-labels=site=lab", "--provider-id=edge://7"])?;
     let of_node = format!("/api/v1/nodes/{}", node.name());
     let cores = std::thread::available_parallelism()?.get();
     let found = wait_at(&cluster, &of_node, "its allocatable resources", |found| {
         found["status"]["allocatable"]["cpu"] == format!("{}m", cores * 1_000 - 250)
     })?;
     ensure!(found["status"]["capacity"]["cpu"] == json!(cores.to_string()), "{found}");
+    ensure!(found["spec"]["providerID"] == "edge://7", "{found}");
     let asks = |name: &str, milli: usize| {
         let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
         pod(name, json!({ "containers": [with(shell("main", IDLE), resources)] }))

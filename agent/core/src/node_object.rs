@@ -45,6 +45,8 @@ pub struct NodeDescription {
     pub name: String,
     /// The labels it is registered with beside those of every node.
     pub labels: BTreeMap<String, String>,
+    /// What names the machine at its provider.
+    pub provider_id: Option<String>,
     /// The taints it is registered with.
     pub taints: Vec<NodeTaint>,
     /// Go's name of the architecture: `amd64`, `arm64`, `arm`, `riscv64`.
@@ -136,7 +138,7 @@ pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> 
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": { "name": node.name, "labels": labels },
-        "spec": { "taints": node.taints.iter().map(taint).collect::<Vec<_>>() },
+        "spec": { "providerID": node.provider_id, "taints": node.taints.iter().map(taint).collect::<Vec<_>>() },
         "status": status(node, report, &SeenNode::default(), now),
     })
 }

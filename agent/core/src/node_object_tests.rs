@@ -8,6 +8,7 @@ fn node() -> NodeDescription {
     NodeDescription {
         name: "edge1".to_owned(),
         labels: BTreeMap::from([("site".to_owned(), "lab".to_owned())]),
+        provider_id: Some("edge://7".to_owned()),
         taints: vec![NodeTaint { key: "edge".to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }],
         architecture: "arm64",
         capacity: amounts("4", "1Gi", "1000"),
@@ -44,6 +45,7 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
         assert_eq!(labels[name], value);
     }
     assert_eq!(document["spec"]["taints"], json!([{ "key": "edge", "value": "", "effect": "NoSchedule" }]));
+    assert_eq!(document["spec"]["providerID"], "edge://7");
     let status = &document["status"];
     let capacity = json!({ "cpu": "4", "memory": "1048576Ki", "ephemeral-storage": "1000", "pods": "110" });
     let allocatable = json!({ "cpu": "3900m", "memory": "946176Ki", "ephemeral-storage": "900", "pods": "110" });

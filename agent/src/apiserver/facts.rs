@@ -17,6 +17,7 @@ pub(super) async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capa
     NodeDescription {
         name: facts.name.clone(),
         labels: config.cluster.labels.clone(),
+        provider_id: config.cluster.provider_id.clone(),
         taints: config.cluster.taints.clone(),
         architecture: architecture(),
         capacity: capacity.all,

@@ -17,6 +17,8 @@ pub struct ClusterSettings {
     pub register: bool,
     /// `--node-labels`; those of a node in no cluster, too, for the selectors of its pods.
     pub labels: BTreeMap<String, String>,
+    /// `--provider-id`, `providerID`: what names the machine at its provider.
+    pub provider_id: Option<String>,
     /// `--register-with-taints`, `registerWithTaints`.
     pub taints: Vec<NodeTaint>,
     /// `nodeStatusReportFrequency`.
@@ -32,6 +34,7 @@ impl Default for ClusterSettings {
             server: String::new(),
             register: true,
             labels: BTreeMap::new(),
+            provider_id: None,
             taints: Vec::new(),
             report_every: Duration::from_secs(300),
             lease_duration: Duration::from_secs(40),

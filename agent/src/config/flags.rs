@@ -40,6 +40,12 @@ pub struct RunFlags {
     /// Whether the node makes its own Node object [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub register_node: Option<bool>,
+    /// The node's address; without it, that of the default route's interface
+    #[arg(long, value_name = "ADDRESS")]
+    pub node_ip: Option<String>,
+    /// What names this machine at its provider: the providerID that the node registers with
+    #[arg(long, value_name = "ID")]
+    pub provider_id: Option<String>,
     /// Labels the node registers with: key=value[,key=value...]; may be repeated
     #[arg(long, value_name = "LABELS", value_delimiter = ',')]
     pub node_labels: Vec<String>,

@@ -195,7 +195,7 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("enforceNodeAllocatable", Texts),
     supported("allowedUnsafeSysctls", Texts),
     unsupported("volumePluginDir", Text),
-    unsupported("providerID", Text),
+    supported("providerID", Text),
     unsupported_unless("kernelMemcgNotification", Bool, Is(false)),
     unsupported("logging", Object(LOGGING)),
     supported("enableSystemLogHandler", Bool),

@@ -215,6 +215,9 @@ impl Judge {
         if let Err(mistake) = self.url.flags(flags) {
             self.error(None, "--manifest-url-header", mistake);
         }
+        if let Some(address) = flags.node_ip.as_ref().filter(|address| !address.is_empty()) {
+            self.node_ip(address, None, "--node-ip", &mut config.node_ip);
+        }
         self.cluster_flags(flags, &mut config.cluster);
         self.reserved_flags(flags, &mut config.reserved);
         self.server_flags(&flags.server, &mut config.server);

@@ -101,6 +101,7 @@ pub(crate) fn document(config: &Config) -> Value {
             "evictionPressureTransitionPeriod": format!("{}s", config.eviction.transition.as_secs_f64()),
             "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
             "registerNode": config.cluster.register,
+            "providerID": config.cluster.provider_id,
             "registerWithTaints": config.cluster.taints.iter().map(taint).collect::<Vec<_>>(),
             "nodeStatusReportFrequency": format!("{}s", config.cluster.report_every.as_secs_f64()),
             "nodeLeaseDurationSeconds": config.cluster.lease_duration.as_secs(),

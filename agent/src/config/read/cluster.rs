@@ -1,10 +1,11 @@
 //! The settings of a node that is part of a cluster, with kubelet's checks; its kubeconfig is read once.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::super::ClusterSettings;
 use super::super::flags::RunFlags;
-use super::super::tree::Map;
+use super::super::tree::{Map, Position};
 use super::super::url::duration;
 use super::Judge;
 use limpet_apiserver::kubeconfig;
@@ -20,6 +21,7 @@ impl Judge {
         if let Some((register, _)) = map.bool("registerNode") {
             cluster.register = register;
         }
+        cluster.provider_id = map.text("providerID").map(|(id, _)| id.to_owned()).filter(|id| !id.is_empty());
         if let Some((text, at)) = map.text("nodeStatusReportFrequency") {
             match duration(text) {
                 // Kubernetes' zero is its default.
@@ -46,10 +48,21 @@ impl Judge {
         }
     }
 
+    /// The address that is the node's only one.
+    pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut Option<IpAddr>) {
+        match text.parse::<IpAddr>() {
+            Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => *into = Some(ip),
+            _ => self.error(at, key, format!("{text:?} is not an address of a node")),
+        }
+    }
+
     /// Applies the flags, and reads the kubeconfig.
     pub(super) fn cluster_flags(&mut self, flags: &RunFlags, cluster: &mut ClusterSettings) {
         if let Some(register) = flags.register_node {
             cluster.register = register;
+        }
+        if let Some(id) = flags.provider_id.as_ref().filter(|id| !id.is_empty()) {
+            cluster.provider_id = Some(id.clone());
         }
         if !flags.register_with_taints.is_empty() {
             cluster.taints.clear();
@@ -127,8 +140,19 @@ mod tests {
         std::fs::write(&path, KUBECONFIG).unwrap_or_else(|error| panic!("{error}"));
         let flag = format!("--kubeconfig={}", path.display());
         let text = format!("{KUBELET_HEAD}registerWithTaints: [{{key: a, effect: NoExecute}}]\nregisterNode: true\n");
-        let more = [&*flag, "--node-labels=site=lab,example.com/x=", "--register-node=false"];
-        let cluster = load_text(&text, &more).0.map(|config| config.cluster).unwrap_or_default();
+        let more = [
+            &*flag,
+            "--node-labels=site=lab,example.com/x=",
+            "--register-node=false",
+            "--provider-id=edge://7",
+            "--node-ip=192.0.2.7",
+        ];
+        let config = load_text(&text, &more).0.unwrap_or_default();
+        assert_eq!(
+            (config.cluster.provider_id.as_deref(), config.node_ip),
+            (Some("edge://7"), Some([192, 0, 2, 7].into()))
+        );
+        let cluster = config.cluster;
         let taint = |key: &str, value: &str, effect: &str| NodeTaint {
             key: key.to_owned(),
             value: value.to_owned(),
@@ -154,13 +178,15 @@ mod tests {
             "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\n\
              registerWithTaints: [{{key: a, effect: Never}}]\n"
         );
-        let more = ["--kubeconfig=/nowhere/kubeconfig", "--node-labels=a b", "--register-with-taints=x"];
+        let more =
+            ["--kubeconfig=/nowhere/kubeconfig", "--node-labels=a b", "--register-with-taints=x", "--node-ip=::1"];
         let faults = load_text(&text, &more).0.err().unwrap_or_default();
         let expected = [
             "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
             "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration of 1s or more such as 5m",
             "config.yaml:5:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "flags: --node-ip: \"::1\" is not an address of a node",
             "flags: --node-labels: \"a b\" is not a label such as site=lab",
             "flags: --kubeconfig: /nowhere/kubeconfig: there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig",
         ];

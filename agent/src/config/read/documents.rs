@@ -1,6 +1,6 @@
 //! Evaluates the values of the two documents, whose keys are already checked.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -232,10 +232,7 @@ impl Judge {
             }
         }
         if let Some((address, at)) = map.text("nodeIP") {
-            match address.parse::<IpAddr>() {
-                Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => config.node_ip = Some(ip),
-                _ => self.error(Some(at), "nodeIP", format!("{address:?} is not an address of a node")),
-            }
+            self.node_ip(address, Some(at), "nodeIP", &mut config.node_ip);
         }
         if let Some((on, _)) = map.bool("localImageWhenUnreachable") {
             config.local_image_when_unreachable = on;
