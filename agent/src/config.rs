@@ -27,6 +27,7 @@ pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::log::LogRotation;
+use limpet_core::backoff;
 use limpet_core::eviction::EvictionPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
@@ -125,6 +126,8 @@ pub struct Config {
     pub max_pods: u32,
     /// `kubeReserved` and `systemReserved`: what of the node is not for pods.
     pub reserved: Reserved,
+    /// `crashLoopBackOff.maxContainerRestartPeriod`: the longest pause before a container restarts.
+    pub max_restart_pause: Duration,
     /// `volumeStatsAggPeriod`: how often a pod with a limit on its use of the disk is measured.
     pub volume_stats_period: Duration,
     /// `runtimeRequestTimeout`: the timeout of calls to containerd.
@@ -208,6 +211,7 @@ impl Default for Config {
             pod_pids_limit: None,
             max_pods: 110,
             reserved: Reserved::default(),
+            max_restart_pause: backoff::MOST,
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
             seccomp_default: false,

@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     suite::run([
         case!(a_crash_backs_off),
+        case!(the_longest_pause_is_the_nodes_to_say)
+            .on(|node| node.kubelet = vec!["crashLoopBackOff: {maxContainerRestartPeriod: 1s}".to_owned()]),
         case!(a_killed_process_is_started_again),
         case!(an_init_container_may_fail_before_it_succeeds),
         case!(what_has_finished_is_not_run_again),
@@ -40,6 +42,16 @@ fn a_crash_backs_off(node: &mut TestNode) -> Result<()> {
     node.wait_event("BackOff")?;
     let table = node.agent.cli(&["pods"])?.success()?;
     ensure!(table.contains("CrashLoopBackOff"), "{table}");
+    Ok(())
+}
+
+/// Pauses that double from 10 s on would take longer than the wait.
+fn the_longest_pause_is_the_nodes_to_say(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("crash", "exit 7"))?;
+    node.wait_pod("crash", "restarted five times", |pod| container(pod, "main")["restartCount"].as_u64() >= Some(5))?;
+    let waits = node.wait_pod("crash", "waiting", |pod| container(pod, "main")["state"]["waiting"].is_object())?;
+    let message = container(&waits, "main")["state"]["waiting"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("back-off 1s restarting failed container"), "{waits}");
     Ok(())
 }
 

@@ -203,7 +203,7 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("shutdownGracePeriod", Duration),
     unsupported("shutdownGracePeriodCriticalPods", Duration),
     unsupported("shutdownGracePeriodByPodPriority", List),
-    unsupported("crashLoopBackOff", Object(&[unsupported("maxContainerRestartPeriod", Duration)])),
+    supported("crashLoopBackOff", Object(&[supported("maxContainerRestartPeriod", Duration)])),
     unsupported("reservedMemory", List),
     supported("enableProfilingHandler", Bool),
     supported("enableDebugFlagsHandler", Bool),

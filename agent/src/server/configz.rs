@@ -77,6 +77,7 @@ pub(crate) fn document(config: &Config) -> Value {
             "cgroupDriver": driver,
             "cgroupRoot": config.cgroup_root,
             "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
+            "crashLoopBackOff": { "maxContainerRestartPeriod": format!("{}s", config.max_restart_pause.as_secs()) },
             "maxPods": config.max_pods,
             "kubeReserved": quantities(&config.reserved.kube),
             "systemReserved": quantities(&config.reserved.system),

@@ -11,12 +11,15 @@ use super::super::url::duration;
 use super::super::{Config, CriSocket, quantity};
 use super::Judge;
 use crate::config::GuardSettings;
+use limpet_core::backoff;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::pod::{PodKey, is_dns_label, is_dns_subdomain};
 
 /// The limit of parallel pulls where kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
+/// kubelet's shortest `maxContainerRestartPeriod`.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// containerd's own calls take milliseconds, starting a container on a slow node a second or two.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -71,6 +74,17 @@ impl Judge {
                     Some(at),
                     "volumeStatsAggPeriod",
                     format!("{period:?} is not a duration such as 1m; limits on disks are always kept"),
+                ),
+            }
+        }
+        let back_off = Map { entries: map.map("crashLoopBackOff") };
+        if let Some((period, at)) = back_off.text("maxContainerRestartPeriod") {
+            match duration(period).filter(|period| (SHORTEST_PAUSE..=backoff::MOST).contains(period)) {
+                Some(period) => config.max_restart_pause = period,
+                None => self.error(
+                    Some(at),
+                    "crashLoopBackOff.maxContainerRestartPeriod",
+                    format!("{period:?} is not a duration from 1s to 300s"),
                 ),
             }
         }

@@ -59,7 +59,7 @@ fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key
 fn every_supported_key_has_an_effect() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
-         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\npodPidsLimit: 512\nresolvConf: ''\n\
+         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\ncrashLoopBackOff: {{maxContainerRestartPeriod: 40s}}\npodPidsLimit: 512\nresolvConf: ''\n\
          serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
@@ -108,6 +108,7 @@ fn every_supported_key_has_an_effect() {
         cgroup_root: "/edge".into(),
         pod_pids_limit: Some(512),
         max_pods: 20,
+        max_restart_pause: std::time::Duration::from_secs(40),
         reserved: Reserved { kube: amounts("200m", "0", "0"), system: amounts("0", "1Mi", "0") },
         volume_stats_period: std::time::Duration::from_secs(120),
         runtime_request_timeout: std::time::Duration::from_secs(90),

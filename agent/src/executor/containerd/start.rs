@@ -98,7 +98,7 @@ impl ContainerdExecutor {
             sandbox: &sandbox,
             id: ContainerId::derive(&pod.record.uid, &slot.name, attempt),
             attempt,
-            pause: slot.next_pause(),
+            pause: slot.next_pause().min(self.config.max_restart_pause),
             stop_signal: self.stop_signal(pod, slot, image),
         };
         let objects = Arc::clone(&pod.objects);
