@@ -5,6 +5,7 @@
 mod hold;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use limpet_core::admission::{self, OUT_OF, Refusal};
@@ -12,6 +13,7 @@ use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 use tokio::sync::Notify;
 
 pub use hold::{Hold, Refused};
@@ -100,6 +102,8 @@ pub struct NodeClaims {
     offer: NodeOffer,
     /// The node's labels, which a selector may ask for.
     labels: Mutex<BTreeMap<String, String>>,
+    /// They are those of the Node object.
+    labels_seen: AtomicBool,
     claims: Mutex<BTreeMap<PodKey, Claims>>,
     /// Those that wait until something changes. A map: they are woken in the order of their keys.
     waiting: Mutex<BTreeMap<PodKey, Arc<Notify>>>,
@@ -113,6 +117,7 @@ impl NodeClaims {
 
     /// The node has these labels from now on.
     pub fn set_labels(&self, labels: BTreeMap<String, String>) {
+        self.labels_seen.store(true, Ordering::Relaxed);
         let before =
             std::mem::replace(&mut *self.labels.lock().unwrap_or_else(PoisonError::into_inner), labels.clone());
         if before != labels {
@@ -120,8 +125,12 @@ impl NodeClaims {
         }
     }
 
-    /// Whether the pod may run on this node at all.
+    /// Whether the pod may run on this node at all. A scheduler has chosen it for a pod of the apiserver, by labels that a
+    /// start without a connection does not know.
     fn selects(&self, record: &PodRecord) -> Result<(), Refusal> {
+        if record.source == SourceKind::Api && !self.labels_seen.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let labels = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
         admission::selects_node(record, &self.offer.node_name, &labels)
     }

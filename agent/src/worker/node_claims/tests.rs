@@ -108,7 +108,11 @@ fn a_pod_waits_for_the_labels_that_it_selects() {
     );
     assert!(here.settle(&node).is_none());
     assert_eq!(&*there.settle(&node).unwrap().verdict.reason, "NodeAffinity");
+    let mut known_last = Candidate::new(&record_of("known-last", Api, selects("b")));
+    assert!(known_last.settle(&node).is_none(), "the Node object was not seen yet");
     node.set_labels([("zone".to_owned(), "a".to_owned())].into());
+    let mut remote = Candidate::new(&record_of("remote", Api, selects("b")));
+    assert!(remote.settle(&node).unwrap().verdict.is_final());
     assert!(there.1.freed().now_or_never().is_none(), "nothing has changed");
     node.set_labels([("zone".to_owned(), "b".to_owned())].into());
     assert!(there.1.freed().now_or_never().is_some());
