@@ -1,11 +1,21 @@
 //! Compiles the definitions below `proto`, which are Kubernetes' own.
 
-use std::io;
+use std::error::Error;
+use std::{env, fs};
 
-fn main() -> io::Result<()> {
+mod pod_schema;
+
+fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=pod_schema.rs");
     let services = || tonic_prost_build::configure().build_transport(false);
     // limpet is a server of CRI alone.
     services().build_client(false).compile_protos(&["proto/runtime/v1/api.proto"], &["proto/runtime/v1"])?;
-    services().compile_protos(&["proto/podresources/v1/api.proto"], &["proto/podresources/v1"])
+    services().compile_protos(&["proto/podresources/v1/api.proto"], &["proto/podresources/v1"])?;
+    services().compile_protos(&["proto/pods/v1alpha1/api.proto"], &["proto/pods/v1alpha1"])?;
+
+    let pod = tonic_prost_build::Config::new().load_fds(&["proto/core/v1/pod.proto"], &["proto/core/v1"])?;
+    println!("cargo:rerun-if-changed=proto/core/v1/pod.proto");
+    fs::write(format!("{}/pod_schema.rs", env::var("OUT_DIR")?), pod_schema::table(&pod)?)?;
+    Ok(())
 }

@@ -67,7 +67,7 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
-use listeners::{start_cri, start_listeners, start_pod_resources};
+use listeners::{start_cri, start_listeners, start_pod_resources, start_pods_api};
 use observer::NodeObserver;
 use published::ConfiguredSources;
 use shortage::evictor;
@@ -210,6 +210,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let streaming = (kubelet.clone(), shared.tasks.clone());
     start_cri(&shared, CriState::new(state.clone(), executor.images.clone(), network, exec, streaming));
     start_pod_resources(&shared, state.clone());
+    start_pods_api(&shared, state.clone());
     let local = server::local::routes(state.clone(), diff, images, DebugContainerState { orders: debug_orders });
     start_listeners(&shared, &state, on_network);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));

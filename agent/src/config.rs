@@ -267,6 +267,11 @@ impl Config {
         self.root_dir.join("pod-resources/kubelet.sock")
     }
 
+    /// The path of the socket of the Pods API: kubelet's, below the root directory.
+    pub fn pods_api_socket(&self) -> PathBuf {
+        self.root_dir.join("pods-api/pods-api.sock")
+    }
+
     /// The database, see [`crate::store`].
     pub fn database(&self) -> PathBuf {
         self.root_dir.join("limpet.db")

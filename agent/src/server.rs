@@ -51,8 +51,10 @@ pub mod kubelet;
 pub mod local;
 pub mod logs;
 mod node_logs;
+mod pod_changes;
 mod pod_resources;
 mod pods;
+mod pods_api;
 pub mod port_forward;
 mod requests;
 mod reviewer;
@@ -204,6 +206,12 @@ pub async fn serve_cri(listener: UnixListener, state: CriState, stop: Cancellati
 pub async fn serve_pod_resources(listener: UnixListener, state: ServerState, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state));
     serve_grpc(listener, lookup, pod_resources::services(state), stop).await;
+}
+
+/// Serves kubelet's Pods API on its socket until `stop`, to those who may use the local socket.
+pub async fn serve_pods_api(listener: UnixListener, state: ServerState, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    serve_grpc(listener, lookup, pods_api::services(state), stop).await;
 }
 
 async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services: Router, stop: CancellationToken) {

@@ -300,6 +300,17 @@ impl Cluster {
         self.done("DELETE", path, None)
     }
 
+    /// What would be at `path` after a replacement by an object of the core API in protobuf; nothing is kept.
+    pub fn try_encoded(&self, path: &str, kind: &str, object: &[u8]) -> Result<Value> {
+        let mut curl = self.curl(&format!("{path}?dryRun=All"));
+        curl.args(["--request", "PUT", "--header", "Accept: application/json", "--data-binary", "@-"]);
+        curl.args(["--header", "Content-Type: application/vnd.kubernetes.protobuf"]);
+        let output = process::run(&mut curl, &enveloped(kind, object))?;
+        let answer: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(answer["kind"] == kind, "PUT {path}: {answer}");
+        Ok(answer)
+    }
+
     fn done(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<()> {
         let (code, answer) = self.request(method, path, body)?;
         ensure!((200..300).contains(&code), "{method} {path}: {code} {answer}");
@@ -338,6 +349,24 @@ impl Cluster {
         let (body, code) = said.rsplit_once('\n').context("curl says no status")?;
         Ok((code.trim().parse()?, body.to_owned()))
     }
+}
+
+/// An encoded object as the apiserver takes it: a magic number, then a `runtime.Unknown` with its type and its bytes.
+fn enveloped(kind: &str, object: &[u8]) -> Vec<u8> {
+    let field = |number: u8, bytes: &[u8]| {
+        let mut field = vec![number << 3 | 2];
+        let mut length = bytes.len();
+        while length >= 0x80 {
+            // The lowest seven bits, and that more follow.
+            field.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        field.push(length as u8);
+        field.extend_from_slice(bytes);
+        field
+    };
+    let type_meta = [field(1, b"v1"), field(2, kind.as_bytes())].concat();
+    [b"k8s\0".to_vec(), field(1, &type_meta), field(2, object)].concat()
 }
 
 /// What binds a ClusterRole to somebody.

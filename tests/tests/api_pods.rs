@@ -7,8 +7,12 @@ use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
+use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+
+#[path = "api_pods/pods_api.rs"]
+mod pods_api;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -16,6 +20,8 @@ fn main() -> ExitCode {
     let code = suite::run([
         joining(case!(a_bound_pod_runs_and_is_deleted_once_it_has_ended)),
         joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
+        joining(case!(the_pods_api_hands_out_what_the_apiserver_decodes)),
+        case!(the_pods_api_lists_and_watches_pods),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),

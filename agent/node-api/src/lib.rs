@@ -1,8 +1,10 @@
 //! The gRPC definitions of the interfaces that node tools know, generated from Kubernetes' own files below `proto`.
 //!
-//! Types and service traits alone: what limpet answers is decided in the agent, `server/cri` and `server/pod_resources`.
+//! Types, service traits and the encoding of a Pod alone: what limpet answers is decided in the agent, `server/cri`,
+//! `server/pod_resources` and `server/pods_api`.
 //! The files are those of Kubernetes 1.37.1: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`, without the option `debug_redact`
-//! of four fields, which protoc 3.21 does not know, and `k8s.io/kubelet/pkg/apis/podresources/v1/api.proto`; copyright The
+//! of four fields, which protoc 3.21 does not know, and `k8s.io/kubelet/pkg/apis`: `podresources/v1/api.proto`
+//! and `pods/v1alpha1/api.proto`; copyright The
 //! Kubernetes Authors, Apache-2.0.
 
 /// The Container Runtime Interface, `runtime.v1`.
@@ -16,3 +18,11 @@ pub mod runtime {
 pub mod pod_resources {
     tonic::include_proto!("v1");
 }
+
+/// kubelet's Pods API, `v1alpha1`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod pods {
+    tonic::include_proto!("v1alpha1");
+}
+
+pub mod pod;

@@ -67,6 +67,14 @@ pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
     }
 }
 
+/// Serves kubelet's Pods API, unless its socket cannot be had.
+pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
+    match server::bind(&shared.config.pods_api_socket()) {
+        Ok(listener) => drop(shared.tasks.spawn(server::serve_pods_api(listener, state, shared.stop.clone()))),
+        Err(error) => tracing::error!(error = chain(&error), "the Pods API is not served"),
+    }
+}
+
 /// Listens at `address`, which the key `name` asks for, once it can be had. `None`: the agent stops.
 fn listening(
     shared: &Shared,

@@ -3,7 +3,7 @@
 //! A slow reader gets fewer and newer lines, never a growing queue: each batch is the difference between the last state
 //! sent and the newest.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
@@ -14,9 +14,9 @@ use serde::Serialize;
 
 use super::ServerState;
 use super::document::PodChange;
-use super::view::{self, Row};
+use super::pod_changes::{ChangeKind, PodChanges, Remarks};
+use super::view;
 use crate::status::event::Event;
-use limpet_core::status::observed::{Changes, Consumer};
 use limpet_model::pod::PodKey;
 
 /// The lines of a stream.
@@ -43,100 +43,38 @@ fn push(batch: &mut Vec<u8>, document: &impl Serialize) {
     }
 }
 
-/// The changes of the pods. A pod that goes is shown with its last status, then as deleted, even where it came and went
-/// between two lines.
+/// The changes of the pods as lines: `PodChange` documents.
 pub(super) struct PodWatch {
-    state: ServerState,
-    changes: Changes,
-    consumer: Consumer,
-    /// The last statuses in the batch that was handed over; acknowledged when the next one is asked for.
-    handed_over: Vec<u64>,
-    sent: BTreeMap<PodKey, Row>,
+    changes: PodChanges,
+    node: Arc<str>,
     synced: bool,
 }
 
 impl PodWatch {
     pub(super) fn new(state: ServerState) -> Self {
-        let changes = state.observed.changes();
-        let consumer = state.observed.register("pod watch");
-        Self { state, changes, consumer, handed_over: Vec::new(), sent: BTreeMap::new(), synced: false }
-    }
-
-    fn difference(&mut self) -> Vec<u8> {
-        let (observed, desired) = (self.state.observed.load(), self.state.desired.load());
-        let mut now = view::rows(&observed, &self.state.sources.views(), &desired);
-        view::remark_refused(&mut now, self.state.cluster.as_ref());
-        let node = &*self.state.node_name;
-        let mut batch = Vec::new();
-        for (version, pod) in self.consumer.awaited(&observed) {
-            last(&mut batch, self.sent.remove(&pod.record.key), &Row::of(pod), node);
-            self.handed_over.push(version);
-        }
-        for (_, gone) in self.sent.iter().filter(|(key, _)| !now.contains_key(*key)) {
-            push(&mut batch, &PodChange::Deleted(Box::new(gone.entry(node))));
-        }
-        for (key, row) in &now {
-            match self.sent.get(key) {
-                None => push(&mut batch, &PodChange::Added(Box::new(row.entry(node)))),
-                Some(sent) if !same(sent, row) => push(&mut batch, &PodChange::Modified(Box::new(row.entry(node)))),
-                Some(_) => {}
-            }
-        }
-        self.sent = now;
-        batch
-    }
-}
-
-/// The last status of a pod and its deletion. `sent`: what was sent of that key before.
-fn last(batch: &mut Vec<u8>, sent: Option<Row>, row: &Row, node: &str) {
-    let entry = || Box::new(row.entry(node));
-    match sent {
-        Some(sent) if sent.record.uid == row.record.uid => {
-            // What only sources remarked on it is no news any more.
-            if !same_status(&sent, row) {
-                push(batch, &PodChange::Modified(entry()));
-            }
-        }
-        other => {
-            if let Some(other) = other {
-                push(batch, &PodChange::Deleted(Box::new(other.entry(node))));
-            }
-            push(batch, &PodChange::Added(entry()));
-        }
-    }
-    push(batch, &PodChange::Deleted(entry()));
-}
-
-fn same(sent: &Row, now: &Row) -> bool {
-    same_status(sent, now) && Arc::ptr_eq(&sent.record, &now.record) && sent.note == now.note
-}
-
-fn same_status(sent: &Row, now: &Row) -> bool {
-    match (&sent.observed, &now.observed) {
-        (Some(sent), Some(now)) => Arc::ptr_eq(sent, now),
-        (None, None) => true,
-        _ => false,
+        let node = Arc::clone(&state.node_name);
+        Self { changes: PodChanges::new(state, Remarks::Shown), node, synced: false }
     }
 }
 
 impl Lines for PodWatch {
     async fn next(&mut self) -> Option<Vec<u8>> {
-        for version in self.handed_over.drain(..) {
-            self.consumer.acknowledge(version);
+        let changes = if self.synced { self.changes.next().await? } else { self.changes.first() };
+        let mut batch = Vec::new();
+        for (kind, row) in &changes {
+            let entry = Box::new(row.entry(&self.node));
+            let change = match kind {
+                ChangeKind::Added => PodChange::Added(entry),
+                ChangeKind::Modified => PodChange::Modified(entry),
+                ChangeKind::Deleted => PodChange::Deleted(entry),
+            };
+            push(&mut batch, &change);
         }
-        loop {
-            let mut batch = self.difference();
-            if !self.synced {
-                self.synced = true;
-                push(&mut batch, &PodChange::<()>::Synced);
-            }
-            if !batch.is_empty() {
-                return Some(batch);
-            }
-            if !self.changes.next().await {
-                return None;
-            }
+        if !self.synced {
+            self.synced = true;
+            push(&mut batch, &PodChange::<()>::Synced);
         }
+        Some(batch)
     }
 }
 
