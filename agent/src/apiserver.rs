@@ -6,9 +6,10 @@
 //! connection leaves nothing behind but one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`,
 //! `connectivity`.
 //!
-//! `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own go to
+//! `certificates` asks for what the node names itself by. `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own go to
 //! [`crate::source::api`], a source like the others, and so does what they refer to (`references`); `pods` reports on them.
 
+pub(crate) mod certificates;
 mod claims;
 mod events;
 mod facts;
@@ -113,6 +114,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         inputs.events.clone(),
         seen_by_others.clone(),
     );
+    let node_network = link.node_network();
     // Boxed: the states of all of them would otherwise lie in one future that is moved.
     let work = async {
         tokio::join!(
@@ -125,6 +127,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
             Box::pin(pods.run(own_updates)),
             Box::pin(references),
             Box::pin(events::post(link.clone(), name.clone(), inputs.events)),
+            Box::pin(certificates::keep(link.clone(), inputs.config, name.clone(), node_network)),
         )
     };
     tokio::select! {

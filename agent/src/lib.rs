@@ -20,6 +20,7 @@ pub mod lifecycle;
 pub mod manifest_guard;
 pub mod merge_loop;
 pub mod node;
+mod private_file;
 pub mod reporter;
 pub mod server;
 pub mod source;

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use certificates::a_node_gets_its_certificates_and_renews_them;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
@@ -13,6 +14,9 @@ use limpet_tests::terminal::Terminal;
 use limpet_tests::{TestNode, case, process, suite, tools, wait};
 use serde_json::{Value, json};
 
+#[path = "cluster/certificates.rs"]
+mod certificates;
+
 fn main() -> ExitCode {
     let code = suite::run([
         joining(case!(a_node_registers_and_renews_its_lease)),
@@ -22,6 +26,7 @@ fn main() -> ExitCode {
         joining(case!(a_mirror_is_made_once_its_namespace_is_there)),
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
+        joining(case!(a_node_gets_its_certificates_and_renews_them)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
         joining(case!(kubectl_forwards_ports_runs_commands_and_attaches)),

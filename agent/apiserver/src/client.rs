@@ -29,13 +29,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. Connects to nothing yet. Blocks;
-    /// within a runtime.
+    /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. `certificate`: a file with
+    /// certificate and key that counts instead of the kubeconfig's user. Connects to nothing yet. Blocks; within a runtime.
     ///
     /// # Errors
     /// The credentials cannot be had.
-    pub fn open(path: &Path) -> Result<Self, RequestError> {
-        let (config, _) = kubeconfig::read(path)?;
+    pub fn open(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
+        let (mut config, _) = kubeconfig::read(path)?;
+        if let Some(certificate) = certificate {
+            config.auth_info = kubeconfig::user(certificate);
+        }
         let refused = |error: kube::Error| RequestError::Credentials(crate::causes::chain(&error));
         let auth = config.auth_layer().map_err(refused)?;
         let mut connector = legacy::connect::HttpConnector::new();

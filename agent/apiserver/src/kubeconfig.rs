@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use kube::config::{AuthInfo, Cluster, Config, Kubeconfig};
 
 /// What is wrong with a kubeconfig.
@@ -33,6 +35,53 @@ pub fn check(path: &Path) -> Result<String, KubeconfigError> {
     let (config, server) = read(path)?;
     drop(config);
     Ok(server)
+}
+
+/// The client certificate of the current user, PEM; `None`: it has another way to name itself. Blocks.
+///
+/// # Errors
+/// As [`check`].
+pub fn certificate(path: &Path) -> Result<Option<Vec<u8>>, KubeconfigError> {
+    let (config, _) = read(path)?;
+    let AuthInfo { client_certificate, client_certificate_data, .. } = config.auth_info;
+    if let Some(data) = client_certificate_data {
+        let decoded = BASE64_STANDARD.decode(data.trim());
+        return Ok(Some(decoded.map_err(|error| {
+            KubeconfigError::field(path, "client-certificate-data", format!("is not base64: {error}"))
+        })?));
+    }
+    let Some(file) = client_certificate else { return Ok(None) };
+    let text = std::fs::read(&file).map_err(|error| {
+        KubeconfigError::field(path, "client-certificate", format!("{file} cannot be read: {error}"))
+    })?;
+    Ok(Some(text))
+}
+
+/// A user whose certificate and key are in one file.
+pub(crate) fn user(certificate: &Path) -> AuthInfo {
+    let file = Some(certificate.display().to_string());
+    AuthInfo { client_certificate: file.clone(), client_key: file, ..AuthInfo::default() }
+}
+
+/// The text of a kubeconfig that leads where `bootstrap` does, for the node whose certificate and key are in that file.
+/// Blocks.
+///
+/// # Errors
+/// As [`check`].
+pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, KubeconfigError> {
+    let file = Kubeconfig::read_from(bootstrap)
+        .map_err(|error| KubeconfigError::file(bootstrap, format!("is no kubeconfig: {}", one_line(&error))))?;
+    let (cluster, _) = current(bootstrap, &file)?;
+    let file = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "default-context",
+        "clusters": [{ "name": "default-cluster", "cluster": cluster }],
+        "contexts": [{ "name": "default-context", "context": { "cluster": "default-cluster", "user": "default-auth" } }],
+        "users": [{ "name": "default-auth", "user": user(certificate) }],
+    });
+    // JSON is YAML, too.
+    Ok(format!("{file:#}\n"))
 }
 
 /// The settings of a client, and the server's URL. Blocks.

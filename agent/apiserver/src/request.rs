@@ -41,6 +41,10 @@ pub enum Resource {
     Events(String),
     /// One Event: namespace and name.
     Event(String, String),
+    /// All CertificateSigningRequests.
+    CertificateSigningRequests,
+    /// One CertificateSigningRequest.
+    CertificateSigningRequest(String),
     /// Whose token this is: answered and not kept.
     TokenReviews,
     /// Whether a user may do something: answered and not kept.
@@ -63,6 +67,7 @@ impl Resource {
             Self::PersistentVolume(_) => "persistentvolumes",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
+            Self::CertificateSigningRequests | Self::CertificateSigningRequest(_) => "certificatesigningrequests",
             Self::TokenReviews => "tokenreviews",
             Self::SubjectAccessReviews => "subjectaccessreviews",
         }
@@ -94,6 +99,10 @@ impl Resource {
             }
             Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
             Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),
+            Self::CertificateSigningRequests => "/apis/certificates.k8s.io/v1/certificatesigningrequests".to_owned(),
+            Self::CertificateSigningRequest(name) => {
+                format!("/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}")
+            }
             Self::TokenReviews => "/apis/authentication.k8s.io/v1/tokenreviews".to_owned(),
             Self::SubjectAccessReviews => "/apis/authorization.k8s.io/v1/subjectaccessreviews".to_owned(),
         }

@@ -14,7 +14,7 @@ const FIRST: Duration = Duration::from_millis(500);
 /// change of the node's links.
 const LONGEST: Duration = Duration::from_secs(10);
 /// The longest pause that a server can ask for.
-const LONGEST_ASKED: Duration = Duration::from_secs(300);
+pub const LONGEST_ASKED: Duration = Duration::from_secs(300);
 /// The limit of doubling: far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
 

@@ -11,6 +11,7 @@ pub mod admission;
 pub mod adopt;
 pub mod api_pod;
 pub mod backoff;
+pub mod certificate;
 pub mod connectivity;
 pub mod eviction;
 pub mod exit_cause;

@@ -22,3 +22,4 @@ pub mod process_cgroup;
 pub mod sandbox;
 pub mod selinux;
 pub mod volume;
+pub mod wall_clock;

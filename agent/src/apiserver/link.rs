@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::certificates;
 use crate::config::Config;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
@@ -21,6 +22,7 @@ use limpet_apiserver::{Client, Request, RequestError, Resource};
 use limpet_core::connectivity::{self, Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
+use limpet_host::wall_clock::{self, Wake};
 use limpet_model::pod::PodKey;
 
 /// What others are shown of the cluster.
@@ -45,7 +47,11 @@ pub struct Link(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     kubeconfig: PathBuf,
+    /// Certificate and key, which count instead of the kubeconfig's user once they are there; `None`: they never are.
+    certificate: Option<PathBuf>,
     client: Mutex<Option<Client>>,
+    /// Counts the changes of the credentials.
+    credentials: watch::Sender<u64>,
     view: watch::Sender<ClusterView>,
     node_network: watch::Receiver<NodeNetwork>,
     metrics: Metrics,
@@ -69,7 +75,18 @@ impl Link {
             mirrors: 0,
             refused: BTreeMap::new(),
         });
-        Some(Self(Arc::new(Shared { kubeconfig, client: Mutex::default(), view, node_network, metrics, events })))
+        let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
+        let (client, (credentials, _)) = (Mutex::default(), watch::channel(0));
+        Some(Self(Arc::new(Shared {
+            kubeconfig,
+            certificate,
+            client,
+            credentials,
+            view,
+            node_network,
+            metrics,
+            events,
+        })))
     }
 
     /// How it is now.
@@ -201,13 +218,33 @@ impl Link {
         }
     }
 
-    /// The pause after the `failures`th failure in a row. A change of the node's links or addresses ends it: then true.
+    /// There are new credentials: the next request uses them, and whoever pauses tries again.
+    pub(super) fn renew_client(&self) {
+        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.credentials.send_modify(|changes| *changes = changes.wrapping_add(1));
+    }
+
+    /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials and a
+    /// clock that is set end it: then true.
     pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
         let pause = connectivity::pause(failures, asked, fastrand::u64(..));
         tokio::select! {
             () = tokio::time::sleep(pause) => false,
             () = self.network_changed() => true,
+            () = self.credentials_changed() => true,
+            () = clock_set() => true,
         }
+    }
+
+    /// Resolves once there are other credentials.
+    async fn credentials_changed(&self) {
+        // The sender lives as long as this handle.
+        let _ = self.0.credentials.subscribe().changed().await;
+    }
+
+    /// The node's addresses, and their changes.
+    pub(super) fn node_network(&self) -> watch::Receiver<NodeNetwork> {
+        self.0.node_network.clone()
     }
 
     /// Resolves at the next change of the node's links or addresses.
@@ -224,11 +261,24 @@ impl Link {
         if let Some(client) = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Ok(client);
         }
-        let path = self.0.kubeconfig.clone();
-        let opened = blocking::run(path.clone(), DEADLINE, move |_| Client::open(&path)).await;
+        let (path, certificate) = (self.0.kubeconfig.clone(), self.0.certificate.clone());
+        let open = move |_: &_| Client::open(&path, certificate.as_deref().filter(|path| path.exists()));
+        let opened = blocking::run(self.0.kubeconfig.clone(), DEADLINE, open).await;
         let client = opened.map_err(|error| RequestError::Credentials(error.to_string()))??;
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
         Ok(client)
+    }
+}
+
+/// Resolves once somebody sets the clock: certificates may be valid from then on, or no longer.
+pub(super) async fn clock_set() {
+    loop {
+        match wall_clock::until(None).await {
+            Ok(Wake::ClockSet) => return,
+            Ok(Wake::Reached) => {}
+            // No timer to be had: nobody waits for the clock alone.
+            Err(_) => std::future::pending().await,
+        }
     }
 }
 

@@ -11,6 +11,10 @@ use limpet_core::node_object::NodeTaint;
 pub struct ClusterSettings {
     /// `--kubeconfig`, absolute; `None`: the node is in no cluster, and the other settings have no effect.
     pub kubeconfig: Option<PathBuf>,
+    /// `--bootstrap-kubeconfig`, absolute: by it the node asks for a certificate while it has none that is valid.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// `rotateCertificates`: the node asks for the next certificate before the one it has expires.
+    pub rotate_certificates: bool,
     /// The server of its current context.
     pub server: String,
     /// `--register-node`, `registerNode`.
@@ -31,6 +35,8 @@ impl Default for ClusterSettings {
     fn default() -> Self {
         Self {
             kubeconfig: None,
+            bootstrap_kubeconfig: None,
+            rotate_certificates: false,
             server: String::new(),
             register: true,
             labels: BTreeMap::new(),
@@ -39,5 +45,12 @@ impl Default for ClusterSettings {
             report_every: Duration::from_secs(300),
             lease_duration: Duration::from_secs(40),
         }
+    }
+}
+
+impl ClusterSettings {
+    /// Whether this agent asks for the certificate by which the node names itself.
+    pub fn manages_certificate(&self) -> bool {
+        self.bootstrap_kubeconfig.is_some() || self.rotate_certificates
     }
 }

@@ -37,6 +37,12 @@ pub struct RunFlags {
     /// Kubeconfig of the cluster that this node is to be part of; without it the node is in none
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Kubeconfig with which the node asks for a certificate of its own while it has none; --kubeconfig is written then
+    #[arg(long, value_name = "FILE")]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Whether the node asks for its next certificate before the present one expires [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub rotate_certificates: Option<bool>,
     /// Whether the node makes its own Node object [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub register_node: Option<bool>,

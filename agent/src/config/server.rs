@@ -68,8 +68,10 @@ pub struct ServerSettings {
     pub healthz_address: IpAddr,
     /// `healthzPort`; 0: none.
     pub healthz_port: u16,
-    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate.
+    /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate, or one that the apiserver has issued.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// `serverTLSBootstrap`: the certificate is asked for at the apiserver.
+    pub certificate_by_request: bool,
     /// `--cert-dir`: where the self-signed certificate lies; `None`: below the root directory.
     pub certificate_dir: Option<PathBuf>,
     /// `tlsMinVersion` is `VersionTLS13`.
@@ -108,6 +110,7 @@ impl Default for ServerSettings {
             healthz_address: Ipv4Addr::LOCALHOST.into(),
             healthz_port: HEALTHZ_PORT,
             certificate: None,
+            certificate_by_request: false,
             certificate_dir: None,
             tls13_only: false,
             cipher_suites: Vec::new(),

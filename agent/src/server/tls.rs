@@ -1,7 +1,8 @@
 //! TLS of kubelet's API: the node's certificate, and the authorities of its clients.
 //!
 //! The files are looked at when a client connects, and read again when they have changed: a rotated certificate needs
-//! neither a restart nor a watch. Without `tlsCertFile` the first client has a self-signed certificate made, which stays.
+//! neither a restart nor a watch. Without `tlsCertFile` it is the one that the apiserver has issued (`serverTLSBootstrap`);
+//! otherwise the first client has a self-signed certificate made, which stays.
 
 mod self_signed;
 
@@ -21,6 +22,7 @@ use tokio_rustls::server::TlsStream;
 use super::authentication;
 use super::caller::Caller;
 use super::gate::{Gate, NetworkClient};
+use crate::apiserver::certificates;
 use crate::config::{Config, ServerSettings};
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
@@ -46,6 +48,9 @@ enum TlsError {
     /// Certificate and key do not go together, or are of no known kind.
     #[error("the certificate of the node: {0}")]
     Certificate(rustls::Error),
+    /// `serverTLSBootstrap`, and nobody has approved the request.
+    #[error("the node has no certificate yet; approve its request: kubectl get csr, kubectl certificate approve NAME")]
+    NotIssued,
     /// No certificate could be made.
     #[error("a self-signed certificate cannot be made: {0}")]
     SelfSigned(#[from] SelfSignedError),
@@ -125,6 +130,13 @@ impl Tls {
     /// The configuration of what the files hold now. Blocks.
     fn current(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let (certificate, key) = match &self.settings.certificate {
+            _ if self.settings.certificate_by_request => {
+                let file = certificates::serving_certificate(&self.pki_dir);
+                if !file.exists() {
+                    return Err(TlsError::NotIssued);
+                }
+                (file.clone(), file)
+            }
             Some(files) => files.clone(),
             None => self_signed::ensure(&self.pki_dir, &self.node_name)?,
         };

@@ -58,9 +58,12 @@ pub struct ServerFlags {
     /// Its key
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Where a self-signed certificate lies, without --tls-cert-file [default: pki in --root-dir]
+    /// Where certificates lie that nobody has written there: self-signed or asked for [default: pki in --root-dir]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
+    /// Whether the node asks the apiserver for the certificate that its own API shows [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub rotate_server_certificates: Option<bool>,
     /// VersionTLS12 or VersionTLS13 [default: VersionTLS12]
     #[arg(long, value_name = "VERSION")]
     pub tls_min_version: Option<String>,

@@ -1,6 +1,7 @@
 //! The settings of a node that is part of a cluster, with kubelet's checks; its kubeconfig is read once.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::super::ClusterSettings;
@@ -20,6 +21,9 @@ impl Judge {
     pub(super) fn cluster(&mut self, map: &Map<'_>, cluster: &mut ClusterSettings) {
         if let Some((register, _)) = map.bool("registerNode") {
             cluster.register = register;
+        }
+        if let Some((rotate, _)) = map.bool("rotateCertificates") {
+            cluster.rotate_certificates = rotate;
         }
         cluster.provider_id = map.text("providerID").map(|(id, _)| id.to_owned()).filter(|id| !id.is_empty());
         if let Some((text, at)) = map.text("nodeStatusReportFrequency") {
@@ -83,18 +87,43 @@ impl Judge {
                 self.error(None, "--node-labels", format!("{text:?} is not a label such as site=lab"));
             }
         }
-        let Some(path) = flags.kubeconfig.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
+        if let Some(rotate) = flags.rotate_certificates {
+            cluster.rotate_certificates = rotate;
+        }
+        self.kubeconfigs(flags, cluster);
+    }
+
+    /// The kubeconfig, which may be missing where there is one to begin with.
+    fn kubeconfigs(&mut self, flags: &RunFlags, cluster: &mut ClusterSettings) {
+        let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
+        let bootstrap = given(&flags.bootstrap_kubeconfig);
+        let Some(path) = given(&flags.kubeconfig) else {
+            if bootstrap.is_some() {
+                self.error(None, "--bootstrap-kubeconfig", "needs --kubeconfig: the file that is written with it");
+            }
+            if cluster.rotate_certificates {
+                self.warn(None, "rotateCertificates", "has no effect without --kubeconfig");
+            }
             if !flags.register_with_taints.is_empty() {
                 self.warn(None, "--register-with-taints", "has no effect without --kubeconfig");
             }
             return;
         };
-        match std::path::absolute(path) {
-            Ok(path) => match kubeconfig::check(&path) {
-                Ok(server) => (cluster.server, cluster.kubeconfig) = (server, Some(path)),
-                Err(error) => self.error(None, "--kubeconfig", error.to_string()),
-            },
-            Err(error) => self.error(None, "--kubeconfig", error.to_string()),
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let (path, bootstrap) = (absolute(&path), bootstrap.as_deref().map(absolute));
+        let server = match (kubeconfig::check(&path), &bootstrap) {
+            (Ok(server), _) => Ok(server),
+            (Err(error), None) => Err(("--kubeconfig", error)),
+            (Err(_), Some(bootstrap)) => {
+                kubeconfig::check(bootstrap).map_err(|error| ("--bootstrap-kubeconfig", error))
+            }
+        };
+        match server {
+            Ok(server) => {
+                cluster.server = server;
+                (cluster.kubeconfig, cluster.bootstrap_kubeconfig) = (Some(path), bootstrap);
+            }
+            Err((flag, error)) => self.error(None, flag, error.to_string()),
         }
     }
 }
@@ -170,6 +199,25 @@ mod tests {
             (cluster.register, cluster.taints),
             (true, vec![taint("b", "1", "NoSchedule"), taint("c", "", "NoExecute")])
         );
+    }
+
+    #[test]
+    fn a_node_without_a_kubeconfig_begins_with_the_one_for_its_bootstrap() {
+        let dir = tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"));
+        let [bootstrap, missing] = ["bootstrap", "kubeconfig"].map(|name| dir.path().join(name));
+        std::fs::write(&bootstrap, KUBECONFIG).unwrap_or_else(|error| panic!("{error}"));
+        let [of_bootstrap, of_node] = [("bootstrap-kubeconfig", &bootstrap), ("kubeconfig", &missing)]
+            .map(|(flag, path)| format!("--{flag}={}", path.display()));
+        let text = format!("{KUBELET_HEAD}rotateCertificates: true\n");
+        let cluster = load_text(&text, &[&of_bootstrap, &of_node]).0.unwrap_or_default().cluster;
+        assert_eq!((cluster.kubeconfig, &*cluster.server), (Some(missing.clone()), "https://192.0.2.1:6443"));
+        assert_eq!((cluster.bootstrap_kubeconfig, cluster.rotate_certificates), (Some(bootstrap), true));
+        let faults = load_text(&text, &[&of_bootstrap]).0.err().unwrap_or_default();
+        let expected = "flags: --bootstrap-kubeconfig: needs --kubeconfig: the file that is written with it";
+        assert_eq!(faults, [expected]);
+        let faults = load_text(&text, &["--bootstrap-kubeconfig=/nowhere/b", &of_node]).0.err().unwrap_or_default();
+        let expected = "flags: --bootstrap-kubeconfig: /nowhere/b: there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig";
+        assert_eq!(faults, [expected]);
     }
 
     #[test]

@@ -32,6 +32,9 @@ impl Judge {
         self.port(map, "port", &mut server.port);
         self.port(map, "readOnlyPort", &mut server.read_only_port);
         self.port(map, "healthzPort", &mut server.healthz_port);
+        if let Some((on, _)) = map.bool("serverTLSBootstrap") {
+            server.certificate_by_request = on;
+        }
         let file = |key| {
             let named = map.text(key).filter(|(path, _)| !path.is_empty());
             named.map(|(path, at)| (directory.join(path), Some(at)))
@@ -137,6 +140,9 @@ impl Judge {
             *into =
                 flag.filter(|lifetime| !lifetime.is_zero()).map_or(*into, |lifetime| lifetime.min(LONGEST_LIFETIME));
         }
+        if let Some(on) = flags.rotate_server_certificates {
+            server.certificate_by_request = on;
+        }
         if let Some(text) = &flags.authorization_mode {
             self.mode(text, None, "--authorization-mode", server);
         }
@@ -215,6 +221,16 @@ impl Judge {
     pub(super) fn server_as_a_whole(&mut self, server: &ServerSettings) {
         if self.tokens_wanted && !server.reviews {
             self.warn(None, "authentication.webhook", "has no effect without --kubeconfig: no token is taken");
+        }
+        if server.certificate_by_request && !server.reviews {
+            self.error(
+                None,
+                "serverTLSBootstrap",
+                "needs --kubeconfig: it is the apiserver that issues the certificate",
+            );
+        }
+        if server.certificate_by_request && server.certificate.is_some() {
+            self.warn(None, "tlsCertFile", "is not used: serverTLSBootstrap asks the apiserver for a certificate");
         }
         if server.api().is_none() {
             return;

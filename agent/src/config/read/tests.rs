@@ -127,6 +127,7 @@ fn every_supported_key_has_an_effect() {
             healthz_address: "::1".parse().unwrap(),
             healthz_port: 10_348,
             certificate: Some((directory.join("node.crt"), "/node.key".into())),
+            certificate_by_request: false,
             certificate_dir: None,
             tls13_only: true,
             cipher_suites: vec![rustls::CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256],
@@ -293,7 +294,7 @@ fn flags_override_the_file() {
     assert_eq!(flags(&["-v", "3"]).verbosity, Some(3));
     assert!(Command::try_parse_from(["limpet", "--v=11"]).is_err());
     assert_eq!(flags(&["--kubeconfig=/x"]).kubeconfig, Some("/x".into()));
-    assert!(Command::try_parse_from(["limpet", "--bootstrap-kubeconfig=/x"]).is_err());
+    assert!(Command::try_parse_from(["limpet", "--runonce"]).is_err());
 }
 
 #[test]
@@ -348,6 +349,10 @@ fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
     assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
     let expected = "config.yaml: authentication.webhook: has no effect without --kubeconfig: no token is taken";
     assert_eq!(load_text(&text.replace("soon", "0s"), &[]).1, [expected]);
+    let text = format!("{KUBELET_HEAD}staticPodPath: /m\nserverTLSBootstrap: true\n");
+    let expected =
+        "config.yaml: serverTLSBootstrap: needs --kubeconfig: it is the apiserver that issues the certificate";
+    assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
 }
 
 #[test]

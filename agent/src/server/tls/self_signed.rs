@@ -1,9 +1,10 @@
 //! The certificate of a node that nobody has given one: as kubelet makes it, below the root directory.
 
 use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::private_file::write;
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
@@ -32,13 +33,4 @@ pub(super) fn ensure(directory: &Path, node_name: &str) -> Result<(PathBuf, Path
     write(&key, &made.signing_key.serialize_pem()).map_err(failed(&key))?;
     write(&certificate, &made.cert.pem()).map_err(failed(&certificate))?;
     Ok((certificate, key))
-}
-
-/// Writes a file that only root may read; never half of it is there.
-fn write(path: &Path, text: &str) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&fresh, path)
 }

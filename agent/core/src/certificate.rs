@@ -1,0 +1,138 @@
+//! When a certificate of this node is asked for. Pure: time and chance are arguments.
+
+use jiff::{SignedDuration, Timestamp};
+
+/// When a certificate is valid: from the first to the last moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// The first moment.
+    pub not_before: Timestamp,
+    /// The last one.
+    pub not_after: Timestamp,
+}
+
+/// What the node names itself by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// By nothing: there is no kubeconfig yet.
+    None,
+    /// By what this agent does not renew: a token, or a program that gives one.
+    Other,
+    /// By a certificate.
+    Certificate(Validity),
+}
+
+/// What happens next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// A certificate is asked for, with the bootstrap kubeconfig's credentials.
+    Bootstrap,
+    /// A certificate is asked for, with those of the one before.
+    Renew,
+    /// Nothing until then, or until the clock is set. `None`: until the latter.
+    Wait(Option<Timestamp>),
+}
+
+impl Validity {
+    /// When the next certificate is asked for: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes.
+    pub fn renewal(&self, chance: u64) -> Timestamp {
+        let total = self.not_after.duration_since(self.not_before).as_secs().max(0);
+        let permille = 700 + i64::try_from(chance % 200).unwrap_or_default();
+        self.not_before + SignedDuration::from_secs(total / 1000 * permille + total % 1000 * permille / 1000)
+    }
+}
+
+/// What comes next for the certificate by which the node names itself. `bootstrap`: there is a bootstrap kubeconfig;
+/// `rotate`: `rotateCertificates`.
+pub fn next(identity: Identity, bootstrap: bool, rotate: bool, chance: u64, now: Timestamp) -> Step {
+    match identity {
+        Identity::None if bootstrap => Step::Bootstrap,
+        Identity::None | Identity::Other => Step::Wait(None),
+        // The clock is wrong, not the certificate.
+        Identity::Certificate(validity) if now < validity.not_before => Step::Wait(Some(validity.not_before)),
+        Identity::Certificate(validity) if now > validity.not_after => match bootstrap {
+            true => Step::Bootstrap,
+            false => Step::Wait(None),
+        },
+        Identity::Certificate(validity) if !rotate => Step::Wait(bootstrap.then_some(validity.not_after)),
+        Identity::Certificate(validity) => match validity.renewal(chance) {
+            at if at <= now => Step::Renew,
+            at => Step::Wait(Some(at)),
+        },
+    }
+}
+
+/// What comes next for the certificate that the node shows to its clients. `held`: the one there is, if it names what the
+/// node is called now.
+pub fn next_serving(held: Option<Validity>, chance: u64, now: Timestamp) -> Step {
+    match held {
+        None => Step::Renew,
+        Some(validity) if now < validity.not_before => Step::Wait(Some(validity.not_before)),
+        Some(validity) if now > validity.not_after => Step::Renew,
+        Some(validity) => match validity.renewal(chance) {
+            at if at <= now => Step::Renew,
+            at => Step::Wait(Some(at)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
+    }
+
+    #[test]
+    fn certificates_are_asked_for_in_time_and_not_before() {
+        let year = Identity::Certificate(Validity { not_before: at(1000), not_after: at(2000) });
+        let table = [
+            // Nothing yet, or what is not renewed.
+            (Identity::None, true, true, 1500, Step::Bootstrap),
+            (Identity::None, false, true, 1500, Step::Wait(None)),
+            (Identity::Other, true, true, 1500, Step::Wait(None)),
+            // A clock of 1970.
+            (year, true, true, 0, Step::Wait(Some(at(1000)))),
+            // Between 70 and 90 %: here 75.
+            (year, true, true, 1500, Step::Wait(Some(at(1750)))),
+            (year, false, true, 1750, Step::Renew),
+            (year, false, true, 2000, Step::Renew),
+            // Expired: what was refused cannot renew itself.
+            (year, true, true, 2001, Step::Bootstrap),
+            (year, true, false, 2001, Step::Bootstrap),
+            (year, false, true, 2001, Step::Wait(None)),
+            // Not rotated.
+            (year, true, false, 1750, Step::Wait(Some(at(2000)))),
+            (year, false, false, 1750, Step::Wait(None)),
+        ];
+        for (identity, bootstrap, rotate, now, expected) in table {
+            let step = next(identity, bootstrap, rotate, 50, at(now));
+            assert_eq!(step, expected, "{identity:?} {bootstrap} {rotate} {now}");
+        }
+    }
+
+    #[test]
+    fn the_certificate_for_clients_is_asked_for_whenever_there_is_none() {
+        let held = Some(Validity { not_before: at(1000), not_after: at(2000) });
+        let table = [
+            (None, 5, Step::Renew),
+            (held, 5, Step::Wait(Some(at(1000)))),
+            (held, 1500, Step::Wait(Some(at(1750)))),
+            (held, 1750, Step::Renew),
+            (held, 3000, Step::Renew),
+        ];
+        for (held, now, expected) in table {
+            assert_eq!(next_serving(held, 50, at(now)), expected, "{held:?} {now}");
+        }
+    }
+
+    #[test]
+    fn renewals_are_spread_over_a_fifth_of_the_time() {
+        let validity = Validity { not_before: at(0), not_after: at(1_000_000) };
+        assert_eq!((validity.renewal(0), validity.renewal(199)), (at(700_000), at(899_000)));
+        // A server whose certificates end before they begin.
+        let reversed = Validity { not_before: at(10), not_after: at(0) };
+        assert_eq!(reversed.renewal(7), at(10));
+    }
+}

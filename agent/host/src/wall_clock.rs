@@ -1,0 +1,76 @@
+//! Waits by the wall clock: until a time that a certificate names, or until somebody sets the clock.
+//!
+//! A board without a battery begins in 1970. Whoever waits there for a date, or for a certificate to become valid, is woken
+//! by the kernel when the clock is set; nobody looks at the clock in between.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use jiff::Timestamp;
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::inotify::register;
+
+/// Later than every date that counts, and within what every kernel takes.
+const NEVER: i64 = 1 << 34;
+
+/// Why a wait is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// It is that time.
+    Reached,
+    /// The clock was set, forwards or backwards.
+    ClockSet,
+}
+
+/// Waits until the clock shows `at`, or until it is set; without `at` for the latter alone. Cancel safe.
+///
+/// # Errors
+/// The kernel gives no timer.
+pub async fn until(at: Option<Timestamp>) -> io::Result<Wake> {
+    let timer = timerfd_create(TimerfdClockId::Realtime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+    // Zero would switch the timer off.
+    let (seconds, nanoseconds) =
+        at.map_or((NEVER, 0), |at| (at.as_second().clamp(1, NEVER), at.subsec_nanosecond().max(0)));
+    let once = Itimerspec {
+        it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() },
+    };
+    timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET, &once)?;
+    let timer = register(timer, Interest::READABLE)?;
+    loop {
+        let mut ready = timer.readable().await?;
+        match ready.try_io(expirations) {
+            Ok(Ok(_)) => return Ok(Wake::Reached),
+            Ok(Err(error)) if error.raw_os_error() == Some(Errno::CANCELED.raw_os_error()) => {
+                return Ok(Wake::ClockSet);
+            }
+            Ok(Err(error)) => return Err(error),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+fn expirations(timer: &AsyncFd<OwnedFd>) -> io::Result<usize> {
+    Ok(rustix::io::read(timer, &mut [0_u8; 8])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_time_that_has_come_ends_the_wait() -> io::Result<()> {
+        for at in [Timestamp::UNIX_EPOCH, Timestamp::now()] {
+            assert_eq!(until(Some(at)).await?, Wake::Reached);
+        }
+        let mut never = std::pin::pin!(until(None));
+        assert!(futures_util::poll!(never.as_mut()).is_pending());
+        Ok(())
+    }
+}

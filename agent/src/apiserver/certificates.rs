@@ -1,0 +1,342 @@
+//! The node's certificates, as kubelet has them: the one by which it names itself to the apiserver, and the one that its
+//! own API shows. Each is asked for with a CertificateSigningRequest, by the bootstrap kubeconfig's credentials at first,
+//! and again in time before it expires.
+//!
+//! When is decided in [`limpet_core::certificate`]. Nothing waits for a certificate: pods run without.
+
+mod files;
+mod signing_request;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _};
+use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
+
+use super::link::{Link, clock_set};
+use crate::config::{ClusterSettings, Config};
+use crate::private_file;
+use crate::store::chain;
+use files::{Contents, FileError, Files};
+use limpet_apiserver::kubeconfig::{self, KubeconfigError};
+use limpet_apiserver::watch::{Change, Watch};
+use limpet_apiserver::{Client, Request, RequestError, Resource};
+use limpet_core::certificate::{self, Identity, Step};
+use limpet_core::connectivity;
+use limpet_core::node_state::NodeNetwork;
+use limpet_host::blocking;
+use limpet_host::wall_clock;
+use signing_request::{Purpose, Verdict, verdict};
+
+/// How long a request is watched before its answer is looked up again: a human may have to approve it.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// Why there is no new certificate.
+#[derive(Debug, thiserror::Error)]
+enum CertificateError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+    #[error("the request cannot be written: {0}")]
+    Make(#[from] rcgen::Error),
+    #[error("write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    /// The signer, or a person.
+    #[error("CertificateSigningRequest {name} was refused: {reason}")]
+    Refused { name: String, reason: String },
+    /// Nobody has approved it.
+    #[error("CertificateSigningRequest {name} is not answered yet; approve it: kubectl certificate approve {name}")]
+    Unanswered { name: String },
+}
+
+/// The file with the certificate and the key by which the node names itself.
+pub(super) fn client_certificate(config: &Config) -> PathBuf {
+    Files::new(config.pki_dir(), Purpose::Client).current()
+}
+
+/// The file with the certificate and the key that the node shows, in the directory of its certificates.
+pub(crate) fn serving_certificate(directory: &Path) -> PathBuf {
+    Files::new(directory.to_owned(), Purpose::Serving).current()
+}
+
+/// Asks for certificates, as far as this is configured.
+pub(super) async fn keep(link: Link, config: Arc<Config>, node: String, network: watch::Receiver<NodeNetwork>) {
+    let keeper = |purpose| Keeper {
+        link: link.clone(),
+        files: Files::new(config.pki_dir(), purpose),
+        purpose,
+        node: node.clone(),
+        chance: fastrand::u64(..),
+    };
+    let client = async {
+        if config.cluster.manages_certificate() {
+            keeper(Purpose::Client).keep_client(&config.cluster).await;
+        }
+    };
+    let serving = async {
+        if config.server.certificate_by_request {
+            keeper(Purpose::Serving).keep_serving(network).await;
+        }
+    };
+    tokio::join!(client, serving);
+}
+
+/// Keeps one certificate.
+struct Keeper {
+    link: Link,
+    files: Files,
+    purpose: Purpose,
+    node: String,
+    /// Spreads the renewals of nodes that began together.
+    chance: u64,
+}
+
+impl Keeper {
+    async fn keep_client(self, settings: &ClusterSettings) {
+        let Some(kubeconfig) = settings.kubeconfig.clone() else { return };
+        let mut failures = 0;
+        loop {
+            let bootstrap = settings.bootstrap_kubeconfig.clone();
+            let identity = self.identity(kubeconfig.clone()).await;
+            let now = Timestamp::now();
+            let step = certificate::next(identity, bootstrap.is_some(), settings.rotate_certificates, self.chance, now);
+            let asked = match (step, bootstrap) {
+                (Step::Wait(at), _) => {
+                    wait(at).await;
+                    continue;
+                }
+                (Step::Bootstrap, Some(bootstrap)) => self.bootstrap(bootstrap, kubeconfig.clone()).await,
+                (Step::Bootstrap | Step::Renew, _) => {
+                    self.link.online().await;
+                    self.obtain(&Requester::Node(self.link.clone()), BTreeSet::new()).await
+                }
+            };
+            if self.asked(asked, &mut failures).await {
+                self.link.renew_client();
+            }
+        }
+    }
+
+    async fn keep_serving(self, mut network: watch::Receiver<NodeNetwork>) {
+        let mut failures = 0;
+        loop {
+            let names = self.names(&network.borrow_and_update());
+            let held = self.contents().await.filter(|held| held.names == names).map(|held| held.validity);
+            if let Step::Wait(at) = certificate::next_serving(held, self.chance, Timestamp::now()) {
+                tokio::select! {
+                    () = wait(at) => {}
+                    changed = network.changed() => if changed.is_err() { return },
+                }
+                continue;
+            }
+            self.link.online().await;
+            let requester = Requester::Node(self.link.clone());
+            tokio::select! {
+                asked = self.obtain(&requester, names) => drop(self.asked(asked, &mut failures).await),
+                // What is asked for may be wrong by now.
+                changed = network.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// What the node is called: as in the addresses of its Node object.
+    fn names(&self, network: &NodeNetwork) -> BTreeSet<String> {
+        network.addresses.iter().map(|address| address.to_string()).chain([self.node.clone()]).collect()
+    }
+
+    /// How the node names itself now. The certificate that this agent keeps counts before the kubeconfig's.
+    async fn identity(&self, kubeconfig: PathBuf) -> Identity {
+        let files = self.files.clone();
+        let look = move |_: &_| match files.contents() {
+            Some(contents) => Identity::Certificate(contents.validity),
+            None => match kubeconfig::certificate(&kubeconfig) {
+                Ok(Some(pem)) => Contents::of(&pem).map_or(Identity::Other, |own| Identity::Certificate(own.validity)),
+                Ok(None) => Identity::Other,
+                Err(_) => Identity::None,
+            },
+        };
+        blocking::run(self.files.current(), blocking::DEADLINE, look).await.unwrap_or(Identity::Other)
+    }
+
+    async fn contents(&self) -> Option<Contents> {
+        let files = self.files.clone();
+        let look = blocking::run(self.files.current(), blocking::DEADLINE, move |_| files.contents());
+        look.await.ok().flatten()
+    }
+
+    /// Whether there is a new certificate. After a failure, a pause first.
+    async fn asked(&self, asked: Result<(), CertificateError>, failures: &mut u32) -> bool {
+        let Err(error) = asked else {
+            *failures = 0;
+            let file = self.files.current();
+            tracing::info!(file = %file.display(), "the node has a new certificate");
+            return true;
+        };
+        *failures += 1;
+        // What was refused is not asked for again at once.
+        let asked = match &error {
+            CertificateError::Request(error) => error.retry_after(),
+            CertificateError::Refused { .. } => Some(connectivity::LONGEST_ASKED),
+            _ => None,
+        };
+        if *failures == 1 || !matches!(error, CertificateError::Request(_)) {
+            let purpose = self.purpose.file_name();
+            tracing::warn!(purpose, error = chain(&error), "the node has no new certificate");
+        }
+        self.link.pause(*failures, asked).await;
+        false
+    }
+
+    /// Asks by the bootstrap kubeconfig, and writes the kubeconfig that names the certificate.
+    async fn bootstrap(&self, bootstrap: PathBuf, kubeconfig: PathBuf) -> Result<(), CertificateError> {
+        let path = bootstrap.clone();
+        let open = blocking::run(bootstrap.clone(), blocking::DEADLINE, move |_| Client::open(&path, None));
+        self.obtain(&Requester::Bootstrap(open.await??), BTreeSet::new()).await?;
+        let certificate = self.files.current();
+        let write = move |_: &_| {
+            let text = kubeconfig::for_node(&bootstrap, &certificate)?;
+            private_file::write(&kubeconfig, &text)
+                .map_err(|source| CertificateError::Write { path: kubeconfig.clone(), source })
+        };
+        blocking::run(self.files.current(), blocking::DEADLINE, write).await?
+    }
+
+    /// Asks for a certificate, waits for it and keeps it.
+    async fn obtain(&self, requester: &Requester, names: BTreeSet<String>) -> Result<(), CertificateError> {
+        let files = self.files.clone();
+        let key = blocking::run(self.files.current(), blocking::DEADLINE, move |_| files.key()).await??;
+        let name = request_name(&key, &names, requester);
+        let body = self.purpose.object(&name, &signing_request(&self.node, &names, &key)?);
+        match requester.send(Request::create(Resource::CertificateSigningRequests, body)).await {
+            // Asked for before a restart.
+            Err(error) if error.is_conflict() => {}
+            created => drop(created?),
+        }
+        tracing::info!(
+            name,
+            "asked for a certificate; unless the cluster approves it by itself: kubectl certificate approve {name}"
+        );
+        let answered = tokio::time::timeout(PATIENCE, answer(requester, &name)).await;
+        let answer = answered.map_err(|_| CertificateError::Unanswered { name: name.clone() })??;
+        let files = self.files.clone();
+        let keep = move |_: &_| match answer {
+            Ok(certificate) => files.save(&key, &certificate, Timestamp::now()).map(|_| ()).map_err(Into::into),
+            Err(reason) => {
+                files.forget_key();
+                Err(CertificateError::Refused { name, reason })
+            }
+        };
+        blocking::run(self.files.current(), blocking::DEADLINE, keep).await?
+    }
+}
+
+/// Waits until then, or until the clock is set.
+async fn wait(at: Option<Timestamp>) {
+    if wall_clock::until(at).await.is_err() {
+        // No timer to be had: as kubelet, which looks at the clock at times.
+        tokio::select! {
+            () = tokio::time::sleep(PATIENCE) => {}
+            () = clock_set() => {}
+        }
+    }
+}
+
+/// The answer, once there is one: the certificate, or why there will be none.
+async fn answer(requester: &Requester, name: &str) -> Result<Result<String, String>, RequestError> {
+    loop {
+        let request = requester.send(Request::get(Resource::CertificateSigningRequest(name.to_owned()))).await?;
+        match verdict(&request) {
+            Verdict::Issued(certificate) => return Ok(Ok(certificate)),
+            Verdict::Refused(reason) => return Ok(Err(reason)),
+            Verdict::Pending => {}
+        }
+        let version = request["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+        let mut watch = requester.watch(name, version).await?;
+        while let Some(change) = watch.next().await {
+            // It is read again, and is not there any more once it was deleted.
+            if !matches!(change?, Change::Bookmark(_)) {
+                break;
+            }
+        }
+    }
+}
+
+/// Whose credentials a request has.
+enum Requester {
+    /// Those of the bootstrap kubeconfig.
+    Bootstrap(Client),
+    /// The node's own.
+    Node(Link),
+}
+
+impl Requester {
+    async fn send(&self, request: Request) -> Result<serde_json::Value, RequestError> {
+        match self {
+            Self::Bootstrap(client) => client.send(request).await,
+            Self::Node(link) => link.send(request).await,
+        }
+    }
+
+    async fn watch(&self, name: &str, version: &str) -> Result<Watch, RequestError> {
+        let fields = format!("metadata.name={name}");
+        let resource = Resource::CertificateSigningRequests;
+        match self {
+            Self::Bootstrap(client) => client.watch(resource, &fields, version, PATIENCE).await,
+            Self::Node(link) => link.watch(resource, &fields, version, PATIENCE).await,
+        }
+    }
+}
+
+/// The name of the request: the same for the same key and names, so that nothing is asked for twice.
+fn request_name(key: &KeyPair, names: &BTreeSet<String>, requester: &Requester) -> String {
+    let mut digest = Sha256::new();
+    digest.update(key.subject_public_key_info());
+    names.iter().for_each(|name| digest.update(format!("{name}\n")));
+    let hash: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    match requester {
+        Requester::Bootstrap(_) => format!("node-csr-{hash}"),
+        Requester::Node(_) => format!("csr-{hash}"),
+    }
+}
+
+/// The request in PEM. A node is in one group, and its name begins as the node authorizer insists on.
+fn signing_request(node: &str, names: &BTreeSet<String>, key: &KeyPair) -> Result<String, rcgen::Error> {
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::OrganizationName, "system:nodes");
+    subject.push(DnType::CommonName, format!("system:node:{node}"));
+    let (addresses, names): (Vec<&String>, Vec<&String>) =
+        names.iter().partition(|name| name.parse::<IpAddr>().is_ok());
+    let names = names.into_iter().chain(addresses).cloned().collect::<Vec<_>>();
+    let mut params = CertificateParams::new(names)?;
+    params.distinguished_name = subject;
+    params.serialize_request(key)?.pem()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use x509_parser::prelude::{FromDer as _, X509CertificationRequest};
+
+    use super::*;
+
+    #[test]
+    fn a_request_names_the_node_and_its_addresses() {
+        let names = BTreeSet::from(["192.0.2.1".to_owned(), "edge1".to_owned(), "2001:db8::1".to_owned()]);
+        let pem = signing_request("edge1", &names, &KeyPair::generate().unwrap()).unwrap();
+        let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).unwrap();
+        let (_, request) = X509CertificationRequest::from_der(&pem.contents).unwrap();
+        assert_eq!(request.certification_request_info.subject.to_string(), "O=system:nodes, CN=system:node:edge1");
+        assert_eq!(request.requested_extensions().unwrap().count(), 1);
+    }
+}

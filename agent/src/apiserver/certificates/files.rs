@@ -1,0 +1,204 @@
+//! A certificate with its key on disk, as kubelet keeps it: `kubelet-client-TIME.pem`, and `kubelet-client-current.pem`,
+//! a symlink to the newest. Blocks.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use jiff::tz::Offset;
+use rcgen::{KeyPair, PublicKeyData as _};
+use x509_parser::extensions::GeneralName;
+use x509_parser::pem::Pem;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use super::signing_request::Purpose;
+use crate::private_file::write;
+use limpet_core::certificate::Validity;
+
+/// How many certificates stay: the one in use, and the one before, whose connections may still be open.
+const KEPT: usize = 2;
+
+/// What went wrong with the files of a certificate.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FileError {
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    /// No key could be made, or the one there is cannot be read.
+    #[error("{}: {source}", path.display())]
+    Key { path: PathBuf, source: rcgen::Error },
+    /// What was issued is not for this node's key.
+    #[error("the certificate that was issued is none, or is not of this node's key")]
+    Foreign,
+}
+
+/// What a certificate says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Contents {
+    pub(super) validity: Validity,
+    /// The host names and addresses it is for.
+    pub(super) names: BTreeSet<String>,
+    /// Its public key.
+    key: Vec<u8>,
+}
+
+impl Contents {
+    /// Of the first certificate in `pem`; `None`: there is none.
+    pub(super) fn of(pem: &[u8]) -> Option<Self> {
+        let certificate =
+            Pem::iter_from_buffer(pem).filter_map(Result::ok).find(|section| section.label == "CERTIFICATE")?;
+        let (_, certificate) = X509Certificate::from_der(&certificate.contents).ok()?;
+        let time = |at: i64| Timestamp::from_second(at).ok();
+        let validity = certificate.validity();
+        let names = certificate.subject_alternative_name().ok().flatten();
+        let names = names.iter().flat_map(|names| &names.value.general_names).filter_map(name).collect();
+        Some(Self {
+            validity: Validity {
+                not_before: time(validity.not_before.timestamp())?,
+                not_after: time(validity.not_after.timestamp())?,
+            },
+            names,
+            key: certificate.public_key().raw.to_vec(),
+        })
+    }
+}
+
+fn name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        GeneralName::IPAddress(bytes) => match bytes.len() {
+            4 => <[u8; 4]>::try_from(*bytes).ok().map(|bytes| IpAddr::from(bytes).to_string()),
+            _ => <[u8; 16]>::try_from(*bytes).ok().map(|bytes| IpAddr::from(bytes).to_string()),
+        },
+        _ => None,
+    }
+}
+
+/// The files of one of the node's certificates.
+#[derive(Debug, Clone)]
+pub(super) struct Files {
+    directory: PathBuf,
+    purpose: Purpose,
+}
+
+impl Files {
+    pub(super) fn new(directory: PathBuf, purpose: Purpose) -> Self {
+        Self { directory, purpose }
+    }
+
+    /// Certificate and key, in one file.
+    pub(super) fn current(&self) -> PathBuf {
+        self.directory.join(format!("{}-current.pem", self.purpose.file_name()))
+    }
+
+    /// What the current certificate says; `None`: there is none.
+    pub(super) fn contents(&self) -> Option<Contents> {
+        Contents::of(&fs::read(self.current()).ok()?)
+    }
+
+    /// The key of a request that has no answer yet: it stays over a restart, and so does the request.
+    fn pending(&self) -> PathBuf {
+        self.directory.join(format!("{}.key.tmp", self.purpose.file_name()))
+    }
+
+    /// That key, made if there is none.
+    pub(super) fn key(&self) -> Result<KeyPair, FileError> {
+        let path = self.pending();
+        if let Some(key) = fs::read_to_string(&path).ok().and_then(|pem| KeyPair::from_pem(&pem).ok()) {
+            return Ok(key);
+        }
+        let key = KeyPair::generate().map_err(|source| FileError::Key { path: path.clone(), source })?;
+        let failed = |source| FileError::File { path: path.clone(), source };
+        fs::create_dir_all(&self.directory).map_err(failed)?;
+        write(&path, &key.serialize_pem()).map_err(failed)?;
+        Ok(key)
+    }
+
+    /// The next request has another key.
+    pub(super) fn forget_key(&self) {
+        // One that stays asks once more for what was refused.
+        let _ = fs::remove_file(self.pending());
+    }
+
+    /// Makes the certificate the current one.
+    pub(super) fn save(&self, key: &KeyPair, certificate: &str, now: Timestamp) -> Result<PathBuf, FileError> {
+        let contents = Contents::of(certificate.as_bytes()).ok_or(FileError::Foreign)?;
+        if contents.key != key.subject_public_key_info() {
+            return Err(FileError::Foreign);
+        }
+        let time = Offset::UTC.to_datetime(now).strftime("%Y-%m-%d-%H-%M-%S");
+        let name = format!("{}-{time}.pem", self.purpose.file_name());
+        let path = self.directory.join(&name);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| FileError::File { path, source }
+        };
+        write(&path, &format!("{}\n{}", certificate.trim_end(), key.serialize_pem())).map_err(failed(&path))?;
+        let (current, fresh) = (self.current(), self.current().with_extension("new"));
+        match fs::remove_file(&fresh) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&fresh)(error)),
+            _ => symlink(&name, &fresh).map_err(failed(&fresh))?,
+        }
+        fs::rename(&fresh, &current).map_err(failed(&current))?;
+        self.forget_key();
+        self.remove_old();
+        Ok(current)
+    }
+
+    /// What a gateway collected over years would fill its flash. Names sort by time.
+    fn remove_old(&self) {
+        let begin = format!("{}-2", self.purpose.file_name());
+        let files = fs::read_dir(&self.directory).into_iter().flatten().filter_map(Result::ok);
+        let names = files.filter_map(|file| file.file_name().into_string().ok());
+        let mut old: Vec<String> = names.filter(|name| name.starts_with(&begin) && name.ends_with(".pem")).collect();
+        old.sort_unstable();
+        for name in old.iter().rev().skip(KEPT) {
+            let _ = fs::remove_file(self.directory.join(name));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rcgen::CertificateParams;
+
+    use super::*;
+
+    #[test]
+    fn the_newest_certificate_is_current_and_two_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path().join("pki"), Purpose::Serving);
+        assert_eq!(files.contents(), None);
+        let mut paths = Vec::new();
+        for second in 0..3 {
+            let key = files.key().unwrap();
+            assert_eq!(files.key().unwrap().serialize_pem(), key.serialize_pem(), "the pending key stays");
+            let params = CertificateParams::new(vec!["edge1".to_owned(), "192.0.2.1".to_owned()]).unwrap();
+            let certificate = params.self_signed(&key).unwrap().pem();
+            let now = Timestamp::from_second(1_800_000_000 + second).unwrap();
+            let current = files.save(&key, &certificate, now).unwrap();
+            paths.push(fs::read_link(&current).unwrap());
+            let contents = files.contents().unwrap();
+            assert_eq!(contents.names, BTreeSet::from(["192.0.2.1".to_owned(), "edge1".to_owned()]));
+        }
+        assert_eq!(paths[0], PathBuf::from("kubelet-server-2027-01-15-08-00-00.pem"));
+        let exists: Vec<bool> = paths.iter().map(|name| dir.path().join("pki").join(name).exists()).collect();
+        assert_eq!(exists, [false, true, true]);
+    }
+
+    #[test]
+    fn a_certificate_of_another_key_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path().to_owned(), Purpose::Client);
+        let (key, other) = (files.key().unwrap(), KeyPair::generate().unwrap());
+        let certificate = CertificateParams::new(Vec::new()).unwrap().self_signed(&other).unwrap().pem();
+        let saved = files.save(&key, &certificate, Timestamp::UNIX_EPOCH);
+        assert!(matches!(saved, Err(FileError::Foreign)), "{saved:?}");
+        assert_eq!(files.contents(), None);
+    }
+}

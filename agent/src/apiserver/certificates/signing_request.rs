@@ -1,0 +1,111 @@
+//! CertificateSigningRequests as documents: what is asked for, and what the answer is. Pure.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+/// Which of its two certificates the node asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The one by which it names itself to the apiserver.
+    Client,
+    /// The one that it shows to the clients of kubelet's API.
+    Serving,
+}
+
+impl Purpose {
+    /// Whose signature makes it.
+    fn signer(self) -> &'static str {
+        match self {
+            Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
+            Self::Serving => "kubernetes.io/kubelet-serving",
+        }
+    }
+
+    /// The name of its files, as kubelet has it.
+    pub(super) fn file_name(self) -> &'static str {
+        match self {
+            Self::Client => "kubelet-client",
+            Self::Serving => "kubelet-server",
+        }
+    }
+
+    /// The object that asks for it: `request` is PEM.
+    pub(super) fn object(self, name: &str, request: &str) -> Value {
+        let usage = match self {
+            Self::Client => "client auth",
+            Self::Serving => "server auth",
+        };
+        json!({
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": { "name": name },
+            "spec": {
+                "request": BASE64_STANDARD.encode(request),
+                "signerName": self.signer(),
+                // An elliptic curve's key enciphers nothing.
+                "usages": ["digital signature", usage],
+            },
+        })
+    }
+}
+
+/// What has become of a request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nobody has decided, or it is approved and not signed yet.
+    Pending,
+    /// The certificate, PEM.
+    Issued(String),
+    /// There will be none, and why.
+    Refused(String),
+}
+
+/// Reads the answer.
+pub(super) fn verdict(request: &Value) -> Verdict {
+    let conditions = request["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let refusal = conditions.iter().find(|condition| matches!(condition["type"].as_str(), Some("Denied" | "Failed")));
+    if let Some(refusal) = refusal {
+        let part = |name: &str| refusal[name].as_str().unwrap_or_default();
+        return Verdict::Refused(format!("{}: {} {}", part("type"), part("reason"), part("message")).trim().to_owned());
+    }
+    let Some(encoded) = request["status"]["certificate"].as_str().filter(|text| !text.is_empty()) else {
+        return Verdict::Pending;
+    };
+    match BASE64_STANDARD.decode(encoded).map(String::from_utf8) {
+        Ok(Ok(pem)) => Verdict::Issued(pem),
+        _ => Verdict::Refused("the certificate that was issued is not PEM".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_signer_gets_what_it_insists_on() {
+        let object = Purpose::Serving.object("csr-1", "PEM");
+        assert_eq!(object["spec"]["signerName"], "kubernetes.io/kubelet-serving");
+        assert_eq!(object["spec"]["usages"], json!(["digital signature", "server auth"]));
+        assert_eq!(object["spec"]["request"], "UEVN");
+    }
+
+    #[test]
+    fn what_an_answer_means() {
+        let refused = |text: &str| Verdict::Refused(text.to_owned());
+        let table = [
+            (json!({}), Verdict::Pending),
+            (json!({"conditions": [{"type": "Approved"}]}), Verdict::Pending),
+            (json!({"conditions": [{"type": "Approved"}], "certificate": "UEVN"}), Verdict::Issued("PEM".to_owned())),
+            (
+                json!({"conditions": [{"type": "Denied", "reason": "No", "message": "not here"}], "certificate": "UEVN"}),
+                refused("Denied: No not here"),
+            ),
+            (json!({"conditions": [{"type": "Failed"}]}), refused("Failed:")),
+            (json!({"certificate": "!"}), refused("the certificate that was issued is not PEM")),
+        ];
+        for (status, expected) in table {
+            assert_eq!(verdict(&json!({ "status": status })), expected, "{status}");
+        }
+    }
+}

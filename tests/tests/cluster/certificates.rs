@@ -1,0 +1,169 @@
+//! The certificates that a node asks for: by a bootstrap kubeconfig, and again before they expire. The test approves and
+//! signs, with openssl and the cluster's authority.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use limpet_tests::claim::Port;
+use limpet_tests::cluster::kubelet_api::NodeAddress;
+use limpet_tests::cluster::{self, Cluster, NODE_ADDRESS, cluster_role_binding, condition, wait_node};
+use limpet_tests::{TestNode, process, wait};
+use serde_json::{Value, json};
+
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const SERVING: &str = "kubernetes.io/kubelet-serving";
+
+/// From when to when a certificate is valid, in minutes from now.
+type Minutes = (i32, i32);
+/// Most of its time is over: the next one is asked for at once.
+const OLD: Minutes = (-60, 3);
+const NEW: Minutes = (-1, 600);
+
+/// Has the node begin without a certificate: the paths of the kubeconfig that it is to write and of its certificates.
+fn begin(node: &mut TestNode, cluster: &Cluster, port: &Port) -> Result<(PathBuf, PathBuf)> {
+    let group = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:bootstrappers" });
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    cluster.create(path, &cluster_role_binding("bootstrap", "system:node-bootstrapper", group))?;
+    wait_allowed(cluster)?;
+    let pair = cluster.client("bootstrap", "/O=system:bootstrappers/CN=system:bootstrap:test", 1)?;
+    cluster.admit(node, &[])?;
+    let mut kubeconfig = PathBuf::new();
+    let (new, pki) = (node.dir().join("kubelet.conf"), node.agent.settings().root().join("pki"));
+    let bootstrap = node.dir().join("bootstrap.conf");
+    node.agent.reconfigure(|settings| {
+        // The one that the node would have had.
+        let flag = settings.flags.remove(0);
+        kubeconfig = PathBuf::from(flag.trim_start_matches("--kubeconfig="));
+        settings.flags.push(format!("--kubeconfig={}", new.display()));
+        settings.flags.push(format!("--bootstrap-kubeconfig={}", bootstrap.display()));
+        settings.kubelet.extend(["rotateCertificates: true".to_owned(), "serverTLSBootstrap: true".to_owned()]);
+        settings.kubelet.push(format!("port: {}", port.number));
+        settings.kubelet.push("authentication: {anonymous: {enabled: true}}".to_owned());
+        settings.kubelet.push("authorization: {mode: AlwaysAllow}".to_owned());
+    })?;
+    let mut file: Value = serde_json::from_slice(&fs::read(&kubeconfig)?)?;
+    file["users"][0]["user"] = json!({ "client-certificate": pair, "client-key": pair });
+    fs::write(&bootstrap, serde_json::to_vec(&file)?)?;
+    Ok((new, pki))
+}
+
+/// Waits until the apiserver knows of the rule.
+fn wait_allowed(cluster: &Cluster) -> Result<()> {
+    let attributes =
+        json!({ "verb": "create", "group": "certificates.k8s.io", "resource": "certificatesigningrequests" });
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": { "user": "x", "groups": ["system:bootstrappers"], "resourceAttributes": attributes },
+    });
+    wait::until_true(wait::SOON, "the rule", || {
+        let answer = cluster.ask("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review);
+        answer.is_ok_and(|it| it["status"]["allowed"] == true)
+    })
+}
+
+/// The requests to that signer that nobody has answered.
+fn pending(cluster: &Cluster, signer: &str) -> Result<Vec<Value>> {
+    let is_pending =
+        |request: &Value| request["status"]["conditions"].is_null() && request["spec"]["signerName"] == signer;
+    Ok(cluster.list(REQUESTS)?.into_iter().filter(is_pending).collect())
+}
+
+fn wait_pending(cluster: &Cluster, signer: &str) -> Result<Value> {
+    let look = || pending(cluster, signer).ok()?.into_iter().next();
+    wait::until(wait::SOON, &format!("a request to {signer}"), look)
+}
+
+/// Approves the request, and signs it.
+fn issue(node: &TestNode, cluster: &Cluster, request: &Value, (from, to): Minutes) -> Result<()> {
+    let name = request["metadata"]["name"].as_str().context("no name")?;
+    let dir = node.dir().join(name);
+    fs::create_dir_all(dir.join("issued"))?;
+    let encoded = request["spec"]["request"].as_str().context("no request")?;
+    fs::write(dir.join("request.pem"), BASE64_STANDARD.decode(encoded)?)?;
+    fs::write(dir.join("index.txt"), "")?;
+    let usage = if request["spec"]["signerName"] == CLIENT { "clientAuth" } else { "serverAuth" };
+    let authority = cluster.authority();
+    let settings = format!(
+        "[ca]\ndefault_ca = all\n[all]\ndatabase = index.txt\nnew_certs_dir = issued\ncertificate = {}\nprivate_key = {}\n\
+         rand_serial = yes\ndefault_md = sha256\npolicy = subject\ncopy_extensions = copy\nx509_extensions = usage\n\
+         [subject]\norganizationName = supplied\ncommonName = supplied\n[usage]\nextendedKeyUsage = {usage}\n",
+        authority.display(),
+        authority.with_extension("key").display(),
+    );
+    fs::write(dir.join("ca.cnf"), settings)?;
+    let sign = ["ca", "-batch", "-notext", "-config", "ca.cnf", "-in", "request.pem", "-out", "certificate.pem"];
+    let times = ["-startdate", &time(from)?, "-enddate", &time(to)?];
+    process::checked(Command::new("openssl").args(sign).args(times).current_dir(&dir))?;
+    let path = format!("{REQUESTS}/{name}");
+    let approval = json!({ "type": "Approved", "status": "True", "reason": "Test", "message": "approved by the test" });
+    cluster.patch(&format!("{path}/approval"), &json!({ "status": { "conditions": [approval] } }))?;
+    let certificate = BASE64_STANDARD.encode(fs::read(dir.join("certificate.pem"))?);
+    cluster.patch(&format!("{path}/status"), &json!({ "status": { "certificate": certificate } }))
+}
+
+/// A time as openssl takes it.
+fn time(minutes: i32) -> Result<String> {
+    let when = format!("{minutes:+} minutes");
+    Ok(process::checked(Command::new("date").args(["--utc", "--date", &when, "+%Y%m%d%H%M%SZ"]))?.trim().to_owned())
+}
+
+/// The current certificate, once it is another one.
+fn wait_current(pki: &Path, name: &str, before: Option<&str>) -> Result<String> {
+    let look = || fs::read_to_string(pki.join(format!("{name}-current.pem"))).ok().filter(|now| Some(&**now) != before);
+    wait::until(wait::SOON, &format!("a new {name}-current.pem"), look)
+}
+
+pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) -> Result<()> {
+    let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    let (kubeconfig, pki) = begin(node, &cluster, &port)?;
+    node.agent.start()?;
+    let request = wait_pending(&cluster, CLIENT)?;
+    ensure!(request["spec"]["username"] == "system:bootstrap:test", "{request}");
+    ensure!(!kubeconfig.exists(), "a kubeconfig without a certificate");
+
+    // The agent that starts again has asked already.
+    let size = node.agent.log_size();
+    node.agent.terminate()?;
+    node.agent.start()?;
+    wait::until_true(wait::SOON, "the second agent's request", || {
+        node.agent.log_from(size).contains("asked for a certificate")
+    })?;
+    let names: Vec<_> = pending(&cluster, CLIENT)?.into_iter().map(|one| one["metadata"]["name"].clone()).collect();
+    ensure!(names == [request["metadata"]["name"].clone()], "{names:?}");
+
+    issue(node, &cluster, &request, OLD)?;
+    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    let first = wait_current(&pki, "kubelet-client", None)?;
+    let written: Value = serde_json::from_slice(&fs::read(&kubeconfig)?)?;
+    let user = &written["users"][0]["user"];
+    ensure!(user["client-key"] == json!(pki.join("kubelet-client-current.pem")), "{written}");
+
+    let renewal = wait_pending(&cluster, CLIENT)?;
+    let itself = format!("system:node:{}", node.name());
+    ensure!(renewal["spec"]["username"] == itself, "{renewal}");
+    issue(node, &cluster, &renewal, NEW)?;
+    wait_current(&pki, "kubelet-client", Some(&first))?;
+
+    let serving = wait_pending(&cluster, SERVING)?;
+    ensure!(serving["spec"]["username"] == itself, "{serving}");
+    issue(node, &cluster, &serving, NEW)?;
+    wait_current(&pki, "kubelet-server", None)?;
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--max-time", "10", "--cacert"]).arg(cluster.authority());
+    let health = process::checked(curl.arg(format!("https://{NODE_ADDRESS}:{}/healthz", port.number)))?;
+    ensure!(health == "ok", "{health}");
+
+    // An agent that starts again asks for nothing: the certificates are there, and the kubeconfig is.
+    node.agent.terminate()?;
+    let renewed = condition(&wait_node(node, &cluster, "there", |_| true)?, "Ready")["lastHeartbeatTime"].clone();
+    node.agent.start()?;
+    wait_node(node, &cluster, "reported again", |found| condition(found, "Ready")["lastHeartbeatTime"] != renewed)?;
+    ensure!(pending(&cluster, CLIENT)?.is_empty() && pending(&cluster, SERVING)?.is_empty(), "asked once more");
+    Ok(())
+}
