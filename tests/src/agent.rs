@@ -338,6 +338,14 @@ impl Agent {
         self.daemon.as_ref().map(Daemon::pid)
     }
 
+    /// Fails once it has ended by itself.
+    pub fn check(&mut self) -> Result<()> {
+        match self.daemon.as_mut().map(Daemon::ended).transpose()?.flatten() {
+            None => Ok(()),
+            Some(status) => bail!("the agent ended, {status}; its log ends with:\n{}", tail(&self.log(), 20)),
+        }
+    }
+
     /// Ends it with SIGKILL, as a crash would.
     pub fn kill(&mut self) {
         self.daemon = None;

@@ -28,8 +28,15 @@ pub struct Apiserver {
 /// Its store, with the ports it has.
 #[derive(Debug)]
 pub(crate) struct Etcd {
-    _daemon: Daemon,
+    daemon: Daemon,
     _ports: [Port; 2],
+}
+
+impl Etcd {
+    /// Its process.
+    pub(crate) fn daemon(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
 }
 
 impl Apiserver {
@@ -38,7 +45,7 @@ impl Apiserver {
         let program = tools::kube_apiserver().context("no kube-apiserver here; run: cargo xtask apiserver")?;
         fs::create_dir_all(dir.join("certificates")).with_context(|| format!("{}", dir.display()))?;
         fs::write(dir.join("tokens.csv"), format!("{TOKEN},limpet,limpet,\"system:masters\"\n"))?;
-        let (etcd, store) = etcd(dir)?;
+        let (etcd, store) = etcd(dir, None)?;
         let port = Port::claim()?;
         // The key that it makes for itself signs its tokens too.
         let key = dir.join("certificates/apiserver.key");
@@ -92,17 +99,31 @@ impl Apiserver {
     }
 }
 
-/// etcd, and where it answers.
-pub(crate) fn etcd(dir: &Path) -> Result<(Etcd, String)> {
+/// etcd, and where it answers. `certificates`: a directory with those of an etcd that asks for one, as kubeadm names them.
+pub(crate) fn etcd(dir: &Path, certificates: Option<&Path>) -> Result<(Etcd, String)> {
     let program = tools::etcd().context("no etcd here; run: cargo xtask apiserver")?;
     let ports = [Port::claim()?, Port::claim()?];
-    let [client, peer] = ports.each_ref().map(|port| format!("http://127.0.0.1:{}", port.number));
+    let scheme = if certificates.is_some() { "https" } else { "http" };
+    let [client, peer] = ports.each_ref().map(|port| format!("{scheme}://127.0.0.1:{}", port.number));
     let mut command = Command::new(program);
     command
         .arg(format!("--data-dir={}", dir.join("etcd").display()))
         .args([format!("--listen-client-urls={client}"), format!("--advertise-client-urls={client}")])
         .args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")])
         .arg(format!("--initial-cluster=default={peer}"));
+    if let Some(certificates) = certificates {
+        command.args(["--client-cert-auth", "--peer-client-cert-auth"]);
+        for (flag, file) in [
+            ("cert-file", "server.crt"),
+            ("key-file", "server.key"),
+            ("trusted-ca-file", "ca.crt"),
+            ("peer-cert-file", "peer.crt"),
+            ("peer-key-file", "peer.key"),
+            ("peer-trusted-ca-file", "ca.crt"),
+        ] {
+            command.arg(format!("--{flag}={}", certificates.join(file).display()));
+        }
+    }
     let daemon = Daemon::start(&mut command, &dir.join("etcd.log"))?;
-    Ok((Etcd { _daemon: daemon, _ports: ports }, client))
+    Ok((Etcd { daemon, _ports: ports }, client))
 }

@@ -16,7 +16,7 @@ pub struct Claim(#[allow(dead_code, reason = "held, never used")] UnixListener);
 
 impl Claim {
     /// Claims `thing`; `None` when somebody has it.
-    fn of(thing: impl Display) -> Result<Option<Self>> {
+    pub(crate) fn of(thing: impl Display) -> Result<Option<Self>> {
         let name = format!("limpet-test/{thing}");
         let address = SocketAddr::from_abstract_name(&name)?;
         match UnixListener::bind_addr(&address) {

@@ -1,6 +1,8 @@
-//! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer and
-//! NodeRestriction. It has no scheduler and no controllers.
+//! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer,
+//! NodeRestriction and the aggregation layer. Where it is wanted, with its controllers and its scheduler.
 
+mod certificates;
+mod controllers;
 pub mod kubelet_api;
 
 use std::fs;
@@ -12,6 +14,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use self::certificates::Certificates;
+use self::controllers::Controller;
 use crate::apiserver::{Etcd, FIRST_START, etcd};
 use crate::claim::Port;
 use crate::process::{self, Daemon, tail};
@@ -49,7 +53,7 @@ impl std::ops::DerefMut for Shared {
 pub fn shared() -> Result<Shared> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if shared.is_none() {
-        *shared = Some(Cluster::prepare(&PathBuf::from(format!("/var/tmp/{CLUSTER}{}", std::process::id())))?);
+        *shared = Some(Cluster::prepare()?);
     }
     let mut shared = Shared(shared);
     if shared.apiserver.is_none() {
@@ -58,10 +62,36 @@ pub fn shared() -> Result<Shared> {
     Ok(shared)
 }
 
+/// The same with controllers and scheduler.
+pub fn whole() -> Result<Shared> {
+    let mut shared = shared()?;
+    if shared.controllers.is_empty() {
+        shared.start_controllers(&[])?;
+    }
+    Ok(shared)
+}
+
 /// Ends the cluster of this process and removes what it has kept.
 pub fn end() {
     *SHARED.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
+
+/// The apiserver's flags that name files of the certificates.
+const FILES: [(&str, &str); 13] = [
+    ("tls-cert-file", "apiserver.crt"),
+    ("tls-private-key-file", "apiserver.key"),
+    ("client-ca-file", "ca.crt"),
+    ("service-account-key-file", "sa.pub"),
+    ("service-account-signing-key-file", "sa.key"),
+    ("kubelet-client-certificate", "apiserver-kubelet-client.crt"),
+    ("kubelet-client-key", "apiserver-kubelet-client.key"),
+    ("requestheader-client-ca-file", "front-proxy-ca.crt"),
+    ("proxy-client-cert-file", "front-proxy-client.crt"),
+    ("proxy-client-key-file", "front-proxy-client.key"),
+    ("etcd-cafile", "etcd/ca.crt"),
+    ("etcd-certfile", "apiserver-etcd-client.crt"),
+    ("etcd-keyfile", "apiserver-etcd-client.key"),
+];
 
 /// Whom the apiserver's certificate names when it asks a node.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
@@ -72,62 +102,56 @@ pub const NODE_ADDRESS: &str = "192.0.2.10";
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
+    certificates: Certificates,
     port: Port,
     store: String,
+    controllers: Vec<Controller>,
     apiserver: Option<Daemon>,
-    _etcd: Etcd,
+    etcd: Etcd,
 }
 
 impl Cluster {
-    /// Makes the certificates below `dir` and starts etcd.
-    fn prepare(dir: &Path) -> Result<Self> {
-        fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
-        openssl(
-            dir,
-            &["req", "-x509", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=cluster"],
-        )?;
-        openssl(dir, &["genrsa", "-out", "sa.key", "2048"])?;
-        certify(dir, "apiserver", "/CN=kube-apiserver", "subjectAltName=IP:127.0.0.1")?;
-        certify(dir, "admin", "/O=system:masters/CN=admin", "extendedKeyUsage=clientAuth")?;
-        let kubelet_client = format!("/O=kubeadm:cluster-admins/CN={KUBELET_CLIENT}");
-        certify(dir, "kubelet-client", &kubelet_client, "extendedKeyUsage=clientAuth")?;
-        let (etcd, store) = etcd(dir)?;
-        Ok(Self { dir: dir.to_owned(), port: Port::claim()?, store, apiserver: None, _etcd: etcd })
+    /// A cluster of this process's own, its apiserver running.
+    pub fn boot() -> Result<Self> {
+        let mut cluster = Self::prepare()?;
+        cluster.start()?;
+        Ok(cluster)
+    }
+
+    /// Makes the certificates and starts etcd.
+    fn prepare() -> Result<Self> {
+        let dir = PathBuf::from(format!("/var/tmp/{CLUSTER}{}", std::process::id()));
+        fs::create_dir_all(&dir).with_context(|| format!("{}", dir.display()))?;
+        let made = Certificates::make(&dir.join("pki"))
+            .and_then(|certificates| Ok((etcd(&dir, Some(&dir.join("pki/etcd")))?, Port::claim()?, certificates)));
+        let ((etcd, store), port, certificates) = made.inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
+        Ok(Self { dir, certificates, port, store, controllers: Vec::new(), apiserver: None, etcd })
+    }
+
+    /// Where the apiserver answers.
+    fn address(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port.number)
     }
 
     /// Starts the apiserver and waits until it answers.
     pub fn start(&mut self) -> Result<()> {
         let program = tools::kube_apiserver().context("no kube-apiserver here; run: cargo xtask apiserver")?;
-        let file = |name: &str| self.dir.join(name).display().to_string();
         let mut command = Command::new(program);
         command
             .args([format!("--etcd-servers={}", self.store), format!("--secure-port={}", self.port.number)])
             .args(["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--profiling=false"])
-            .args([
-                format!("--tls-cert-file={}", file("apiserver.crt")),
-                format!("--tls-private-key-file={}", file("apiserver.key")),
-            ])
-            .args([format!("--client-ca-file={}", file("ca.crt")), format!("--cert-dir={}", file("certificates"))])
-            .args([
-                format!("--service-account-key-file={}", file("sa.key")),
-                format!("--service-account-signing-key-file={}", file("sa.key")),
-            ])
-            .args([
-                "--service-account-issuer=https://kubernetes.default.svc",
-                "--service-cluster-ip-range=10.96.0.0/24",
-            ])
-            .args([
-                "--authorization-mode=Node,RBAC",
-                "--enable-admission-plugins=NodeRestriction",
-                "--allow-privileged=true",
-            ])
-            .args([
-                format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
-                format!("--kubelet-client-key={}", file("kubelet-client.key")),
-                "--kubelet-preferred-address-types=InternalIP".to_owned(),
-            ])
+            .args(["--service-account-issuer=https://kubernetes.default.svc.cluster.local"])
+            .args(["--service-cluster-ip-range=10.96.0.0/24", "--authorization-mode=Node,RBAC"])
+            .args(["--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true"])
+            .args(["--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname"])
+            .args(["--requestheader-allowed-names=front-proxy-client", "--requestheader-group-headers=X-Remote-Group"])
+            .args(["--requestheader-username-headers=X-Remote-User"])
+            .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-", "--enable-aggregator-routing=true"])
             // It is stopped while nodes watch; what they ask for meanwhile is to fail at once.
             .arg("--shutdown-delay-duration=0s");
+        for (flag, file) in FILES {
+            command.arg(format!("--{flag}={}", self.certificates.file(file).display()));
+        }
         let mut daemon = Daemon::start(&mut command, &self.dir.join("apiserver.log"))?;
         let mut ended = false;
         let waited = wait::until_true(FIRST_START, "the apiserver's readiness", || {
@@ -176,8 +200,8 @@ impl Cluster {
     /// A certificate and a key of the cluster's authority, in one file, for a client of nodes; it is valid for so many
     /// days from now on.
     pub fn client(&self, name: &str, subject: &str, days: i32) -> Result<PathBuf> {
-        certify_for(&self.dir, name, subject, "extendedKeyUsage=clientAuth", days)?;
-        let [certificate, key] = ["crt", "key"].map(|end| fs::read(self.dir.join(format!("{name}.{end}"))));
+        self.certificates.client(name, subject, days)?;
+        let [certificate, key] = ["crt", "key"].map(|end| fs::read(self.certificates.file(&format!("{name}.{end}"))));
         let pair = self.dir.join(format!("{name}.pem"));
         fs::write(&pair, [key?, certificate?].concat())?;
         Ok(pair)
@@ -192,25 +216,7 @@ impl Cluster {
 
     /// Has `node`'s agent join at its next start: a certificate of its own, and the flags.
     pub fn admit(&self, node: &mut TestNode, flags: &[&str]) -> Result<()> {
-        let name = node.name().to_owned();
-        certify(&self.dir, &name, &format!("/O=system:nodes/CN=system:node:{name}"), "extendedKeyUsage=clientAuth")?;
-        let file = |name: String| self.dir.join(name);
-        let kubeconfig = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name } }],
-            "clusters": [{ "name": "test", "cluster": {
-                "server": format!("https://127.0.0.1:{}", self.port.number),
-                "certificate-authority": file("ca.crt".to_owned()),
-            } }],
-            "users": [{ "name": name, "user": {
-                "client-certificate": file(format!("{name}.crt")),
-                "client-key": file(format!("{name}.key")),
-            } }],
-        });
-        let path = file(format!("{name}.kubeconfig"));
-        fs::write(&path, serde_json::to_vec(&kubeconfig)?).with_context(|| format!("{}", path.display()))?;
+        let path = self.node_credentials(node.name())?;
         node.agent.reconfigure(|settings| {
             settings.flags = vec![format!("--kubeconfig={}", path.display())];
             settings.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -220,9 +226,19 @@ impl Cluster {
         })
     }
 
+    /// The kubeconfig of a node of that name.
+    pub fn node_credentials(&self, name: &str) -> Result<PathBuf> {
+        self.credentials(name, &format!("/O=system:nodes/CN=system:node:{name}"))
+    }
+
+    /// A kubeconfig with all rights.
+    pub fn kubeconfig(&self) -> Result<PathBuf> {
+        self.certificates.kubeconfig(&self.address(), "super-admin")
+    }
+
     /// The certificate of the authority that everybody's certificate in the cluster is of.
     pub fn authority(&self) -> PathBuf {
-        self.dir.join("ca.crt")
+        self.certificates.file("ca.crt")
     }
 
     /// What a command in a container writes, by the WebSocket that `kubectl exec` opens: the frames as they are.
@@ -249,11 +265,13 @@ impl Cluster {
     /// `program`, a kubectl, as the administrator.
     pub fn kubectl(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.arg("--kubeconfig=/dev/null").arg(format!("--server=https://127.0.0.1:{}", self.port.number));
-        for (flag, name) in
-            [("certificate-authority", "ca.crt"), ("client-certificate", "admin.crt"), ("client-key", "admin.key")]
-        {
-            command.arg(format!("--{flag}={}", self.dir.join(name).display()));
+        command.arg("--kubeconfig=/dev/null").arg(format!("--server={}", self.address()));
+        for (flag, name) in [
+            ("certificate-authority", "ca.crt"),
+            ("client-certificate", "super-admin.crt"),
+            ("client-key", "super-admin.key"),
+        ] {
+            command.arg(format!("--{flag}={}", self.certificates.file(name).display()));
         }
         command
     }
@@ -321,10 +339,10 @@ impl Cluster {
     fn curl(&self, path: &str) -> Command {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--max-time", "30"]);
-        for (flag, name) in [("--cacert", "ca.crt"), ("--cert", "admin.crt"), ("--key", "admin.key")] {
-            command.arg(flag).arg(self.dir.join(name));
+        for (flag, name) in [("--cacert", "ca.crt"), ("--cert", "super-admin.crt"), ("--key", "super-admin.key")] {
+            command.arg(flag).arg(self.certificates.file(name));
         }
-        command.arg(format!("https://127.0.0.1:{}{path}", self.port.number));
+        command.arg(format!("{}{path}", self.address()));
         command
     }
 
@@ -419,28 +437,9 @@ pub fn condition<'a>(object: &'a Value, name: &str) -> &'a Value {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
+        self.controllers.clear();
         self.apiserver = None;
+        self.etcd.daemon().kill();
         fs::remove_dir_all(&self.dir).ok();
     }
-}
-
-/// A key and a certificate of the cluster's authority.
-fn certify(dir: &Path, name: &str, subject: &str, extension: &str) -> Result<()> {
-    certify_for(dir, name, subject, extension, 2)
-}
-
-fn certify_for(dir: &Path, name: &str, subject: &str, extension: &str, days: i32) -> Result<()> {
-    let [key, request, certificate, extensions] = ["key", "csr", "crt", "ext"].map(|end| format!("{name}.{end}"));
-    fs::write(dir.join(&extensions), extension).with_context(|| extensions.clone())?;
-    openssl(
-        dir,
-        &["req", "-new", "-nodes", "-newkey", "rsa:2048", "-keyout", &key, "-out", &request, "-subj", subject],
-    )?;
-    let sign = ["x509", "-req", "-in", &request, "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"];
-    let days = days.to_string();
-    openssl(dir, &[&sign[..], &["-out", &certificate, "-days", &days, "-extfile", &extensions]].concat())
-}
-
-fn openssl(dir: &Path, args: &[&str]) -> Result<()> {
-    process::checked(Command::new("openssl").args(args).current_dir(dir)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! A real kubelet on a node's containerd, without an apiserver: what benches measure beside the agent.
+//! A real kubelet on a node's containerd: what benches measure beside the agent, without an apiserver; and a node of a cluster.
 //!
 //! It keeps to the node's directory and cgroup. What it would write elsewhere (`/var/lib/kubelet`, `/var/log/containers`,
 //! six settings of the kernel) it finds mounted over, in a mount namespace of its own.
@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::claim::Port;
+use crate::cluster::Cluster;
+use crate::cluster::kubelet_api::NodeAddress;
 use crate::node::TestNode;
 use crate::process::{Daemon, tail};
 use crate::{tools, wait};
@@ -47,6 +49,7 @@ pub struct Kubelet {
     node_name: String,
     /// The one without a password, and the one with.
     ports: [Port; 2],
+    flags: Vec<String>,
     daemon: Option<Daemon>,
 }
 
@@ -70,7 +73,46 @@ impl Kubelet {
         node.make_cgroup("kubelet")?;
         let configuration = configuration(&dir, node, &ports, &cgroup);
         fs::write(dir.join("config.yaml"), serde_json::to_vec_pretty(&configuration)?)?;
-        Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), ports, daemon: None })
+        Ok(Self { dir, node_name: format!("kubelet-{}", node.name()), ports, flags: Vec::new(), daemon: None })
+    }
+
+    /// Has it join the cluster at its next start, as kubeadm's nodes do.
+    pub fn admit(&mut self, cluster: &Cluster, address: &NodeAddress) -> Result<()> {
+        self.reconfigure(|configuration| {
+            configuration["address"] = json!(address.address);
+            configuration["authentication"] =
+                json!({ "anonymous": { "enabled": false }, "x509": { "clientCAFile": cluster.authority() } });
+            configuration["authorization"] = json!({ "mode": "Webhook" });
+        })?;
+        let kubeconfig = cluster.node_credentials(&self.node_name)?;
+        self.flags = vec![format!("--kubeconfig={}", kubeconfig.display()), format!("--node-ip={}", address.address)];
+        Ok(())
+    }
+
+    /// Changes its configuration; the next start reads it.
+    pub fn reconfigure(&self, change: impl FnOnce(&mut Value)) -> Result<()> {
+        let path = self.dir.join("config.yaml");
+        let mut configuration: Value = serde_json::from_slice(&fs::read(&path)?)?;
+        change(&mut configuration);
+        fs::write(&path, serde_json::to_vec_pretty(&configuration)?).with_context(|| format!("{}", path.display()))
+    }
+
+    /// The port of its API that asks for TLS.
+    pub fn port(&self) -> u16 {
+        self.ports[1].number
+    }
+
+    /// The node's name.
+    pub fn name(&self) -> &str {
+        &self.node_name
+    }
+
+    /// Fails once it has ended by itself.
+    pub fn check(&mut self) -> Result<()> {
+        match self.daemon.as_mut().map(Daemon::ended).transpose()?.flatten() {
+            None => Ok(()),
+            Some(status) => bail!("kubelet ended, {status}; its log ends with:\n{}", tail(&self.log(), 20)),
+        }
     }
 
     /// Its manifest directory.
@@ -90,7 +132,7 @@ impl Kubelet {
         for (flag, path) in [("--config", "config.yaml"), ("--root-dir", "root"), ("--cert-dir", "root/pki")] {
             command.arg(flag).arg(self.dir.join(path));
         }
-        command.args(["--hostname-override", &self.node_name]);
+        command.args(["--hostname-override", &self.node_name]).args(&self.flags);
         if let Ok(path) = std::env::join_paths(tools::search_path()) {
             command.env("PATH", path);
         }

@@ -54,7 +54,7 @@ pub fn sweep() {
         }
     }
     for dir in left(Path::new(PARENT), |name| name.strip_prefix(CLUSTER)) {
-        remove(&dir, &["etcd", "kube-apiserver"]);
+        remove(&dir, &["etcd", "kube-apiserver", "kube-controller", "kube-scheduler"]);
     }
     for dir in left(&tools::cache_dir(), |name| UNFINISHED.iter().find_map(|prefix| name.strip_prefix(prefix))) {
         remove(&dir, &["etcd", "kube-apiserver"]);
@@ -88,7 +88,7 @@ fn remove(dir: &Path, programs: &[&str]) {
         });
         pids
     };
-    wait::until_true(Duration::from_secs(10), "processes to end", || {
+    wait::until_clean(Duration::from_secs(10), "processes to end", || {
         let pids = own();
         pids.iter().for_each(|pid| process::signal_pid(*pid, Signal::KILL));
         pids.is_empty()

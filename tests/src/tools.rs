@@ -92,6 +92,11 @@ pub fn kube_apiserver() -> Option<PathBuf> {
     in_package("kubernetes", "kube-apiserver")
 }
 
+/// The newest program of that name which `cargo xtask cluster` or its like has built: `kube-scheduler`, `kubelet`…
+pub fn kubernetes(name: &str) -> Option<PathBuf> {
+    in_package("kubernetes", name)
+}
+
 /// The client of CRI: the newest one that `cargo xtask crictl` has built, or else the machine's own.
 pub fn crictl() -> Option<PathBuf> {
     in_package("cri-tools", "crictl").or_else(|| on_path("crictl"))

@@ -38,7 +38,21 @@ pub fn interrupted() -> bool {
 ///
 /// # Errors
 /// After `limit`, naming `what`; or when the run is interrupted.
-pub fn until<T>(limit: Duration, what: &str, mut observe: impl FnMut() -> Option<T>) -> Result<T> {
+pub fn until<T>(limit: Duration, what: &str, observe: impl FnMut() -> Option<T>) -> Result<T> {
+    watch(limit, what, interrupted, observe)
+}
+
+/// Waits until `fact` holds, whether the run is interrupted or not: for what cleans up.
+pub fn until_clean(limit: Duration, what: &str, mut fact: impl FnMut() -> bool) -> Result<()> {
+    watch(limit, what, || false, || fact().then_some(()))
+}
+
+fn watch<T>(
+    limit: Duration,
+    what: &str,
+    interrupted: impl Fn() -> bool,
+    mut observe: impl FnMut() -> Option<T>,
+) -> Result<T> {
     let (start, limit) = (Instant::now(), patient(limit));
     loop {
         if let Some(seen) = observe() {

@@ -37,8 +37,8 @@ fn main() -> ExitCode {
 
 /// As `kubectl logs` and `kubectl exec` ask for them: the apiserver asks the node's port, with its certificate.
 fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<()> {
-    let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
-    join_with_api(node, &cluster, &port)?;
+    let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    join_with_api(node, &cluster, &port, &address)?;
     let script = "echo hello from inside; trap 'exit 0' TERM; sleep 100000 & wait";
     node.apply(&pod("web", json!({ "containers": [shell("main", script)] })))?;
     wait_true(node, &cluster, "web")?;
@@ -54,8 +54,8 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
 /// kubectl asks by WebSocket, or as before 1.31 by SPDY; the apiserver passes either on.
 fn kubectl_forwards_ports_runs_commands_and_attaches(node: &mut TestNode) -> Result<()> {
     let program = tools::on_path("kubectl").context("no kubectl")?;
-    let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
-    join_with_api(node, &cluster, &port)?;
+    let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    join_with_api(node, &cluster, &port, &address)?;
     node.apply(&forwarded::server("web"))?;
     wait_true(node, &cluster, "web")?;
     node.wait_logged("web", "main", "serves")?;

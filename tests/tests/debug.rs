@@ -105,8 +105,8 @@ fn what_is_added_ends_with_the_pod_and_an_image_that_is_nowhere_changes_nothing(
 
 fn kubectl_debugs_a_pod_of_the_apiserver(node: &mut TestNode) -> Result<()> {
     let program = tools::on_path("kubectl").context("no kubectl")?;
-    let (cluster, _address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
-    join_with_api(node, &cluster, &port)?;
+    let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    join_with_api(node, &cluster, &port, &address)?;
     let (accounts, pods) = ("/api/v1/namespaces/default/serviceaccounts", "/api/v1/namespaces/default/pods");
     if cluster.get(&format!("{accounts}/default"))?.is_none() {
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });

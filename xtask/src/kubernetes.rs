@@ -1,4 +1,4 @@
-//! `cargo xtask apiserver`, `cargo xtask kubelet`: programs built from the Go module of Kubernetes, kept in the cache.
+//! `cargo xtask apiserver`, `cargo xtask kubelet`, and the rest of a control plane: programs built from the Go module of Kubernetes, kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,13 @@ pub(crate) fn apiserver() -> Result<PathBuf> {
     ready("kube-apiserver")
 }
 
+/// An apiserver with its store, its controllers and its scheduler.
+pub(crate) fn control_plane() -> Result<()> {
+    apiserver()?;
+    ready("kube-controller-manager")?;
+    ready("kube-scheduler").map(drop)
+}
+
 /// The kubelet that benches run beside limpet.
 pub(crate) fn kubelet() -> Result<PathBuf> {
     ready("kubelet")
@@ -29,7 +36,10 @@ fn ready(name: &str) -> Result<PathBuf> {
     let dir = tools::cache_dir().join(format!("kubernetes-{VERSION}"));
     let program = dir.join(name);
     if !program.is_file() {
-        let what = format!("building {name} {VERSION} into {} (8 minutes on two cores)", dir.display());
+        let what = format!(
+            "building {name} {VERSION} into {} (8 minutes on two cores, 2 when others are built)",
+            dir.display()
+        );
         apt::say(&what, || build(name, &dir, &program))?;
     }
     Ok(program)

@@ -4,6 +4,7 @@ mod apt;
 mod bench;
 mod bench_emulated;
 mod cargo;
+mod cluster;
 mod corpus;
 mod crictl;
 mod cross;
@@ -57,6 +58,11 @@ enum Task {
     BuildEbpf,
     /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
     Apiserver,
+    /// Bring up a Kubernetes cluster on loopback, with a node if wanted, print its kubeconfig, and remove all of it at Ctrl-C.
+    ///
+    /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler, with RBAC, the node authorizer, NodeRestriction, the
+    /// aggregation layer, and certificates as kubeadm makes them. What has to be built is built once, into ~/.cache/limpet.
+    Cluster(cluster::Arguments),
     /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
     Kubelet,
     /// Build the crictl that the tests of the CRI socket use: into ~/.cache/limpet, once. Needs Go.
@@ -82,6 +88,7 @@ fn main() -> ExitCode {
         Task::Nightly(arguments) => nightly::run(&arguments),
         Task::BuildEbpf => ebpf::build(),
         Task::Apiserver => kubernetes::apiserver().map(say_where),
+        Task::Cluster(arguments) => cluster::run(&arguments),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
         Task::Crictl => crictl::ready().map(say_where),
         Task::Corpus => corpus::run(),

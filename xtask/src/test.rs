@@ -76,7 +76,7 @@ const TOOLS: [(&str, &str); 7] = [
 ];
 
 /// Installs what is missing of them, where that can be done; elsewhere the tests say what they lack, and fail.
-fn tools_of_tests() -> Result<()> {
+pub(crate) fn tools_of_tests() -> Result<()> {
     let missing = TOOLS.iter().filter(|(_, program)| tools::on_path(program).is_none());
     let missing: Vec<_> = missing.map(|(package, _)| *package).collect();
     if missing.is_empty() || !tools::is_root() || tools::on_path("apt-get").is_none() {

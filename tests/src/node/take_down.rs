@@ -60,7 +60,7 @@ fn end_processes(place: &Place) -> Option<String> {
         pids.retain(|pid| *pid != std::process::id() && process::is_alive(*pid));
         pids
     };
-    let gone = wait::until_true(PATIENCE, "processes to end", || {
+    let gone = wait::until_clean(PATIENCE, "processes to end", || {
         let pids = find();
         pids.iter().for_each(|pid| process::signal_pid(*pid, Signal::KILL));
         pids.is_empty()
@@ -154,7 +154,7 @@ fn remove_cgroups(name: &str) -> Option<String> {
     if cgroup_dirs(&slice(name)).iter().any(|dir| dir.is_dir()) {
         process::output("systemctl", &["stop", &slice(name)]).ok();
     }
-    let gone = wait::until_true(PATIENCE, "cgroups to empty", || {
+    let gone = wait::until_clean(PATIENCE, "cgroups to empty", || {
         cgroups_below(name).iter().rev().for_each(|dir| drop(fs::remove_dir(dir)));
         cgroups_below(name).is_empty()
     });
