@@ -4,6 +4,7 @@
 mod certificates;
 mod controllers;
 pub mod kubelet_api;
+pub mod metrics_server;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -54,7 +54,7 @@ pub fn sweep() {
         }
     }
     for dir in left(Path::new(PARENT), |name| name.strip_prefix(CLUSTER)) {
-        remove(&dir, &["etcd", "kube-apiserver", "kube-controller", "kube-scheduler"]);
+        remove(&dir, &["etcd", "kube-apiserver", "kube-controller", "kube-scheduler", "metrics-server"]);
     }
     for dir in left(&tools::cache_dir(), |name| UNFINISHED.iter().find_map(|prefix| name.strip_prefix(prefix))) {
         remove(&dir, &["etcd", "kube-apiserver"]);

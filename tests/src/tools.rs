@@ -102,6 +102,11 @@ pub fn crictl() -> Option<PathBuf> {
     in_package("cri-tools", "crictl").or_else(|| on_path("crictl"))
 }
 
+/// metrics-server, which `cargo xtask nightly metrics-server` has built; its `rbac.yaml` lies beside it.
+pub fn metrics_server() -> Option<PathBuf> {
+    in_package("metrics-server", "metrics-server")
+}
+
 /// Prometheus, which reads the pages of metrics.
 pub fn prometheus() -> Option<PathBuf> {
     on_path("prometheus").or_else(|| in_package("prometheus", "usr/bin/prometheus"))

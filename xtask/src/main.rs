@@ -6,11 +6,11 @@ mod bench_emulated;
 mod cargo;
 mod cluster;
 mod corpus;
-mod crictl;
 mod cross;
 mod demo;
 mod dist;
 mod ebpf;
+mod go_program;
 mod kubernetes;
 mod lint;
 mod module_cycles;
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Cluster(arguments) => cluster::run(&arguments),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
-        Task::Crictl => crictl::ready().map(say_where),
+        Task::Crictl => go_program::CRICTL.ready().map(say_where),
         Task::Corpus => corpus::run(),
         Task::Simulate(arguments) => simulate::run(&arguments),
         Task::Lint(arguments) => lint::run(&arguments),

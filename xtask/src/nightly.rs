@@ -7,7 +7,8 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use limpet_tests::suite;
 
-use crate::cargo;
+use crate::go_program::METRICS_SERVER;
+use crate::{cargo, kubernetes};
 
 /// Which parts to run.
 #[derive(Debug, clap::Args)]
@@ -30,6 +31,8 @@ enum Part {
     Faults,
     /// 500 pods and an hour of work leave nothing behind.
     Leaks,
+    /// A whole cluster with metrics-server: a Deployment, kubectl top, an autoscaler.
+    MetricsServer,
 }
 
 impl Part {
@@ -46,7 +49,17 @@ impl Part {
             Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
             // One after the other: what is measured is an idle agent.
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
+            Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
         }
+    }
+
+    /// Builds what no other task does.
+    fn prepare(self) -> Result<()> {
+        if matches!(self, Self::MetricsServer) {
+            kubernetes::control_plane()?;
+            METRICS_SERVER.ready()?;
+        }
+        Ok(())
     }
 
     fn command(self) -> Command {
@@ -70,7 +83,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for part in parts {
         println!("==> {}: cargo xtask {}", part.name(), part.task().join(" "));
         let start = Instant::now();
-        let passed = cargo::status(&mut part.command())?.success();
+        let passed = match part.prepare() {
+            Ok(()) => cargo::status(&mut part.command())?.success(),
+            Err(error) => {
+                eprintln!("{}: {error:#}", part.name());
+                false
+            }
+        };
         ended.push((part.name(), start.elapsed(), passed));
     }
     println!("==> the night");

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use limpet_tests::{agent, need, sweep, tools, vm};
 
-use crate::{apt, cargo, crictl, dist, kubernetes, setup, test_kernels, vm_image};
+use crate::go_program::CRICTL;
+use crate::{apt, cargo, dist, kubernetes, setup, test_kernels, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -40,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             Ok(program) => drop(command.env(tools::APISERVER_VARIABLE, program)),
             Err(error) => eprintln!("without a kube-apiserver: {error:#}"),
         }
-        if let Err(error) = crictl::ready() {
+        if let Err(error) = CRICTL.ready() {
             eprintln!("without crictl: {error:#}");
         }
         // One failure does not hide the others. There are no doc tests.

@@ -60,6 +60,12 @@ impl Certificates {
         self.certify(("ca", name, subject, &[CLIENT]), days)
     }
 
+    /// A certificate of the cluster's authority for the server of a Service.
+    pub(super) fn service(&self, name: &str, service: &str, namespace: &str) -> Result<()> {
+        let names = format!("subjectAltName=DNS:{service}.{namespace}.svc,DNS:localhost");
+        self.certify(("ca", name, &format!("/CN={service}.{namespace}.svc"), &[&names, SERVER]), 2)
+    }
+
     /// The kubeconfig of the client `name`, whose certificate is there.
     pub(super) fn kubeconfig(&self, server: &str, name: &str) -> Result<PathBuf> {
         let user = json!({

@@ -1,0 +1,99 @@
+//! Programs of the tests that are built from a Go module of their own and kept in the cache: crictl, metrics-server.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use limpet_tests::{process, tools};
+use serde_json::Value;
+
+use crate::apt;
+use crate::kubernetes::go;
+
+/// A program, and what of its module is kept beside it.
+#[derive(Debug)]
+pub(crate) struct GoProgram {
+    /// Its name.
+    name: &'static str,
+    /// The directory of the cache, without the version.
+    package: &'static str,
+    module: &'static str,
+    version: &'static str,
+    /// The package of the module that holds its main.
+    main: &'static str,
+    /// The variable that holds its version.
+    version_variable: &'static str,
+    /// Files of the module.
+    files: &'static [&'static str],
+    /// How long it takes on two cores.
+    takes: &'static str,
+}
+
+/// Kubernetes' client of CRI: the newest release that the Go module proxy has; it speaks `runtime.v1`.
+pub(crate) const CRICTL: GoProgram = GoProgram {
+    name: "crictl",
+    package: "cri-tools",
+    module: "sigs.k8s.io/cri-tools",
+    version: "1.36.0",
+    main: "cmd/crictl",
+    version_variable: "sigs.k8s.io/cri-tools/pkg/version.Version",
+    files: &[],
+    takes: "a minute",
+};
+
+/// What `kubectl top` and HorizontalPodAutoscalers ask: the newest release that the Go module proxy has of 0.8, with its rights.
+pub(crate) const METRICS_SERVER: GoProgram = GoProgram {
+    name: "metrics-server",
+    package: "metrics-server",
+    module: "sigs.k8s.io/metrics-server",
+    version: "0.8.0",
+    main: "cmd/metrics-server",
+    version_variable: "k8s.io/component-base/version.gitVersion",
+    files: &["manifests/base/rbac.yaml"],
+    takes: "3 minutes",
+};
+
+impl GoProgram {
+    /// The program, built if it is not there yet.
+    pub(crate) fn ready(&self) -> Result<PathBuf> {
+        let dir = tools::cache_dir().join(format!("{}-{}", self.package, self.version));
+        let program = dir.join(self.name);
+        if !program.is_file() {
+            let (name, version, takes) = (self.name, self.version, self.takes);
+            let what = format!("building {name} {version} into {} ({takes} on two cores)", dir.display());
+            apt::say(&what, || self.build(&dir, &program))?;
+        }
+        Ok(program)
+    }
+
+    fn build(&self, dir: &Path, program: &Path) -> Result<()> {
+        let (module, version) = (self.module, self.version);
+        let work = dir.join("build");
+        fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
+        let text = format!("module limpet.test/program\n\ngo 1.26.0\n\nrequire {module} v{version}\n");
+        fs::write(work.join("go.mod"), text).with_context(|| format!("{}", work.display()))?;
+        self.keep_files(&work, dir)?;
+        let flags = format!("-s -w -X {}=v{version}", self.version_variable);
+        let partial = dir.join(format!("{}.partial", self.name));
+        let mut command = go(&work, &["build", "-trimpath", "-ldflags", &flags, "-o"]);
+        process::checked(command.arg(&partial).arg(format!("{module}/{}", self.main)))?;
+        fs::rename(&partial, program).with_context(|| format!("{}", program.display()))?;
+        fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))
+    }
+
+    fn keep_files(&self, work: &Path, dir: &Path) -> Result<()> {
+        if self.files.is_empty() {
+            return Ok(());
+        }
+        let name = format!("{}@v{}", self.module, self.version);
+        let said = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
+        let said: Value = serde_json::from_str(&said).context("go mod download")?;
+        let source = said["Dir"].as_str().map(Path::new).context("go mod download printed no Dir")?;
+        for file in self.files {
+            let (from, to) = (source.join(file), dir.join(Path::new(file).file_name().unwrap_or_default()));
+            let text = fs::read(&from).with_context(|| format!("{}", from.display()))?;
+            fs::write(&to, text).with_context(|| format!("{}", to.display()))?;
+        }
+        Ok(())
+    }
+}
