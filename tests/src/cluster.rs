@@ -136,6 +136,11 @@ impl Cluster {
 
     /// Starts the apiserver and waits until it answers.
     pub fn start(&mut self) -> Result<()> {
+        self.start_with(&[])
+    }
+
+    /// The same with further flags.
+    pub fn start_with(&mut self, flags: &[&str]) -> Result<()> {
         let program = tools::kube_apiserver().context("no kube-apiserver here; run: cargo xtask apiserver")?;
         let mut command = Command::new(program);
         command
@@ -149,7 +154,8 @@ impl Cluster {
             .args(["--requestheader-username-headers=X-Remote-User"])
             .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-", "--enable-aggregator-routing=true"])
             // It is stopped while nodes watch; what they ask for meanwhile is to fail at once.
-            .arg("--shutdown-delay-duration=0s");
+            .arg("--shutdown-delay-duration=0s")
+            .args(flags);
         for (flag, file) in FILES {
             command.arg(format!("--{flag}={}", self.certificates.file(file).display()));
         }

@@ -97,6 +97,11 @@ pub fn kubernetes(name: &str) -> Option<PathBuf> {
     in_package("kubernetes", name)
 }
 
+/// Every kubectl that `cargo xtask kubectl` has built, the newest first.
+pub fn kubectls() -> Vec<PathBuf> {
+    unpacked("kubernetes").into_iter().map(|dir| dir.join("kubectl")).filter(|path| path.is_file()).collect()
+}
+
 /// The client of CRI: the newest one that `cargo xtask crictl` has built, or else the machine's own.
 pub fn crictl() -> Option<PathBuf> {
     in_package("cri-tools", "crictl").or_else(|| on_path("crictl"))

@@ -7,11 +7,9 @@ use certificates::a_node_gets_its_certificates_and_renews_them;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
-use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::terminal::Terminal;
-use limpet_tests::{TestNode, case, process, suite, tools, wait};
+use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
 
 #[path = "cluster/certificates.rs"]
@@ -29,7 +27,6 @@ fn main() -> ExitCode {
         joining(case!(a_node_gets_its_certificates_and_renews_them)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
-        joining(case!(kubectl_forwards_ports_runs_commands_and_attaches)),
     ]);
     cluster::end();
     code
@@ -48,54 +45,6 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
     ensure!(frames.contains("101 Switching Protocols") && frames.contains("from outside"), "{frames}");
     let summary = cluster.get(&format!("{}/proxy/stats/summary", node_path(node)))?.context("no summary")?;
     ensure!(summary["pods"][0]["podRef"]["name"] == node.full_name("web"), "{summary}");
-    Ok(())
-}
-
-/// kubectl asks by WebSocket, or as before 1.31 by SPDY; the apiserver passes either on.
-fn kubectl_forwards_ports_runs_commands_and_attaches(node: &mut TestNode) -> Result<()> {
-    let program = tools::on_path("kubectl").context("no kubectl")?;
-    let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
-    join_with_api(node, &cluster, &port, &address)?;
-    node.apply(&forwarded::server("web"))?;
-    wait_true(node, &cluster, "web")?;
-    node.wait_logged("web", "main", "serves")?;
-    let (web, shell_pod) = (node.full_name("web"), node.full_name("shell"));
-    let terminal = json!({ "command": ["/bin/sh"], "stdin": true, "tty": true });
-    node.apply(&pod("shell", json!({ "containers": [with(shell("main", ""), terminal)] })))?;
-    wait_true(node, &cluster, "shell")?;
-    for websockets in ["true", "false"] {
-        let kubectl = || {
-            let mut command = cluster.kubectl(&program);
-            command.env("KUBECTL_PORT_FORWARD_WEBSOCKETS", websockets);
-            command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets);
-            command
-        };
-        let log = node.dir().join(format!("port-forward-{websockets}.log"));
-        let served = format!(":{}", forwarded::PORT);
-        let forwarded = Forwarded::start(
-            kubectl().args(["port-forward", "--address=127.0.0.1", &format!("pod/{web}"), &served]),
-            &log,
-        )?;
-        forwarded.check(node, "web")?;
-
-        let exec = ["exec", "-i", &web, "-c", "main", "--", "sh", "-c", "cat; echo err >&2; exit 7"];
-        let input = b"in and out\n".repeat(10_000);
-        let output = process::run(kubectl().args(exec), &input)?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.stdout == input, "{} bytes, WebSockets {websockets}: {said}", output.stdout.len());
-        ensure!(said.starts_with("err\n") && output.status.code() == Some(7), "{}: {said}", output.status);
-
-        let shown = node.dir().join(format!("attach-{websockets}.shown"));
-        let mut attach = kubectl();
-        attach.args(["attach", "-i", &shell_pod]);
-        let mut attached = Terminal::piped(attach, &shown)?;
-        wait::until_true(wait::SOON, "the shell's answer", || {
-            attached.write("echo $((40 + 2))-here\n").is_ok() && attached.shown().contains("42-here")
-        })
-        .with_context(|| attached.shown())?;
-        attached.end_input();
-        attached.wait_end()?;
-    }
     Ok(())
 }
 

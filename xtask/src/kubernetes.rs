@@ -1,4 +1,5 @@
-//! `cargo xtask apiserver`, `cargo xtask kubelet`, and the rest of a control plane: programs built from the Go module of Kubernetes, kept in the cache.
+//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, and the rest of a control plane: programs built from the
+//! Go module of Kubernetes, kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,47 +13,54 @@ use crate::{apt, setup};
 
 /// The release whose Pod API k8s-openapi offers by the feature in Cargo.toml.
 const VERSION: &str = "1.37.1";
+/// The oldest kubectl that nodes are tried with: it speaks SPDY where newer ones speak WebSocket.
+const OLD_KUBECTL: &str = "1.30.14";
 
 /// An apiserver, and the store that it needs.
 pub(crate) fn apiserver() -> Result<PathBuf> {
     setup::for_apiserver()?;
-    ready("kube-apiserver")
+    ready("kube-apiserver", VERSION)
 }
 
 /// An apiserver with its store, its controllers and its scheduler.
 pub(crate) fn control_plane() -> Result<()> {
     apiserver()?;
-    ready("kube-controller-manager")?;
-    ready("kube-scheduler").map(drop)
+    ready("kube-controller-manager", VERSION)?;
+    ready("kube-scheduler", VERSION).map(drop)
 }
 
 /// The kubelet that benches run beside limpet.
 pub(crate) fn kubelet() -> Result<PathBuf> {
-    ready("kubelet")
+    ready("kubelet", VERSION)
 }
 
-/// The program `name` of `k8s.io/kubernetes/cmd`, built if it is not there yet.
-fn ready(name: &str) -> Result<PathBuf> {
-    let dir = tools::cache_dir().join(format!("kubernetes-{VERSION}"));
+/// The kubectls that nodes are tried with.
+pub(crate) fn kubectls() -> Result<[PathBuf; 2]> {
+    Ok([ready("kubectl", OLD_KUBECTL)?, ready("kubectl", VERSION)?])
+}
+
+/// The program `name` of `k8s.io/kubernetes/cmd` of that version, built if it is not there yet.
+fn ready(name: &str, version: &str) -> Result<PathBuf> {
+    let dir = tools::cache_dir().join(format!("kubernetes-{version}"));
     let program = dir.join(name);
     if !program.is_file() {
         let what = format!(
-            "building {name} {VERSION} into {} (8 minutes on two cores, 2 when others are built)",
+            "building {name} {version} into {} (8 minutes on two cores, 2 when others are built)",
             dir.display()
         );
-        apt::say(&what, || build(name, &dir, &program))?;
+        apt::say(&what, || build(name, version, &dir, &program))?;
     }
     Ok(program)
 }
 
-fn build(name: &str, dir: &Path, program: &Path) -> Result<()> {
+fn build(name: &str, version: &str, dir: &Path, program: &Path) -> Result<()> {
     let work = dir.join(format!("build-{name}"));
     fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
-    write_module(&work)?;
-    let minor = VERSION.split('.').nth(1).unwrap_or_default();
+    write_module(version, &work)?;
+    let minor = version.split('.').nth(1).unwrap_or_default();
     let package = "k8s.io/component-base/version";
     let flags = format!(
-        "-s -w -X {package}.gitVersion=v{VERSION} -X {package}.gitMajor=1 -X {package}.gitMinor={minor} \
+        "-s -w -X {package}.gitVersion=v{version} -X {package}.gitMajor=1 -X {package}.gitMinor={minor} \
          -X {package}.gitTreeState=clean"
     );
     let partial = dir.join(format!("{name}.partial"));
@@ -65,12 +73,12 @@ fn build(name: &str, dir: &Path, program: &Path) -> Result<()> {
 
 /// A module of our own that requires what Kubernetes requires: its staging modules lie beside it in its own tree, and
 /// for others are released as v0.
-fn write_module(work: &Path) -> Result<()> {
-    let name = format!("k8s.io/kubernetes@v{VERSION}");
+fn write_module(version: &str, work: &Path) -> Result<()> {
+    let name = format!("k8s.io/kubernetes@v{version}");
     let said = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
     let said: Value = serde_json::from_str(&said).context("go mod download")?;
     let path = |key: &str| said[key].as_str().map(PathBuf::from).with_context(|| format!("go list printed no {key}"));
-    let staging = VERSION.split_once('.').map(|(_, rest)| format!("v0.{rest}")).unwrap_or_default();
+    let staging = version.split_once('.').map(|(_, rest)| format!("v0.{rest}")).unwrap_or_default();
     let module: String = fs::read_to_string(path("GoMod")?)?
         .lines()
         .map(|line| match (line.starts_with("module "), line.split_once(" => ./staging/src/")) {
@@ -79,7 +87,7 @@ fn write_module(work: &Path) -> Result<()> {
             _ => format!("{line}\n"),
         })
         .collect();
-    fs::write(work.join("go.mod"), format!("{module}require k8s.io/kubernetes v{VERSION}\n"))?;
+    fs::write(work.join("go.mod"), format!("{module}require k8s.io/kubernetes v{version}\n"))?;
     fs::write(work.join("go.sum"), fs::read(path("Dir")?.join("go.sum"))?)?;
     Ok(())
 }

@@ -65,6 +65,8 @@ enum Task {
     Cluster(cluster::Arguments),
     /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
     Kubelet,
+    /// Build the kubectls that `nightly kubectl` uses, of 1.30 and of the newest release: into ~/.cache/limpet, once. Needs Go.
+    Kubectl,
     /// Build the crictl that the tests of the CRI socket use: into ~/.cache/limpet, once. Needs Go.
     Crictl,
     /// Ask a real apiserver about every manifest of agent/model/tests/corpus, and record what it says.
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Cluster(arguments) => cluster::run(&arguments),
         Task::Kubelet => kubernetes::kubelet().map(say_where),
+        Task::Kubectl => kubernetes::kubectls().map(|programs| programs.into_iter().for_each(say_where)),
         Task::Crictl => go_program::CRICTL.ready().map(say_where),
         Task::Corpus => corpus::run(),
         Task::Simulate(arguments) => simulate::run(&arguments),

@@ -33,6 +33,8 @@ enum Part {
     Leaks,
     /// A whole cluster with metrics-server: a Deployment, kubectl top, an autoscaler.
     MetricsServer,
+    /// kubectl of 1.30 and of the newest release, by every protocol that an apiserver has for nodes.
+    Kubectl,
 }
 
 impl Part {
@@ -50,16 +52,17 @@ impl Part {
             // One after the other: what is measured is an idle agent.
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
+            Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
         }
     }
 
-    /// Builds what no other task does.
+    /// Builds what this part alone needs.
     fn prepare(self) -> Result<()> {
-        if matches!(self, Self::MetricsServer) {
-            kubernetes::control_plane()?;
-            METRICS_SERVER.ready()?;
+        match self {
+            Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
+            Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn command(self) -> Command {
@@ -69,7 +72,7 @@ impl Part {
             // Every mount on the machine has an agent look at its watch again; those of others are not seen here.
             command = cargo::in_own_mount_namespace(&command);
         }
-        if matches!(self, Self::Faults | Self::Leaks) {
+        if matches!(self, Self::Faults | Self::Leaks | Self::Kubectl) {
             command.env(suite::LONG_VARIABLE, "1");
         }
         command
