@@ -164,6 +164,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let cluster = join_cluster(&shared, facts, own, node_state, api_updates);
     let images = collect_images(&shared, &executor.images, &evictor.pods);
+    let pressure = evictor.pressure.subscribe();
     shared.tasks.spawn(evictor.run(stop.clone()));
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
@@ -179,6 +180,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         events: shared.events.clone(),
         metrics: shared.metrics.clone(),
         meter: meter(&shared, &executor),
+        pressure,
         health: shared.health.clone(),
     };
     let diff = DiffState {

@@ -41,6 +41,7 @@ mod support_bundle;
 mod table;
 pub mod target;
 mod top;
+mod ui;
 pub mod validate;
 mod version;
 
@@ -81,6 +82,8 @@ enum Command {
     Pods(pods::PodsArgs),
     /// Show what pods and containers use
     Top(top::TopArgs),
+    /// Show pods, events, logs and pressure on a full screen, without changing anything
+    Ui(ui::UiArgs),
     /// Show the details of one pod
     Describe(describe::DescribeArgs),
     /// Print a container's log
@@ -141,6 +144,7 @@ pub fn main() -> ExitCode {
         Command::SupportBundle(args) => block_on(support_bundle::run(&client, args, socket, screen)),
         Command::Pods(args) => block_on(pods::run(&client, args, screen)),
         Command::Top(args) => block_on(top::run(&client, args, screen)),
+        Command::Ui(args) => block_on(ui::run(&client, args, screen)),
         Command::Describe(args) => block_on(describe::run(&client, args, screen)),
         Command::Logs(args) => block_on(logs::run(&client, args)),
         Command::Exec(args) => block_on(exec::run(&client, args)),

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch as watch_channel;
 use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{Link, Reviews};
@@ -25,6 +26,7 @@ use crate::status::event::Events;
 use crate::status::metrics::{Metrics, ServerType};
 use crate::usage::Meter;
 use limpet_core::merge::Desired;
+use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::Observed;
 use limpet_model::attribution::WatchObserver;
 
@@ -105,6 +107,8 @@ pub struct ServerState {
     pub metrics: Metrics,
     /// Measures what the node and its pods use.
     pub meter: Meter,
+    /// What the node is short of.
+    pub pressure: watch_channel::Receiver<NodePressure>,
     /// Whether the agent is alive and ready.
     pub health: Health,
 }

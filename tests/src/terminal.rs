@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io::Write as _;
+use std::num::NonZero;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+pub use vt100::{Cell, Color, Screen};
 
 use crate::wait;
 
@@ -62,6 +64,32 @@ impl Terminal {
         String::from_utf8_lossy(&std::fs::read(&self.shown).unwrap_or_default()).into_owned()
     }
 
+    /// All that it has sent, as bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        std::fs::read(&self.shown).unwrap_or_default()
+    }
+
+    /// The screen that a terminal of that size shows for it.
+    pub fn screen(&self, columns: u16, lines: u16) -> Screen {
+        let mut terminal = vt100::Parser::new(sized(lines), sized(columns), 0);
+        terminal.process(&self.bytes());
+        terminal.screen().clone()
+    }
+
+    /// Waits until that screen is as `accept` wants it, and returns it.
+    pub fn wait_screen(
+        &self,
+        (columns, lines): (u16, u16),
+        what: &str,
+        accept: impl Fn(&str) -> bool,
+    ) -> Result<Screen> {
+        let seen = wait::until(wait::SOON, what, || {
+            let screen = self.screen(columns, lines);
+            accept(&screen.contents()).then_some(screen)
+        });
+        seen.with_context(|| self.screen(columns, lines).contents())
+    }
+
     /// Ends its input.
     pub fn end_input(&mut self) {
         self.stdin = None;
@@ -78,6 +106,11 @@ impl Terminal {
         ensure!(status.is_some_and(|status| status.success()), "{status:?}: {}", self.shown());
         Ok(())
     }
+}
+
+/// A size that is at least one.
+fn sized(number: u16) -> NonZero<u16> {
+    NonZero::new(number).unwrap_or(NonZero::<u16>::MIN)
 }
 
 impl Drop for Terminal {

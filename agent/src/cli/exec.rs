@@ -1,7 +1,7 @@
 //! `limpet exec`: runs a command in a container, attached to the user's terminal.
 
 pub(super) mod stream;
-mod terminal;
+pub(super) mod terminal;
 
 use std::io::{IsTerminal as _, Write as _};
 

@@ -205,7 +205,36 @@ impl Overview {
     }
 }
 
+/// The table of `limpet pods -w` as a screen that is drawn again at changes: columns only ever grow.
+#[derive(Debug)]
+pub(super) struct Listing {
+    columns: Columns,
+    table: Table,
+}
+
+impl Listing {
+    /// The table of these pods, which all others are to fit in.
+    pub(super) fn new<'a>(all: impl Iterator<Item = &'a PodEntry>) -> Self {
+        let namespaces: BTreeSet<&str> = all.map(namespace).collect();
+        let home = namespaces.first().map(ToString::to_string);
+        let columns = Columns { namespace: namespaces.len() > 1, wide: false, home };
+        Self { table: columns.table(), columns }
+    }
+
+    /// The header and a line for each of the pods, as they are at `now`.
+    pub(super) fn page<'a>(
+        &mut self,
+        pods: impl Iterator<Item = &'a PodEntry>,
+        screen: &Screen,
+        now: Timestamp,
+    ) -> String {
+        let rows: Vec<Vec<Cell>> = pods.map(|entry| self.columns.row(entry, now)).collect();
+        self.table.page(screen, &rows)
+    }
+}
+
 /// The columns of the table.
+#[derive(Debug)]
 struct Columns {
     namespace: bool,
     wide: bool,
@@ -296,11 +325,13 @@ fn wide(entry: &PodEntry) -> [Cell; 4] {
     ]
 }
 
-fn namespace(entry: &PodEntry) -> &str {
+/// The pod's namespace.
+pub(super) fn namespace(entry: &PodEntry) -> &str {
     entry.pod.metadata.namespace.as_deref().unwrap_or("default")
 }
 
-fn name(entry: &PodEntry) -> &str {
+/// The pod's name.
+pub(super) fn name(entry: &PodEntry) -> &str {
     entry.pod.metadata.name.as_deref().unwrap_or_default()
 }
 

@@ -39,6 +39,12 @@ impl Table {
         Self { header, widths, header_shown: false }
     }
 
+    /// The rows as text, below the header in any case: a whole screen.
+    pub(super) fn page(&mut self, screen: &Screen, rows: &[Vec<Cell>]) -> String {
+        self.header_shown = false;
+        self.render(screen, rows)
+    }
+
     /// The rows as text, below the header if it was not printed yet. Columns only ever grow.
     pub(super) fn render(&mut self, screen: &Screen, rows: &[Vec<Cell>]) -> String {
         for row in rows {

@@ -18,9 +18,9 @@ use crate::server::usage::{PodUsageDocument, Reading, UsageDocument};
 use crate::usage::rates::rate;
 
 /// Between the two readings of one table.
-const APART: Duration = Duration::from_secs(1);
+pub(super) const APART: Duration = Duration::from_secs(1);
 /// Between two tables of a watch.
-const REFRESH: Duration = Duration::from_secs(2);
+pub(super) const REFRESH: Duration = Duration::from_secs(2);
 /// Clears a terminal, and goes to its first line.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -86,7 +86,15 @@ pub(super) async fn run(client: &SocketClient, args: TopArgs, screen: Screen) ->
     }
 }
 
-async fn read(client: &SocketClient) -> Result<UsageDocument, CliError> {
+/// The pods' part of `limpet ui`: what `limpet top` shows.
+pub(super) fn page(before: &UsageDocument, after: &UsageDocument, screen: &Screen) -> String {
+    let args =
+        TopArgs { what: What::Pods, namespace: None, all_namespaces: false, sort_by: None, watch: true, output: None };
+    table(&rows(before, after, None), &args, screen)
+}
+
+/// The agent's counters.
+pub(super) async fn read(client: &SocketClient) -> Result<UsageDocument, CliError> {
     client.get_json("/limpet/v1/usage").await
 }
 
@@ -164,12 +172,12 @@ fn table(pods: &[PodRow], args: &TopArgs, screen: &Screen) -> String {
 }
 
 /// `250m`, rounded up as kubectl does.
-fn millicores(nano_cores: u64) -> String {
+pub(super) fn millicores(nano_cores: u64) -> String {
     format!("{}m", nano_cores.div_ceil(1_000_000))
 }
 
 /// `12Mi`, rounded down as kubectl does.
-fn mebibytes(bytes: u64) -> String {
+pub(super) fn mebibytes(bytes: u64) -> String {
     format!("{}Mi", bytes >> 20)
 }
 
@@ -224,7 +232,7 @@ mod tests {
                 reading: reading(cpu / 2, *memory),
             }],
         };
-        UsageDocument { time: Time(Timestamp::UNIX_EPOCH), pods: pods.iter().map(pod).collect() }
+        UsageDocument { time: Time(Timestamp::UNIX_EPOCH), conditions: None, pods: pods.iter().map(pod).collect() }
     }
 
     fn arguments(line: &[&str]) -> TopArgs {

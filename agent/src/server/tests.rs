@@ -93,6 +93,7 @@ fn fixture(name: &str) -> Fixture {
         metrics: Metrics::new("edge1"),
         observer: Arc::new(()),
         meter: super::stats::tests::meter(),
+        pressure: tokio::sync::watch::channel(NodePressure::UNKNOWN).1,
         pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_last_good }).0,
         health,
     };

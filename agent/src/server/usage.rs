@@ -1,4 +1,4 @@
-//! What `limpet top` reads: counters with the moment of each, from which it computes what was used in between.
+//! What `limpet top` and `limpet ui` read: counters with the moment of each, from which it computes what was used in between.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -9,7 +9,9 @@ use super::ServerState;
 use super::pods::json;
 use super::stats::failed;
 use crate::usage::{NodeUsage, PodUsage};
+use limpet_core::node_state::NodePressure;
 use limpet_host::cgroup::usage::{Depth, GroupUsage};
+use limpet_model::node::Pressure;
 
 /// The counters of every running pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -17,6 +19,9 @@ use limpet_host::cgroup::usage::{Depth, GroupUsage};
 pub struct UsageDocument {
     /// When they were read.
     pub time: Time,
+    /// The node's conditions that hold; `None` before the first measurement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Vec<Pressure>>,
     /// The pods.
     pub pods: Vec<PodUsageDocument>,
 }
@@ -76,12 +81,12 @@ impl Reading {
 /// The counters now.
 pub(super) async fn usage(State(state): State<ServerState>) -> Response {
     match state.meter.usage(state.observed.load(), Depth::Basic).await {
-        Ok(usage) => json(&document(&usage)),
+        Ok(usage) => json(&document(&usage, *state.pressure.borrow())),
         Err(error) => failed(&error),
     }
 }
 
-fn document(usage: &NodeUsage) -> UsageDocument {
+fn document(usage: &NodeUsage, pressure: NodePressure) -> UsageDocument {
     let pod = |pod: &PodUsage| PodUsageDocument {
         namespace: pod.record.key.namespace().to_owned(),
         name: pod.record.key.name().to_owned(),
@@ -97,5 +102,9 @@ fn document(usage: &NodeUsage) -> UsageDocument {
             })
             .collect(),
     };
-    UsageDocument { time: Time(usage.group.taken.at), pods: usage.pods.iter().map(pod).collect() }
+    UsageDocument {
+        time: Time(usage.group.taken.at),
+        conditions: pressure.is_known().then(|| pressure.iter().collect()),
+        pods: usage.pods.iter().map(pod).collect(),
+    }
 }

@@ -121,7 +121,7 @@ async fn send(
 
 /// Reads stdin on a thread that lives as long as the process: a read of a terminal cannot be cancelled, and the runtime
 /// would wait for one of its own threads.
-fn read_stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
+pub(in crate::cli) fn read_stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
     let (to, input) = mpsc::channel(QUEUE);
     std::thread::Builder::new().name("stdin".to_owned()).spawn(move || {
         let mut buffer = vec![0; CHUNK];

@@ -1,12 +1,12 @@
-//! The user's terminal during `limpet exec`: raw mode, restored afterwards.
+//! The user's terminal during `limpet exec` and `limpet ui`: raw mode, restored afterwards.
 
 use std::io;
 
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{InputModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 /// Stdin in raw mode until dropped: every key goes to the command, including Ctrl-C.
 #[derive(Debug)]
-pub(super) struct RawMode {
+pub(in crate::cli) struct RawMode {
     before: Termios,
 }
 
@@ -15,11 +15,24 @@ impl RawMode {
     ///
     /// # Errors
     /// When stdin is not a terminal.
-    pub(super) fn begin() -> io::Result<Self> {
+    pub(in crate::cli) fn begin() -> io::Result<Self> {
+        Self::enter(InputModes::empty())
+    }
+
+    /// The same, but a serial terminal may still stop and start the output (XOFF, XON) where it was allowed to.
+    ///
+    /// # Errors
+    /// When stdin is not a terminal.
+    pub(in crate::cli) fn with_flow_control() -> io::Result<Self> {
+        Self::enter(InputModes::IXON | InputModes::IXOFF | InputModes::IXANY)
+    }
+
+    fn enter(kept: InputModes) -> io::Result<Self> {
         let stdin = rustix::stdio::stdin();
         let before = tcgetattr(stdin)?;
         let mut raw = before.clone();
         raw.make_raw();
+        raw.input_modes |= before.input_modes & kept;
         tcsetattr(stdin, OptionalActions::Now, &raw)?;
         Ok(Self { before })
     }
@@ -33,7 +46,7 @@ impl Drop for RawMode {
 }
 
 /// Width and height of the user's terminal.
-pub(super) fn size() -> Option<(u16, u16)> {
+pub(in crate::cli) fn size() -> Option<(u16, u16)> {
     let size = tcgetwinsize(rustix::stdio::stdout()).or_else(|_| tcgetwinsize(rustix::stdio::stdin())).ok()?;
     (size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
 }

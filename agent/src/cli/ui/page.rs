@@ -1,0 +1,91 @@
+//! Lines of which a screen shows a part. Pure.
+
+use super::keys::Key;
+
+/// The part that is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// From this line on.
+    From(usize),
+    /// The last lines, also when more come.
+    End,
+}
+
+/// Lines, and where in them the screen is.
+#[derive(Debug)]
+pub(super) struct Page {
+    /// Stays above the lines.
+    pub(super) head: Option<String>,
+    /// Printable but for colours.
+    pub(super) lines: Vec<String>,
+    /// What of them is shown.
+    pub(super) place: Place,
+}
+
+impl Page {
+    /// An empty page.
+    pub(super) fn new(place: Place) -> Self {
+        Self { head: None, lines: Vec::new(), place }
+    }
+
+    /// Takes a table's text: its first line is the head.
+    pub(super) fn set_table(&mut self, text: &str) {
+        let mut lines = text.lines().map(str::to_owned);
+        self.head = lines.next();
+        self.lines = lines.collect();
+    }
+
+    /// Adds lines and forgets the first ones beyond `most`; what is shown stays the same.
+    pub(super) fn append(&mut self, lines: Vec<String>, most: usize) {
+        self.lines.extend(lines);
+        let gone = self.lines.len().saturating_sub(most);
+        self.lines.drain(..gone);
+        if let Place::From(first) = &mut self.place {
+            *first = first.saturating_sub(gone);
+        }
+    }
+
+    /// The first line that is shown where `height` lines fit.
+    pub(super) fn first(&self, height: usize) -> usize {
+        let last = self.lines.len().saturating_sub(height);
+        match self.place {
+            Place::From(first) => first.min(last),
+            Place::End => last,
+        }
+    }
+
+    /// Moves by a key; whether it is one that moves.
+    pub(super) fn key(&mut self, key: Key, height: usize, follows: bool) -> bool {
+        let (first, last) = (self.first(height), self.lines.len().saturating_sub(height));
+        let to = match step(key, height) {
+            Some(Step::By(lines)) => first.saturating_add_signed(lines).min(last),
+            Some(Step::First) => 0,
+            Some(Step::Last) => last,
+            None => return false,
+        };
+        self.place = if follows && to == last { Place::End } else { Place::From(to) };
+        true
+    }
+}
+
+/// How a key moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    By(isize),
+    First,
+    Last,
+}
+
+/// The keys that move, as in `less`.
+pub(super) fn step(key: Key, height: usize) -> Option<Step> {
+    let page = isize::try_from(height.saturating_sub(1).max(1)).unwrap_or(1);
+    Some(match key {
+        Key::Up | Key::Char('k') => Step::By(-1),
+        Key::Down | Key::Char('j') => Step::By(1),
+        Key::PageUp | Key::Control('b') => Step::By(-page),
+        Key::PageDown | Key::Char(' ') | Key::Control('f') => Step::By(page),
+        Key::Home | Key::Char('g') => Step::First,
+        Key::End | Key::Char('G') => Step::Last,
+        _ => return None,
+    })
+}
