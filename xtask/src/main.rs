@@ -15,6 +15,7 @@ mod kubernetes;
 mod lint;
 mod module_cycles;
 mod nightly;
+mod record_ui;
 mod setup;
 mod simulate;
 mod test;
@@ -44,6 +45,8 @@ enum Task {
     Setup(setup::Arguments),
     /// Show the way of a pod on a real containerd: create, edit, restart, logs, delete. Cleans up after itself.
     Demo(demo::Arguments),
+    /// Record limpet ui on a real agent as the picture of the README: docs/ui.svg.
+    RecordUi,
     /// Build the executable for nodes: static, so that it runs on any Linux of this architecture. Takes minutes.
     Dist(dist::Arguments),
     /// Set up, build, and run every test.
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::RecordUi => record_ui::run(),
         Task::Dist(arguments) => dist::run(&arguments).map(say_where),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
