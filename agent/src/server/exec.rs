@@ -2,6 +2,7 @@
 //! Kubernetes' remotecommand protocol, which both limpet's command line and kubectl (through an apiserver) use.
 
 mod attach;
+mod protocol;
 mod session;
 mod spdy;
 mod websocket;
@@ -14,12 +15,15 @@ use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::SEC_WEBSOCKET_PROTOCOL;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
+use self::protocol::{SPDY, Version, WEBSOCKET};
 use self::session::{Process, Session};
 use super::authorization::{Permission, Subresource};
+use super::channels::{Encoding, READ_BUFFER};
 use super::connection::OpenStreams;
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
@@ -169,7 +173,7 @@ async fn exec(
     let ExecState { client, fifo_dir, stop, .. } = state;
     let command = ExecRequest { container_id, command, tty: streams.tty, stdin: streams.stdin };
     let process = Process::Command { client, fifo_dir, request: command };
-    connect(Session { process, streams, stop }, upgrade, request)
+    connect(Session { process, streams, version: Version::V1, stop }, upgrade, request)
 }
 
 async fn attach(
@@ -186,38 +190,55 @@ async fn attach(
     match state.attachment(&path.into()) {
         Ok(attachment) => {
             let process = Process::Container(attachment);
-            connect(Session { process, streams, stop: state.stop }, upgrade, request)
+            connect(Session { process, streams, version: Version::V1, stop: state.stop }, upgrade, request)
         }
         Err(error) => error.into_response(),
     }
 }
 
 /// Serves the session over what the client asks for: SPDY or a WebSocket.
-fn connect(session: Session, upgrade: MaybeWebSocket, mut request: Request) -> Response {
+fn connect(mut session: Session, upgrade: MaybeWebSocket, mut request: Request) -> Response {
     let open = request.extensions().get::<OpenStreams>().cloned().unwrap_or_default();
     let place = match open.enter() {
         Ok(place) => place,
         Err(message) => return (StatusCode::SERVICE_UNAVAILABLE, format!("{message}\n")).into_response(),
     };
     if is_requested(request.headers()) {
-        return match negotiate(&mut request, &[PROTOCOL_V4]) {
-            Ok(upgrade) => upgrade.on_upgrade(async move |io| {
-                let _place = place;
-                spdy::serve(io, session).await;
-            }),
+        return match negotiate(&mut request, &SPDY.map(|(name, _)| name)) {
+            Ok(upgrade) => {
+                let agreed = SPDY.into_iter().find(|(name, _)| *name == upgrade.protocol());
+                session.version = agreed.map_or(Version::V4, |(_, version)| version);
+                upgrade.on_upgrade(async move |io| {
+                    let _place = place;
+                    spdy::serve(io, session).await;
+                })
+            }
             Err(refused) => *refused,
         };
     }
     let upgrade = match upgrade {
-        Ok(upgrade) => upgrade.protocols([PROTOCOL_V5, PROTOCOL_V4]).max_message_size(MAX_MESSAGE),
+        Ok(upgrade) => upgrade.protocols(WEBSOCKET.map(|(name, ..)| name)),
         Err(rejection) => return rejection.into_response(),
     };
-    if upgrade.selected_protocol().is_none() {
-        return bad_request(&format!("none of the subprotocols is supported; use {PROTOCOL_V5} or {PROTOCOL_V4}"));
-    }
+    let encoding = match upgrade.selected_protocol().cloned() {
+        Some(selected) => {
+            let agreed = WEBSOCKET.into_iter().find(|(name, ..)| selected == *name);
+            let (version, encoding) =
+                agreed.map_or((Version::V4, Encoding::Binary), |(_, version, encoding)| (version, encoding));
+            session.version = version;
+            encoding
+        }
+        // A client that names no protocol has the first.
+        None if !request.headers().contains_key(SEC_WEBSOCKET_PROTOCOL) => Encoding::Binary,
+        None => {
+            let names = WEBSOCKET.map(|(name, ..)| name).join(", ");
+            return bad_request(&format!("none of the subprotocols is supported; use one of {names}"));
+        }
+    };
+    let upgrade = upgrade.max_message_size(MAX_MESSAGE).read_buffer_size(READ_BUFFER).write_buffer_size(0);
     upgrade.on_upgrade(async move |socket| {
         let _place = place;
-        websocket::serve(socket, session).await;
+        websocket::serve(socket, session, encoding).await;
     })
 }
 

@@ -1,6 +1,8 @@
 //! kubelet's `/portForward`: TCP connections of a client to ports of a pod, as pairs of SPDY streams, over an upgraded
-//! connection or tunnelled through a WebSocket, as `limpet port-forward` and kubectl (through an apiserver) ask for it.
+//! connection or tunnelled through a WebSocket, as `limpet port-forward` and kubectl (through an apiserver) ask for it; or as
+//! channels of a WebSocket.
 
+mod channels;
 mod forward;
 mod pairs;
 mod session;
@@ -10,8 +12,9 @@ use std::sync::Arc;
 
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::SEC_WEBSOCKET_PROTOCOL;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use tokio::net::TcpStream;
@@ -19,6 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::authorization::{Permission, Subresource};
+use super::channels::{Encoding, READ_BUFFER};
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_core::status::observed::{Observed, ObservedPod};
@@ -89,25 +93,28 @@ type Upgrade = Result<WebSocketUpgrade, WebSocketUpgradeRejection>;
 async fn by_name(
     State(state): State<PortForwardState>,
     Path((namespace, pod)): Path<(String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
     upgrade: Upgrade,
     request: Request,
 ) -> Response {
-    port_forward(state, PodKey::new(namespace, pod), None, upgrade, request)
+    port_forward(state, PodKey::new(namespace, pod), None, &query, upgrade, request)
 }
 
 async fn by_uid(
     State(state): State<PortForwardState>,
     Path((namespace, pod, uid)): Path<(String, String, String)>,
+    Query(query): Query<Vec<(String, String)>>,
     upgrade: Upgrade,
     request: Request,
 ) -> Response {
-    port_forward(state, PodKey::new(namespace, pod), Some(PodUid::new(&*uid)), upgrade, request)
+    port_forward(state, PodKey::new(namespace, pod), Some(PodUid::new(&*uid)), &query, upgrade, request)
 }
 
 fn port_forward(
     state: PortForwardState,
     key: PodKey,
     uid: Option<PodUid>,
+    query: &[(String, String)],
     upgrade: Upgrade,
     mut request: Request,
 ) -> Response {
@@ -126,14 +133,31 @@ fn port_forward(
         };
     }
     let upgrade = match upgrade {
-        Ok(upgrade) => upgrade.protocols([TUNNEL]).max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE),
+        Ok(upgrade) => upgrade.protocols([TUNNEL, channels::PROTOCOLS[0].0, channels::PROTOCOLS[1].0]),
         Err(rejection) => return rejection.into_response(),
     };
-    if upgrade.selected_protocol().is_none() {
-        let message = format!("none of the subprotocols is supported; use {TUNNEL}");
-        return answer(StatusCode::BAD_REQUEST, &message);
+    let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
+    let upgrade = upgrade.read_buffer_size(READ_BUFFER).write_buffer_size(0);
+    let encoding = match upgrade.selected_protocol() {
+        Some(selected) if selected == TUNNEL => {
+            return upgrade.on_upgrade(move |socket| session::serve(tunnel::bytes(socket), state, target, place));
+        }
+        Some(selected) => {
+            let agreed = channels::PROTOCOLS.into_iter().find(|(name, _)| selected == *name);
+            agreed.map_or(Encoding::Binary, |(_, encoding)| encoding)
+        }
+        // A client that names no protocol has the first of these.
+        None if !request.headers().contains_key(SEC_WEBSOCKET_PROTOCOL) => Encoding::Binary,
+        None => {
+            let names = channels::PROTOCOLS.map(|(name, _)| name).join(", ");
+            let message = format!("none of the subprotocols is supported; use one of {TUNNEL}, {names}");
+            return answer(StatusCode::BAD_REQUEST, &message);
+        }
+    };
+    match channels::ports(query) {
+        Ok(ports) => upgrade.on_upgrade(move |socket| channels::serve(socket, encoding, ports, state, target, place)),
+        Err(message) => answer(StatusCode::BAD_REQUEST, &message),
     }
-    upgrade.on_upgrade(move |socket| session::serve(tunnel::bytes(socket), state, target, place))
 }
 
 /// The pod of that name, and of that UID if one is given, if it has a network to connect to.

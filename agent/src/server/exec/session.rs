@@ -14,14 +14,15 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::attach::Attachment;
+use super::protocol::Version;
 use super::wire::{Channel, Streams, exit_status, failure_status};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
 /// The most output that is sent at once, in bytes.
-const CHUNK: usize = 32 << 10;
+const CHUNK: usize = 16 << 10;
 /// Messages queued for a slow client; when the queue is full, the process has to wait.
-pub(super) const QUEUE: usize = 4;
+pub(super) const QUEUE: usize = 1;
 /// An exited process may have left its output open in child processes: after this long without output, it is not
 /// waited for.
 pub(in crate::server) const OUTPUT_IDLE: Duration = Duration::from_secs(1);
@@ -46,6 +47,8 @@ pub(super) type Outgoing = (Channel, Bytes);
 pub(super) struct Session {
     pub(super) process: Process,
     pub(super) streams: Streams,
+    /// What the client speaks.
+    pub(super) version: Version,
     /// Cancelled when the agent stops.
     pub(super) stop: CancellationToken,
 }
@@ -65,7 +68,7 @@ pub(super) async fn serve(
     writer: impl Future<Output = ()>,
     session: Session,
 ) {
-    let Session { process, streams, stop } = session;
+    let Session { process, streams, version, stop } = session;
     let work = async {
         let status = match process {
             Process::Command { client: runtime, fifo_dir, request } => {
@@ -76,7 +79,7 @@ pub(super) async fn serve(
             }
             Process::Container(attachment) => attachment.serve(client, streams, &messages).await,
         };
-        if let Some(status) = status {
+        if let Some(status) = status.map(|status| version.status(status)).filter(|status| !status.is_empty()) {
             send(&messages, Channel::Error, status.into()).await;
         }
         drop(messages);

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Input, Output, Role, Stream, connection};
 use super::super::spdy::frame::Status;
+use super::protocol::Version;
 use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE, Session};
 use super::wire::{Channel, Streams, parse_size};
 
@@ -25,9 +26,9 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, session: Session) {
     let (mut streams, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
     let mut driver = std::pin::pin!(driver);
     let work = async {
-        if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, session.streams)).await {
+        if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, &session)).await {
             let (messages, queue) = mpsc::channel(QUEUE);
-            let (client, outputs) = attached.split();
+            let (client, outputs) = attached.split(session.version).await;
             let session = session::serve(client, messages, write(outputs, queue), session);
             tokio::select! {
                 () = session => {}
@@ -58,8 +59,8 @@ struct Attached(Vec<(Channel, Stream)>);
 
 impl Attached {
     /// Takes the streams that are asked for; `None`: the client has disconnected.
-    async fn accept(streams: &mut Handle, asked: Streams) -> Option<Self> {
-        let mut missing = wanted(asked);
+    async fn accept(streams: &mut Handle, session: &Session) -> Option<Self> {
+        let mut missing = wanted(session.streams, session.version);
         let mut attached = Self::default();
         while !missing.is_empty() {
             let stream = streams.accept().await?;
@@ -73,12 +74,24 @@ impl Attached {
     }
 
     /// What the client sends, and where it receives.
-    fn split(self) -> (impl Messages<Item = Incoming> + Unpin, Vec<(Channel, Output)>) {
+    async fn split(self, version: Version) -> (impl Messages<Item = Incoming> + Unpin, Vec<(Channel, Output)>) {
         let (mut stdin, mut sizes, mut outputs) = (None, None, Vec::new());
         for (channel, stream) in self.0 {
             match channel {
                 Channel::Stdin => stdin = Some(stream.input),
                 Channel::Resize => sizes = Some(stream.input),
+                _ => {}
+            }
+            // The first version ends both at once, so nobody hears of an error; its clients expect that.
+            match channel {
+                Channel::Error if version == Version::V1 => {
+                    stream.output.reset(Status::Cancel).await;
+                    continue;
+                }
+                Channel::Stdin if version == Version::V1 => {
+                    stream.output.finish().await;
+                    continue;
+                }
                 _ => {}
             }
             outputs.push((channel, stream.output));
@@ -91,13 +104,13 @@ impl Attached {
 }
 
 /// The streams that a client has to open, by name.
-fn wanted(asked: Streams) -> Vec<(&'static str, Channel)> {
+fn wanted(asked: Streams, version: Version) -> Vec<(&'static str, Channel)> {
     let all = [
         ("error", Channel::Error, true),
         ("stdin", Channel::Stdin, asked.stdin),
         ("stdout", Channel::Stdout, asked.stdout),
         ("stderr", Channel::Stderr, asked.stderr),
-        ("resize", Channel::Resize, asked.tty),
+        ("resize", Channel::Resize, asked.tty && version >= Version::V3),
     ];
     all.into_iter().filter(|(_, _, wanted)| *wanted).map(|(name, channel, _)| (name, channel)).collect()
 }

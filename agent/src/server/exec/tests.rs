@@ -143,7 +143,17 @@ async fn remotecommand_protocol_carries_streams_and_exit_codes() {
 
 /// A client of SPDY, as an apiserver is one, with the streams of those names.
 async fn spdy<const COUNT: usize>(node: &Node, query: &str, kinds: [&str; COUNT]) -> (Handle, [Stream; COUNT]) {
-    let io = node.client.upgrade_spdy(&format!("/exec/default/web-edge1/app?{query}"), PROTOCOL_V4).await.unwrap();
+    spdy_of(node, query, kinds, PROTOCOL_V4).await
+}
+
+/// The same in a version of the protocol.
+async fn spdy_of<const COUNT: usize>(
+    node: &Node,
+    query: &str,
+    kinds: [&str; COUNT],
+    protocol: &str,
+) -> (Handle, [Stream; COUNT]) {
+    let io = node.client.upgrade_spdy(&format!("/exec/default/web-edge1/app?{query}"), protocol).await.unwrap();
     let (client, driver) = connection(io, SpdyRole::Client, IDLE_TIMEOUT);
     tokio::spawn(driver);
     let open = kinds.map(|kind| client.open(Headers::of(&[("streamtype", kind)])));
@@ -186,6 +196,67 @@ async fn remotecommand_over_spdy_carries_streams_and_exit_codes() {
     resize.output.write([size_message(100, 30), b"\n".to_vec()].concat().into()).await.unwrap();
     let out = text(&mut out.input).await;
     assert!(out.ends_with("sized\r\n"), "{out}");
+    node.container.all_cleaned_up().await;
+}
+
+#[tokio::test]
+async fn old_versions_have_texts_for_failures_and_sizes_from_the_third_on() {
+    let Some(node) = Node::start().await else { return };
+    let failing = "command=sh&command=-c&command=echo+out;+exit+3&output=1";
+    for (version, expected) in [
+        ("v3.channel.k8s.io", "command terminated with non-zero exit code: 3"),
+        ("v2.channel.k8s.io", "command terminated with non-zero exit code: 3"),
+        ("channel.k8s.io", ""),
+    ] {
+        let (_client, [mut error, mut out]) = spdy_of(&node, failing, ["error", "stdout"], version).await;
+        let (out, error) = tokio::join!(text(&mut out.input), text(&mut error.input));
+        assert_eq!((&*out, &*error), ("out\n", expected), "{version}");
+        let query = "command=sh&command=-c&command=:&output=1";
+        let (_client, [mut error, mut out]) = spdy_of(&node, query, ["error", "stdout"], version).await;
+        let (out, error) = tokio::join!(text(&mut out.input), text(&mut error.input));
+        assert_eq!((&*out, &*error), ("", ""), "{version}");
+    }
+    let query = "command=sh&command=-c&command=until+%5B+%22%24%28stty+size%29%22+%3D+%2230+100%22+%5D;+do+sleep+0.1;\
+                 +done;+echo+sized&output=1&tty=1";
+    let kinds = ["error", "stdout", "resize"];
+    let (_client, [_error, mut out, resize]) = spdy_of(&node, query, kinds, "v3.channel.k8s.io").await;
+    resize.output.write(size_message(100, 30).into()).await.unwrap();
+    resize.output.write(b"\n".to_vec().into()).await.unwrap();
+    assert!(text(&mut out.input).await.ends_with("sized\r\n"));
+    // Before, nobody waits for a stream of sizes.
+    let query = "command=echo&command=at+a+terminal&output=1&tty=1";
+    let (_client, [_error, mut out]) = spdy_of(&node, query, ["error", "stdout"], "v2.channel.k8s.io").await;
+    assert_eq!(text(&mut out.input).await, "at a terminal\r\n");
+
+    for (protocol, encoding) in [
+        ("v4.base64.channel.k8s.io", Encoding::Base64),
+        ("base64.channel.k8s.io", Encoding::Base64),
+        ("channel.k8s.io", Encoding::Binary),
+    ] {
+        let query = "command=sh&command=-c&command=head+-c+4;+exit+3&input=1&output=1";
+        let Socket(mut socket) = node.connect(query, protocol).await.unwrap();
+        let input = match encoding.encode(0, b"fooo") {
+            axum::extract::ws::Message::Text(text) => Message::Text(text.as_str().into()),
+            other => Message::Binary(other.into_data()),
+        };
+        socket.send(input).await.unwrap();
+        let mut received: [Vec<u8>; 4] = Default::default();
+        while let Some(Ok(message)) = socket.next().await {
+            let message = match message {
+                Message::Text(text) => axum::extract::ws::Message::Text(text.as_str().into()),
+                Message::Binary(data) => axum::extract::ws::Message::Binary(data),
+                _ => continue,
+            };
+            let (channel, data) = encoding.decode(message).unwrap();
+            received[usize::from(channel)].extend_from_slice(&data);
+        }
+        let [_, out, _, status] = received;
+        let expected = match protocol.starts_with("v4") {
+            true => wire::exit_status(3),
+            false => b"command terminated with non-zero exit code: 3".to_vec(),
+        };
+        assert_eq!((&*out, status), (&b"fooo"[..], expected), "{protocol}");
+    }
     node.container.all_cleaned_up().await;
 }
 
@@ -249,8 +320,9 @@ async fn invalid_requests_fail_before_the_upgrade() {
         ("command=ls", PROTOCOL_V5, "you must specify at least 1 of stdin, stdout, stderr"),
         (
             "command=ls&output=1",
-            "channel.k8s.io",
-            "none of the subprotocols is supported; use v5.channel.k8s.io or v4.channel.k8s.io",
+            "v6.channel.k8s.io",
+            "none of the subprotocols is supported; use one of v5.channel.k8s.io, v4.channel.k8s.io, \
+             v4.base64.channel.k8s.io, channel.k8s.io, base64.channel.k8s.io",
         ),
     ] {
         match node.connect(query, protocol).await {

@@ -10,15 +10,17 @@ use futures_util::{Sink, SinkExt, Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::super::channels::Encoding;
+use super::protocol::Version;
 use super::session::{self, Incoming, Outgoing, QUEUE, Session};
-use super::wire::{Channel, PROTOCOL_V5, parse_size};
+use super::wire::{Channel, parse_size};
 
 /// How often an idle connection is pinged, to detect a client that has disappeared.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Serves the client of `socket`.
-pub(super) async fn serve(socket: WebSocket, session: Session) {
-    let closable = socket.protocol().is_some_and(|protocol| protocol == PROTOCOL_V5);
+pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encoding) {
+    let closable = session.version >= Version::V5;
     let (sink, stream) = socket.split();
     let (messages, queue) = mpsc::channel(QUEUE);
     // An empty message tells the client that it is connected, as kubelet's does.
@@ -29,23 +31,24 @@ pub(super) async fn serve(socket: WebSocket, session: Session) {
     };
     // The queue is empty, and its other end is in this function.
     let _ = messages.send((first, Bytes::new())).await;
-    let client = Box::pin(incoming(stream, closable));
-    session::serve(client, messages, write(sink, queue), session).await;
+    let client = Box::pin(incoming(stream, closable, encoding));
+    session::serve(client, messages, write(sink, queue, encoding), session).await;
 }
 
 /// What the client sends, until it disconnects.
-fn incoming(stream: impl Stream<Item = Result<Message, axum::Error>>, closable: bool) -> impl Stream<Item = Incoming> {
+fn incoming(
+    stream: impl Stream<Item = Result<Message, axum::Error>>,
+    closable: bool,
+    encoding: Encoding,
+) -> impl Stream<Item = Incoming> {
     let open = stream.take_while(|message| ready(!matches!(message, Err(_) | Ok(Message::Close(_)))));
     open.filter_map(move |message| {
-        let data = match message {
-            Ok(Message::Binary(data)) => data,
-            Ok(Message::Text(text)) => text.into(),
-            _ => return ready(None),
-        };
-        ready(match Channel::split(&data) {
-            Some((Channel::Stdin, _)) => Some(Incoming::Stdin(data.slice(1..))),
-            Some((Channel::Close, [0])) if closable => Some(Incoming::StdinEnd),
-            Some((Channel::Resize, size)) => parse_size(size).map(|(width, height)| Incoming::Size(width, height)),
+        let message = message.ok().and_then(|message| encoding.decode(message));
+        let Some((channel, data)) = message else { return ready(None) };
+        ready(match Channel::of(channel) {
+            Some(Channel::Stdin) => Some(Incoming::Stdin(data)),
+            Some(Channel::Close) if closable && *data == [0] => Some(Incoming::StdinEnd),
+            Some(Channel::Resize) => parse_size(&data).map(|(width, height)| Incoming::Size(width, height)),
             // Not for a client to send; kubelet ignores them too.
             _ => None,
         })
@@ -53,12 +56,12 @@ fn incoming(stream: impl Stream<Item = Result<Message, axum::Error>>, closable: 
 }
 
 /// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Outgoing>) {
+async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Outgoing>, encoding: Encoding) {
     let mut ping = interval(PING_INTERVAL);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let message = tokio::select! {
-            message = queue.recv() => message.map(|(channel, data)| Message::Binary(channel.message(&data).into())),
+            message = queue.recv() => message.map(|(channel, data)| encoding.encode(channel as u8, &data)),
             _ = ping.tick() => Some(Message::Ping(Default::default())),
         };
         let Some(message) = message else { break };

@@ -32,8 +32,13 @@ impl Channel {
     /// The channel and the data of a message; `None` for an empty message or an unknown channel.
     pub fn split(message: &[u8]) -> Option<(Self, &[u8])> {
         let (first, data) = message.split_first()?;
+        Self::of(*first).map(|channel| (channel, data))
+    }
+
+    /// The channel of that number.
+    pub(super) fn of(number: u8) -> Option<Self> {
         let all = [Self::Stdin, Self::Stdout, Self::Stderr, Self::Error, Self::Resize, Self::Close];
-        all.into_iter().find(|channel| *channel as u8 == *first).map(|channel| (channel, data))
+        all.into_iter().find(|channel| *channel as u8 == number)
     }
 
     /// The message that carries `data` on this channel.

@@ -136,6 +136,74 @@ async fn many_connections_carry_their_own_bytes_over_spdy_and_over_a_websocket()
 }
 
 #[tokio::test]
+async fn channels_of_a_websocket_carry_each_port_and_say_what_fails() {
+    let (node, port) = (Node::start().await, echo().await);
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    for (protocol, encoding) in channels::PROTOCOLS {
+        let path = format!("/portForward/default/web-edge1?port={port},{closed}&port={port}");
+        let stream = node.client.upgrade(&path, protocol).await.unwrap();
+        let mut socket = WebSocketStream::from_raw_socket(stream, WebSocketRole::Client, None).await;
+        let mut received: [Vec<u8>; 6] = Default::default();
+        // An echo comes once the client has sent all, which this protocol cannot say; what is no channel is ignored.
+        let sent: [(u8, &[u8]); 4] =
+            [(0, b"to the first"), (4, b"to the third"), (3, b"to an error"), (9, b"to nobody")];
+        for (channel, data) in sent {
+            let message = match encoding.encode(channel, data) {
+                axum::extract::ws::Message::Text(text) => Message::Text(text.as_str().into()),
+                other => Message::Binary(other.into_data()),
+            };
+            socket.send(message).await.unwrap();
+        }
+        while received[3].len() < 3 || received[..3].iter().chain(&received[4..]).any(|channel| channel.len() < 2) {
+            let message = match socket.next().await.unwrap().unwrap() {
+                Message::Text(text) => axum::extract::ws::Message::Text(text.as_str().into()),
+                other => axum::extract::ws::Message::Binary(other.into_data()),
+            };
+            if let Some((channel, data)) = encoding.decode(message) {
+                received[usize::from(channel)].extend_from_slice(&data);
+            }
+        }
+        for (channel, of) in received.iter().zip([port, port, closed, closed, port, port]) {
+            assert_eq!(channel[..2], of.to_le_bytes(), "{protocol}");
+        }
+        let error = String::from_utf8_lossy(&received[3][2..]);
+        assert!(error.starts_with(&format!("error forwarding port {closed} to pod web-edge1, uid u1: ")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn channels_carry_what_a_pod_sends_until_it_ends() {
+    let (node, listener) = (Node::start().await, TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let port = listener.local_addr().unwrap().port();
+    let stream =
+        node.client.upgrade(&format!("/portForward/default/web-edge1?port={port}"), "v4.channel.k8s.io").await.unwrap();
+    let mut socket = WebSocketStream::from_raw_socket(stream, WebSocketRole::Client, None).await;
+    let (mut pod, _) = listener.accept().await.unwrap();
+    let data: Vec<u8> = (0..300_000_u32).map(|byte| (byte % 251) as u8).collect();
+    for piece in data.chunks(30_000) {
+        socket.send(Message::Binary([&[0], piece].concat().into())).await.unwrap();
+    }
+    let (mut got, mut back) = (vec![0; data.len()], Vec::new());
+    pod.read_exact(&mut got).await.unwrap();
+    assert!(got == data, "to the pod");
+    let answers = async {
+        pod.write_all(&data).await.unwrap();
+        drop(pod);
+    };
+    let reads = async {
+        while let Some(Ok(message)) = socket.next().await {
+            if let Message::Binary(message) = message
+                && message[0] == 0
+            {
+                back.extend_from_slice(&message[1..]);
+            }
+        }
+    };
+    tokio::join!(answers, reads);
+    assert!(back[..2] == port.to_le_bytes() && back[2..] == data, "{} bytes from the pod", back.len());
+}
+
+#[tokio::test]
 async fn a_port_that_nobody_serves_is_an_error_and_the_next_connection_works() {
     let (node, port) = (Node::start().await, echo().await);
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
@@ -195,7 +263,11 @@ async fn what_cannot_be_forwarded_is_refused_before_the_upgrade() {
         }
     }
     match node.client.upgrade("/portForward/default/web-edge1", "v9.channel.k8s.io").await {
-        Err(CliError::Refused { status: 400, message }) => assert!(message.ends_with(TUNNEL), "{message}"),
+        Err(CliError::Refused { status: 400, message }) => assert!(message.contains(TUNNEL), "{message}"),
+        other => panic!("{:?}", other.map(drop)),
+    }
+    match node.client.upgrade("/portForward/default/web-edge1?port=0", "v4.channel.k8s.io").await {
+        Err(CliError::Refused { status: 400, message }) => assert_eq!(message, "port \"0\" must be > 0"),
         other => panic!("{:?}", other.map(drop)),
     }
     // As many clients as there is room for.

@@ -54,6 +54,11 @@ pub(crate) fn negotiate(request: &mut Request, supported: &[&'static str]) -> Re
 }
 
 impl SpdyUpgrade {
+    /// The protocol that was agreed on.
+    pub(crate) fn protocol(&self) -> &'static str {
+        self.protocol
+    }
+
     /// The answer; `serve` has the connection after it.
     pub(crate) fn on_upgrade<S, F>(self, serve: S) -> Response
     where
