@@ -4,6 +4,7 @@
 
 mod cipher_suites;
 mod cluster;
+mod curves;
 mod flags;
 mod keys;
 mod quantity;

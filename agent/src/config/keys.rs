@@ -107,7 +107,7 @@ pub(super) const KUBELET: &[Key] = &[
     supported("tlsCertFile", Text),
     supported("tlsPrivateKeyFile", Text),
     supported("tlsCipherSuites", Texts),
-    unsupported("tlsCurvePreferences", Ints),
+    supported("tlsCurvePreferences", Ints),
     supported("tlsMinVersion", Text),
     supported("rotateCertificates", Bool),
     supported("serverTLSBootstrap", Bool),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustls::CipherSuite;
+use rustls::{CipherSuite, NamedGroup};
 
 /// kubelet's default for `port`.
 const PORT: u16 = 10_250;
@@ -78,6 +78,8 @@ pub struct ServerSettings {
     pub tls13_only: bool,
     /// `tlsCipherSuites` of TLS 1.2; empty: all.
     pub cipher_suites: Vec<CipherSuite>,
+    /// `tlsCurvePreferences`, in no order; empty: all.
+    pub key_exchanges: Vec<NamedGroup>,
     /// `authentication.x509.clientCAFile`; `None`: nobody has a certificate that counts.
     pub client_ca: Option<PathBuf>,
     /// `authentication.anonymous.enabled`: callers without a certificate and a token are `system:anonymous`.
@@ -114,6 +116,7 @@ impl Default for ServerSettings {
             certificate_dir: None,
             tls13_only: false,
             cipher_suites: Vec::new(),
+            key_exchanges: Vec::new(),
             client_ca: None,
             anonymous: false,
             reviews: false,

@@ -97,6 +97,16 @@ impl<'a> Map<'a> {
         maps.collect()
     }
 
+    /// The numbers of the list at `key`, each with its position.
+    pub(super) fn ints(&self, key: &str) -> Vec<(i64, Position)> {
+        let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
+        let numbers = nodes.iter().filter_map(|node| match node.value {
+            Value::Int(number) => Some((number, node.position)),
+            _ => None,
+        });
+        numbers.collect()
+    }
+
     pub(super) fn texts(&self, key: &str) -> Vec<(&'a str, Position)> {
         let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
         let texts = nodes.iter().filter_map(|node| match &node.value {

@@ -161,6 +161,9 @@ fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Ser
             |suite: &SupportedCipherSuite| suite.tls13().is_some() || settings.cipher_suites.contains(&suite.suite());
         provider.cipher_suites.retain(is_chosen);
     }
+    if !settings.key_exchanges.is_empty() {
+        provider.kx_groups.retain(|group| settings.key_exchanges.contains(&group.name()));
+    }
     let provider = Arc::new(provider);
     let versions: &[_] = if settings.tls13_only { &[&version::TLS13] } else { &[&version::TLS13, &version::TLS12] };
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::ServerFlags;
 use super::super::cipher_suites::{Named, named};
+use super::super::curves::numbered;
 use super::super::server::{AuthorizationMode, ServerSettings};
 use super::super::tree::{Map, Position};
 use super::super::url::duration;
@@ -45,6 +46,7 @@ impl Judge {
         }
         let suites = map.texts("tlsCipherSuites").into_iter().map(|(name, at)| (name, Some(at)));
         self.cipher_suites(suites, "tlsCipherSuites", server);
+        self.key_exchanges(map, server);
         self.authentication(&Map { entries: map.map("authentication") }, directory, server);
         let authorization = Map { entries: map.map("authorization") };
         if let Some((text, at)) = authorization.text("mode") {
@@ -113,6 +115,19 @@ impl Judge {
             self.warn(at, key, format!("{} are not spoken: they are not safe", old.join(", ")));
         }
         server.cipher_suites = suites;
+    }
+
+    fn key_exchanges(&mut self, map: &Map<'_>, server: &mut ServerSettings) {
+        const KEY: &str = "tlsCurvePreferences";
+        for (number, at) in map.ints(KEY) {
+            match numbered(number) {
+                Ok(group) if server.key_exchanges.contains(&group) => {
+                    self.error(Some(at), KEY, format!("{number} is there twice"));
+                }
+                Ok(group) => server.key_exchanges.push(group),
+                Err(mistake) => self.error(Some(at), KEY, mistake),
+            }
+        }
     }
 
     /// Applies the flags.

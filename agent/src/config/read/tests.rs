@@ -65,7 +65,7 @@ fn every_supported_key_has_an_effect() {
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
          tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
-         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\n\
+         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsCurvePreferences: [29, 23]\n\
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
@@ -131,6 +131,7 @@ fn every_supported_key_has_an_effect() {
             certificate_dir: None,
             tls13_only: true,
             cipher_suites: vec![rustls::CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256],
+            key_exchanges: vec![rustls::NamedGroup::X25519, rustls::NamedGroup::secp256r1],
             client_ca: Some("/ca.crt".into()),
             anonymous: true,
             reviews: false,

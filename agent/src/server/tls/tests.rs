@@ -111,6 +111,33 @@ async fn a_certificate_names_its_user_and_only_listed_ones_are_admitted() {
 }
 
 #[tokio::test]
+async fn a_client_that_knows_none_of_the_chosen_key_exchanges_has_no_connection() {
+    let own = authority();
+    let server = Server::new(|settings| settings.key_exchanges = vec![rustls::NamedGroup::secp384r1]);
+    server.trust(&own);
+    assert!(server.meet(None).await.is_ok(), "rustls' clients know it");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tls = Arc::clone(&server.tls);
+    let serving = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        tls.accept(stream).await.map(drop).map_err(|error| error.to_string())
+    });
+    let (certificate, _) = self_signed::ensure(&server.dir.path().join("pki"), "edge1").unwrap();
+    let mut provider = rustls::crypto::ring::default_provider();
+    provider.kx_groups.retain(|group| group.name() == rustls::NamedGroup::X25519);
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(certificate).unwrap()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions();
+    let config = builder.unwrap().with_root_certificates(roots).with_no_client_auth();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let met = TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("edge1").unwrap(), stream).await;
+    assert!(met.is_err());
+    let refused = serving.await.unwrap().unwrap_err();
+    assert!(refused.contains("NoKxGroupsInCommon"), "{refused}");
+}
+
+#[tokio::test]
 async fn anonymous_callers_are_users_where_they_are_let_in() {
     let server = Server::new(|settings| {
         (settings.client_ca, settings.anonymous) = (None, true);
