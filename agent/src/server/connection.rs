@@ -2,6 +2,7 @@
 
 mod deadline;
 mod place;
+mod source;
 
 use std::convert::Infallible;
 use std::io;
@@ -17,7 +18,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::time::timeout;
@@ -32,6 +33,7 @@ use deadline::Deadline;
 use limpet_host::peer::Peer;
 pub(super) use place::{OpenStreams, Place};
 use place::{Places, is_refused};
+use source::Source;
 
 /// Bytes of a request's head, URL included.
 const MAX_HEAD: usize = 32 << 10;
@@ -47,6 +49,10 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often it is asked, and how many times without an answer end the connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// A connection that is being opened: its stream and its caller, or why it is closed again.
 pub(super) type Opening<S> = BoxFuture<'static, io::Result<(S, Caller)>>;
@@ -64,9 +70,11 @@ pub(super) enum Protocol {
 pub(super) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     const PROTOCOL: Protocol = Protocol::Http;
+    /// Whether clients are somewhere in a network: they never make the listener wait.
+    const IS_NETWORK: bool = false;
 
-    /// The next connection. What takes its time is left to the future.
-    async fn accept(&self) -> io::Result<Opening<Self::Stream>>;
+    /// The next connection, and where in a network it comes from. What takes its time is left to the future.
+    async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)>;
 }
 
 /// The local socket.
@@ -78,11 +86,11 @@ pub(super) struct Local {
 impl Listener for Local {
     type Stream = tokio::net::UnixStream;
 
-    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
+    async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         let (stream, _) = self.listener.accept().await?;
         let peer = Peer::of(&stream)?;
         let lookup = Arc::clone(&self.lookup);
-        Ok(Box::pin(async move { Ok((stream, lookup.caller(peer).await)) }))
+        Ok((Box::pin(async move { Ok((stream, lookup.caller(peer).await)) }), None))
     }
 }
 
@@ -93,7 +101,7 @@ impl Listener for Grpc {
     type Stream = tokio::net::UnixStream;
     const PROTOCOL: Protocol = Protocol::Grpc;
 
-    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
+    async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         self.0.accept().await
     }
 }
@@ -106,11 +114,12 @@ pub(super) struct Plain {
 
 impl Listener for Plain {
     type Stream = TcpStream;
+    const IS_NETWORK: bool = true;
 
-    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
-        let (stream, _) = self.listener.accept().await?;
+    async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
+        let (stream, address) = self.listener.accept().await?;
         let caller = self.caller.clone();
-        Ok(Box::pin(async move { Ok((stream, caller)) }))
+        Ok((Box::pin(async move { Ok((stream, caller)) }), Some(Source::of(address.ip()))))
     }
 }
 
@@ -122,16 +131,19 @@ pub(super) struct Secure {
 
 impl Listener for Secure {
     type Stream = TlsStream<TcpStream>;
+    const IS_NETWORK: bool = true;
 
-    async fn accept(&self) -> io::Result<Opening<Self::Stream>> {
-        let (stream, _) = self.listener.accept().await?;
+    async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
+        let (stream, address) = self.listener.accept().await?;
         // A stream that is followed for days and whose client is gone without a word ends.
         set_socket_keepalive(&stream, true)?;
         set_tcp_keepidle(&stream, KEEPALIVE)?;
+        set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+        set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
         let tls = Arc::clone(&self.tls);
-        Ok(Box::pin(
-            async move { timeout(HEAD_TIMEOUT, tls.accept(stream)).await.map_err(|_| io::ErrorKind::TimedOut)? },
-        ))
+        let opening =
+            async move { timeout(HEAD_TIMEOUT, tls.accept(stream)).await.map_err(|_| io::ErrorKind::TimedOut)? };
+        Ok((Box::pin(opening), Some(Source::of(address.ip()))))
     }
 }
 
@@ -141,15 +153,20 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
     let places = Places::default();
     loop {
         let accepted = async {
-            let opening = places.opening().await;
-            (opening, listener.accept().await)
+            let place = if L::IS_NETWORK { None } else { places.opening().await };
+            (place, listener.accept().await)
         };
         let (place, accepted) = tokio::select! {
             () = stop.cancelled() => break,
             accepted = accepted => accepted,
         };
         match accepted {
-            Ok(opening) => {
+            Ok((opening, source)) => {
+                let unknown = source.map(|source| places.unknown(source));
+                if matches!(unknown, Some(None)) {
+                    debug!(?source, "connection closed: too many are being opened");
+                    continue;
+                }
                 let (app, stop, places) = (app.clone(), stop.clone(), places.clone());
                 let calls = Calls(connections.clone());
                 connections.spawn(async move {
@@ -157,7 +174,8 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                         Ok(opened) => opened,
                         Err(error) => return debug!(%error, "connection refused"),
                     };
-                    let Some(place) = places.of(place, &caller) else { return };
+                    let Some(place) = places.of(place, &caller, source).await else { return };
+                    drop(unknown);
                     let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone());
                     let app = Served { caller, place: place.clone(), places, app };
                     match L::PROTOCOL {

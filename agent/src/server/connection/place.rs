@@ -5,15 +5,23 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use super::super::authorization::{Standing, authorize};
 use super::super::bodies::Turns;
 use super::super::caller::{Caller, Origin};
+use super::source::{Kept, Shared, Source};
 
-/// Open connections per listener; further ones wait in the kernel's accept queue.
+/// Open connections per listener; further ones wait: of the host in the kernel's accept queue, of a network for
+/// [`TURN`].
 pub(super) const MAX_CONNECTIONS: usize = 128;
+/// Open connections of a network whose clients are not known yet; further ones are closed at once.
+pub(super) const MAX_UNKNOWN: usize = 1024;
+/// How long a client of a network that is known waits for its place.
+const TURN: Duration = Duration::from_secs(10);
 /// Open connections of callers who may use nothing; further ones are closed at once.
 pub(super) const MAX_REFUSED: usize = 8;
 /// Open connections of pods that are obeyed: the host always gets in beside them.
@@ -23,49 +31,66 @@ const MAX_NAMED: usize = 64;
 /// Open connections of clients who are yet to bring a token.
 pub(super) const MAX_UNNAMED: usize = 16;
 /// Connections of a listener that have become streams: commands, terminals, forwarded ports.
-pub(super) const MAX_STREAMS: usize = 128;
+pub(super) const MAX_STREAMS: usize = 256;
 
 /// The places of a listener.
 #[derive(Clone)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    refused: Arc<Semaphore>,
+    /// The same places, for clients who are nobody in particular.
+    anybody: Shared,
+    unknown: Shared,
+    refused: Shared,
     pods: Arc<Semaphore>,
     named: Arc<Semaphore>,
-    unnamed: Arc<Semaphore>,
+    unnamed: Shared,
     pub(super) bodies: Turns,
     pub(super) streams: OpenStreams,
 }
 
 impl Default for Places {
     fn default() -> Self {
-        let [all, refused, pods, named, unnamed] = [MAX_CONNECTIONS, MAX_REFUSED, MAX_OF_PODS, MAX_NAMED, MAX_UNNAMED]
-            .map(|most| Arc::new(Semaphore::new(most)));
-        Self { all, refused, pods, named, unnamed, bodies: Turns::default(), streams: OpenStreams::default() }
+        let [all, pods, named] = [MAX_CONNECTIONS, MAX_OF_PODS, MAX_NAMED].map(|most| Arc::new(Semaphore::new(most)));
+        let shared = |most| Shared::new(Arc::new(Semaphore::new(most)), most);
+        let anybody = Shared::new(Arc::clone(&all), MAX_CONNECTIONS);
+        let [unknown, refused, unnamed] = [MAX_UNKNOWN, MAX_REFUSED, MAX_UNNAMED].map(shared);
+        let (bodies, streams) = (Turns::default(), OpenStreams::default());
+        Self { all, anybody, unknown, refused, pods, named, unnamed, bodies, streams }
     }
 }
 
 impl Places {
-    /// A place for a connection whose client is yet to be known.
-    pub(super) async fn opening(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.all).acquire_owned().await.ok()
+    /// A place for a connection of the host, whose client is yet to be known.
+    pub(super) async fn opening(&self) -> Option<Kept> {
+        Arc::clone(&self.all).acquire_owned().await.ok().map(Kept::from)
+    }
+
+    /// The same for a network; `None`: too many are open, or too many from that source.
+    pub(super) fn unknown(&self, source: Source) -> Option<Kept> {
+        self.unknown.enter(Some(source))
     }
 
     /// The place of a connection of that caller's, instead of the one it had while it was opened; `None`: too many of its
     /// kind are open.
-    pub(super) fn of(&self, opening: Option<OwnedSemaphorePermit>, caller: &Caller) -> Option<Place> {
-        let among = |few: &Arc<Semaphore>| Arc::clone(few).try_acquire_owned().ok();
+    pub(super) async fn of(&self, opening: Option<Kept>, caller: &Caller, source: Option<Source>) -> Option<Place> {
+        let turn = async |places: &Arc<Semaphore>| {
+            let turn = timeout(TURN, Arc::clone(places).acquire_owned()).await;
+            turn.ok().and_then(Result::ok).map(Kept::from)
+        };
         let (held, proven) = match caller {
             Caller::Network(client) => match client.standing() {
-                Standing::Admitted => (opening, true),
-                Standing::Refused => (among(&self.refused), false),
-                Standing::Asked if client.is_named() => (among(&self.named), false),
-                Standing::Asked => (among(&self.unnamed), false),
+                Standing::Admitted => (turn(&self.all).await, true),
+                Standing::Refused => (self.refused.enter(source), false),
+                Standing::Asked if client.is_named() => (turn(&self.named).await, false),
+                Standing::Asked => (self.unnamed.enter(source), false),
             },
-            caller if is_refused(caller) => (among(&self.refused), false),
-            Caller::Local { origin: Origin::AllowedPod(_), .. } => (among(&self.pods), true),
+            caller if is_refused(caller) => (self.refused.enter(source), false),
+            Caller::Local { origin: Origin::AllowedPod(_), .. } => {
+                (Arc::clone(&self.pods).try_acquire_owned().ok().map(Kept::from), true)
+            }
             Caller::Local { .. } | Caller::Streaming => (opening, true),
             // Nobody is anybody there.
+            Caller::Anonymous | Caller::ReadOnly if source.is_some() => (self.anybody.enter(source), false),
             Caller::Anonymous | Caller::ReadOnly => (opening, false),
         };
         let held = Mutex::new(Some(held?));
@@ -86,7 +111,7 @@ pub(super) fn is_refused(caller: &Caller) -> bool {
 pub(in crate::server) struct Place(Arc<Held>);
 
 struct Held {
-    held: Mutex<Option<OwnedSemaphorePermit>>,
+    held: Mutex<Option<Kept>>,
     all: Arc<Semaphore>,
     proven: AtomicBool,
 }
@@ -101,7 +126,7 @@ impl Place {
         if held.is_some()
             && let Ok(better) = Arc::clone(&self.0.all).try_acquire_owned()
         {
-            *held = Some(better);
+            *held = Some(Kept::from(better));
         }
     }
 

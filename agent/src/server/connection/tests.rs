@@ -11,7 +11,7 @@ use super::super::caller::tests::{pod, root};
 use super::super::gate::NetworkClient;
 use super::super::gate::tests::{admitting, with_token};
 use super::super::routes::Routes;
-use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_STREAMS, MAX_UNNAMED};
+use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_STREAMS, MAX_UNKNOWN, MAX_UNNAMED};
 use super::*;
 
 /// What a stream holds of an answer that is not read.
@@ -20,27 +20,32 @@ const BUFFER: usize = 1 << 10;
 const PAGE: usize = 64 << 10;
 
 /// Accepts the streams that a test sends.
-struct Streams(Mutex<mpsc::Receiver<(DuplexStream, Caller)>>);
+struct Streams<const IS_NETWORK: bool>(Mutex<mpsc::Receiver<(DuplexStream, Caller, Option<Source>)>>);
 
-impl Listener for Streams {
+impl<const IS_NETWORK: bool> Listener for Streams<IS_NETWORK> {
     type Stream = DuplexStream;
+    const IS_NETWORK: bool = IS_NETWORK;
 
-    async fn accept(&self) -> io::Result<Opening<DuplexStream>> {
+    async fn accept(&self) -> io::Result<(Opening<DuplexStream>, Option<Source>)> {
         match self.0.lock().await.recv().await {
-            Some(opened) => Ok(Box::pin(async move { Ok(opened) })),
+            Some((stream, caller, source)) => Ok((Box::pin(async move { Ok((stream, caller)) }), source)),
             None => std::future::pending().await,
         }
     }
 }
 
 struct Server {
-    connect: mpsc::Sender<(DuplexStream, Caller)>,
+    connect: mpsc::Sender<(DuplexStream, Caller, Option<Source>)>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Server {
     fn start() -> Self {
+        Self::start_on::<false>()
+    }
+
+    fn start_on<const IS_NETWORK: bool>() -> Self {
         let page = async || "x".repeat(PAGE);
         let app: Routes = Routes::default().get("/metrics", Permission::Nodes(Subresource::Metrics), page).put(
             "/pod",
@@ -49,13 +54,19 @@ impl Server {
         );
         let (connect, streams) = mpsc::channel(1);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(serve(Streams(Mutex::new(streams)), app.into_router(), stop.clone()));
+        let task = tokio::spawn(serve(Streams::<IS_NETWORK>(Mutex::new(streams)), app.into_router(), stop.clone()));
         Self { connect, stop, task }
     }
 
     async fn open(&self, caller: Caller) -> DuplexStream {
         let (own, other) = duplex(BUFFER);
-        self.connect.send((other, caller)).await.unwrap();
+        self.connect.send((other, caller, None)).await.unwrap();
+        own
+    }
+
+    async fn open_from(&self, address: &str, caller: Caller) -> DuplexStream {
+        let (own, other) = duplex(BUFFER);
+        self.connect.send((other, caller, Some(Source::of(address.parse().unwrap())))).await.unwrap();
         own
     }
 
@@ -263,6 +274,30 @@ async fn a_client_that_is_admitted_gives_its_place_to_the_next_and_may_read_slow
     open.remove(0).read_exact(&mut page).await.unwrap();
     drop(open);
     server.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_address_that_says_nothing_holds_up_no_other() {
+    // Those who are admitted by their certificates hold up one another, and nobody else can.
+    let kinds: [&dyn Fn() -> Caller; 2] = [&|| Caller::ReadOnly, &|| network(with_token())];
+    for kind in kinds {
+        let server = Server::start_on::<true>();
+        let mut silent = Vec::new();
+        for _ in 0..MAX_UNKNOWN {
+            silent.push(server.open_from("192.0.2.1", kind()).await);
+        }
+        let before = tokio::time::Instant::now();
+        let mut other = server.open_from("192.0.2.2", kind()).await;
+        let head = b"GET /metrics HTTP/1.1\r\nhost: a\r\nauthorization: Bearer anna\r\nconnection: close\r\n\r\n";
+        other.write_all(head).await.unwrap();
+        let mut answer = String::new();
+        other.read_to_string(&mut answer).await.unwrap();
+        let at_once = before.elapsed() < HEAD_TIMEOUT;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(at_once, "another address has waited {:?}", before.elapsed());
+        drop(silent);
+        server.end().await;
+    }
 }
 
 #[test]
