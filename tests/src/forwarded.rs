@@ -33,14 +33,24 @@ pub struct Forwarded {
 impl Forwarded {
     /// Runs `command`, which is to forward any free port of 127.0.0.1, and waits until it says which.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
+        Self::start_to(command, log, PORT)
+    }
+
+    /// The same with another port of the pod.
+    pub fn start_to(command: &mut Command, log: &Path, of_pod: u16) -> Result<Self> {
         let command = Daemon::start(command, log)?;
         let port = wait::until(wait::SOON, "a forwarded port", || {
             let said = command.log();
             let (_, rest) = said.split_once("Forwarding from 127.0.0.1:")?;
-            rest.split_once(&format!(" -> {PORT}\n"))?.0.parse().ok()
+            rest.split_once(&format!(" -> {of_pod}\n"))?.0.parse().ok()
         });
         let port = port.with_context(|| command.log())?;
         Ok(Self { command, port })
+    }
+
+    /// The port of this machine.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// What the command has said so far.

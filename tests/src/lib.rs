@@ -34,5 +34,6 @@ pub mod tools;
 pub mod vm;
 pub mod wait;
 pub mod web;
+pub mod websocket;
 
 pub use node::TestNode;

@@ -35,6 +35,8 @@ enum Part {
     MetricsServer,
     /// kubectl of 1.30 and of the newest release, by every protocol that an apiserver has for nodes.
     Kubectl,
+    /// 1 GiB each way through exec and port-forward, and 200 streams at once.
+    Streams,
 }
 
 impl Part {
@@ -53,6 +55,8 @@ impl Part {
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
+            // One after the other: what is measured is the agent's memory.
+            Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
         }
     }
 
@@ -68,11 +72,11 @@ impl Part {
     fn command(self) -> Command {
         let mut command = cargo::command(&["xtask"]);
         command.args(self.task());
-        if matches!(self, Self::Leaks) {
+        if matches!(self, Self::Leaks | Self::Streams) {
             // Every mount on the machine has an agent look at its watch again; those of others are not seen here.
             command = cargo::in_own_mount_namespace(&command);
         }
-        if matches!(self, Self::Faults | Self::Leaks | Self::Kubectl) {
+        if matches!(self, Self::Faults | Self::Leaks | Self::Kubectl | Self::Streams) {
             command.env(suite::LONG_VARIABLE, "1");
         }
         command
